@@ -1,0 +1,1 @@
+"""State the limit, get a plan, run it, and see the proof."""

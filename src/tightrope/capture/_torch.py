@@ -1,0 +1,140 @@
+"""The only place that knows torch's private names.
+
+Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
+torch offers. Everything above asks this module and never imports ``torch._*`` itself.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx
+
+from tightrope.core import CaptureError, TightropeError
+
+TESTED_MINORS = ("2.11", "2.12", "2.13")
+
+
+def _resolve(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    found: object = __import__(module, fromlist=[name])
+    return getattr(found, name)
+
+
+PROBES: dict[str, str] = {
+    "aot backend": "torch._dynamo.backends.common.aot_autograd",
+    "dynamo config": "torch._dynamo.config.patch",
+    "trace autograd": "torch._dynamo.config.trace_autograd_ops",
+    "recompile limit": "torch._dynamo.config.recompile_limit",
+    "unsupported": "torch._dynamo.exc.Unsupported",
+    "recompile error": "torch._dynamo.exc.FailOnRecompileLimitHit",
+    "leave fake mode": "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
+    "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
+    "storage id": "torch.multiprocessing.reductions.StorageWeakRef",
+    "functional call": "torch.func.functional_call",
+}
+
+
+def probe() -> dict[str, bool]:
+    """Tell for each private name whether the installed torch has it.
+
+    >>> probe()["aot backend"]
+    True
+    """
+    found = {}
+    for name, path in PROBES.items():
+        try:
+            _resolve(path)
+        except (ImportError, AttributeError):
+            found[name] = False
+        else:
+            found[name] = True
+    return found
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identify the storage that a (fake) tensor looks into."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def keeps_graph() -> bool:
+    """Tell whether the running backward was asked to keep its graph (``retain_graph=True``)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Leave fake mode and every dispatch mode, to run real ops while a graph is being captured."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+        yield
+
+
+def is_random(target: Any) -> bool:
+    """Tell whether an op overload draws from the generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def aot_backend(
+    partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]],
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inference: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Wrap three compilers and a partitioner into a Dynamo backend."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=forward, bw_compiler=backward, inference_compiler=inference, partition_fn=partition
+    )
+    return backend
+
+
+def unsupported_errors() -> tuple[type[BaseException], ...]:
+    """List the errors by which Dynamo says that it cannot trace something as one graph."""
+    import torch._dynamo.exc as exc
+
+    names = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileLimitExceeded")
+    return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
+
+
+@contextmanager
+def dynamo_settings(**settings: Any) -> Iterator[None]:
+    """Patch Dynamo's configuration for a while; names that this torch lacks are an error."""
+    import torch._dynamo.config as config
+
+    missing = [name for name in settings if not hasattr(config, name)]
+    if missing:
+        raise CaptureError(f"torch {torch.__version__} has no Dynamo setting {', '.join(missing)}; see `tightrope doctor`.")
+    with config.patch(**settings):
+        yield
+
+
+def reset_dynamo() -> None:
+    """Forget every graph that Dynamo has compiled in this process."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+
+
+def ignore_logging() -> None:
+    """Let Dynamo pass over log calls in model code: they would break the graph, and make no tensor."""
+    import logging
+
+    import torch._dynamo.config as config
+
+    names = ("debug", "info", "warning", "error", "critical", "exception", "log", "warning_once", "info_once")
+    methods = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
+    setting = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
+    setattr(config, setting, set(getattr(config, setting)) | methods)
+
+
+def cause_in_backend(error: BaseException) -> BaseException | None:
+    """The error of ours inside Dynamo's wrapper, or None when the error is not a wrapped one."""
+    inner = getattr(error, "inner_exception", None)
+    seen = inner if isinstance(inner, BaseException) else error.__cause__
+    return seen if isinstance(seen, TightropeError | torch.OutOfMemoryError) else None

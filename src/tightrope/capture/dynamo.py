@@ -1,0 +1,182 @@
+"""Capture of ``model(...)`` through Dynamo and AOTAutograd.
+
+torch.compile's own machinery finds the graph, guards it, handles mutated inputs, aliased outputs
+and autograd; what runs inside is ours. AOTAutograd decides what is saved between forward and
+backward by looking at the two modules that the partitioner returns, once. A plan may change later
+(an optimizer appears, a batch shape changes), so the modules are stubs that pass one *token*: an
+empty tensor on which the run hangs whatever its plan keeps. When autograd drops the graph, the
+token dies and everything kept dies with it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.fx
+
+from tightrope.capture import _torch
+from tightrope.capture.build import build_program
+from tightrope.capture.program import Program, tensor_of
+from tightrope.core import CaptureError, Kind
+
+
+class Runner(Protocol):
+    """What runs a captured program; arguments come as lists that the runner empties."""
+
+    def forward(self, args: list[Any]) -> list[Any]:
+        """Run the ops before the boundary; return the outputs and then the token."""
+
+    def backward(self, args: list[Any]) -> list[Any]:
+        """Run the rest; ``args`` is the token followed by the tangents."""
+
+    def inference(self, args: list[Any]) -> list[Any]:
+        """Run a program that has no backward."""
+
+
+Host = Callable[[Program, Sequence[Any]], Runner]
+
+
+def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModule, list[Any]], Any]:
+    """Make a Dynamo backend that hands every captured program to ``host`` and runs what it returns.
+
+    Args:
+        host: called once per captured graph with the program and the real inputs (parameters,
+            buffers, inputs, in placeholder order).
+        name: of the graph, for people.
+    """
+
+    def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
+        runners: list[Runner] = []
+        real = list(example)
+
+        def partition(
+            joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
+        ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+            static = frozenset(options.get("static_lifetime_input_indices") or ())
+            program = build_program(
+                joint,
+                _kinds(joint, real, static),
+                num_forward_outputs=num_fwd_outputs,
+                user_outputs=_user_outputs(joint, num_fwd_outputs),
+                name=name,
+                environment=environment(real),
+            )
+            runners.append(host(program, real))
+            return _stubs(joint, num_fwd_outputs)
+
+        def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
+            kinds = _kinds(part, real, frozenset())
+            outputs = range(len(_flat(part)))
+            program = build_program(part, kinds, user_outputs=outputs, name=f"{name} (inference)", environment=environment(real))
+            return boxed(host(program, real).inference)
+
+        compiled = _torch.aot_backend(
+            partition,
+            lambda _part, _inputs: boxed(runners[-1].forward),
+            lambda _part, _inputs: boxed(runners[-1].backward),
+            inference,
+        )
+        return compiled(module, example)
+
+    return backend
+
+
+def environment(tensors: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+    """What measured prices and planned addresses depend on besides the graph."""
+    devices = sorted({str(tensor.device) for tensor in tensors if isinstance(tensor, torch.Tensor)})
+    return (
+        ("device", ",".join(devices)),
+        ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
+        ("num_threads", str(torch.get_num_threads())),
+        ("torch", torch.__version__),
+    )
+
+
+def boxed(function: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """Mark a function as taking one list that it empties, so that arguments can die early."""
+
+    def call(args: list[Any]) -> list[Any]:
+        return function(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _kinds(module: torch.fx.GraphModule, real: Sequence[Any], static: frozenset[int]) -> dict[str, Kind]:
+    placeholders = module.graph.find_nodes(op="placeholder")
+    kinds = {}
+    for position, node in enumerate(placeholders):
+        given = real[position] if position < len(real) else None
+        if str(node.target).startswith("tangents"):
+            kinds[node.name] = Kind.INPUT
+        elif isinstance(given, torch.nn.Parameter):
+            kinds[node.name] = Kind.PARAMETER
+        else:
+            kinds[node.name] = Kind.BUFFER if position in static else Kind.INPUT
+    return kinds
+
+
+def _flat(module: torch.fx.GraphModule) -> list[Any]:
+    (output,) = module.graph.find_nodes(op="output")
+    return list(output.args[0])
+
+
+def _user_outputs(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list[int]:
+    """Forward outputs that the user receives; new values of mutated inputs are copied and dropped."""
+    (output,) = joint.graph.find_nodes(op="output")
+    described = list(output.meta.get("desc") or [])[:num_forward_outputs]
+    if len(described) < num_forward_outputs:
+        return list(range(num_forward_outputs))
+    return [position for position, what in enumerate(described) if "InputMutation" not in type(what).__name__]
+
+
+def _never(*_: Any) -> Any:
+    raise CaptureError("a stub module was run: the compiled callables must replace it.")
+
+
+def _stubs(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Two modules with the right signature whose only saved value is the token."""
+    token_value = torch.empty(0)
+    outputs = _flat(joint)
+    forward, backward = torch.fx.Graph(), torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in joint.graph.find_nodes(op="placeholder"):
+        if not str(node.target).startswith("tangents"):
+            copies[node] = _placeholder(forward, node)
+    results = [_result(forward, node, copies) for node in outputs[:num_forward_outputs]]
+    token = forward.call_function(_never, ())
+    token.meta["val"] = token_value
+    _output(forward, joint, [*results, token], slice(0, num_forward_outputs))
+
+    received = backward.placeholder("token")
+    received.meta["val"] = token_value
+    for node in joint.graph.find_nodes(op="placeholder"):
+        if str(node.target).startswith("tangents"):
+            _placeholder(backward, node)
+    gradients = [_result(backward, node, {}) for node in outputs[num_forward_outputs:]]
+    _output(backward, joint, gradients, slice(num_forward_outputs, None))
+    return torch.fx.GraphModule(joint, forward), torch.fx.GraphModule(joint, backward)
+
+
+def _placeholder(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    copy = graph.placeholder(str(node.target))
+    copy.meta = dict(node.meta)
+    return copy
+
+
+def _result(graph: torch.fx.Graph, node: Any, copies: dict[torch.fx.Node, torch.fx.Node]) -> Any:
+    if not isinstance(node, torch.fx.Node) or node in copies:
+        return copies.get(node) if isinstance(node, torch.fx.Node) else node
+    stub = graph.call_function(_never, ())
+    stub.meta["val"] = tensor_of(node)
+    if "tensor_meta" in node.meta:
+        stub.meta["tensor_meta"] = node.meta["tensor_meta"]
+    return stub
+
+
+def _output(graph: torch.fx.Graph, joint: torch.fx.GraphModule, results: list[Any], part: slice) -> None:
+    (old,) = joint.graph.find_nodes(op="output")
+    new = graph.output(tuple(results))
+    if old.meta.get("desc") is not None:
+        descriptions = list(old.meta["desc"])[part]
+        new.meta["desc"] = descriptions + [None] * (len(results) - len(descriptions))

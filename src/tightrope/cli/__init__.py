@@ -1,0 +1,5 @@
+"""The command line: `tightrope demo`, `estimate`, `plan`, `explain`, `judge`, `doctor`."""
+
+from tightrope.cli.app import main
+
+__all__ = ["main"]

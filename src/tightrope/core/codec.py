@@ -1,0 +1,496 @@
+"""Plans, graphs and traces as JSON files.
+
+A file is text that a person can read and diff. Loading one executes nothing: it is parsed into
+plain values, every value is checked against a limit, every field against the layout, and every
+number against what it stands for. What is wrong raises `PlanFileError`, which names the field and
+quotes the value; no other error escapes.
+
+Repeated keys, unknown fields, surplus array items, ``NaN``, text that is not UTF-8 and integers
+beyond 2^62 are refused rather than repaired.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from tightrope.core.errors import PlanFileError
+from tightrope.core.graph import SCHEMA_VERSION, Flag, Graph, Op
+from tightrope.core.plan import Compute, Free, PageIn, PageOut, Plan, Wait
+from tightrope.core.trace import Trace
+from tightrope.core.units import Bytes, StorageId
+
+MAX_FILE_BYTES: Final[Bytes] = 256 * 2**20
+"""Largest file that is read."""
+
+MAX_ITEMS: Final = 2_000_000
+"""Most steps of a schedule, ops or storages of a graph."""
+
+_MAX_BUFFERS: Final = 10_000_000
+_MAX_EVENTS: Final = 2 * _MAX_BUFFERS
+_MAX_ID: Final = 2**31 - 1
+_MAX_INT: Final = 2**62
+_MAX_TEXT: Final = 10_000
+_MAX_DEPTH: Final = 16
+_MAX_ALIGNMENT: Final[Bytes] = 2**30
+_ALL_FLAGS: Final = sum(flag.value for flag in Flag)
+_HEX: Final = re.compile(r"[0-9a-f]{64}")
+_LOCATION: Final = re.compile(r"\$(?:\.\w+|\[\d+\])*")
+
+_T = TypeVar("_T", Plan, Graph, Trace)
+
+
+def dump_plan(plan: Plan) -> bytes:
+    """Write a plan as indented JSON that `load_plan` reads back to an equal plan.
+
+    Raises:
+        PlanFileError: the plan has a value that no file may hold.
+    """
+    return _dump(plan, check_plan)
+
+
+def load_plan(data: bytes) -> Plan:
+    """Read a plan.
+
+    The result is well formed by itself; whether it is right for a graph is for
+    `tightrope.judge.judge_plan` to say.
+
+    Raises:
+        PlanFileError: the data is not a plan of this version; names the field and quotes the value.
+    """
+    return _load(data, Plan, check_plan)
+
+
+def dump_graph(graph: Graph) -> bytes:
+    """Write a graph as indented JSON that `load_graph` reads back to an equal graph.
+
+    Raises:
+        PlanFileError: the graph is not well formed, see `check_graph`.
+    """
+    return _dump(graph, check_graph)
+
+
+def load_graph(data: bytes) -> Graph:
+    """Read a graph.
+
+    Raises:
+        PlanFileError: the data is not a well-formed graph of this version.
+    """
+    return _load(data, Graph, check_graph)
+
+
+def dump_trace(trace: Trace) -> bytes:
+    """Write a trace as indented JSON that `load_trace` reads back to an equal trace.
+
+    Raises:
+        PlanFileError: the trace is not well formed.
+    """
+    return _dump(trace, _check_trace)
+
+
+def load_trace(data: bytes) -> Trace:
+    """Read a trace.
+
+    Raises:
+        PlanFileError: the data is not a well-formed trace of this version.
+    """
+    return _load(data, Trace, _check_trace)
+
+
+def read_file(path: str | Path, *, limit: Bytes = MAX_FILE_BYTES) -> bytes:
+    """Read a regular file of at most ``limit`` bytes.
+
+    Raises:
+        PlanFileError: there is no such file, it is not a regular file, cannot be read, or is larger.
+    """
+    try:
+        file = Path(path)
+        if not file.is_file():
+            raise PlanFileError(
+                f"{str(path)!r} is not a file: give the path of a plan, graph or trace in JSON."
+            )
+        with file.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except (OSError, ValueError) as error:
+        raise PlanFileError(f"{str(path)!r} cannot be read: {error}.") from error
+    if len(data) > limit:
+        raise PlanFileError(f"{str(path)!r} is larger than {limit} bytes, the most that is read.")
+    return data
+
+
+def _dump(value: _T, check: Callable[[_T], None]) -> bytes:
+    check(value)
+    try:
+        _check_values(msgspec.to_builtins(value), type(value).__name__.lower())
+        return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise PlanFileError(f"this {type(value).__name__.lower()} cannot be written: {error}.") from error
+
+
+def _load(data: bytes, kind: type[_T], check: Callable[[_T], None]) -> _T:
+    name = kind.__name__.lower()
+    tree = _parse(data, name)
+    _check_schema(tree, name)
+    _check_values(tree, name)
+    _check_fields(tree, inspect.type_info(kind), "$", name)
+    try:
+        value = msgspec.convert(tree, kind)
+    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        at = _LOCATION.search(str(error))
+        where = at[0] if at else "$"
+        what = str(error).split(" - at ")[0]
+        raise PlanFileError(f"{name}: {where} = {_quote(_lookup(tree, where))}: {what}.") from error
+    check(value)
+    return value
+
+
+def _parse(data: bytes, name: str) -> Any:
+    if len(data) > MAX_FILE_BYTES:
+        raise PlanFileError(f"{name}: {len(data)} bytes of data; the most that is read is {MAX_FILE_BYTES}.")
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
+    except UnicodeDecodeError as error:
+        raise PlanFileError(
+            f"{name}: not UTF-8 text: byte {data[error.start]:#04x} at {error.start}."
+        ) from error
+    except json.JSONDecodeError as error:
+        near = error.doc[max(error.pos - 20, 0) : error.pos + 20]
+        raise PlanFileError(
+            f"{name}: not JSON: {error.msg} at line {error.lineno}, near {near!r}."
+        ) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error) or "too large"
+        raise PlanFileError(f"{name}: not readable as JSON: {what}.") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise PlanFileError(f"field {_quote(twice)} is given twice in one object: keep one of them.")
+    return fields
+
+
+def _constant(text: str) -> NoReturn:
+    raise PlanFileError(f"{text} is not a number that a file may hold: use a finite one.")
+
+
+def _check_schema(tree: Any, name: str) -> None:
+    if not isinstance(tree, dict):
+        raise PlanFileError(f"{name}: $ = {_quote(tree)}: a {name} file holds one JSON object.")
+    if "schema" not in tree:
+        raise PlanFileError(f"{name}: $.schema is missing: every {name} file says the version of its layout.")
+    schema = tree["schema"]
+    if isinstance(schema, bool) or not isinstance(schema, int):
+        raise PlanFileError(f"{name}: $.schema = {_quote(schema)}: must be the integer {SCHEMA_VERSION}.")
+    if schema != SCHEMA_VERSION:
+        age, step = (
+            ("newer", "update tightrope") if schema > SCHEMA_VERSION else ("older", f"make the {name} again")
+        )
+        raise PlanFileError(
+            f"{name}: $.schema = {_quote(schema)}: the file is {age} than this version, "
+            f"which reads schema {SCHEMA_VERSION}; {step}."
+        )
+
+
+def _check_values(tree: Any, name: str) -> None:
+    """Refuse integers, numbers, texts and nesting beyond the limits, wherever they stand."""
+    waiting: list[tuple[Any, str, int]] = [(tree, "$", 0)]
+    while waiting:
+        value, path, depth = waiting.pop()
+        if depth > _MAX_DEPTH:
+            raise PlanFileError(f"{name}: {path[:80]}: nested more than {_MAX_DEPTH} levels deep.")
+        keyed = isinstance(value, dict)
+        for key, item in value.items() if keyed else enumerate(value):
+            if keyed and (problem := _scalar_problem(key)):
+                raise PlanFileError(f"{name}: {path}: field name {_quote(key)}: {problem}.")
+            if isinstance(item, dict | list):
+                waiting.append((item, f"{path}.{key}" if keyed else f"{path}[{key}]", depth + 1))
+            elif problem := _scalar_problem(item):
+                where = f"{path}.{key}" if keyed else f"{path}[{key}]"
+                raise PlanFileError(f"{name}: {where} = {_quote(item)}: {problem}.")
+
+
+def _scalar_problem(value: object) -> str:
+    if isinstance(value, int) and not -_MAX_INT <= value <= _MAX_INT:
+        return "integers lie between -2^62 and 2^62"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "numbers are finite"
+    if isinstance(value, str):
+        if len(value) > _MAX_TEXT:
+            return f"texts have at most {_MAX_TEXT} characters"
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            return "texts hold no unpaired surrogate"
+    return ""
+
+
+def _check_fields(value: Any, info: inspect.Type, path: str, name: str) -> None:
+    """Refuse unknown fields and surplus array items, which conversion would pass over."""
+    if isinstance(info, inspect.VarTupleType) and isinstance(value, list):
+        if isinstance(info.item_type, inspect.StructType | inspect.UnionType):
+            for position, item in enumerate(value):
+                _check_fields(item, info.item_type, f"{path}[{position}]", name)
+    elif isinstance(info, inspect.UnionType) and isinstance(value, list) and value:
+        for member in info.types:
+            if isinstance(member, inspect.StructType) and member.tag == value[0]:
+                _check_fields(value, member, path, name)
+    elif isinstance(info, inspect.StructType) and info.array_like and isinstance(value, list):
+        most = len(info.fields) + (info.tag is not None)
+        if len(value) > most:
+            raise PlanFileError(
+                f"{name}: {path} = {_quote(value[most])} as item {most}: has at most {most} items."
+            )
+    elif isinstance(info, inspect.EnumType) and isinstance(value, int) and value < 0:
+        raise PlanFileError(f"{name}: {path} = {value}: flags are not negative.")
+    elif isinstance(info, inspect.StructType) and isinstance(value, dict):
+        known = {field.encode_name: field.type for field in info.fields}
+        for key, item in value.items():
+            if key not in known:
+                expected = ", ".join(sorted(known))
+                raise PlanFileError(f"{name}: {path} has unknown field {_quote(key)}; it has {expected}.")
+            _check_fields(item, known[key], f"{path}.{key}", name)
+
+
+def _lookup(tree: Any, path: str) -> Any:
+    for field, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        tree = tree[field] if field else tree[int(index)]
+    return tree
+
+
+def _quote(value: object) -> str:
+    if isinstance(value, dict):
+        return f"an object of {len(value)} fields"
+    if isinstance(value, list | tuple):
+        return f"an array of {len(value)} items"
+    if isinstance(value, int) and abs(value) > 2**80:
+        return "an integer beyond 2^80"
+    text = ascii(value[:80] if isinstance(value, str) else value)
+    return text if len(text) <= 90 else text[:80] + "..."
+
+
+def _refuse(where: str, value: object, must: str) -> NoReturn:
+    raise PlanFileError(f"{where} = {_quote(value)}: must be {must}.")
+
+
+def _within(value: int, where: str, *, low: int = 0, high: int = _MAX_INT) -> None:
+    if not low <= value <= high:
+        limit = "2^62" if high == _MAX_INT else str(high)
+        _refuse(where, value, f"between {low} and {limit}")
+
+
+def _few(items: Sequence[object], where: str, *, most: int = MAX_ITEMS) -> None:
+    if len(items) > most:
+        _refuse(where, items, f"an array of at most {most} items")
+
+
+def _distinct(items: Sequence[int], where: str) -> None:
+    if len(set(items)) != len(items):
+        twice = next(item for position, item in enumerate(items) if item in items[:position])
+        _refuse(where, twice, "given once")
+
+
+def check_plan(plan: Plan) -> None:
+    """Check that a plan is well formed by itself, without its graph.
+
+    Raises:
+        PlanFileError: names the field and quotes the value.
+    """
+    if not _HEX.fullmatch(plan.fingerprint):
+        _refuse("plan: $.fingerprint", plan.fingerprint, "64 hexadecimal digits")
+    _check_steps(plan)
+    _few(plan.offsets, "plan: $.offsets", most=_MAX_BUFFERS)
+    for position, offset in enumerate(plan.offsets):
+        _within(offset, f"plan: $.offsets[{position}]", low=-1)
+    _within(plan.budget, "plan: $.budget")
+    for name in ("persistent", "peak", "arena", "outside", "ns", "base_ns", "joules"):
+        _within(getattr(plan.forecast, name), f"plan: $.forecast.{name}")
+    for name in ("lower_bound", "ns_bound", "seed"):
+        _within(getattr(plan.certificate, name), f"plan: $.certificate.{name}")
+    _within(plan.certificate.witness, "plan: $.certificate.witness", low=-1, high=_MAX_ID)
+    _check_reasons(plan)
+    for position, limit in enumerate(plan.limits.bytes):
+        _within(limit, f"plan: $.limits.bytes[{position}]")
+    for name in ("seconds", "joules"):
+        amount = getattr(plan.limits, name)
+        if amount is not None and not 0 <= amount < math.inf:
+            _refuse(f"plan: $.limits.{name}", amount, "a finite number that is not negative, or null")
+
+
+def _check_steps(plan: Plan) -> None:
+    _few(plan.schedule.steps, "plan: $.schedule.steps")
+    for position, step in enumerate(plan.schedule.steps):
+        where = f"plan: $.schedule.steps[{position}]"
+        match step:
+            case Compute(op, drop):
+                _within(op, f"{where}.op", high=_MAX_ID)
+                for storage in drop:
+                    _within(storage, f"{where}.drop", high=_MAX_ID)
+                _distinct(drop, f"{where}.drop")
+            case PageOut(storage, tier) | PageIn(storage, tier):
+                _within(storage, f"{where}.storage", high=_MAX_ID)
+                _within(tier, f"{where}.tier", low=1, high=16)
+            case Free(storage) | Wait(storage):
+                _within(storage, f"{where}.storage", high=_MAX_ID)
+
+
+def _check_reasons(plan: Plan) -> None:
+    _few(plan.reasons, "plan: $.reasons")
+    _unique((reason.storage for reason in plan.reasons), "plan: $.reasons[{}].storage", "explained once")
+    for position, reason in enumerate(plan.reasons):
+        where = f"plan: $.reasons[{position}]"
+        _within(reason.storage, f"{where}.storage", high=_MAX_ID)
+        _within(reason.bytes, f"{where}.bytes")
+        _within(reason.ns, f"{where}.ns")
+        _within(reason.copies, f"{where}.copies", high=_MAX_ID)
+
+
+def _unique(items: Iterable[int | str], where: str, must: str) -> None:
+    seen: set[int | str] = set()
+    for position, item in enumerate(items):
+        if item in seen:
+            _refuse(where.format(position), item, must)
+        seen.add(item)
+
+
+def check_graph(graph: Graph) -> None:
+    """Check that a graph is well formed.
+
+    Guarantees for a graph that passes: ids are positions; reads are ascending and made by an earlier
+    op or by the caller; every other storage is made by exactly one op; a replay belongs to exactly
+    one op and makes only what that op makes; the allocations of every op name each created storage
+    once, with its bytes, and release every temporary.
+
+    Raises:
+        PlanFileError: names the field and quotes the value.
+    """
+    for name in ("ops", "storages", "replays"):
+        _few(getattr(graph, name), f"graph: $.{name}")
+    _within(graph.split, "graph: $.split", low=-1, high=len(graph.ops))
+    _check_storages(graph)
+    made: set[StorageId] = set()
+    for position, op in enumerate(graph.ops):
+        where = f"graph: $.ops[{position}]"
+        _check_op(graph, op, position, where)
+        for storage in op.reads:
+            if storage not in made and not graph.storages[storage].external:
+                _refuse(f"{where}.reads", storage, "made by the caller or by an earlier op")
+        for storage in op.creates:
+            if storage in made or graph.storages[storage].external:
+                _refuse(f"{where}.creates", storage, "made by this op alone")
+        made.update(op.creates)
+    for entry in graph.storages:
+        if not entry.external and entry.id not in made:
+            _refuse(f"graph: $.storages[{entry.id}].external", False, "true, or an op must make the storage")
+    _check_replays(graph)
+
+
+def _check_storages(graph: Graph) -> None:
+    for position, storage in enumerate(graph.storages):
+        where = f"graph: $.storages[{position}]"
+        if storage.id != position:
+            _refuse(f"{where}.id", storage.id, f"its position {position}")
+        _within(storage.bytes, f"{where}.bytes")
+        if storage.alignment.bit_count() != 1 or not 1 <= storage.alignment <= _MAX_ALIGNMENT:
+            _refuse(f"{where}.alignment", storage.alignment, f"a power of two between 1 and {_MAX_ALIGNMENT}")
+    total = sum(storage.size for storage in graph.storages)
+    if total > _MAX_INT:
+        _refuse("graph: $.storages", graph.storages, f"at most 2^62 bytes in all, not {total}")
+
+
+def _check_op(graph: Graph, op: Op, position: int, where: str) -> None:
+    if op.id != position:
+        _refuse(f"{where}.id", op.id, f"its position {position}")
+    for field in ("reads", "creates", "mutates"):
+        storages = getattr(op, field)
+        for storage in storages:
+            _within(storage, f"{where}.{field}", high=len(graph.storages) - 1)
+        _distinct(storages, f"{where}.{field}")
+    if list(op.reads) != sorted(op.reads):
+        _refuse(f"{where}.reads", list(op.reads), "in ascending order")
+    for storage in op.mutates:
+        if storage not in op.reads:
+            _refuse(f"{where}.mutates", storage, "among the storages that the op reads")
+    _within(op.ns, f"{where}.ns")
+    _within(op.flags.value, f"{where}.flags", high=_ALL_FLAGS)
+    if op.replay != -1:
+        _within(
+            op.replay, f"{where}.replay", low=len(graph.ops), high=len(graph.ops) + len(graph.replays) - 1
+        )
+    _check_allocations(graph, op, where)
+
+
+def _check_allocations(graph: Graph, op: Op, where: str) -> None:
+    begun, named = 0, []
+    for position, allocation in enumerate(graph.allocations(op)):
+        at = f"{where}.allocations[{position}]"
+        _within(allocation.bytes, f"{at}.bytes")
+        _within(allocation.start, f"{at}.start", low=begun, high=_MAX_EVENTS)
+        begun = allocation.start
+        if allocation.storage == -1:
+            _within(allocation.end, f"{at}.end", low=begun + 1, high=_MAX_EVENTS)
+            continue
+        if allocation.storage not in op.creates:
+            _refuse(f"{at}.storage", allocation.storage, "-1 or a storage that the op creates")
+        if allocation.end != -1:
+            _refuse(f"{at}.end", allocation.end, "-1, because a created storage survives the op")
+        if allocation.bytes != (expected := graph.storages[allocation.storage].bytes):
+            _refuse(f"{at}.bytes", allocation.bytes, f"the storage's {expected} bytes")
+        named.append(allocation.storage)
+    _distinct(named, f"{where}.allocations")
+    if len(named) != len(op.creates):
+        missing = min(set(op.creates) - set(named))
+        _refuse(f"{where}.creates", missing, "among the op's allocations")
+
+
+def _check_replays(graph: Graph) -> None:
+    base_of: dict[int, Op] = {}
+    for op in graph.ops:
+        if op.replay in base_of:
+            _refuse(
+                f"graph: $.ops[{op.id}].replay",
+                op.replay,
+                f"of this op alone, not of op {base_of[op.replay].id} too",
+            )
+        if op.replay >= 0:
+            base_of[op.replay] = op
+    for position, replay in enumerate(graph.replays):
+        where, number = f"graph: $.replays[{position}]", len(graph.ops) + position
+        _check_op(graph, replay, number, where)
+        if number not in base_of:
+            _refuse(f"{where}.id", number, "the replay of an op")
+        base = base_of[number]
+        if replay.replay != -1:
+            _refuse(f"{where}.replay", replay.replay, "-1: a replay has no replay of its own")
+        if replay.mutates:
+            _refuse(f"{where}.mutates", replay.mutates[0], "empty: a replay changes nothing in place")
+        for storage in replay.creates:
+            if storage not in base.creates:
+                _refuse(f"{where}.creates", storage, f"made by op {base.id}, which it replays")
+        for storage in replay.reads:
+            if storage in replay.creates:
+                _refuse(f"{where}.reads", storage, "something else than what the replay makes")
+
+
+def _check_trace(trace: Trace) -> None:
+    _few(trace.buffers, "trace: $.buffers", most=_MAX_BUFFERS)
+    _within(trace.num_events, "trace: $.num_events", high=_MAX_EVENTS)
+    begun = 0
+    for position, buffer in enumerate(trace.buffers):
+        where = f"trace: $.buffers[{position}]"
+        _within(buffer.bytes, f"{where}.bytes")
+        _within(buffer.start, f"{where}.start", low=begun, high=trace.num_events)
+        _within(buffer.end, f"{where}.end", low=buffer.start + 1, high=trace.num_events)
+        _within(buffer.offset, f"{where}.offset", low=-1)
+        _within(buffer.storage, f"{where}.storage", low=-1, high=_MAX_ID)
+        begun = buffer.start
+    for position, event in enumerate(trace.events):
+        where = f"trace: $.events[{position}]"
+        _within(event.start, f"{where}.start")
+        _within(event.end, f"{where}.end", low=event.start)
+        _within(event.op, f"{where}.op", low=-1, high=_MAX_ID)

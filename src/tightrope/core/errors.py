@@ -1,0 +1,59 @@
+"""The one exception family.
+
+A message says what was asked, what is possible, and the next step.
+"""
+
+
+class TightropeError(Exception):
+    """Any error that this package raises on purpose."""
+
+
+class BudgetSyntaxError(TightropeError, ValueError):
+    """A budget that cannot be read as an amount of memory."""
+
+
+class InfeasibleError(TightropeError):
+    """No plan within the limits was found, or none can exist.
+
+    Attributes:
+        asked: total bytes asked for.
+        smallest_found: total bytes of the smallest feasible plan found, or None.
+        lower_bound: total bytes below which no plan exists (proved).
+        op: name, module path and source line of the op that sets the bound.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        asked: int = 0,
+        smallest_found: int | None = None,
+        lower_bound: int = 0,
+        op: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.asked, self.smallest_found, self.lower_bound, self.op = asked, smallest_found, lower_bound, op
+
+
+class CaptureError(TightropeError):
+    """The training step could not be turned into a graph."""
+
+
+class PlanFileError(TightropeError):
+    """A file that is not a valid plan, graph or trace of this version."""
+
+
+class FingerprintError(TightropeError):
+    """A plan made for another graph, machine or version."""
+
+
+class VerificationError(TightropeError):
+    """The planned step and its reference gave different results."""
+
+
+class JudgeError(TightropeError):
+    """An independent checker refused a schedule, an offset table, a certificate or a trace."""
+
+
+class NativeError(TightropeError):
+    """The native part could not be built or loaded, or was used against its rules."""

@@ -1,0 +1,101 @@
+"""Machines and limits.
+
+A machine is a list of memory tiers and compute rates. A CPU host, a GPU with pinned host memory
+and a microcontroller with flash are all instances; profiles are TOML files.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from tightrope.core.errors import TightropeError
+from tightrope.core.units import ALIGNMENT, Bytes
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """One kind of memory.
+
+    Attributes:
+        name: ``dram``, ``hbm``, ``pinned``, ``flash`` ...
+        bytes: capacity.
+        alignment: granule of placement, bytes.
+        read: bytes per second towards tier 0 (for tier 0: of its own memory).
+        write: bytes per second from tier 0.
+        latency: seconds per transfer.
+        joules_per_byte: energy of a transfer.
+    """
+
+    name: str
+    bytes: Bytes
+    alignment: Bytes = ALIGNMENT
+    read: float = 10e9
+    write: float = 10e9
+    latency: float = 0.0
+    joules_per_byte: float = 0.0
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Memory tiers and compute rates of one device.
+
+    Attributes:
+        name: of the profile.
+        tiers: fastest first; tier 0 is what a budget in bytes limits.
+        flops: floating-point operations per second by op class (``matmul``, ``conv``, ``pointwise``).
+        watts: power while computing.
+        device: torch-style device name of tier 0, for people.
+
+    Example:
+        >>> Machine.parse('name = "tiny"\\n[[tiers]]\\nname = "ram"\\nbytes = 262144\\n').tiers[0].bytes
+        262144
+    """
+
+    name: str
+    tiers: tuple[Tier, ...]
+    flops: dict[str, float] = {}
+    watts: float = 0.0
+    device: str = "cpu"
+
+    @staticmethod
+    def parse(text: str) -> "Machine":
+        """Read a TOML profile.
+
+        Raises:
+            TightropeError: it is not TOML, or not a machine profile.
+        """
+        try:
+            machine = msgspec.convert(tomllib.loads(text), Machine)
+        except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+            raise TightropeError(f"not a machine profile: {error}. It needs name and [[tiers]] with name and bytes.") from error
+        if not machine.tiers or any(tier.bytes <= 0 for tier in machine.tiers):
+            raise TightropeError(f"machine {machine.name!r} has no memory: every tier needs bytes > 0.")
+        return machine
+
+    @staticmethod
+    def load(path: str | Path) -> "Machine":
+        """Read a TOML profile from a file of at most 1 MiB."""
+        file = Path(path)
+        if not file.is_file() or file.stat().st_size > 2**20:
+            raise TightropeError(f"no machine profile at {str(path)!r} (a TOML file of at most 1 MiB).")
+        return Machine.parse(file.read_text(encoding="utf-8"))
+
+    @staticmethod
+    def here() -> "Machine":
+        """Describe this computer's memory; op times come from measuring ops, not from rates."""
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Machine(name="here", tiers=(Tier("dram", pages),))
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a plan must keep to.
+
+    Attributes:
+        bytes: total bytes per tier, tier 0 first; empty = unlimited.
+        seconds: largest time of the step, None = unlimited.
+        joules: largest energy of the step, None = unlimited.
+    """
+
+    bytes: tuple[Bytes, ...] = ()
+    seconds: float | None = None
+    joules: float | None = None

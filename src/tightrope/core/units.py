@@ -1,0 +1,114 @@
+"""Unit aliases, and bytes in human form.
+
+Every integer in the package that is not a plain count carries one of these aliases in its
+annotation. Lifetimes are half-open everywhere: ``[start, end)``.
+"""
+
+import re
+from fractions import Fraction
+from typing import TypeAlias
+
+from tightrope.core.errors import BudgetSyntaxError
+
+Bytes: TypeAlias = int
+Nanoseconds: TypeAlias = int
+StepIndex: TypeAlias = int
+Offset: TypeAlias = int
+OpId: TypeAlias = int
+StorageId: TypeAlias = int
+
+ALIGNMENT: Bytes = 64
+"""Every allocation is charged and placed in multiples of this (the CPU allocator's own alignment)."""
+
+_SCALE: dict[str, int] = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([a-z%]*)\s*", re.IGNORECASE)
+_LIMIT: Bytes = 2**62
+
+
+def round_up(size: Bytes, alignment: Bytes = ALIGNMENT) -> Bytes:
+    """Round ``size`` up to the next multiple of ``alignment``.
+
+    >>> round_up(65)
+    128
+    """
+    return -(-size // alignment) * alignment
+
+
+def parse_bytes(text: str | int, *, whole: Bytes | None = None) -> Bytes:
+    """Read an amount of memory: ``"8GiB"``, ``"300 MB"``, ``314572800`` or ``"90%"``.
+
+    KiB/MiB/GiB/TiB are powers of 1024 and KB/MB/GB/TB powers of 1000. A percentage needs
+    ``whole``, the bytes that 100 % stands for, and is rounded up with exact arithmetic.
+
+    Raises:
+        BudgetSyntaxError: the text is not an amount, is not positive, is a bare fraction
+            such as ``0.9`` (of what?), or is a percentage where no whole is known.
+
+    >>> parse_bytes("300 MB"), parse_bytes("1.5KiB"), parse_bytes("90%", whole=1001)
+    (300000000, 1536, 901)
+    """
+    if isinstance(text, bool) or not isinstance(text, int | str):
+        raise BudgetSyntaxError(
+            f"budget {text!r} is not an amount of memory: a bare fraction could mean a share of the card, of "
+            'the free memory or of the step. Write bytes ("8GiB", "300 MB", 314572800) or a percentage ("90%").'
+        )
+    if isinstance(text, int):
+        amount, unit = Fraction(text), "b"
+    else:
+        match = _AMOUNT.fullmatch(text) if len(text) <= 64 else None
+        if match is None:
+            raise BudgetSyntaxError(f'budget {text[:64]!r} is not an amount: write "8GiB", "300 MB", 314572800 or "90%".')
+        amount, unit = Fraction(match[1]), match[2].lower()
+        if unit == "" and "." in match[1]:
+            raise BudgetSyntaxError(f'budget {text!r} has no unit: write "{match[1]}GiB", or a percentage such as "90%".')
+    if unit == "%":
+        if whole is None:
+            raise BudgetSyntaxError(f"budget {text!r} is a percentage, and what 100 % stands for is not known here; write bytes.")
+        amount, unit = amount * whole / 100, "b"
+    if unit not in _SCALE:
+        raise BudgetSyntaxError(f"budget {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB, TiB or %.")
+    exact = amount * _SCALE[unit]
+    size = -(-exact.numerator // exact.denominator)
+    if not 0 < size < _LIMIT:
+        raise BudgetSyntaxError(f"budget {text!r} is {size} bytes: it must lie between 1 byte and 4 EiB.")
+    return size
+
+
+def format_bytes(size: float) -> str:
+    """Write bytes for people, with a binary unit and four significant digits.
+
+    >>> format_bytes(300 * 2**20), format_bytes(512)
+    ('300.0 MiB', '512 B')
+    """
+    sign, value = ("-" if size < 0 else ""), float(abs(size))
+    if value < 1024:
+        return f"{sign}{value:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 1024:
+            break
+    digits = 2 if value < 100 else 1
+    return f"{sign}{value:.{digits}f} {unit}"
+
+
+def format_time(ns: float) -> str:
+    """Write nanoseconds for people.
+
+    >>> format_time(1_500_000)
+    '1.50 ms'
+    """
+    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(ns) >= scale:
+            return f"{ns / scale:.2f} {unit}"
+    return f"{ns:.0f} ns"

@@ -1,0 +1,27 @@
+"""Independent checkers of schedules, offsets, certificates, traces and gradients.
+
+Nothing here shares code with the planners, the placers or the runtime that it checks. The gradient
+check needs torch and is imported by its own name, ``tightrope.judge.gradients``.
+"""
+
+from tightrope.judge.bound import check_bound, lower_bound
+from tightrope.judge.ledger import Interval
+from tightrope.judge.offsets import check_offsets
+from tightrope.judge.plan import Verdict, judge_plan, problems
+from tightrope.judge.schedule import Replay, replay_schedule
+from tightrope.judge.trace import TraceComparison, check_trace, compare_traces
+
+__all__ = [
+    "Interval",
+    "Replay",
+    "TraceComparison",
+    "Verdict",
+    "check_bound",
+    "check_offsets",
+    "check_trace",
+    "compare_traces",
+    "judge_plan",
+    "lower_bound",
+    "problems",
+    "replay_schedule",
+]

@@ -1,0 +1,80 @@
+"""Bytes below which no schedule that keeps the base order exists.
+
+Idea        While base op t runs for the first time, three groups are certainly live: what t reads;
+            what t itself allocates at its worst instant; and what was made before t and cannot have
+            been given up: storages that stay to the end, and storages that nothing can make again
+            and that a later op of the base order reads.
+Guarantee   Holds for every schedule that `replay_schedule` accepts: it never frees a resident
+            storage, and never makes again what only a non-recomputable op makes.
+Complexity  Linear in ops, reads and allocations.
+Gaps        Recomputable storages are counted only where they are read. What an earlier op changed
+            in place cannot be made again either; that is not used.
+"""
+
+from tightrope.core import Bytes, Flag, Graph, JudgeError, OpId, StorageId
+from tightrope.judge.ledger import op_need
+
+_NEVER_TWICE = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
+
+
+def floors(graph: Graph) -> tuple[Bytes, ...]:
+    """List, for every op of the base order, the total bytes that its first run needs at least."""
+    pinned_until = _pinned_until(graph)
+    producer = {storage: op.id for op in graph.ops for storage in op.creates}
+    change = [0] * (len(graph.ops) + 1)
+    for storage, last in pinned_until.items():
+        change[producer[storage] + 1] += graph.storages[storage].size
+        change[last + 1] -= graph.storages[storage].size
+    pinned, result = 0, []
+    for op in graph.ops:
+        pinned += change[op.id]
+        read = sum(
+            graph.storages[storage].size
+            for storage in op.reads
+            if storage in producer and pinned_until.get(storage, -1) < op.id
+        )
+        result.append(graph.persistent + pinned + read + op_need(graph, op))
+    return tuple(result)
+
+
+def lower_bound(graph: Graph) -> tuple[Bytes, OpId]:
+    """Find the largest floor, in total bytes, and the op that sets it (-1 for a graph without ops)."""
+    every = floors(graph)
+    if not every:
+        return graph.persistent, -1
+    return max(every), every.index(max(every))
+
+
+def check_bound(graph: Graph, claimed: Bytes, witness: OpId) -> None:
+    """Refuse a claimed lower bound that its witness does not support.
+
+    Raises:
+        JudgeError: says what the witness, and the graph, support.
+    """
+    if claimed <= graph.persistent:
+        return
+    best, op = lower_bound(graph)
+    if claimed > best:
+        raise JudgeError(f"certificate: lower bound {claimed} bytes; only {best} can be shown (op {op}).")
+    if not 0 <= witness < len(graph.ops):
+        raise JudgeError(f"certificate: witness {witness} is not an op of the base order.")
+    if claimed > (floor := floors(graph)[witness]):
+        who = graph.ops[witness].describe()
+        raise JudgeError(f"certificate: op {witness} {who} needs {floor} bytes, not the {claimed} claimed.")
+
+
+def _pinned_until(graph: Graph) -> dict[StorageId, OpId]:
+    """Map each storage that cannot be given up to the last op up to which it stays."""
+    pinned: dict[StorageId, OpId] = {}
+    lasting: set[StorageId] = set()
+    for op in graph.ops:
+        for storage in op.reads:
+            if storage in lasting:
+                pinned[storage] = op.id
+        once = bool(op.flags & _NEVER_TWICE or op.mutates)
+        again = set(graph.op(op.replay).creates) if op.replay >= 0 else set()
+        lasting.update(storage for storage in op.creates if once and storage not in again)
+    for storage in (made for op in graph.ops for made in op.creates):
+        if graph.storages[storage].resident_at_end:
+            pinned[storage] = len(graph.ops) - 1
+    return pinned

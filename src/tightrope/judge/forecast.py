@@ -1,0 +1,95 @@
+"""Compare what a plan says about itself with what its schedule does."""
+
+from tightrope.core import Graph, JudgeError, Plan
+from tightrope.judge.schedule import Replay
+
+
+def check_forecast(graph: Graph, plan: Plan, replay: Replay) -> None:
+    """Refuse forecast figures that differ from the re-derived ones by a byte or a nanosecond.
+
+    Raises:
+        JudgeError: names the figure, the value forecast and the value derived.
+    """
+    derived = {
+        "persistent": graph.persistent,
+        "peak": replay.peak,
+        "arena": arena_used(plan, replay),
+        "outside": replay.outside_peak,
+        "ns": replay.ns,
+        "base_ns": graph.base_ns,
+    }
+    for name, value in derived.items():
+        said = getattr(plan.forecast, name)
+        if said != value:
+            raise JudgeError(f"forecast: {name} is said to be {said}; the schedule gives {value}.")
+
+
+def arena_used(plan: Plan, replay: Replay) -> int:
+    """Find the highest address that any planned block reaches."""
+    return max(
+        (
+            offset + block.size
+            for block, offset in zip(replay.intervals, plan.offsets, strict=False)
+            if offset >= 0
+        ),
+        default=0,
+    )
+
+
+def check_limits(plan: Plan) -> None:
+    """Refuse a plan whose forecast breaks a limit that it was asked to keep.
+
+    Raises:
+        JudgeError: names the limit, what was asked and what the plan takes.
+    """
+    taken, limits = plan.forecast, plan.limits
+    if taken.total > plan.budget:
+        raise JudgeError(f"budget: {plan.budget} bytes asked, {taken.total} taken.")
+    if limits.bytes and taken.total > limits.bytes[0]:
+        raise JudgeError(f"limits: {limits.bytes[0]} bytes of tier 0 asked, {taken.total} taken.")
+    if limits.seconds is not None and taken.ns > limits.seconds * 1e9:
+        raise JudgeError(f"limits: {limits.seconds} seconds asked, {taken.ns} ns taken.")
+    if limits.joules is not None and taken.joules > limits.joules:
+        raise JudgeError(f"limits: {limits.joules} joules asked, {taken.joules} taken.")
+
+
+def check_time_claim(graph: Graph, plan: Plan) -> None:
+    """Refuse a claimed time bound that running every op once does not support.
+
+    Raises:
+        JudgeError: quotes the claim and what can be shown.
+    """
+    claim = plan.certificate
+    if claim.ns_bound > graph.base_ns:
+        raise JudgeError(
+            f"certificate: time bound {claim.ns_bound} ns; only {graph.base_ns} (every op once) can be shown."
+        )
+    if claim.proved and plan.forecast.ns != claim.ns_bound:
+        raise JudgeError(
+            f"certificate: optimal time claimed, but {plan.forecast.ns} ns is not the bound {claim.ns_bound}."
+        )
+
+
+def check_reasons(graph: Graph, plan: Plan, replay: Replay) -> None:
+    """Refuse reasons that do not fit the schedule; a plan may give none.
+
+    Raises:
+        JudgeError: names the storage.
+    """
+    if not plan.reasons:
+        return
+    made = sorted(storage.id for storage in graph.storages if not storage.external)
+    explained = sorted(reason.storage for reason in plan.reasons)
+    if explained != made:
+        odd = min(set(explained) ^ set(made), default=-1)
+        raise JudgeError(f"reasons: every storage made by an op has one; storage {odd} differs.")
+    for reason in plan.reasons:
+        copies = replay.copies[reason.storage]
+        decision = "kept" if copies == 1 else "recomputed"
+        if (reason.decision, reason.copies) != (decision, copies):
+            raise JudgeError(
+                f"reasons: storage {reason.storage} is said to be {reason.decision} with {reason.copies} copies; "
+                f"the schedule makes {copies}."
+            )
+        if reason.bytes not in (graph.storages[reason.storage].bytes, graph.storages[reason.storage].size):
+            raise JudgeError(f"reasons: storage {reason.storage} is said to have {reason.bytes} bytes.")

@@ -1,0 +1,40 @@
+"""Which version of each storage an op must see.
+
+A storage starts at version 0 when it is made (again) and moves on by one with every op that
+changes it in place. Running the base order once fixes the version that every op reads. A schedule
+gives the same values only if each run of an op, first or again, reads those versions: an op that is
+run again after its input was changed, or an input that is made again without its changes, does not.
+"""
+
+from dataclasses import dataclass
+
+from tightrope.core import Graph, OpId, StorageId
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions that the base order fixes.
+
+    Attributes:
+        reads: for every op and replay, the version of each storage that it reads.
+        final: the version of each storage when the base order ends.
+    """
+
+    reads: dict[OpId, dict[StorageId, int]]
+    final: tuple[int, ...]
+
+
+def base_versions(graph: Graph) -> Versions:
+    """Run the base order once over version numbers.
+
+    A replay sees what its op saw, and the storages that its op made as they were made.
+    """
+    now = [0] * len(graph.storages)
+    reads: dict[OpId, dict[StorageId, int]] = {}
+    for op in graph.ops:
+        reads[op.id] = {storage: now[storage] for storage in op.reads}
+        if op.replay >= 0:
+            reads[op.replay] = {storage: now[storage] for storage in graph.op(op.replay).reads}
+        for storage in op.mutates:
+            now[storage] += 1
+    return Versions(reads, tuple(now))

@@ -1,0 +1,336 @@
+"""The allocator with planned addresses: typed access to ``allocator.cpp``.
+
+`allocator` installs it as torch's CPU allocator, once and for the life of the process. From then on
+every CPU tensor is counted. A limit, a recording and a replay are switched on and off around a step.
+
+    a = allocator()
+    with a.limited(300 * 2**20):
+        a.begin_record()
+        train_step(batch)                      # raises torch.OutOfMemoryError above the limit
+        record = a.end_record()
+"""
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from tightrope.core import Buffer, Bytes, NativeError, Offset
+from tightrope.native.build import library
+
+
+class MemoryStats(NamedTuple):
+    """What the allocator counts; all but the last in bytes, each block rounded up to 64.
+
+    Attributes:
+        charged: what the limit holds: heap blocks, plus arenas (see `Allocator.open_arena`).
+        charged_peak: largest ``charged`` since `Allocator.reset_peaks`.
+        heap_live: live blocks on the heap.
+        live: live blocks on the heap and in arenas.
+        live_peak: largest ``live`` since `Allocator.reset_peaks`.
+        num_allocations: allocations served since the process began to count.
+    """
+
+    charged: Bytes
+    charged_peak: Bytes
+    heap_live: Bytes
+    live: Bytes
+    live_peak: Bytes
+    num_allocations: int
+
+
+class MemoryEvent(NamedTuple):
+    """One allocation or release.
+
+    Attributes:
+        kind: ``alloc`` or ``free``.
+        allocation: number of the allocation in the recording, or -1 for the release of a block that
+            was made before the recording began.
+        bytes: requested size.
+    """
+
+    kind: Literal["alloc", "free"]
+    allocation: int
+    bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one thread allocated between `Allocator.begin_record` and `Allocator.end_record`.
+
+    Attributes:
+        events: allocations of that thread and releases from any thread, in order.
+    """
+
+    events: tuple[MemoryEvent, ...]
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """List the allocations in order, alive in ``[start, end)``, counted in events.
+
+        An allocation that was not released gets ``end == len(events)``.
+        """
+        starts: list[int] = []
+        sizes: list[Bytes] = []
+        ends: dict[int, int] = {}
+        for time, event in enumerate(self.events):
+            if event.kind == "alloc":
+                starts.append(time)
+                sizes.append(event.bytes)
+            elif event.allocation >= 0:
+                ends[event.allocation] = time
+        last = len(self.events)
+        return tuple(
+            Buffer(size, start, ends.get(k, last))
+            for k, (size, start) in enumerate(zip(sizes, starts, strict=True))
+        )
+
+    def freed(self) -> tuple[bool, ...]:
+        """Tell for each allocation, in order, whether it was released before the recording ended."""
+        return tuple(buffer.end < len(self.events) for buffer in self.buffers())
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first allocation of a replay that did not go as planned.
+
+    Attributes:
+        index: number of the allocation in the plan.
+        expected: planned bytes (0 past the end).
+        got: requested bytes.
+        reason: ``size``, ``past end`` or ``overlap`` (a block that should be dead is still alive there).
+        outside: bytes served from the heap since, because of it.
+    """
+
+    index: int
+    expected: Bytes
+    got: Bytes
+    reason: str
+    outside: Bytes
+
+
+class ReplayEnd(NamedTuple):
+    """How far a replay came: allocations served as planned, and the divergence that ended them."""
+
+    reached: int
+    divergence: Divergence | None
+
+
+class ArenaInfo(NamedTuple):
+    """One arena: its first address, its bytes, what it is charged now, and its live blocks."""
+
+    address: int
+    bytes: Bytes
+    charge: Bytes
+    num_blocks: int
+
+
+class _Code(IntEnum):
+    MISUSE = -1
+    OVER_LIMIT = -2
+
+
+_REASONS = ("", "size", "past end", "overlap")
+_I64, _TABLE = ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
+_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "tr_error": (ctypes.c_char_p, ()),
+    "tr_install": (_I64, ()),
+    "tr_set_limit": (None, (_I64,)),
+    "tr_limit": (_I64, ()),
+    "tr_stats": (None, (_TABLE,)),
+    "tr_reset_peaks": (None, ()),
+    "tr_owns": (_I64, (ctypes.c_void_p,)),
+    "tr_begin_record": (_I64, ()),
+    "tr_num_events": (_I64, ()),
+    "tr_end_record": (_I64, ()),
+    "tr_copy_events": (None, (_TABLE, _TABLE, _TABLE)),
+    "tr_open_arena": (_I64, (_I64,)),
+    "tr_lease": (_I64, (_I64,)),
+    "tr_idle": (_I64, (_I64,)),
+    "tr_retire": (_I64, (_I64,)),
+    "tr_arena": (_I64, (_I64, _TABLE)),
+    "tr_register_plan": (_I64, (_I64, _TABLE, _TABLE)),
+    "tr_drop_plan": (_I64, (_I64,)),
+    "tr_begin_replay": (_I64, (_I64, _I64, _I64)),
+    "tr_end_replay": (_I64, (_TABLE,)),
+}
+
+
+class Allocator:
+    """Torch's CPU allocator of this process; get it from `allocator`.
+
+    It may be called from any thread. The thread that begins a recording or a replay owns it: only
+    its allocations are recorded or placed, those of other threads go to the heap, and all of them
+    count under the limit. Misuse raises `NativeError`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._native = ctypes.CDLL(path)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._native, name)
+            function.restype, function.argtypes = result, arguments
+        self._checked(self._native.tr_install())
+
+    # counting and limiting
+
+    @property
+    def limit(self) -> Bytes | None:
+        """Largest number of charged bytes, or None when there is no limit."""
+        limit = int(self._native.tr_limit())
+        return None if limit < 0 else limit
+
+    @limit.setter
+    def limit(self, limit: Bytes | None) -> None:
+        if limit is not None and limit < 0:
+            raise NativeError(f"a limit of {limit} bytes: it must be at least 0, or None for no limit.")
+        self._native.tr_set_limit(-1 if limit is None else limit)
+
+    @contextmanager
+    def limited(self, limit: Bytes | None) -> Iterator[None]:
+        """Hold ``limit`` inside a ``with`` block and put the previous one back at its end."""
+        before, self.limit = self.limit, limit
+        try:
+            yield
+        finally:
+            self.limit = before
+
+    def stats(self) -> MemoryStats:
+        """Read the counters."""
+        out = (_I64 * len(MemoryStats._fields))()
+        self._native.tr_stats(out)
+        return MemoryStats(*out)
+
+    def reset_peaks(self) -> None:
+        """Set both peaks to the present values."""
+        self._native.tr_reset_peaks()
+
+    def owns(self, address: int) -> bool:
+        """Tell whether an address is a live heap block, or lies in an arena, of this allocator."""
+        return bool(self._native.tr_owns(address))
+
+    # recording
+
+    def begin_record(self) -> None:
+        """Start to record the allocations of the calling thread."""
+        self._checked(self._native.tr_begin_record())
+
+    def num_events(self) -> int:
+        """Count the events recorded so far, to tell which op they belong to."""
+        return int(self._native.tr_num_events())
+
+    def end_record(self) -> Record:
+        """Stop recording and return the events."""
+        count = self._checked(self._native.tr_end_record())
+        table = np.empty((3, count), dtype=np.int64)
+        self._native.tr_copy_events(*(row.ctypes.data_as(_TABLE) for row in table))
+        index, sizes, is_free = table.tolist()
+        return Record(
+            tuple(
+                MemoryEvent("free" if free else "alloc", number, size)
+                for number, size, free in zip(index, sizes, is_free, strict=True)
+            )
+        )
+
+    # arenas
+
+    def open_arena(self, size: Bytes) -> int:
+        """Map an arena, charge it in full, and lease it to the caller.
+
+        Args:
+            size: bytes, rounded up to 64.
+
+        Returns:
+            The arena's id.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit under the limit, even after idle arenas gave back
+                the pages that hold no live block.
+        """
+        return self._checked(self._native.tr_open_arena(size))
+
+    def lease(self, arena: int) -> bool:
+        """Take an arena for a replay: charge it in full if no block in it is alive.
+
+        Returns:
+            False when a block is alive; then `retire` it and open another.
+
+        Raises:
+            torch.OutOfMemoryError: its free pages were given back and no longer fit under the limit.
+        """
+        return self._checked(self._native.tr_lease(arena)) == 1
+
+    def idle(self, arena: int) -> None:
+        """End a lease. Live blocks stay; the other pages are given back when the limit needs them."""
+        self._checked(self._native.tr_idle(arena))
+
+    def retire(self, arena: int) -> None:
+        """Give an arena back. Live blocks keep their addresses and are charged by page until they die."""
+        self._checked(self._native.tr_retire(arena))
+
+    def arena(self, arena: int) -> ArenaInfo:
+        """Describe an arena that was not retired."""
+        out = (_I64 * len(ArenaInfo._fields))()
+        self._checked(self._native.tr_arena(arena, out))
+        return ArenaInfo(*out)
+
+    # replay
+
+    def register_plan(self, sizes: Sequence[Bytes], offsets: Sequence[Offset]) -> int:
+        """Hand over a plan: per allocation its requested bytes, and its offset or -1 for the heap.
+
+        Returns:
+            The plan's id, valid until `drop_plan` (a replay that has begun keeps its own hold).
+        """
+        if len(sizes) != len(offsets):
+            raise NativeError(
+                f"a plan of {len(sizes)} sizes and {len(offsets)} offsets: they must be as many."
+            )
+        table = np.array([sizes, offsets], dtype=np.int64).reshape(2, -1)
+        rows = (row.ctypes.data_as(_TABLE) for row in table)
+        return self._checked(self._native.tr_register_plan(len(sizes), *rows))
+
+    def drop_plan(self, plan: int) -> None:
+        """Forget a registered plan."""
+        self._checked(self._native.tr_drop_plan(plan))
+
+    def begin_replay(self, arena: int, plan: int, *, start: int = 0) -> None:
+        """Serve the calling thread's allocations from ``arena`` as planned, from number ``start`` on.
+
+        An allocation of another size, past the end, or over a block that is still alive is a
+        divergence: it and all later ones come from the heap, under the same limit.
+        """
+        self._checked(self._native.tr_begin_replay(arena, plan, start))
+
+    def end_replay(self) -> ReplayEnd:
+        """Stop serving planned addresses; the arena stays leased, and a replay may go on in it."""
+        out = (_I64 * 5)()
+        self._checked(self._native.tr_end_replay(out))
+        reached, reason, expected, got, outside = out
+        if not reason:
+            return ReplayEnd(reached, None)
+        return ReplayEnd(reached, Divergence(reached, expected, got, _REASONS[reason], outside))
+
+    def _checked(self, code: int) -> int:
+        if code == _Code.OVER_LIMIT:
+            raise torch.OutOfMemoryError(self._native.tr_error().decode())
+        if code == _Code.MISUSE:
+            raise NativeError(f"allocator: {self._native.tr_error().decode()}.")
+        return code
+
+
+@functools.cache
+def allocator() -> Allocator:
+    """Install the allocator at the first call, and return it.
+
+    Tensors made before that are not counted (see `Allocator.owns`).
+
+    Raises:
+        NativeError: there is no C++ compiler, the build failed, or another library has installed
+            a CPU allocator that does not give way.
+    """
+    return Allocator(str(library("allocator")))

@@ -1,0 +1,168 @@
+"""Build the C++ sources of this folder on first use and keep the results in a cache.
+
+A library's file name holds a hash of everything that shapes it, so an upgrade of the source, the
+compiler or torch builds a new file and never loads a stale one. Builds happen in a private folder
+beside the target and are moved into place, so any number of processes may build at once.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from tightrope.core import NativeError
+
+SOURCES: Final = Path(__file__).parent
+TORCH_SOURCES: Final = frozenset({"allocator"})
+"""Sources that include torch's c10 headers; the others know nothing of torch."""
+
+_COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
+_INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"/]+)"', re.MULTILINE)
+_SECONDS: Final = 600
+_INSTALL: Final = 'Install one (Debian: "apt install g++", macOS: "xcode-select --install") or set CXX.'
+
+
+def compiler() -> str | None:
+    """Find the C++ compiler: ``CXX`` if set, else the first of g++, c++ and clang++ on the path.
+
+    Returns:
+        The command as a shell would read it, or None when there is none (also when ``CXX`` names a
+        program that does not exist: another compiler is never taken in its place).
+    """
+    chosen = os.environ.get("CXX", "").strip()
+    if chosen:
+        return chosen if shutil.which(shlex.split(chosen)[0]) else None
+    return next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
+
+
+def cache_folder() -> Path:
+    """Name the folder of built libraries: ``TIGHTROPE_CACHE``, else ``tightrope`` in the user's cache."""
+    chosen = os.environ.get("TIGHTROPE_CACHE", "")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tightrope"
+
+
+def sources() -> tuple[str, ...]:
+    """List the names that `library` accepts."""
+    return tuple(sorted(file.stem for file in SOURCES.glob("*.cpp")))
+
+
+def library(name: str) -> Path:
+    """Build ``<name>.cpp`` unless it is in the cache, and return the shared library.
+
+    Args:
+        name: one of `sources`.
+
+    Returns:
+        The path of the library.
+
+    Raises:
+        NativeError: no such source, no compiler, the compiler refused it, or the cache cannot be written.
+
+    Example:
+        >>> library("allocator").name.startswith("allocator-")  # doctest: +SKIP
+        True
+    """
+    source = SOURCES / f"{name}.cpp"
+    if name not in sources():
+        raise NativeError(f"there is no native source {name!r}; there are: {', '.join(sources())}.")
+    command = compiler()
+    if command is None:
+        raise NativeError(
+            f"no C++ compiler found for {name}.cpp (CXX={os.environ.get('CXX', '')!r}). {_INSTALL}"
+        )
+    compile_command = shlex.split(command)
+    flags = _flags(name, compile_command)
+    target = cache_folder() / f"{name}-{_key(source, compile_command, flags)}.so"
+    if not target.is_file():
+        _compile(source, target, compile_command, flags)
+    return target
+
+
+def _compile(source: Path, target: Path, command: list[str], flags: tuple[str, ...]) -> None:
+    """Compile into a private folder beside ``target``, then move the library into place."""
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
+            built = Path(folder) / target.name
+            # Libraries stand after the source: the linker drops them otherwise.
+            run = [*command, *_COMMON, str(source), "-o", str(built), *flags]
+            result = subprocess.run(run, capture_output=True, text=True, timeout=_SECONDS, check=False)
+            if result.returncode != 0:
+                raise NativeError(_refusal(source.name, command, result.stderr))
+            os.replace(built, target)
+    except OSError as error:
+        raise NativeError(
+            f"could not build {source.name}: {error}. Set TIGHTROPE_CACHE to a folder that can be written."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise NativeError(
+            f"{source.name} was still compiling after {_SECONDS} s; try another CXX."
+        ) from error
+
+
+def _refusal(source: str, command: list[str], stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if "error" in line] or stderr.splitlines()
+    quoted = "\n".join(f"  {line}" for line in lines[:5]) or "  (it printed nothing)"
+    return (
+        f"{shlex.join(command)} could not compile {source}:\n{quoted}\n"
+        "A compiler with C++20 is needed (g++ 11 or clang 14, or newer): set CXX to one."
+    )
+
+
+def _flags(name: str, command: list[str]) -> tuple[str, ...]:
+    if name not in TORCH_SOURCES:
+        return ("-O3", "-march=native") if _target(command) else ("-O3",)
+    torch = _torch_folder()
+    return ("-O2", "-isystem", str(torch / "include"), "-L", str(torch / "lib"), "-lc10", "-pthread")
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise NativeError("torch is not installed, and the allocator is built against its headers.")
+    return Path(spec.origin).parent
+
+
+def _target(command: list[str]) -> str:
+    """Ask what ``-march=native`` means here; empty when the compiler does not know the option."""
+    return _ask([*command, "-march=native", "-###", "-E", "-x", "c++", "-"])
+
+
+def _ask(run: list[str]) -> str:
+    result = subprocess.run(
+        run, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False
+    )
+    return result.stdout + result.stderr if result.returncode == 0 else ""
+
+
+def _read_by(source: Path) -> list[Path]:
+    """List the source and every file of its folder that it includes, directly or not."""
+    files = [source]
+    for file in files:
+        included = (source.parent / name for name in _INCLUDE.findall(file.read_text(encoding="utf-8")))
+        files.extend(path for path in included if path not in files)
+    return files
+
+
+def _key(source: Path, command: list[str], flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for file in _read_by(source):
+        digest.update(file.read_bytes())
+    digest.update(
+        repr((_ask([*command, "--version"]).partition("\n")[0], _COMMON, flags, sys.platform)).encode()
+    )
+    if "-march=native" in flags:
+        # Home folders, and so the cache, may be shared by machines with different processors.
+        digest.update(_target(command).encode())
+    if source.stem in TORCH_SOURCES:
+        digest.update((_torch_folder() / "version.py").read_bytes())
+    return digest.hexdigest()[:32]

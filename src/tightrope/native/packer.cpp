@@ -1,0 +1,49 @@
+// Offset assignment: buffers with lifetimes and sizes get addresses with the smallest peak.
+//
+// Idea        Cut the instance into independent parts. On each: first fit in several orders, skyline
+//             dives, squeaky wheel, and where those miss the goal a canonical depth-first search with
+//             restarts. Stop at the largest load, which no placement can beat.
+// Source      MiniMalloc (Moffitt, ASPLOS 2023) for canonical search, dominance and decomposition;
+//             the skip inference, the memory of failed states and the address tree are our own.
+// Guarantee   An answer always exists. Equal input, options and seed give equal answers, unless the
+//             clock stops the run. "infeasible" is said only after a completed search.
+// Complexity  First fit is O(n log^2 n) on traces of training steps; the search is exponential and
+//             bounded by counted work.
+// Gaps        One stream, one memory space.
+#include "packer_prepare.hpp"
+#include "packer_solve.hpp"
+
+namespace {
+
+enum Option { capacity, work, milliseconds, seed, switches };
+enum Result { peak, status, witness_time, nodes, method };
+
+}  // namespace
+
+// Sizes, lifetimes, alignments and fixed offsets (-1 = free) of `count` buffers; see the enums above.
+extern "C" void tightrope_pack(std::int64_t count, const std::int64_t* size, const std::int64_t* start,
+                               const std::int64_t* end, const std::int64_t* align, const std::int64_t* fixed,
+                               const std::int64_t* options, std::int64_t* offsets, std::int64_t* results) {
+    using namespace packer;
+    const Input input{count, size, start, end, align, fixed};
+    const Switches use{static_cast<u64>(options[switches])};
+    Budget budget{options[work], std::chrono::steady_clock::now() + std::chrono::milliseconds(options[milliseconds])};
+    Prepared prepared = prepare(input, use(Switch::scaling), use(Switch::compression));
+    const Bytes granule = prepared.granule;
+    std::vector<Offset> placed(count, 0);
+    Splitter splitter(use(Switch::zero_cuts), use(Switch::lifelong), placed);
+    const std::vector<Part> parts = splitter.split(std::move(prepared.whole));
+    const Bytes limit = options[capacity] < 0 ? -1 : options[capacity] / granule;
+    Solver solver(parts, use, limit, static_cast<u64>(options[seed]), budget);
+    const Status outcome = solver.run(placed);
+    Bytes highest = 0;
+    for (i64 j = 0; j < count; ++j) {
+        offsets[j] = size[j] == 0 && fixed[j] >= 0 ? fixed[j] : placed[j] * granule;
+        if (size[j] > 0) highest = std::max(highest, offsets[j] + size[j]);
+    }
+    results[peak] = highest;
+    results[status] = static_cast<i64>(outcome);
+    results[witness_time] = prepared.witness_time;
+    results[nodes] = solver.nodes();
+    results[method] = static_cast<i64>(solver.method());
+}

@@ -1,0 +1,116 @@
+"""Call the native placer: arrays in, offsets out.
+
+The library is a plain C function called through ctypes, which releases the interpreter lock.
+"""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tightrope.core import Bytes, NativeError
+from tightrope.native.build import library
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+SWITCHES: Final = (
+    "scaling",
+    "compression",
+    "zero_cuts",
+    "lifelong",
+    "portfolio",
+    "dives",
+    "squeaky",
+    "search",
+    "section_bounds",
+    "dominance",
+    "hatless",
+    "decomposition",
+    "skip_inference",
+    "restarts",
+    "memory",
+    "neighbourhoods",
+)
+"""Names of the techniques, in the order of their bits."""
+
+STATUSES: Final = ("optimal", "feasible", "infeasible", "time_limit")
+METHODS: Final = (
+    "first fit",
+    "first-fit portfolio",
+    "skyline dive",
+    "squeaky wheel",
+    "search",
+    "neighbourhoods",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """What the native placer found.
+
+    Attributes:
+        offsets: one per buffer.
+        peak: largest offset + size.
+        status: index into `STATUSES`.
+        witness_time: an instant of largest load.
+        nodes: search nodes visited.
+        method: index into `METHODS` of the strongest method that improved the answer.
+    """
+
+    offsets: Integers
+    peak: Bytes
+    status: int
+    witness_time: int
+    nodes: int
+    method: int
+
+
+def pack(
+    columns: tuple[Integers, Integers, Integers, Integers, Integers],
+    *,
+    capacity: Bytes,
+    work: int,
+    milliseconds: int,
+    seed: int,
+    switches: int,
+) -> Packed:
+    """Place buffers natively.
+
+    Args:
+        columns: sizes, starts, ends, alignments and fixed offsets (-1 = free), checked by the caller.
+        capacity: stop at this peak; -1 = make the peak small.
+        work: units of counted work after which the best answer so far is returned.
+        milliseconds: safety stop on the clock.
+        seed: of the random orders, at least 0.
+        switches: one bit per technique, see `SWITCHES`.
+
+    Returns:
+        The best placement found.
+
+    Raises:
+        NativeError: there is no compiler, or the library cannot be loaded.
+    """
+    arrays = [np.ascontiguousarray(column, dtype=np.int64) for column in columns]
+    num_buffers = len(arrays[0])
+    offsets = np.zeros(num_buffers, dtype=np.int64)
+    results = np.zeros(5, dtype=np.int64)
+    options = np.array([capacity, work, milliseconds, seed, switches], dtype=np.int64)
+    _function()(num_buffers, *(array.ctypes.data for array in (*arrays, options, offsets, results)))
+    peak, status, witness_time, nodes, method = (int(value) for value in results)
+    return Packed(offsets, peak, status, witness_time, nodes, method)
+
+
+@cache
+def _function() -> Callable[..., Any]:
+    path = library("packer")
+    try:
+        function = ctypes.CDLL(str(path)).tightrope_pack
+    except (OSError, AttributeError) as error:
+        raise NativeError(f"cannot load {path}: {error}. Delete it, and it will be built again.") from error
+    function.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 8]
+    function.restype = None
+    return function

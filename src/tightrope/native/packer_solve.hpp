@@ -1,0 +1,229 @@
+// The pipeline over the parts: first-fit portfolio, dives, squeaky wheel, search, neighbourhoods.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "packer_dive.hpp"
+#include "packer_fit.hpp"
+#include "packer_order.hpp"
+#include "packer_search.hpp"
+
+namespace packer {
+
+enum class Switch { scaling, compression, zero_cuts, lifelong, portfolio, dives, squeaky, search, section_bounds,
+                    dominance, hatless, decomposition, skip_inference, restarts, memory, neighbourhoods };
+enum class Status { optimal, feasible, infeasible, time_limit };
+enum class Method { first_fit, portfolio, dive, squeaky, search, neighbourhood };
+
+struct Switches {
+    u64 bits;
+    bool operator()(Switch which) const { return (bits >> static_cast<int>(which)) & 1; }
+    Pruning pruning() const {
+        const Switches& use = *this;
+        return {use(Switch::section_bounds), use(Switch::dominance),      use(Switch::hatless),
+                use(Switch::decomposition),  use(Switch::skip_inference), use(Switch::memory)};
+    }
+};
+
+inline constexpr Index kSearchable = 5000;  // buffers; the search keeps conflict lists and a deep stack
+
+// Element k = 1, 2, ... of 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ...
+inline i64 luby(i64 k) {
+    for (i64 power = 1;; power = 2 * power + 1) {
+        if (power == k) return (power + 1) / 2;
+        if (power > k) k -= power / 2, power = 0;
+    }
+}
+
+// One part on its way from the first layout to its goal.
+class Task {
+   public:
+    Task(const Part& part, Switches use, u64 seed, Budget& budget)
+        : part_(part), use_(use), random_{seed}, budget_(budget), refuted_(part.load - 1) {
+        best_ = first_fit(part, fit_order(part, Fit::size, Tie::index), kInfinity, budget);
+    }
+
+    const Layout& best() const { return best_; }
+    Bytes peak() const { return part_.base + best_.peak; }
+    Bytes refuted() const { return part_.base + refuted_; }  // no placement has this peak or a smaller one
+    Method method() const { return method_; }
+    i64 nodes() const { return nodes_; }
+    bool searchable() const {
+        return use_(Switch::search) && part_.count() <= kSearchable && (use_(Switch::restarts) || rounds_ == 0);
+    }
+
+    // One pass of every cheap method, in order of price; `goal` is a peak.
+    void cheap(Bytes goal) {
+        const auto done = [&] { return peak() <= goal || budget_.over(); };
+        if (use_(Switch::portfolio))
+            for (const Fit fit : {Fit::size_log_life, Fit::size, Fit::size_sqrt_life, Fit::area})
+                for (const Tie tie : {Tie::index, Tie::life, Tie::start}) {
+                    if (done()) return;
+                    offer(first_fit(part_, fit_order(part_, fit, tie), best_.peak, budget_), Method::portfolio);
+                }
+        if (use_(Switch::dives))
+            for (const char* letters : {"TWA", "TAW", "AWT", "ZWT", "WAT"}) {
+                if (done()) return;
+                offer(dive(part_, order_by(keys(), letters, 0, random_), best_.peak, budget_), Method::dive);
+            }
+        if (use_(Switch::squeaky))
+            for (int round = 0; round < kSqueaks && !done(); ++round) squeak();
+    }
+
+    // One restart at a capacity between what is refuted and what is known.
+    void probe(Bytes goal) {
+        const Bytes known = best_.peak, least = std::max(goal - part_.base, refuted_ + 1);
+        const int slot = static_cast<int>(rounds_ % kSlots);
+        const i64 turn = rounds_++ / kSlots;
+        if (slot == 0 || known - 1 <= least) return search(0, least, turn);
+        const Bytes gap = known - 1 - least;
+        if (slot == 1) return search(1, least + gap / 2, turn);
+        if (slot == 2) return search(2, known - 1 - gap / 8, turn);
+        if (use_(Switch::neighbourhoods)) neighbourhood();
+    }
+
+    // One more round of the squeaky wheel.
+    void squeak() {
+        if (places_.empty()) places_ = fit_order(part_, Fit::size_log_life, Tie::index);
+        const Bytes line = part_.load + static_cast<Bytes>(random_.unit() * static_cast<double>(best_.peak - part_.load));
+        std::vector<double> place(part_.count());
+        for (std::size_t at = 0; at < places_.size(); ++at) {
+            const Index j = places_[at];
+            const bool high = best_.offset[j] + part_.size[j] > line;
+            place[j] = static_cast<double>(at) * (high ? 0.3 + 0.7 * random_.unit() : 1.0);
+        }
+        std::vector<Index> order(places_);
+        std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return place[a] < place[b]; });
+        const bool fit = (squeaks_++ & 1) == 0;
+        Layout layout = fit ? first_fit(part_, order, best_.peak, budget_) : dive(part_, order, best_.peak, budget_);
+        if (offer(std::move(layout), Method::squeaky)) places_ = std::move(order);
+    }
+
+   private:
+    static constexpr int kSlots = 4, kSqueaks = 20;
+    static constexpr i64 kBaseLimit = 1000, kNeighbourhoodLimit = 400;
+
+    bool offer(Layout layout, Method method) {
+        if (layout.peak >= best_.peak) return false;
+        best_ = std::move(layout), method_ = std::max(method_, method);
+        return true;
+    }
+
+    const Features& keys() {
+        if (keys_[0].empty()) keys_ = features(part_);
+        return keys_;
+    }
+
+    void search(int slot, Bytes capacity, i64 turn) {
+        static constexpr const char* kFirst[] = {"TWA", "TAW", "WAT"};
+        static constexpr const char* kLater[] = {"TWA", "TAW", "WAT", "TWZ", "TZW", "WTA",
+                                                 "ATW", "OTA", "TOA", "SWA", "WAZ"};
+        auto& searcher = searchers_[slot];
+        if (!searcher) searcher = make_search(part_, use_.pruning(), best_.peak);
+        const bool plain = turn < 3;
+        const char* letters = plain ? kFirst[turn] : kLater[random_.below(std::size(kLater))];
+        const auto order = order_by(keys(), letters, plain ? 0 : 0.3 * random_.unit(), random_);
+        const i64 before = searcher->nodes();
+        const i64 limit = use_(Switch::restarts) ? kBaseLimit * luby(turn / 3 + 1) : kInfinity;
+        const Answer answer = searcher->run(order, capacity, limit, budget_);
+        nodes_ += searcher->nodes() - before;
+        if (answer == Answer::none) refuted_ = std::max(refuted_, capacity);
+        if (answer != Answer::found) return;
+        std::vector<Offset> offset = searcher->offsets();
+        const Bytes peak = peak_of(part_, offset);
+        offer({std::move(offset), peak}, Method::search);
+    }
+
+    // Keep the buffers outside a time window where they are and search for a lower place for the rest.
+    void neighbourhood() {
+        const Bytes target = best_.peak - 1;
+        const Section m = part_.num_sections;
+        const Section half = 1 + static_cast<Section>(random_.below(1 + m / 4));
+        const Section middle = static_cast<Section>(random_.below(m));
+        Part part;
+        for (Index j = 0; j < part_.count(); ++j) {
+            const bool inside = part_.start[j] < middle + half && part_.end[j] > middle - half;
+            const bool high = best_.offset[j] + part_.size[j] > target;
+            part.push(part_, j, 0);
+            if (!inside && !high && part.fixed[j] < 0) part.fixed[j] = best_.offset[j], part.plain = false;
+        }
+        const auto searcher = make_search(part, use_.pruning(), best_.peak);
+        const auto order = order_by(keys(), "TWA", 0.2, random_);
+        const Answer answer = searcher->run(order, target, kNeighbourhoodLimit, budget_);
+        nodes_ += searcher->nodes();
+        if (answer != Answer::found) return;
+        std::vector<Offset> offset = searcher->offsets();
+        const Bytes peak = peak_of(part_, offset);
+        offer({std::move(offset), peak}, Method::neighbourhood);
+    }
+
+    const Part& part_;
+    Switches use_;
+    Random random_;
+    Budget& budget_;
+    Bytes refuted_;
+    Layout best_;
+    Method method_ = Method::first_fit;
+    Features keys_;
+    std::vector<Index> places_;
+    std::array<std::unique_ptr<Searcher>, 3> searchers_;
+    i64 rounds_ = 0, squeaks_ = 0, nodes_ = 0;
+};
+
+// All parts of an instance; `limit` is the capacity asked for, -1 = make the peak small.
+class Solver {
+   public:
+    Solver(const std::vector<Part>& parts, Switches use, Bytes limit, u64 seed, Budget& budget)
+        : parts_(parts), limit_(limit), budget_(budget) {
+        for (const Part& part : parts) bound_ = std::max(bound_, part.base + part.load);
+        for (const Part& part : parts) tasks_.emplace_back(part, use, seed + tasks_.size(), budget);
+    }
+
+    Status run(std::vector<Offset>& offset) {
+        const Bytes goal = std::max(limit_, bound_);
+        for (Task& task : tasks_) task.cheap(goal);
+        Bytes refuted = bound_ - 1;
+        while (!tasks_.empty() && !budget_.over()) {
+            Task& worst = *std::max_element(tasks_.begin(), tasks_.end(),
+                                            [](const Task& a, const Task& b) { return a.peak() < b.peak(); });
+            if (worst.peak() <= std::max(goal, refuted + 1) || (limit_ >= 0 && refuted >= limit_)) break;
+            if (worst.searchable()) worst.probe(std::max(goal, refuted + 1));
+            else worst.squeak();
+            refuted = std::max(refuted, worst.refuted());
+        }
+        return finish(offset, refuted);
+    }
+
+    i64 nodes() const {
+        i64 sum = 0;
+        for (const Task& task : tasks_) sum += task.nodes();
+        return sum;
+    }
+    Method method() const {
+        Method strongest = Method::first_fit;
+        for (const Task& task : tasks_) strongest = std::max(strongest, task.method());
+        return strongest;
+    }
+
+   private:
+    Status finish(std::vector<Offset>& offset, Bytes refuted) const {
+        Bytes peak = 0;
+        for (std::size_t at = 0; at < tasks_.size(); ++at) {
+            const Part& part = parts_[at];
+            peak = std::max(peak, tasks_[at].peak());
+            for (Index j = 0; j < part.count(); ++j) offset[part.id[j]] = part.base + tasks_[at].best().offset[j];
+        }
+        if (limit_ >= 0 && refuted >= limit_) return Status::infeasible;
+        if (peak <= refuted + 1) return Status::optimal;
+        return limit_ < 0 || peak <= limit_ ? Status::feasible : Status::time_limit;
+    }
+
+    const std::vector<Part>& parts_;
+    Bytes limit_;
+    Budget& budget_;
+    std::vector<Task> tasks_;
+    Bytes bound_ = 0;
+};
+
+}  // namespace packer

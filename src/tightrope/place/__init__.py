@@ -1,0 +1,6 @@
+"""Offsets for storages."""
+
+from tightrope.place.options import PlaceOptions
+from tightrope.place.placer import Interval, Placement, place
+
+__all__ = ["Interval", "PlaceOptions", "Placement", "place"]

@@ -1,0 +1,52 @@
+"""The placer's knobs."""
+
+from dataclasses import dataclass, fields
+
+from tightrope.native.packer import SWITCHES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceOptions:
+    """Switch single techniques of the placer off; the proved optimum never depends on them.
+
+    Attributes:
+        scaling: divide sizes by their greatest common divisor.
+        compression: keep only instants whose set of live buffers is not inside another's.
+        zero_cuts: solve stretches of time that no buffer connects one by one.
+        lifelong: give the lowest addresses to buffers that live through a whole stretch.
+        portfolio: first fit in twelve orders instead of one.
+        dives: skyline dives in five orders.
+        squeaky: repeat with the buffers that end too high moved forward.
+        search: canonical depth-first search, the only method that proves more than the load bound.
+        section_bounds: prune when floor + remaining bytes of an instant exceed the goal.
+        dominance: skip offsets under which another unplaced buffer would fit.
+        hatless: stop at a buffer that nothing unplaced lies above.
+        decomposition: split the unplaced buffers at zero cuts during the search.
+        skip_inference: a buffer passed over must rest on one that is still unplaced.
+        restarts: try other orders with growing node limits.
+        memory: remember states that were searched to the end without a solution.
+        neighbourhoods: free the buffers around a time window of the best answer and search again.
+    """
+
+    scaling: bool = True
+    compression: bool = True
+    zero_cuts: bool = True
+    lifelong: bool = True
+    portfolio: bool = True
+    dives: bool = True
+    squeaky: bool = True
+    search: bool = True
+    section_bounds: bool = True
+    dominance: bool = True
+    hatless: bool = True
+    decomposition: bool = True
+    skip_inference: bool = True
+    restarts: bool = True
+    memory: bool = True
+    neighbourhoods: bool = True
+
+    @property
+    def bits(self) -> int:
+        """The switches as the native placer reads them."""
+        assert tuple(field.name for field in fields(self)) == SWITCHES
+        return sum(1 << position for position, name in enumerate(SWITCHES) if getattr(self, name))

@@ -1,0 +1,194 @@
+"""Offset assignment for buffers with known lifetimes.
+
+Idea        First fit in several orders, skyline dives, and a canonical search where those leave a
+            gap; the work is done in C++ (``native/packer.cpp``), this file checks and reports.
+Source      see ``native/packer.cpp``
+Guarantee   Buffers whose lifetimes overlap get disjoint address ranges, aligned; an answer always
+            exists; equal input, options and seed give equal offsets unless the clock stops the run.
+Complexity  1e5 buffers well under a second, see ``benchmarks/placement.py``
+Gaps        one stream and one memory space
+
+    address ^
+            |      +--B--+
+            | +-A--+     |
+            +-+----+-----+-> time
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from tightrope.core import Bytes, NativeError, Offset, TightropeError
+from tightrope.native.packer import METHODS, STATUSES, Integers, Packed, pack
+from tightrope.place.fallback import pack_in_python
+from tightrope.place.options import PlaceOptions
+
+Interval: TypeAlias = tuple[Bytes, int, int]
+Status: TypeAlias = Literal["optimal", "feasible", "infeasible", "time_limit"]
+
+_LARGEST: Bytes = 2**60
+_WORK_PER_SECOND = 400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Addresses for buffers.
+
+    Attributes:
+        offsets: one per buffer, in the caller's order.
+        peak: largest offset + size.
+        lower_bound: largest number of bytes alive at one instant; no placement has a smaller peak.
+        status: ``optimal`` = the peak is proved smallest; ``feasible`` = within the capacity, or none
+            was asked, without that proof; ``infeasible`` = proved that nothing fits the capacity;
+            ``time_limit`` = the capacity was neither reached nor refuted. The offsets are valid
+            addresses in every case.
+        witness: indices of the buffers alive at the instant that sets ``lower_bound``.
+        cpu_seconds: processor time spent.
+        method: strongest method that improved the answer.
+        num_nodes: search nodes visited.
+    """
+
+    offsets: tuple[Offset, ...]
+    peak: Bytes
+    lower_bound: Bytes
+    status: Status
+    witness: tuple[int, ...]
+    cpu_seconds: float
+    method: str
+    num_nodes: int = 0
+
+
+def place(
+    buffers: Sequence[Interval],
+    *,
+    capacity: Bytes | None = None,
+    seconds: float = 1.0,
+    seed: int = 0,
+    alignments: Sequence[Bytes] | None = None,
+    fixed: Mapping[int, Offset] | None = None,
+    options: PlaceOptions | None = None,
+) -> Placement:
+    """Assign an offset to every buffer so that buffers alive together never overlap.
+
+    Args:
+        buffers: (size in bytes, start, end) with half-open lifetimes; offsets are multiples of the
+            sizes' greatest common divisor, so sizes rounded up to 64 need no ``alignments``.
+        capacity: stop as soon as the peak is at most this; None = make the peak as small as possible.
+        seconds: limit on the effort. Work is counted, so that results repeat; a clock stops a run
+            that takes four times as long.
+        seed: of the random orders.
+        alignments: one per buffer, at least 1.
+        fixed: offsets of buffers that must not move, by index.
+        options: techniques to switch off.
+
+    Returns:
+        The best placement found; see `Placement` for what its status promises.
+
+    Raises:
+        TightropeError: a malformed buffer, or fixed buffers that overlap or are not aligned.
+
+    Example:
+        >>> place([(128, 0, 4), (64, 0, 2), (64, 2, 4)]).offsets
+        (0, 128, 128)
+    """
+    begun = time.thread_time()
+    columns = _columns(buffers, alignments, fixed or {})
+    sizes, starts, ends = columns[:3]
+    if (capacity is not None and capacity < 0) or seconds < 0 or seed < 0:
+        raise TightropeError(
+            f"capacity ({capacity}), seconds ({seconds}) and seed ({seed}) must not be negative."
+        )
+    if len(sizes) == 0:
+        return Placement((), 0, 0, "optimal", (), time.thread_time() - begun, "nothing to place")
+    packed, method = _pack(
+        columns, -1 if capacity is None else min(capacity, _LARGEST), seconds, seed, options
+    )
+    alive = (starts <= packed.witness_time) & (packed.witness_time < ends) & (sizes > 0)
+    witness = np.flatnonzero(alive)
+    return Placement(
+        offsets=tuple(packed.offsets.tolist()),
+        peak=packed.peak,
+        lower_bound=int(sizes[witness].sum()),
+        status=STATUSES[packed.status],
+        witness=tuple(witness.tolist()),
+        cpu_seconds=time.thread_time() - begun,
+        method=method,
+        num_nodes=packed.nodes,
+    )
+
+
+def _pack(
+    columns: tuple[Integers, Integers, Integers, Integers, Integers],
+    capacity: Bytes,
+    seconds: float,
+    seed: int,
+    options: PlaceOptions | None,
+) -> tuple[Packed, str]:
+    try:
+        packed = pack(
+            columns,
+            capacity=capacity,
+            work=int(min(seconds, 1e6) * _WORK_PER_SECOND),
+            milliseconds=int(min(seconds, 1e6) * 4000) + 50,
+            seed=seed % 2**62,
+            switches=(options or PlaceOptions()).bits,
+        )
+    except NativeError:
+        return pack_in_python(columns, capacity=capacity), "first fit and dives in Python (no C++ compiler)"
+    return packed, METHODS[packed.method]
+
+
+def _columns(
+    buffers: Sequence[Interval], alignments: Sequence[Bytes] | None, fixed: Mapping[int, Offset]
+) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+    """Check the caller's values and turn them into arrays."""
+    try:
+        table = np.array(buffers, dtype=np.int64).reshape(len(buffers), 3)
+        aligned = np.ones(len(buffers), dtype=np.int64)
+        if alignments is not None:
+            aligned = np.array(alignments, dtype=np.int64).reshape(len(buffers))
+        pinned = np.full(len(buffers), -1, dtype=np.int64)
+        for index, offset in fixed.items():
+            if not (0 <= index < len(buffers) and 0 <= offset <= _LARGEST):
+                raise TightropeError(f"fixed offset {offset} of buffer {index} is out of range.")
+            pinned[index] = offset
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TightropeError(
+            f"buffers must be (size, start, end) integers of at most 62 bits, one alignment each: {error}."
+        ) from error
+    sizes, starts, ends = (np.ascontiguousarray(column) for column in table.T)
+    _check(sizes, starts, ends, aligned, pinned)
+    return sizes, starts, ends, aligned, pinned
+
+
+def _check(sizes: Integers, starts: Integers, ends: Integers, aligned: Integers, pinned: Integers) -> None:
+    for bad, problem in (
+        (sizes < 0, "a negative size"),
+        (ends <= starts, "an empty lifetime (end <= start)"),
+        ((starts < -(2**62)) | (ends > 2**62), "a time beyond 62 bits"),
+        ((aligned < 1) | (aligned > _LARGEST), "an alignment outside 1..2^60"),
+        ((pinned >= 0) & (pinned % np.maximum(aligned, 1) != 0), "a fixed offset that breaks its alignment"),
+    ):
+        if bad.any():
+            index = int(np.flatnonzero(bad)[0])
+            raise TightropeError(
+                f"buffer {index} (size {sizes[index]}, life [{starts[index]}, {ends[index]})) has {problem}."
+            )
+    total = float(
+        sizes.sum(dtype=np.float64) + aligned.sum(dtype=np.float64) + max(0, int(pinned.max(initial=0)))
+    )
+    if total > _LARGEST:
+        raise TightropeError(f"the buffers add up to about {total:.3g} bytes; at most 2^60 can be placed.")
+    held = np.flatnonzero((pinned >= 0) & (sizes > 0))
+    _check_fixed(held[np.argsort(pinned[held], kind="stable")], sizes, starts, ends, pinned)
+
+
+def _check_fixed(held: Integers, sizes: Integers, starts: Integers, ends: Integers, pinned: Integers) -> None:
+    for position, a in enumerate(held):
+        later = held[position + 1 :]
+        clash = (pinned[later] < pinned[a] + sizes[a]) & (starts[later] < ends[a]) & (starts[a] < ends[later])
+        if clash.any():
+            raise TightropeError(f"fixed buffers {a} and {later[clash][0]} overlap in time and in address.")

@@ -1,0 +1,61 @@
+"""Prices on disk: measured once per op, shapes, dtypes, threads and versions."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from tightrope.core import PlanFileError
+from tightrope.native import cache_folder
+from tightrope.price.measure import Measured
+
+_LIMIT = 64 * 2**20
+
+
+class PriceStore:
+    """Prices of one environment (device, threads, versions), kept in one file.
+
+    A damaged file is refused with its name; deleting it costs only the time to measure again.
+    """
+
+    def __init__(self, environment: tuple[tuple[str, str], ...], folder: Path | None = None) -> None:
+        name = hashlib.sha256(repr(sorted(environment)).encode()).hexdigest()[:16]
+        self.path = (folder or cache_folder()) / f"prices-{name}.json"
+        self.prices: dict[str, Measured] = {}
+        self.changed = False
+        if self.path.is_file():
+            self.prices = _read(self.path)
+
+    def get(self, key: str) -> Measured | None:
+        """Look up a price."""
+        return self.prices.get(key)
+
+    def put(self, key: str, price: Measured) -> None:
+        """Keep a price until `save`."""
+        self.prices[key] = price
+        self.changed = True
+
+    def save(self) -> None:
+        """Write the prices; a folder that cannot be written only costs the next run its time."""
+        if not self.changed:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(self.prices))
+            os.replace(name, self.path)
+        except OSError:
+            return
+        self.changed = False
+
+
+def _read(path: Path) -> dict[str, Measured]:
+    if path.stat().st_size > _LIMIT:
+        raise PlanFileError(f"price file {path.name} is larger than 64 MiB: delete it.")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Measured])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise PlanFileError(f"price file {str(path)!r} is damaged ({error}): delete it.") from error

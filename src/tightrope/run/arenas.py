@@ -1,0 +1,72 @@
+"""Arenas for the steps of one program.
+
+One arena serves step after step. It cannot be taken while blocks in it are alive: those of a
+forward whose backward has yet to come keep it leased; those that the user keeps (gradients that
+accumulate) make it retire, and the next step gets a fresh one.
+"""
+
+import torch
+
+from tightrope.core import Bytes
+from tightrope.native.allocator import Allocator
+
+
+class Arenas:
+    """The arenas of one program; state of the runtime, used from one thread at a time."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self._idle: list[int] = []
+        self._busy: set[int] = set()
+
+    def reclaim(self) -> tuple[int | None, Bytes]:
+        """Lease an arena whose blocks are all dead; retire those that still hold some.
+
+        Returns:
+            The arena, or None, and the bytes that it is charged.
+        """
+        found: int | None = None
+        for arena in self._idle:
+            if found is None and self._lease(arena):
+                found = arena
+            else:
+                self._allocator.retire(arena)
+        self._idle = []
+        if found is None:
+            return None, 0
+        self._busy.add(found)
+        return found, self._allocator.arena(found).charge
+
+    def _lease(self, arena: int) -> bool:
+        try:
+            return self._allocator.lease(arena)
+        except torch.OutOfMemoryError:
+            return False
+
+    def fit(self, arena: int | None, size: Bytes) -> int:
+        """Return a leased arena of exactly ``size`` bytes, using ``arena`` if it is one.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it under the limit.
+        """
+        if arena is not None:
+            if self._allocator.arena(arena).bytes == size:
+                return arena
+            self._busy.discard(arena)
+            self._allocator.retire(arena)
+        opened = self._allocator.open_arena(size)
+        self._busy.add(opened)
+        return opened
+
+    def finish(self, arena: int) -> None:
+        """End a step: live blocks stay, free pages may be given back."""
+        if arena in self._busy:
+            self._busy.discard(arena)
+            self._allocator.idle(arena)
+            self._idle.append(arena)
+
+    def close(self) -> None:
+        """Retire everything that no step is using."""
+        for arena in self._idle:
+            self._allocator.retire(arena)
+        self._idle = []

@@ -1,0 +1,53 @@
+"""A plan made executable: code, registered addresses, and where the forward ends."""
+
+from dataclasses import dataclass
+
+from tightrope.capture.program import Program
+from tightrope.core import Bytes, Compute, Graph, Plan, Trace
+from tightrope.native.allocator import Allocator
+from tightrope.plan import timeline
+from tightrope.run.emit import Code, emit
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan, its code and its addresses.
+
+    Attributes:
+        plan: as found.
+        code: flat functions.
+        table: id of the registered sizes and offsets, -1 without a hook.
+        num_allocations: in one step.
+        num_forward: of those, before control returns to the user.
+        arena: bytes.
+        forecast: allocations with lifetimes, as planned.
+    """
+
+    plan: Plan
+    code: Code
+    table: int
+    num_allocations: int
+    num_forward: int
+    arena: Bytes
+    forecast: Trace
+
+
+def choose(program: Program, plan: Plan, allocator: Allocator | None) -> Chosen:
+    """Compile a plan and register its addresses."""
+    trace = timeline(program.graph, plan.schedule)
+    sizes = [buffer.bytes for buffer in trace.buffers]
+    table = allocator.register_plan(sizes, plan.offsets) if allocator is not None else -1
+    return Chosen(
+        plan, emit(program, plan.schedule), table, len(sizes),
+        _num_forward(program.graph, plan), plan.forecast.arena, trace,
+    )  # fmt: skip
+
+
+def _num_forward(graph: Graph, plan: Plan) -> int:
+    count = 0
+    for step in plan.schedule.steps:
+        if isinstance(step, Compute):
+            if graph.split >= 0 and step.op == graph.boundary - 1:
+                break
+            count += len(graph.allocations(graph.op(step.op)))
+    return count

@@ -1,0 +1,206 @@
+"""`compile`: a byte budget for a model, in any training loop.
+
+The model object stays what it is: same class, parameters, ``state_dict`` and hooks. Only the way
+in which a call runs changes (torch's own per-module compile slot is used). Each new input shape is
+captured and planned once.
+"""
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from tightrope.capture import _torch
+from tightrope.capture.dynamo import make_backend
+from tightrope.capture.program import Program
+from tightrope.core import Bytes, Machine, TightropeError, parse_bytes
+from tightrope.run.ledger import Ledger, ledger
+from tightrope.run.progress import Progress
+from tightrope.run.replay import Replay, replay
+from tightrope.run.runner import InferenceRunner, Options, PlannedRunner
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+_RECOMPILE_LIMIT = 256
+"""Shapes (and train/eval, grad/no-grad) that one model may be planned for."""
+
+
+class Runner(Protocol):
+    """See `tightrope.capture.dynamo.Runner`."""
+
+    def forward(self, args: list[Any]) -> list[Any]: ...
+    def backward(self, args: list[Any]) -> list[Any]: ...
+    def inference(self, args: list[Any]) -> list[Any]: ...
+
+
+class Handle:
+    """What belongs to one compiled model: its runners, one per captured graph, and its level.
+
+    Attributes:
+        level: ``L1`` (planned), or ``L0`` (planned addresses only) with the reason in ``why``.
+        budget: as asked.
+        runners: training graphs in order of capture.
+        replay: the L0 recorder, when that level is used.
+    """
+
+    def __init__(self, budget: str | int, options: Options, *, progress: Progress) -> None:
+        self.level, self.why = "L1", ""
+        self.budget, self.options, self.progress = budget, options, progress
+        self.runners: list[PlannedRunner] = []
+        self.replay: Replay | None = None
+        self.ledger: Ledger = ledger()
+
+    def host(self, program: Program, real: Sequence[Any]) -> Runner:
+        """Make the runner of a captured graph."""
+        if program.num_forward_outputs == len(program.outputs):
+            return InferenceRunner(program, self.ledger)
+        runner = PlannedRunner(program, real, self.options, self.ledger, self.progress)
+        self.ledger.hold(self, max(runner.budget for runner in [*self.runners, runner]))
+        self.runners.append(runner)
+        return runner
+
+    def drop_to_replay(self, reason: str) -> None:
+        """Fall back to level 0 and say why."""
+        self.level, self.why = "L0", reason
+        if not isinstance(self.options.budget, int):
+            raise TightropeError(f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes.")
+        self.replay = replay(budget=self.options.budget)
+        warnings.warn(
+            f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}", stacklevel=4
+        )
+
+    def next_step(self) -> None:
+        """Tell the L0 recorder that a training step begins."""
+        assert self.replay is not None
+        if self.replay.active:
+            self.replay.__exit__(None, None, None)
+        self.replay.__enter__()
+
+
+_HANDLES: "weakref.WeakKeyDictionary[torch.nn.Module, Handle]" = weakref.WeakKeyDictionary()
+
+
+def handle_of(model: torch.nn.Module) -> Handle:
+    """Find the handle of a compiled model.
+
+    Raises:
+        TightropeError: the model was not compiled by `compile`.
+    """
+    if model not in _HANDLES:
+        raise TightropeError(f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first.")
+    return _HANDLES[model]
+
+
+def compile(  # noqa: A001
+    model: Model,
+    *,
+    budget: str | int,
+    example: Any = None,
+    verify: str | None = "first",
+    machine: Machine | None = None,
+    seed: int = 0,
+    seconds: float | None = None,
+    progress: bool | None = None,
+) -> Model:
+    """Hold the training steps of ``model`` to a number of bytes, with unchanged results.
+
+    The budget is the total on the device during the step: parameters, buffers, optimizer state,
+    inputs, activations, gradients and temporaries, placed at planned addresses. Losses, gradients,
+    buffers and random streams are bit-equal to the captured graph without a plan.
+
+    Args:
+        model: trained in place; the same object is returned.
+        budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs.
+        example: inputs (a tuple of positional or a dict of keyword arguments) to capture and plan
+            with now; by default this happens at the first call.
+        verify: ``"first"`` compares the first step with a reference and raises on any difference;
+            None does not.
+        machine: profile to check the budget against; default: this machine.
+        seed: of the plan search.
+        seconds: of plan search; default: until the default effort is spent.
+        progress: show progress; default: on a terminal.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        BudgetSyntaxError: the budget is not an amount of memory.
+        InfeasibleError: at the first call (or now, with ``example``): no plan fits.
+        VerificationError: at the first call: results differ from the reference.
+
+    Example:
+        >>> import torch, tightrope
+        >>> model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB")
+        >>> model(torch.ones(2, 8)).sum().backward()
+    """
+    if verify not in ("first", None):
+        raise TightropeError(f'verify={verify!r}: use "first" or None.')
+    handle = Handle(
+        budget,
+        Options(_budget(budget, machine), verify=verify == "first", seed=seed, seconds=seconds),
+        progress=Progress(shown=progress),
+    )
+    _torch.ignore_logging()
+    backend = make_backend(handle.host, name=type(model).__name__)
+    planned = torch.compile(model._call_impl, backend=backend, fullgraph=True, dynamic=False)
+    model._compiled_call_impl = _entry(weakref.ref(model), handle, planned)  # type: ignore[assignment]
+    _HANDLES[model] = handle
+    if example is not None:
+        _plan_ahead(model, example)
+    return model
+
+
+def _budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        parse_bytes(budget, whole=1)
+        return lambda whole: parse_bytes(budget, whole=whole)
+    size = parse_bytes(budget)
+    if machine is not None and size > machine.tiers[0].bytes:
+        raise TightropeError(
+            f"budget {budget!r} is more than {machine.name} has ({machine.tiers[0].bytes} bytes of {machine.tiers[0].name})."
+        )
+    return size
+
+
+def _entry(reference: "weakref.ref[torch.nn.Module]", handle: Handle, planned: Callable[..., Any]) -> Callable[..., Any]:
+    unsupported = _torch.unsupported_errors()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if handle.level == "L0":
+            handle.next_step()
+            model = reference()
+            assert model is not None
+            return model._call_impl(*args, **kwargs)
+        try:
+            with _torch.dynamo_settings(recompile_limit=_RECOMPILE_LIMIT, accumulated_recompile_limit=4 * _RECOMPILE_LIMIT):
+                return planned(*args, **kwargs)
+        except unsupported as error:
+            reason = _reason(error)
+        except Exception as error:
+            cause = _torch.cause_in_backend(error)
+            if cause is None or cause is error:
+                raise
+            raise cause from None
+        handle.drop_to_replay(reason)
+        return call(*args, **kwargs)
+
+    return call
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "The step cannot be captured as one graph: " + (lines[0].rstrip(".") if lines else type(error).__name__) + "."
+
+
+def _plan_ahead(model: torch.nn.Module, example: Any) -> None:
+    """Capture and plan without changing anything: buffers and the random state are put back."""
+    state = torch.default_generator.get_state()
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    try:
+        model(**example) if isinstance(example, dict) else model(*example)
+    finally:
+        torch.default_generator.set_state(state)
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])

@@ -1,0 +1,91 @@
+"""Who holds how many bytes: the process-wide side of the budget.
+
+The budget covers every byte on the device, and the allocator counts all it has served. Tensors
+older than the hook are not in its books; they are found among the arguments of the step and
+subtracted from what the hook may serve:
+
+    limit = budget - bytes of tensors older than the hook
+
+Between steps the limit stays on: loss, optimizer and user code live under it too.
+"""
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from tightrope.core import Bytes, NativeError, round_up
+from tightrope.native.allocator import Allocator, allocator
+
+
+class Ledger:
+    """Bytes and limits of one process; get it from `ledger`.
+
+    Attributes:
+        allocator: the hook, or None when it could not be built.
+        note: why there is no hook, in one sentence, or the empty string.
+    """
+
+    def __init__(self) -> None:
+        self.allocator: Allocator | None
+        self.note = ""
+        try:
+            self.allocator = allocator()
+        except NativeError as error:
+            self.allocator, self.note = None, f"checked, not enforced: {error}"
+        self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
+        self._older: dict[int, tuple[weakref.ref[torch.Tensor], Bytes]] = {}
+
+    def hold(self, owner: object, budget: Bytes) -> None:
+        """Hold the process to ``budget`` for as long as ``owner`` lives; the largest of several counts."""
+        self._budgets[owner] = budget
+        self._apply()
+
+    def release(self, owner: object) -> None:
+        """Lift the budget of ``owner``."""
+        if self._budgets.pop(owner, None) is not None:
+            self._apply()
+
+    def budget_of(self, owner: object) -> Bytes:
+        """Look up what ``owner`` holds the process to; 0 = nothing yet."""
+        return self._budgets.get(owner, 0)
+
+    def _apply(self) -> None:
+        if self.allocator is None:
+            return
+        budget = max(self._budgets.values(), default=None)
+        self.allocator.limit = None if budget is None else max(budget - self.older, 0)
+
+    @property
+    def older(self) -> Bytes:
+        """Bytes of known tensors that the hook did not serve."""
+        return sum(size for _, size in self._older.values())
+
+    def note_tensors(self, tensors: Iterable[Any]) -> None:
+        """Look for tensors older than the hook and adjust the limit."""
+        if self.allocator is None:
+            return
+        before = len(self._older)
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                address = tensor.untyped_storage().data_ptr()
+                if address and address not in self._older and not self.allocator.owns(address):
+                    size = round_up(tensor.untyped_storage().nbytes())
+                    self._older[address] = (weakref.ref(tensor), size)
+        dead = [address for address, (tensor, _) in self._older.items() if tensor() is None]
+        for address in dead:
+            del self._older[address]
+        if dead or len(self._older) != before:
+            self._apply()
+
+    def charged(self) -> Bytes:
+        """Bytes charged now: what the hook counts plus older tensors."""
+        return (self.allocator.stats().charged if self.allocator is not None else 0) + self.older
+
+
+@functools.cache
+def ledger() -> Ledger:
+    """Return the process's ledger; the first call installs the allocator hook."""
+    return Ledger()

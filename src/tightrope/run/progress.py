@@ -1,0 +1,61 @@
+"""Progress on anything that may take over two seconds; silent when standard error is not a terminal."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.status import Status
+
+from tightrope.core import Bytes, format_bytes, format_time
+from tightrope.plan import Progress as SearchProgress
+
+_INTERVAL = 0.1
+
+
+class Progress:
+    """One status line on standard error.
+
+    Args:
+        shown: None = only on a terminal.
+    """
+
+    def __init__(self, *, shown: bool | None = None) -> None:
+        self.shown = sys.stderr.isatty() if shown is None else shown
+        self._console = Console(stderr=True)
+
+    @contextmanager
+    def _status(self, text: str) -> Iterator[Status | None]:
+        if not self.shown:
+            yield None
+            return
+        with self._console.status(text) as status:
+            yield status
+
+    @contextmanager
+    def task(self, text: str, total: int) -> Iterator[Callable[[int, int, str], None]]:
+        """Show ``text`` with a count while the block runs; call the result with (done, total, what)."""
+        last = time.monotonic()
+        with self._status(f"tightrope: {text} ({total})") as status:
+
+            def tick(done: int, of: int, what: str) -> None:
+                nonlocal last
+                if status is not None and time.monotonic() - last > _INTERVAL:
+                    last = time.monotonic()
+                    status.update(f"tightrope: {text} {done}/{of} {what}")
+
+            yield tick
+
+    @contextmanager
+    def search(self, budget: Bytes) -> Iterator[Callable[[SearchProgress], None]]:
+        """Show the best plan so far while the search runs."""
+        with self._status(f"tightrope: planning for {format_bytes(budget)}") as status:
+
+            def report(now: SearchProgress) -> None:
+                if status is not None:
+                    status.update(
+                        f"tightrope: planning for {format_bytes(budget)}: best step {format_time(now.best_ns)}, {now.message}"
+                    )
+
+            yield report

@@ -1,0 +1,333 @@
+"""L0: run any training loop whose allocations repeat at planned addresses, under a hard limit.
+
+Idea        Two steps warm up, one is recorded, every allocation of it that also died in it gets an
+            address in one arena, and from then on the k-th allocation is served from there.
+            What outlives the recorded step (gradients, outputs, optimizer state) stays on the heap.
+Guarantee   Bytes charged never exceed the budget, from the first step on: an allocation that would
+            is refused with torch.OutOfMemoryError before memory is touched. A live block is never
+            overwritten, and results are those of the loop without it, bit for bit.
+Complexity  One placement per recording; per allocation O(log live blocks).
+Gaps        One plan at a time: batches of changing shapes record again at each change. What the
+            step allocates outside torch's CPU allocator (numpy, files, kernels' own malloc) is not
+            counted.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tightrope.core import (
+    Buffer,
+    Bytes,
+    InfeasibleError,
+    Offset,
+    TightropeError,
+    Trace,
+    format_bytes,
+    parse_bytes,
+    round_up,
+)
+from tightrope.native.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd, allocator
+from tightrope.native.build import compiler
+from tightrope.place import place
+
+Phase = Literal["warm-up", "record", "replay"]
+
+_LONGEST_WAIT: Final = 64
+"""Largest number of steps to wait for steady shapes, after recordings that did not repeat."""
+
+
+def replay(
+    budget: str | Bytes, *, external: Bytes | None = None, warmup: int = 2, seconds: float = 1.0
+) -> "Replay":
+    """Hold a training loop to a memory budget, without capturing it.
+
+    Args:
+        budget: bytes for everything on the CPU during a step: ``"300MiB"``, ``314572800``.
+        external: bytes of the budget that belong to tensors made before the allocator was
+            installed; None = measure them (see `uncounted_bytes`).
+        warmup: steps before the one that is recorded.
+        seconds: longest time to spend on one placement.
+
+    Returns:
+        A context manager to use around every step.
+
+    Raises:
+        BudgetSyntaxError: the budget is not an amount of memory.
+        InfeasibleError: what exists already is larger than the budget.
+        NativeError: there is a C++ compiler, but it could not build the allocator.
+
+    Example:
+        >>> guard = replay("300MiB")  # doctest: +SKIP
+        >>> for batch in data:  # doctest: +SKIP
+        ...     with guard:
+        ...         train_step(batch)
+    """
+    return Replay(budget, external=external, warmup=warmup, seconds=seconds)
+
+
+class Replay:
+    """The context manager made by `replay`.
+
+    Attributes:
+        level: always ``L0``.
+        enforced: whether the limit is hard; False without a C++ compiler.
+        note: one sentence on what holds, and why not more.
+        budget: total bytes asked for.
+        external: bytes of it taken by tensors that the allocator does not count.
+        phase: what the next step is for: ``warm-up``, ``record`` or ``replay``.
+        steps: steps finished without an exception.
+        hits: allocations served as planned, over all replayed steps.
+        misses: planned allocations that were not, over all replayed steps.
+        outside_bytes: bytes served from the heap because a replay had diverged, over all steps.
+        arena: bytes of the arena, 0 before there is a plan.
+        live_peak: largest number of live bytes in the last step, ``external`` included.
+        charged_peak: largest number of bytes held against the budget in the last step; without a
+            C++ compiler, the largest live bytes seen.
+        divergence: the last one, or None.
+        trace: allocations of the last recorded step with their offsets, or None before it.
+    """
+
+    level: Final = "L0"
+
+    def __init__(
+        self, budget: str | Bytes, *, external: Bytes | None = None, warmup: int = 2, seconds: float = 1.0
+    ) -> None:
+        self.budget = parse_bytes(budget)
+        self._allocator: Allocator | None = allocator() if compiler() is not None else None
+        self.enforced = self._allocator is not None
+        self.note = "enforced by the allocator" if self.enforced else "checked, not enforced: no C++ compiler"
+        self.external = uncounted_bytes(self._allocator) if external is None else external
+        if self.external > self.budget:
+            raise InfeasibleError(
+                f"asked {format_bytes(self.budget)}; tensors that exist already take "
+                f"{format_bytes(self.external)}. Raise the budget, or use a smaller model.",
+                asked=self.budget,
+                lower_bound=self.external,
+            )
+        self.phase: Phase = "warm-up" if warmup > 0 else "record"
+        self.steps = self.hits = self.misses = self.outside_bytes = self.arena = 0
+        self.live_peak = self.charged_peak = 0
+        self.divergence: Divergence | None = None
+        self.trace: Trace | None = None
+        self._wait, self._seconds = warmup, seconds
+        self._num_failures = self._charged_before = 0
+        self._inside = False
+        self._arena_id = self._plan_id = 0
+        self._sizes: tuple[Bytes, ...] = ()
+        self._limit_before: Bytes | None = None
+        self._meter: _Meter | None = None
+
+    def __enter__(self) -> "Replay":
+        if self._inside:
+            raise TightropeError("this replay is inside a step already; leave its `with` block first.")
+        if self._allocator is None:
+            self._meter = _Meter(self.external) if self.phase != "replay" else None
+        else:
+            self._begin(self._allocator)
+        self._inside = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._inside = False
+        finished = kind is None
+        self.steps += finished
+        if self._allocator is not None:
+            self._end(self._allocator, finished=finished)
+        elif self._meter is not None:
+            peak, self._meter = self._meter.stop(), None
+            if finished:
+                self._check(peak)
+
+    def close(self) -> None:
+        """Give the arena back; the next step records again."""
+        if self._allocator is not None and self._plan_id:
+            self._forget(self._allocator)
+            self.phase = "record"
+
+    # with the allocator
+
+    def _begin(self, native: Allocator) -> None:
+        self._limit_before, native.limit = native.limit, self.budget - self.external
+        native.reset_peaks()
+        try:
+            if self.phase == "replay" and self._lease(native):
+                native.begin_replay(self._arena_id, self._plan_id)
+            elif self.phase == "record":
+                self._charged_before = native.stats().charged
+                native.begin_record()
+        except BaseException:
+            native.limit = self._limit_before
+            raise
+
+    def _lease(self, native: Allocator) -> bool:
+        """Take the arena, or a fresh one if a tensor in it is still alive; if neither fits, record again."""
+        try:
+            if not native.lease(self._arena_id):
+                native.retire(self._arena_id)
+                self._arena_id = 0
+                self._arena_id = native.open_arena(self.arena)
+        except torch.OutOfMemoryError:
+            self._forget(native)
+            self.phase = "record"
+        return self.phase == "replay"
+
+    def _end(self, native: Allocator, *, finished: bool) -> None:
+        native.limit = self._limit_before
+        stats = native.stats()
+        self.live_peak = self.external + stats.live_peak
+        self.charged_peak = self.external + stats.charged_peak
+        if self.phase == "replay":
+            self._end_replay(native, native.end_replay(), finished=finished)
+        elif self.phase == "record":
+            events = native.end_record()
+            if finished:
+                self._plan(native, events.events, events.buffers())
+        elif finished:
+            self._wait -= 1
+            self.phase = "warm-up" if self._wait > 0 else "record"
+
+    def _end_replay(self, native: Allocator, end: ReplayEnd, *, finished: bool) -> None:
+        self.hits += end.reached
+        divergence = end.divergence
+        if divergence is None and finished and end.reached < len(self._sizes):
+            divergence = Divergence(end.reached, self._sizes[end.reached], 0, "short", 0)
+        if divergence is None:
+            native.idle(self._arena_id)
+            self._num_failures = 0 if finished else self._num_failures
+            return
+        self.divergence = divergence
+        self.misses += max(len(self._sizes) - end.reached, 1)
+        self.outside_bytes += divergence.outside
+        self._forget(native)
+        # A loop that never repeats must not pay for a placement at every step.
+        self._wait = min(2**self._num_failures, _LONGEST_WAIT) - 1
+        self._num_failures += 1
+        self.phase = "warm-up" if self._wait > 0 else "record"
+
+    def _plan(self, native: Allocator, events: Sequence[MemoryEvent], buffers: Sequence[Buffer]) -> None:
+        """Place what died in the recorded step, check the sum against the budget, open the arena."""
+        offsets, arena = _offsets(buffers, len(events), self._seconds)
+        self.trace = Trace(
+            "observed",
+            tuple(
+                Buffer(b.bytes, b.start, b.end, offset) for b, offset in zip(buffers, offsets, strict=True)
+            ),
+            num_events=len(events),
+        )
+        outside = _heap_peak(self._charged_before, events, offsets)
+        total = self.external + outside + arena
+        if total > self.budget:
+            raise InfeasibleError(
+                f"asked {format_bytes(self.budget)}; smallest found {format_bytes(total)} (arena "
+                f"{format_bytes(arena)} + outside it {format_bytes(outside)} + from before "
+                f"{format_bytes(self.external)}); this sequence of allocations needs at least "
+                f"{format_bytes(self.charged_peak)}. "
+                f'Try budget="{-(-total // 2**20)}MiB", more seconds for the placement, or a smaller batch.',
+                asked=self.budget,
+                smallest_found=total,
+                lower_bound=self.charged_peak,
+            )
+        self.arena, self._sizes = arena, tuple(buffer.bytes for buffer in buffers)
+        self._plan_id = native.register_plan(self._sizes, offsets)
+        self._arena_id = native.open_arena(arena)
+        native.idle(self._arena_id)
+        self.phase = "replay"
+
+    def _forget(self, native: Allocator) -> None:
+        if self._arena_id:
+            native.retire(self._arena_id)
+        native.drop_plan(self._plan_id)
+        self._arena_id = self._plan_id = self.arena = 0
+
+    # without it
+
+    def _check(self, peak: Bytes) -> None:
+        self.live_peak = self.charged_peak = peak
+        self._wait -= 1
+        # The first steps show the peak; measuring the later ones would only slow them down.
+        self.phase = "warm-up" if self._wait > 0 else "record" if self._wait == 0 else "replay"
+        if peak > self.budget:
+            raise InfeasibleError(
+                f"asked {format_bytes(self.budget)}; the step used {format_bytes(peak)} ({self.note}). "
+                "Raise the budget, use a smaller batch, or install a C++ compiler to enforce the limit.",
+                asked=self.budget,
+                smallest_found=peak,
+            )
+
+
+def _offsets(buffers: Sequence[Buffer], num_events: int, seconds: float) -> tuple[tuple[Offset, ...], Bytes]:
+    """Place the buffers that die before the end; the others get -1. Also return the arena's bytes."""
+    inside = [k for k, buffer in enumerate(buffers) if buffer.end < num_events]
+    offsets = [-1] * len(buffers)
+    blocks = [(round_up(buffers[k].bytes), buffers[k].start, buffers[k].end) for k in inside]
+    placement = place(blocks, seconds=seconds)
+    for k, offset in zip(inside, placement.offsets, strict=True):
+        offsets[k] = offset
+    return tuple(offsets), placement.peak
+
+
+def _heap_peak(before: Bytes, events: Sequence[MemoryEvent], offsets: Sequence[Offset]) -> Bytes:
+    """Replay the recorded step without its planned blocks: the largest number of bytes charged outside."""
+    now = peak = before
+    for event in events:
+        if event.allocation >= 0 and offsets[event.allocation] >= 0:
+            continue
+        now += round_up(event.bytes) if event.kind == "alloc" else -round_up(event.bytes)
+        peak = max(peak, now)
+    return peak
+
+
+def uncounted_bytes(native: Allocator | None) -> Bytes:
+    """Sum the storages of the CPU tensors that Python knows and ``native`` did not make.
+
+    Each storage counts once, rounded up to 64 bytes. Tensors held only by C++ code (values that
+    autograd saved, for example) are not seen. With None, every CPU tensor counts.
+    """
+    sizes: dict[int, Bytes] = {}
+    for tensor in _python_tensors():
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # sparse and other layouts: their parts are tensors of their own
+            continue
+        if storage.device.type == "cpu" and (address := storage.data_ptr()):
+            sizes[address] = storage.nbytes()
+    return sum(
+        round_up(size) for address, size in sizes.items() if native is None or not native.owns(address)
+    )
+
+
+def _python_tensors() -> Iterator[torch.Tensor]:
+    for value in gc.get_objects():
+        if issubclass(type(value), torch.Tensor):
+            yield value
+            if value.is_leaf and value.grad is not None:
+                yield value.grad
+
+
+class _Meter:
+    """Measure the peak of one step from the profiler's memory events."""
+
+    def __init__(self, external: Bytes) -> None:
+        self._before = max(external, uncounted_bytes(None))
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._profile.start()
+
+    def stop(self) -> Bytes:
+        """Return the largest number of live bytes, what existed before included."""
+        self._profile.stop()
+        results = self._profile.profiler.kineto_results if self._profile.profiler else None
+        events: list[Any] = results.events() if results else []  # torch's stub lacks `nbytes`
+        changes = [event for event in events if event.name() == "[memory]"]
+        now = peak = self._before
+        for event in sorted(changes, key=lambda event: event.start_ns()):
+            size = event.nbytes()
+            now += round_up(size) if size > 0 else -round_up(-size)
+            peak = max(peak, now)
+        return peak

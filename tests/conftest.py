@@ -1,0 +1,24 @@
+"""Fixtures for every test: one thread, and no limit, recording or replay left behind."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import torch
+
+from tightrope.core import NativeError
+from tightrope.native.allocator import allocator
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_allocator() -> Iterator[None]:
+    """Put the process-wide allocator, if a test installed it, back to plain counting."""
+    yield
+    if allocator.cache_info().currsize:
+        native = allocator()
+        native.limit = None
+        for end in (native.end_record, native.end_replay):
+            with suppress(NativeError):
+                end()
