@@ -1,1 +1,55 @@
-"""State the limit, get a plan, run it, and see the proof."""
+"""State the limit, get a plan, run it, and see the proof.
+
+    model = tightrope.compile(model, budget="8GiB")     # any loop; same losses, same gradients
+
+`compile` holds the training steps of a model to a number of bytes; `replay` does so for any loop
+whose allocations repeat, without a capture; `capture` and `plan` are the parts, for a closer look.
+"""
+
+from tightrope.capture.api import capture
+from tightrope.core import (
+    BudgetSyntaxError,
+    CaptureError,
+    FingerprintError,
+    Graph,
+    InfeasibleError,
+    JudgeError,
+    Limits,
+    Machine,
+    NativeError,
+    Plan,
+    PlanFileError,
+    TightropeError,
+    VerificationError,
+    format_bytes,
+    parse_bytes,
+)
+from tightrope.run.compile import compile  # noqa: A004
+from tightrope.run.replay import Replay, replay
+from tightrope.run.report import Report, report
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetSyntaxError",
+    "CaptureError",
+    "FingerprintError",
+    "Graph",
+    "InfeasibleError",
+    "JudgeError",
+    "Limits",
+    "Machine",
+    "NativeError",
+    "Plan",
+    "PlanFileError",
+    "Replay",
+    "Report",
+    "TightropeError",
+    "VerificationError",
+    "capture",
+    "compile",
+    "format_bytes",
+    "parse_bytes",
+    "replay",
+    "report",
+]

@@ -25,6 +25,7 @@ def _resolve(path: str) -> object:
 PROBES: dict[str, str] = {
     "aot backend": "torch._dynamo.backends.common.aot_autograd",
     "dynamo config": "torch._dynamo.config.patch",
+    "custom op check": "torch._functorch.config.check_custom_op_aliasing",
     "trace autograd": "torch._dynamo.config.trace_autograd_ops",
     "recompile limit": "torch._dynamo.config.recompile_limit",
     "unsupported": "torch._dynamo.exc.Unsupported",
@@ -103,14 +104,19 @@ def unsupported_errors() -> tuple[type[BaseException], ...]:
 
 
 @contextmanager
-def dynamo_settings(**settings: Any) -> Iterator[None]:
-    """Patch Dynamo's configuration for a while; names that this torch lacks are an error."""
-    import torch._dynamo.config as config
+def calling(recompile_limit: int) -> Iterator[None]:
+    """Settings for a call of a compiled model.
 
-    missing = [name for name in settings if not hasattr(config, name)]
-    if missing:
-        raise CaptureError(f"torch {torch.__version__} has no Dynamo setting {', '.join(missing)}; see `tightrope doctor`.")
-    with config.patch(**settings):
+    Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of
+    custom ops at the first run is switched off: it runs ops under a dispatch mode, in which they
+    make other allocations than ever after.
+    """
+    import torch._dynamo.config as config
+    import torch._functorch.config as functorch
+
+    limits = {"recompile_limit": recompile_limit, "accumulated_recompile_limit": 4 * recompile_limit}
+    check = {"check_custom_op_aliasing": False} if hasattr(functorch, "check_custom_op_aliasing") else {}
+    with config.patch(**limits), functorch.patch(**check):
         yield
 
 

@@ -11,10 +11,9 @@ Gaps        Recomputable storages are counted only where they are read. What an 
             in place cannot be made again either; that is not used.
 """
 
-from tightrope.core import Bytes, Flag, Graph, JudgeError, OpId, StorageId
+from tightrope.core import Bytes, Graph, JudgeError, OpId, StorageId
 from tightrope.judge.ledger import op_need
-
-_NEVER_TWICE = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
+from tightrope.judge.versions import runs_once
 
 
 def floors(graph: Graph) -> tuple[Bytes, ...]:
@@ -71,9 +70,8 @@ def _pinned_until(graph: Graph) -> dict[StorageId, OpId]:
         for storage in op.reads:
             if storage in lasting:
                 pinned[storage] = op.id
-        once = bool(op.flags & _NEVER_TWICE or op.mutates)
         again = set(graph.op(op.replay).creates) if op.replay >= 0 else set()
-        lasting.update(storage for storage in op.creates if once and storage not in again)
+        lasting.update(storage for storage in op.creates if runs_once(op) and storage not in again)
     for storage in (made for op in graph.ops for made in op.creates):
         if graph.storages[storage].resident_at_end:
             pinned[storage] = len(graph.ops) - 1

@@ -88,8 +88,8 @@ def check_reasons(graph: Graph, plan: Plan, replay: Replay) -> None:
         decision = "kept" if copies == 1 else "recomputed"
         if (reason.decision, reason.copies) != (decision, copies):
             raise JudgeError(
-                f"reasons: storage {reason.storage} is said to be {reason.decision} with {reason.copies} copies; "
-                f"the schedule makes {copies}."
+                f"reasons: storage {reason.storage} is said to be {reason.decision} with "
+                f"{reason.copies} copies; the schedule makes {copies}."
             )
         if reason.bytes not in (graph.storages[reason.storage].bytes, graph.storages[reason.storage].size):
             raise JudgeError(f"reasons: storage {reason.storage} is said to have {reason.bytes} bytes.")

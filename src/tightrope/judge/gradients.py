@@ -65,7 +65,7 @@ def digest(tensor: torch.Tensor) -> str:
         JudgeError: the tensor cannot be read as plain elements.
     """
     state = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
-    state.update(np.ascontiguousarray(_bits(tensor)).reshape(-1).view(np.uint8))
+    state.update(np.ascontiguousarray(_bits(tensor)).reshape(-1).data)
     return state.hexdigest()
 
 
@@ -105,7 +105,8 @@ def _compare_one(name: str, reference: torch.Tensor, other: torch.Tensor) -> lis
     if not count:
         return []
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(unequal)), mine.shape))
-    text = f"{name}: {count} of {mine.size} elements differ, first at {list(at)}: bits {yours[at]:#x}, reference {mine[at]:#x}"
+    where = f"{count} of {mine.size} elements differ, first at {list(at)}"
+    text = f"{name}: {where}: bits {yours[at]:#x}, reference {mine[at]:#x}"
     return [Difference(name, "bits", text, count)]
 
 

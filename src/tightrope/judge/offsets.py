@@ -47,7 +47,7 @@ def check_offsets(
 
 
 def _check_block(number: int, block: Interval, offset: Offset, arena: Bytes, alignment: Bytes) -> None:
-    who = f"offsets: allocation {number} (storage {block.storage}, {block.size} bytes)"
+    who = f"offsets: {_title(number, block)}"
     if block.size < 0 or not 0 <= block.start < block.end:
         raise JudgeError(f"{who} has lifetime [{block.start}, {block.end}): it must begin before it ends.")
     if block.outside:
@@ -77,9 +77,14 @@ def _sweep(intervals: Sequence[Interval], offsets: Sequence[Offset]) -> None:
         for _, other in live[max(place - 1, 0) : place + 1]:
             low, high = sorted((number, other), key=offsets.__getitem__)
             if offsets[low] + intervals[low].size > offsets[high]:
+                below, above = _title(low, intervals[low]), _title(high, intervals[high])
                 raise JudgeError(
-                    f"offsets: allocation {low} (storage {intervals[low].storage}) at [{offsets[low]}, "
-                    f"{offsets[low] + intervals[low].size}) overlaps allocation {high} (storage "
-                    f"{intervals[high].storage}) at {offsets[high]}, both alive at tick {intervals[number].start}."
+                    f"offsets: {below} at {offsets[low]} overlaps {above} at {offsets[high]}; "
+                    f"both are live at tick {intervals[number].start}."
                 )
         insort(live, entry)
+
+
+def _title(number: int, block: Interval) -> str:
+    what = f"storage {block.storage}" if block.storage >= 0 else "temporary"
+    return f"allocation {number} ({what}, {block.size} bytes)"

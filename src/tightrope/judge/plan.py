@@ -131,6 +131,6 @@ def _check_form(graph: Graph, plan: Plan) -> None:
 def _check_fingerprint(graph: Graph, plan: Plan) -> None:
     if plan.fingerprint != graph.fingerprint:
         raise JudgeError(
-            f"fingerprint: the plan was made for graph {plan.fingerprint[:12]}, this one is {graph.fingerprint[:12]}: "
-            "its shapes, ops or environment differ. Plan again."
+            f"fingerprint: the plan was made for graph {plan.fingerprint[:12]}, this one is "
+            f"{graph.fingerprint[:12]}: its shapes, ops or environment differ. Plan again."
         )

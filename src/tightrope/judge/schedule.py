@@ -14,7 +14,6 @@ from typing import NoReturn
 from tightrope.core import (
     Bytes,
     Compute,
-    Flag,
     Free,
     Graph,
     JudgeError,
@@ -26,9 +25,7 @@ from tightrope.core import (
     StorageId,
 )
 from tightrope.judge.ledger import Interval, Ledger
-from tightrope.judge.versions import base_versions
-
-_NEVER_TWICE = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
+from tightrope.judge.versions import base_versions, runs_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +144,7 @@ class _Walk:
                 self._fail(f"a replay that changes or makes more than {self._title(base)}")
         elif op.id > self.next_base:
             self._fail(f"out of the base order: {self._title(self.graph.ops[self.next_base])} comes first")
-        elif op.flags & _NEVER_TWICE or op.mutates:
+        elif runs_once(op):
             instead = f"; its replay is op {op.replay}" if op.replay >= 0 else ""
             self._fail(f"must not run twice{instead}")
 

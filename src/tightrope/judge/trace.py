@@ -39,9 +39,8 @@ def check_trace(forecast: Trace, observed: Trace) -> TraceComparison:
     """
     result = compare_traces(forecast, observed)
     if not result.equal:
-        raise JudgeError(
-            f"trace: {result.first_difference}; the observed peak differs by {result.peak_difference:+d} bytes."
-        )
+        peak = f"the observed peak differs by {result.peak_difference:+d} bytes"
+        raise JudgeError(f"trace: {result.first_difference}; {peak}.")
     return result
 
 

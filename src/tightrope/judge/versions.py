@@ -8,7 +8,9 @@ run again after its input was changed, or an input that is made again without it
 
 from dataclasses import dataclass
 
-from tightrope.core import Graph, OpId, StorageId
+from tightrope.core import Flag, Graph, Op, OpId, StorageId
+
+_NEVER_TWICE = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +40,8 @@ def base_versions(graph: Graph) -> Versions:
         for storage in op.mutates:
             now[storage] += 1
     return Versions(reads, tuple(now))
+
+
+def runs_once(op: Op) -> bool:
+    """Tell whether ``op`` itself must not run again, whatever its replay may do."""
+    return bool(op.flags & _NEVER_TWICE or op.mutates)

@@ -140,7 +140,7 @@ class Search final : public Searcher {
 
     Answer expand(Span span, H key, Index rank) {
         ++nodes_;
-        if (nodes_ > last_node_ || !budget_->spend(8 * span.second) || ((nodes_ & 255) == 0 && budget_->late()))
+        if (nodes_ > last_node_ || !budget_->spend(20 * span.second) || ((nodes_ & 255) == 0 && budget_->late()))
             return Answer::unknown;
         const State state = prune_.memory ? state_of(span, key, rank) : State{};
         if (prune_.memory && failed_.contains(state)) return Answer::none;

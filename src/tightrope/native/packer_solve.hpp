@@ -71,11 +71,12 @@ class Task {
             for (int round = 0; round < kSqueaks && !done(); ++round) squeak();
     }
 
-    // One restart at a capacity between what is refuted and what is known.
-    void probe(Bytes goal) {
+    // One restart: at the goal if only that counts, else somewhere between what is refuted and known.
+    void probe(Bytes goal, bool only_goal) {
         const Bytes known = best_.peak, least = std::max(goal - part_.base, refuted_ + 1);
-        const int slot = static_cast<int>(rounds_ % kSlots);
-        const i64 turn = rounds_++ / kSlots;
+        const int slot = only_goal ? 0 : static_cast<int>(rounds_ % kSlots);
+        const i64 turn = only_goal ? rounds_ : rounds_ / kSlots;
+        ++rounds_;
         if (slot == 0 || known - 1 <= least) return search(0, least, turn);
         const Bytes gap = known - 1 - least;
         if (slot == 1) return search(1, least + gap / 2, turn);
@@ -102,7 +103,7 @@ class Task {
 
    private:
     static constexpr int kSlots = 4, kSqueaks = 20;
-    static constexpr i64 kBaseLimit = 1000, kNeighbourhoodLimit = 400;
+    static constexpr i64 kFirstLimit = 2000, kBaseLimit = 400, kNeighbourhoodLimit = 400;
 
     bool offer(Layout layout, Method method) {
         if (layout.peak >= best_.peak) return false;
@@ -125,7 +126,7 @@ class Task {
         const char* letters = plain ? kFirst[turn] : kLater[random_.below(std::size(kLater))];
         const auto order = order_by(keys(), letters, plain ? 0 : 0.3 * random_.unit(), random_);
         const i64 before = searcher->nodes();
-        const i64 limit = use_(Switch::restarts) ? kBaseLimit * luby(turn / 3 + 1) : kInfinity;
+        const i64 limit = !use_(Switch::restarts) ? kInfinity : plain ? kFirstLimit : kBaseLimit * luby(turn - 2);
         const Answer answer = searcher->run(order, capacity, limit, budget_);
         nodes_ += searcher->nodes() - before;
         if (answer == Answer::none) refuted_ = std::max(refuted_, capacity);
@@ -188,7 +189,7 @@ class Solver {
             Task& worst = *std::max_element(tasks_.begin(), tasks_.end(),
                                             [](const Task& a, const Task& b) { return a.peak() < b.peak(); });
             if (worst.peak() <= std::max(goal, refuted + 1) || (limit_ >= 0 && refuted >= limit_)) break;
-            if (worst.searchable()) worst.probe(std::max(goal, refuted + 1));
+            if (worst.searchable()) worst.probe(std::max(goal, refuted + 1), limit_ >= 0);
             else worst.squeak();
             refuted = std::max(refuted, worst.refuted());
         }

@@ -238,11 +238,10 @@ class Search {
     // ---- greedy ----------------------------------------------------------------------------------
 
     // Walk the events; where bytes exceed the limit, drop the idle storage with the least score and
-    // plan its recomputation, with dead inputs, before its next reader. Returns whether all events fit.
+    // plan its recomputation, with dead inputs, before its next reader. Returns whether every event fits.
     bool greedy(double limit, i64 rule) {
         profile.clear();
         profile.set_limit(limit);
-        bool fits = true;
         for (i64 at = over_from(0); at >= 0;) {
             std::vector<Pair> chain, candidate;
             double least = kInf;
@@ -251,12 +250,11 @@ class Search {
                 const double score = price(s, at, rule, candidate);
                 if (score < least) least = score, chain = candidate;
             }
-            fits &= !chain.empty();
             for (const Pair& p : chain) profile.add(p);
             at = over_from(chain.empty() ? at + 1 : at);
         }
         prune();
-        return fits && profile.excess <= 0;
+        return profile.excess <= 0;
     }
 
     // Remove every pair that costs time without being needed for bytes, dearest first.

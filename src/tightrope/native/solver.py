@@ -58,7 +58,9 @@ def _library() -> ctypes.CDLL:
     try:
         native = ctypes.CDLL(str(path))
     except OSError as error:
-        raise NativeError(f"the solver was built but does not load: {error}. Delete {path} and retry.") from error
+        raise NativeError(
+            f"the solver was built but does not load: {error}. Delete {path} and retry."
+        ) from error
     pointer, whole, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     native.tightrope_solver_new.restype = pointer
     native.tightrope_solver_new.argtypes = [whole, whole, *[pointer] * 8]
@@ -133,7 +135,9 @@ class Solver:
         """Replace the current set by a greedy one; return whether it fits ``limit``."""
         return bool(self._native.tightrope_solver_greedy(self._handle, limit, rule))
 
-    def begin(self, limit: Bytes, *, seed: int, iterations: int, shrink: bool = False, heat: float = 1.0) -> None:
+    def begin(
+        self, limit: Bytes, *, seed: int, iterations: int, shrink: bool = False, heat: float = 1.0
+    ) -> None:
         """Start annealing from the current set; with ``shrink`` the limit follows the smallest peak down."""
         self._native.tightrope_solver_begin(self._handle, limit, seed, iterations, shrink, heat)
 

@@ -1,0 +1,22 @@
+"""Planners: from a graph and a budget to a schedule with addresses."""
+
+from tightrope.plan.bound import lower_bound
+from tightrope.plan.cache import PlanCache
+from tightrope.plan.options import Options, Planner, Progress
+from tightrope.plan.registry import PLANNERS
+from tightrope.plan.schedule import base_schedule
+from tightrope.plan.search import smallest, solve
+from tightrope.plan.timeline import timeline
+
+__all__ = [
+    "PLANNERS",
+    "Options",
+    "PlanCache",
+    "Planner",
+    "Progress",
+    "base_schedule",
+    "lower_bound",
+    "smallest",
+    "solve",
+    "timeline",
+]

@@ -204,4 +204,3 @@ class PythonSolver:
 def _shift(values: list[Bytes], first: int, stop: int, delta: Bytes) -> None:
     for index in range(first, stop):
         values[index] += delta
-

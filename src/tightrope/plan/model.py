@@ -181,5 +181,7 @@ def pairs_of(graph: Graph, schedule: Schedule) -> tuple[Pair, ...]:
         else:
             waiting.append(base_of.get(step.op, step.op))
     if waiting or seen != len(graph.ops):
-        raise TightropeError(f"the schedule runs {seen} of {len(graph.ops)} ops in base order; it is not a plan of pairs.")
+        raise TightropeError(
+            f"the schedule runs {seen} of {len(graph.ops)} ops in base order; it is not a plan of pairs."
+        )
     return tuple(pairs)

@@ -79,7 +79,9 @@ class _Tape:
                 opened[number] = len(self.rows)
                 if allocation.storage >= 0:
                     made[allocation.storage] = len(self.rows)
-                self.rows.append((self._bytes(allocation.bytes, allocation.storage), self.tick, allocation.storage))
+                self.rows.append(
+                    (self._bytes(allocation.bytes, allocation.storage), self.tick, allocation.storage)
+                )
                 self.ends.append(-1)
             else:
                 self.ends[opened[number]] = self.tick
@@ -88,7 +90,9 @@ class _Tape:
             self._end(made.pop(storage))
         for storage, row in made.items():
             if storage in self.live:
-                raise TightropeError(f"op {op.id} {op.describe()} makes a second live copy of storage {storage}.")
+                raise TightropeError(
+                    f"op {op.id} {op.describe()} makes a second live copy of storage {storage}."
+                )
             self.live[storage] = row
 
     def release(self, storage: StorageId) -> None:

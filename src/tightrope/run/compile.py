@@ -50,6 +50,7 @@ class Handle:
         self.runners: list[PlannedRunner] = []
         self.replay: Replay | None = None
         self.ledger: Ledger = ledger()
+        self._inside_step = False
 
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Make the runner of a captured graph."""
@@ -73,9 +74,11 @@ class Handle:
     def next_step(self) -> None:
         """Tell the L0 recorder that a training step begins."""
         assert self.replay is not None
-        if self.replay.active:
+        if self._inside_step:
+            self._inside_step = False
             self.replay.__exit__(None, None, None)
         self.replay.__enter__()
+        self._inside_step = True
 
 
 _HANDLES: "weakref.WeakKeyDictionary[torch.nn.Module, Handle]" = weakref.WeakKeyDictionary()
@@ -173,7 +176,7 @@ def _entry(reference: "weakref.ref[torch.nn.Module]", handle: Handle, planned: C
             assert model is not None
             return model._call_impl(*args, **kwargs)
         try:
-            with _torch.dynamo_settings(recompile_limit=_RECOMPILE_LIMIT, accumulated_recompile_limit=4 * _RECOMPILE_LIMIT):
+            with _torch.calling(_RECOMPILE_LIMIT):
                 return planned(*args, **kwargs)
         except unsupported as error:
             reason = _reason(error)

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from tightrope.core import Bytes, NativeError, round_up
+from tightrope.core import Bytes, round_up
+from tightrope.native import compiler
 from tightrope.native.allocator import Allocator, allocator
 
 
@@ -29,12 +30,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.allocator: Allocator | None
-        self.note = ""
-        try:
-            self.allocator = allocator()
-        except NativeError as error:
-            self.allocator, self.note = None, f"checked, not enforced: {error}"
+        self.allocator: Allocator | None = allocator() if compiler() is not None else None
+        self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._older: dict[int, tuple[weakref.ref[torch.Tensor], Bytes]] = {}
 
@@ -87,5 +84,9 @@ class Ledger:
 
 @functools.cache
 def ledger() -> Ledger:
-    """Return the process's ledger; the first call installs the allocator hook."""
+    """Return the process's ledger; the first call installs the allocator hook.
+
+    Raises:
+        NativeError: there is a C++ compiler, but it could not build the hook.
+    """
     return Ledger()

@@ -7,9 +7,10 @@ Guarantee   Bytes charged never exceed the budget, from the first step on: an al
             is refused with torch.OutOfMemoryError before memory is touched. A live block is never
             overwritten, and results are those of the loop without it, bit for bit.
 Complexity  One placement per recording; per allocation O(log live blocks).
-Gaps        One plan at a time: batches of changing shapes record again at each change. What the
-            step allocates outside torch's CPU allocator (numpy, files, kernels' own malloc) is not
-            counted.
+Gaps        Gradients outlive the step that made them, so their bytes add to the arena even at
+            moments when they are dead. There is one plan at a time: batches of changing shapes
+            record again at each change. What a step allocates outside torch's CPU allocator
+            (numpy, files, a kernel's own malloc) is not counted.
 """
 
 import gc

@@ -279,9 +279,10 @@ class PlannedRunner:
         try:
             (outputs, kept), reached = self._replayed(chosen, arena, 0, lambda: chosen.code.forward(inputs))
             left = [digest(value) for value in outputs]
+            del outputs
             gradients, _ = self._replayed(chosen, arena, reached, lambda: backward(kept, tangents))
             right = [digest(value) for value in gradients]
-            del outputs, gradients
+            del gradients
         finally:
             if arena is not None and self.arenas is not None:
                 self.arenas.finish(arena)

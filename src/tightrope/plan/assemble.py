@@ -1,0 +1,114 @@
+"""From a schedule to a plan: addresses, forecast, certificate."""
+
+from importlib.metadata import version
+
+from tightrope.core import (
+    ALIGNMENT,
+    Bytes,
+    Certificate,
+    Forecast,
+    Graph,
+    Limits,
+    Machine,
+    Plan,
+    Schedule,
+    Trace,
+)
+from tightrope.place import place
+from tightrope.plan.bound import lower_bound
+from tightrope.plan.timeline import buffer_sizes, timeline
+
+_PLACE_SECONDS = 0.25
+
+
+def assemble(
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    budget: Bytes | None,
+    machine: Machine | None = None,
+    planner: str = "given",
+    seed: int = 0,
+) -> Plan:
+    """Place the allocations of a schedule and forecast its bytes and time.
+
+    Args:
+        graph: what the schedule runs.
+        schedule: valid for ``graph``.
+        budget: total bytes asked for; the placer stops as soon as it fits. None = as small as possible,
+            and the plan's budget is what it needs.
+        machine: named in the plan.
+        planner: named in the plan.
+        seed: of the placer.
+
+    Returns:
+        A plan without reasons; its total may exceed the budget, see `Forecast.total`.
+    """
+    trace = timeline(graph, schedule)
+    sizes = buffer_sizes(graph, trace)
+    outside = tuple(b.storage >= 0 and graph.storages[b.storage].outside for b in trace.buffers)
+    held = _peak(trace, tuple(size * out for size, out in zip(sizes, outside, strict=True)))
+    capacity = None if budget is None else max(0, budget - graph.persistent - held)
+    offsets = _offsets(graph, trace, sizes, outside, capacity=capacity, seed=seed)
+    forecast = Forecast(
+        persistent=graph.persistent,
+        peak=_peak(trace, sizes),
+        arena=max((o + size for o, size in zip(offsets, sizes, strict=True) if o >= 0), default=0),
+        outside=held,
+        ns=sum(graph.op(op).ns for op in schedule.computes()),
+        base_ns=graph.base_ns,
+    )
+    bound, witness = lower_bound(graph)
+    asked = forecast.total if budget is None else budget
+    return Plan(
+        fingerprint=graph.fingerprint,
+        schedule=schedule,
+        offsets=offsets,
+        budget=asked,
+        forecast=forecast,
+        certificate=Certificate(
+            lower_bound=bound,
+            witness=witness,
+            ns_bound=graph.base_ns,
+            proved=forecast.ns == graph.base_ns,
+            seed=seed,
+            versions=(("tightrope", version("tightrope")),),
+        ),
+        limits=Limits(bytes=(asked,)),
+        machine="host" if machine is None else machine.name,
+        planner=planner,
+    )
+
+
+def _offsets(
+    graph: Graph,
+    trace: Trace,
+    sizes: tuple[Bytes, ...],
+    outside: tuple[bool, ...],
+    *,
+    capacity: Bytes | None,
+    seed: int,
+) -> tuple[int, ...]:
+    inside = [i for i, out in enumerate(outside) if not out]
+    buffers = [(sizes[i], trace.buffers[i].start, trace.buffers[i].end) for i in inside]
+    wanted = [
+        graph.storages[s].alignment if (s := trace.buffers[i].storage) >= 0 else ALIGNMENT for i in inside
+    ]
+    alignments = wanted if any(a > ALIGNMENT for a in wanted) else None
+    placement = place(buffers, capacity=capacity, seconds=_PLACE_SECONDS, seed=seed, alignments=alignments)
+    offsets = [-1] * len(outside)
+    for i, offset in zip(inside, placement.offsets, strict=True):
+        offsets[i] = offset
+    return tuple(offsets)
+
+
+def _peak(trace: Trace, sizes: tuple[Bytes, ...]) -> Bytes:
+    change = [0] * (trace.num_events + 1)
+    for buffer, size in zip(trace.buffers, sizes, strict=True):
+        change[buffer.start] += size
+        change[buffer.end] -= size
+    live = peak = 0
+    for delta in change:
+        live += delta
+        peak = max(peak, live)
+    return peak

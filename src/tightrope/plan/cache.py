@@ -1,0 +1,90 @@
+"""Plans that are known already, by graph.
+
+A plan for some budget is a candidate for every larger one, so with a cache the time of the plans
+never rises with the budget.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from tightrope.core import Bytes, Graph, Limits, Plan, PlanFileError
+
+
+def graph_key(graph: Graph) -> str:
+    """Hash what a plan depends on: the fingerprint, the time of every op and its allocations."""
+    digest = hashlib.sha256(graph.fingerprint.encode())
+    for op in graph.all_ops():
+        digest.update(repr((op.ns, [msgspec.structs.astuple(a) for a in op.allocations])).encode())
+    return digest.hexdigest()[:32]
+
+
+def with_budget(plan: Plan, budget: Bytes) -> Plan:
+    """Present a plan as an answer to another budget that it fits."""
+    assert plan.forecast.total <= budget
+    return msgspec.structs.replace(plan, budget=budget, limits=Limits(bytes=(budget,)))
+
+
+class PlanCache:
+    """Plans in memory and, with a folder, in JSON files ``<graph>/<planner>-<budget>.json``.
+
+    Args:
+        folder: where files are kept; made when the first plan is stored.
+
+    Raises:
+        PlanFileError: a file of the folder is not a plan of this version, or cannot be written.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self._plans: dict[str, dict[tuple[str, Bytes], Plan]] = {}
+
+    def exact(self, graph: Graph, *, budget: Bytes, planner: str) -> Plan | None:
+        """Look up the plan that was stored for this very budget and planner."""
+        return self._known(graph).get((planner, budget))
+
+    def best(self, graph: Graph, *, budget: Bytes) -> Plan | None:
+        """Find the fastest known plan that takes at most ``budget`` total bytes."""
+        fitting = [plan for plan in self._known(graph).values() if plan.forecast.total <= budget]
+        return min(fitting, key=lambda plan: (plan.forecast.ns, plan.forecast.total), default=None)
+
+    def store(self, graph: Graph, plan: Plan, *, planner: str) -> None:
+        """Remember a plan, in the folder too where there is one."""
+        self._known(graph)[planner, plan.budget] = plan
+        if self._folder is not None:
+            _write(self._folder / graph_key(graph) / f"{planner}-{plan.budget}.json", plan)
+
+    def _known(self, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
+        key = graph_key(graph)
+        if key not in self._plans:
+            self._plans[key] = {} if self._folder is None else _read(self._folder / key, graph)
+        return self._plans[key]
+
+
+def _read(folder: Path, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
+    from tightrope.core.codec import load_plan, read_file
+
+    plans: dict[tuple[str, Bytes], Plan] = {}
+    for file in sorted(folder.glob("*-*.json")) if folder.is_dir() else ():
+        plan = load_plan(read_file(file))
+        planner, _, budget = file.stem.rpartition("-")
+        if plan.fingerprint != graph.fingerprint or budget != str(plan.budget):
+            raise PlanFileError(f"{file} is not the plan that its name promises. Delete it.")
+        plans[planner, plan.budget] = plan
+    return plans
+
+
+def _write(file: Path, plan: Plan) -> None:
+    from tightrope.core.codec import dump_plan
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".plan-")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(dump_plan(plan))
+        os.replace(name, file)
+    except OSError as error:
+        raise PlanFileError(f"could not write {file}: {error}. Choose another cache folder.") from error

@@ -1,0 +1,53 @@
+"""Open the search over a model: in C++ where a compiler is found, else in Python."""
+
+from tightrope.core import Bytes, Graph, Limits
+from tightrope.native.solver import Solver, Tables, available
+from tightrope.plan.fallback import PythonSolver
+from tightrope.plan.model import Model
+from tightrope.plan.schedule import base_schedule
+from tightrope.plan.timeline import buffer_sizes, timeline
+
+
+def open_solver(model: Model, *, native: bool = True) -> Solver | PythonSolver:
+    """Open a search that starts from the empty set.
+
+    Raises:
+        NativeError: there is a compiler, but the library does not build or load.
+    """
+    if not (native and available()):
+        return PythonSolver(model)
+    ops = tuple(
+        (need, again, ns, first, last)
+        for need, again, ns, (first, last) in zip(
+            model.need, model.again_need, model.again_ns, model.window, strict=True
+        )
+    )
+    storages = tuple(
+        (size, producer, int(sticky), int(at_end))
+        for size, producer, sticky, at_end in zip(
+            model.size, model.producer, model.sticky, model.at_end, strict=True
+        )
+    )
+    return Solver(Tables(ops, storages, model.reads, model.again_reads, model.again_creates))
+
+
+def outside_peak(graph: Graph) -> Bytes:
+    """Largest number of bytes that the base schedule holds outside the arena."""
+    trace = timeline(graph, base_schedule(graph))
+    change: dict[int, Bytes] = {}
+    for buffer, size in zip(trace.buffers, buffer_sizes(graph, trace), strict=True):
+        if buffer.storage >= 0 and graph.storages[buffer.storage].outside:
+            change[buffer.start] = change.get(buffer.start, 0) + size
+            change[buffer.end] = change.get(buffer.end, 0) - size
+    live = peak = 0
+    for tick in sorted(change):
+        live += change[tick]
+        peak = max(peak, live)
+    return peak
+
+
+def live_limit(graph: Graph, limits: Limits) -> Bytes:
+    """Bytes that the arena may hold: the limit without what the caller holds and what lives outside."""
+    if not limits.bytes:
+        return 2**62
+    return max(0, limits.bytes[0] - graph.persistent - outside_peak(graph))

@@ -1,0 +1,46 @@
+"""Greedy eviction, planned.
+
+Idea        Walk the events of the base order; where bytes exceed the limit, give up the idle storage
+            with the least score and run its producer again before its next reader. Do so for five
+            scores and five limits at and below the one asked for; keep the cheapest that fits.
+Source      the scores are those of Dynamic Tensor Rematerialization (ICLR 2021) and simpler ones
+Guarantee   None: where no try fits, the one closest to the limit is returned.
+Complexity  25 walks of O(ops + evictions * storages).
+Gaps        An eviction is never taken back, except where it turns out to be useless.
+"""
+
+from itertools import product
+
+from tightrope.core import Bytes, Graph, Limits, Machine, Schedule
+from tightrope.native.solver import NUM_RULES, Solver
+from tightrope.plan.engine import live_limit, open_solver
+from tightrope.plan.fallback import PythonSolver
+from tightrope.plan.model import Pair, build
+from tightrope.plan.options import Options, Watch
+from tightrope.plan.schedule import expand
+
+_TIGHTER = (100, 97, 94, 90, 85)
+"""Limits of the tries, percent: what a chain of recomputations needs later is not known when evicting."""
+
+
+def greedy(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
+    """Evict greedily under several scores and limits; return the cheapest schedule that fits."""
+    del machine
+    solver = open_solver(build(graph), native=options.native)
+    return expand(graph, greedy_pairs(solver, live_limit(graph, limits), options.watch))
+
+
+def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> tuple[Pair, ...]:
+    """Find the cheapest greedy set that fits ``limit``, or the one with the fewest bytes over it."""
+    best: tuple[int, int, int] | None = None
+    pairs: tuple[Pair, ...] = ()
+    for percent, rule in product(_TIGHTER, range(NUM_RULES)):
+        if best is not None and watch.over:
+            break
+        solver.greedy(limit * percent // 100, rule)
+        state = solver.state(limit)
+        rank = (state.excess, state.ns, state.num_pairs)
+        if best is None or rank < best:
+            best, pairs = rank, solver.pairs()
+        watch.tell("greedy eviction")
+    return pairs

@@ -1,0 +1,91 @@
+"""What a caller asks of a planner besides bytes: effort, seed, progress, switches."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
+from tightrope.plan.model import Pair
+
+_TELL_EVERY = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a search stands.
+
+    Attributes:
+        seconds: since the search began.
+        best_ns: time of the best fitting plan, None before the first.
+        best_total: its total bytes, None before the first.
+        budget: total bytes asked for.
+        message: what is being done, for people.
+    """
+
+    seconds: float
+    best_ns: Nanoseconds | None
+    best_total: Bytes | None
+    budget: Bytes
+    message: str
+
+
+class Watch:
+    """The clock of one search: its deadline, its listener, and whether the user interrupted it."""
+
+    def __init__(
+        self,
+        *,
+        seconds: float | None = None,
+        budget: Bytes = 0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.begun = time.perf_counter()
+        self.seconds, self.budget, self.progress = seconds, budget, progress
+        self.best_ns: Nanoseconds | None = None
+        self.best_total: Bytes | None = None
+        self.interrupted = False
+        self._told = -_TELL_EVERY
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the search began."""
+        return time.perf_counter() - self.begun
+
+    @property
+    def over(self) -> bool:
+        """Whether the search must end: the time is up, or the user interrupted it."""
+        return self.interrupted or (self.seconds is not None and self.elapsed >= self.seconds)
+
+    def tell(self, message: str) -> None:
+        """Report progress, at most ten times a second."""
+        if self.progress is None or self.elapsed - self._told < _TELL_EVERY:
+            return
+        self._told = self.elapsed
+        self.progress(Progress(self._told, self.best_ns, self.best_total, self.budget, message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Knobs of a planner.
+
+    Attributes:
+        seed: of the random choices.
+        effort: factor on the number of annealing moves.
+        restarts: annealing runs, each with another heat and seed.
+        start: pairs to begin from, empty = find some.
+        native: use the C++ search; without it, or without a compiler, the greedy runs in Python and
+            nothing is annealed.
+        watch: clock and listener.
+    """
+
+    seed: int = 0
+    effort: float = 1.0
+    restarts: int = 4
+    start: Sequence[Pair] = ()
+    native: bool = True
+    watch: Watch = field(default_factory=Watch)
+
+
+Planner: TypeAlias = Callable[[Graph, Machine | None, Limits, Options], Schedule]
+"""A planner returns the best schedule it has; whether it fits the limits is for the caller to check."""

@@ -1,0 +1,126 @@
+"""Say of every storage why it was kept or recomputed."""
+
+from dataclasses import dataclass
+
+from tightrope.core import (
+    Compute,
+    Free,
+    Graph,
+    OpId,
+    Plan,
+    Reason,
+    Schedule,
+    StepIndex,
+    StorageId,
+    format_bytes,
+    format_time,
+)
+from tightrope.plan.model import again, producers
+from tightrope.plan.timeline import buffer_sizes, timeline
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the schedule does to each storage: copies, first runs without it, live or read at the peak."""
+
+    copies: list[int]
+    absent: list[int]
+    at_peak: frozenset[StorageId]
+    peak_op: OpId
+
+
+def reasons(graph: Graph, plan: Plan) -> tuple[Reason, ...]:
+    """Explain every storage made by an op, in storage order."""
+    facts = _facts(graph, plan.schedule)
+    slack = plan.budget - plan.forecast.total
+    result: list[Reason] = []
+    for storage, op in enumerate(producers(graph)):
+        if op < 0:
+            continue
+        copies = facts.copies[storage]
+        text = (
+            _kept(graph, storage, op, facts, slack) if copies == 1 else _recomputed(graph, storage, op, facts)
+        )
+        decision = "kept" if copies == 1 else "recomputed"
+        size, ns = graph.storages[storage].size, again(graph, op).ns
+        result.append(Reason(storage, decision, size, ns, copies, f"{decision}{text}"))
+    return tuple(result)
+
+
+def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _Facts, slack: int) -> str:
+    made, producer = graph.storages[storage], graph.ops[op]
+    if made.resident_at_end:
+        return ": it must be there when the step ends"
+    if made.outside:
+        return ": it is handed out of the step and takes no address in the arena"
+    if not producer.recomputable or storage not in again(graph, op).creates:
+        return f": {producer.target} cannot run twice with the same result"
+    price = f": recomputing {producer.target} costs {format_time(again(graph, op).ns)} and would free "
+    price += format_bytes(made.size)
+    if storage not in facts.at_peak:
+        return f"{price}, but it is not alive at the peak"
+    if storage in graph.op(facts.peak_op).reads or facts.peak_op in (op, producer.replay):
+        return f"{price}, but {graph.op(facts.peak_op).target} needs it at the peak"
+    return f"{price} at the peak, which the budget does not need ({format_bytes(slack)} to spare)"
+
+
+def _recomputed(graph: Graph, storage: StorageId, op: OpId, facts: _Facts) -> str:
+    times = facts.copies[storage] - 1
+    often = f" {times} time{'s' * (times > 1)}: {format_time(again(graph, op).ns)} each"
+    if facts.absent[storage] == 0:
+        return f"{often}, as a by-product of {graph.ops[op].target}; the new copy is released at once"
+    made = graph.storages[storage]
+    place = "at the peak" if storage not in facts.at_peak else "in between"
+    return f"{often} buys {format_bytes(made.size)} {place}, for {facts.absent[storage]} ops"
+
+
+def _facts(graph: Graph, schedule: Schedule) -> _Facts:
+    trace = timeline(graph, schedule)
+    sizes = buffer_sizes(graph, trace)
+    change = [0] * (trace.num_events + 1)
+    copies = [0] * len(graph.storages)
+    for buffer, size in zip(trace.buffers, sizes, strict=True):
+        change[buffer.start] += size
+        change[buffer.end] -= size
+        if buffer.storage >= 0:
+            copies[buffer.storage] += 1
+    live = highest = peak = 0
+    for tick, delta in enumerate(change):
+        live += delta
+        if live > highest:
+            highest, peak = live, tick
+    alive = frozenset(b.storage for b in trace.buffers if b.storage >= 0 and b.start <= peak < b.end)
+    return _Facts(copies, _absences(graph, schedule), alive, _op_at(graph, schedule, peak))
+
+
+def _absences(graph: Graph, schedule: Schedule) -> list[int]:
+    """Count, per storage, the first runs between a release and the next creation."""
+    absent = [0] * len(graph.storages)
+    gone_at: dict[StorageId, StepIndex] = {}
+    seen = 0
+    for step in schedule.steps:
+        if isinstance(step, Free):
+            gone_at[step.storage] = seen
+        elif isinstance(step, Compute):
+            op = graph.op(step.op)
+            for storage in set(op.creates).difference(step.drop):
+                absent[storage] += seen - gone_at.pop(storage, seen)
+            for storage in step.drop:
+                gone_at.setdefault(storage, seen)
+            seen += step.op == seen
+    return absent
+
+
+def _op_at(graph: Graph, schedule: Schedule, peak: int) -> OpId:
+    """Find the op that runs at a tick of the timeline."""
+    tick, last = 0, -1
+    for step in schedule.steps:
+        if isinstance(step, Compute):
+            last = step.op
+            allocations = graph.allocations(graph.op(step.op))
+            tick += len(allocations) + sum(a.end >= 0 for a in allocations) + len(step.drop)
+        else:
+            tick += 1
+        if tick > peak:
+            break
+    return last

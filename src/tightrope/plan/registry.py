@@ -1,0 +1,29 @@
+"""The planners by name. Adding one = one file and one line here."""
+
+from typing import Final
+
+from tightrope.core import TightropeError
+from tightrope.plan.anneal import anneal
+from tightrope.plan.given import given
+from tightrope.plan.greedy import greedy
+from tightrope.plan.options import Planner
+
+PLANNERS: Final[dict[str, Planner]] = {
+    "given": given,
+    "greedy": greedy,
+    "anneal": anneal,
+}
+
+PORTFOLIO: Final = ("given", "greedy", "anneal")
+"""What ``planner="auto"`` runs, in this order; each begins from the best plan so far."""
+
+
+def stages(planner: str) -> tuple[str, ...]:
+    """List the planners that a name stands for.
+
+    Raises:
+        TightropeError: no planner has that name.
+    """
+    if planner != "auto" and planner not in PLANNERS:
+        raise TightropeError(f"there is no planner {planner!r}; there are: auto, {', '.join(PLANNERS)}.")
+    return PORTFOLIO if planner == "auto" else (planner,)
