@@ -1,7 +1,7 @@
 """ResNet-18 and ResNet-50 (He et al., 2016), in-place ReLU, stride in the 3x3 convolution.
 
     name      scale  call                                                   batch      parameters
-    resnet18  bench  ResNet(BasicBlock, (2, 2, 2, 2), 64, num_classes=100)  8 x 64x64  11,227,812
+    resnet18  bench  ResNet(BasicBlock, (2, 2, 2, 2), 32, num_classes=100)  16 x 112x112  2,824,580
     resnet18  test   ResNet(BasicBlock, (1, 1, 1, 1), 8, num_classes=10)    2 x 32x32      78,962
     resnet50  bench  ResNet(Bottleneck, (3, 4, 6, 3), 64, num_classes=100)  4 x 64x64  23,712,932
     resnet50  test   ResNet(Bottleneck, (1, 1, 1, 1), 8, num_classes=10)    2 x 32x32     130,962
@@ -105,7 +105,7 @@ class ResNet(nn.Module):
 
 def _resnet18(scale: Scale) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if scale == "bench":
-        return CrossEntropy(ResNet(BasicBlock, (2, 2, 2, 2), 64, num_classes=100)), images(8, 64, 100)
+        return CrossEntropy(ResNet(BasicBlock, (2, 2, 2, 2), 32, num_classes=100)), images(16, 112, 100)
     return CrossEntropy(ResNet(BasicBlock, (1, 1, 1, 1), 8, num_classes=10)), images(2, 32, 10)
 
 

@@ -24,7 +24,7 @@ from tightrope.core import (
     format_bytes,
     parse_bytes,
 )
-from tightrope.run.compile import compile  # noqa: A004
+from tightrope.run.compile import compile
 from tightrope.run.replay import Replay, replay
 from tightrope.run.report import Report, report
 

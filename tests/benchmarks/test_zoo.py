@@ -4,9 +4,11 @@ import doctest
 import re
 import sys
 
-import benchmarks.zoo
 import pytest
 import torch
+from torch import Tensor, nn
+
+import benchmarks.zoo
 from benchmarks.zoo import REGISTRY, Case, build, optimizer
 from benchmarks.zoo.densenet import DEPTHS_121, DenseNet
 from benchmarks.zoo.lora import LoraLinear
@@ -15,8 +17,6 @@ from benchmarks.zoo.resnet import BasicBlock, Bottleneck, ResNet
 from benchmarks.zoo.tree_lstm import random_merges
 from benchmarks.zoo.vgg import DEPTHS_16, Vgg
 from benchmarks.zoo.vit import Vit
-from torch import Tensor, nn
-
 from tightrope.core import TightropeError
 
 WANTED = {

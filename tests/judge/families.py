@@ -36,10 +36,14 @@ class Sketch:
 
     def storage(self, **options: object) -> StorageId:
         number = len(self.storages)
-        self.storages.append(Storage(number, self.rng.randrange(1, 4000), label=f"float32[{number}]", **options))  # type: ignore[arg-type]
+        self.storages.append(
+            Storage(number, self.rng.randrange(1, 4000), label=f"float32[{number}]", **options)
+        )  # type: ignore[arg-type]
         return number
 
-    def op(self, reads: Iterable[StorageId], creates: int, *, temporaries: bool = False, **options: object) -> Op:
+    def op(
+        self, reads: Iterable[StorageId], creates: int, *, temporaries: bool = False, **options: object
+    ) -> Op:
         made = tuple(self.storage() for _ in range(creates))
         number = len(self.ops)
         allocations: list[Allocation] = []
@@ -71,7 +75,9 @@ class Sketch:
                 old.flags, old.phase, old.module, old.source, number,
             )  # fmt: skip
             replays.append(Op(number, f"{old.name}_again", "tightrope.again", reads, creates, ns=old.ns + 1))
-        return Graph(tuple(self.ops), tuple(self.storages), tuple(replays), split, environment=(("threads", "1"),))
+        return Graph(
+            tuple(self.ops), tuple(self.storages), tuple(replays), split, environment=(("threads", "1"),)
+        )
 
 
 def random_graph(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from tightrope.core import CaptureError, TightropeError
+from tightrope.core import TightropeError
 
 TESTED_MINORS = ("2.11", "2.12", "2.13")
 
@@ -114,8 +114,13 @@ def calling(recompile_limit: int) -> Iterator[None]:
     import torch._dynamo.config as config
     import torch._functorch.config as functorch
 
-    limits = {"recompile_limit": recompile_limit, "accumulated_recompile_limit": 4 * recompile_limit}
-    check = {"check_custom_op_aliasing": False} if hasattr(functorch, "check_custom_op_aliasing") else {}
+    limits: dict[str, Any] = {
+        "recompile_limit": recompile_limit,
+        "accumulated_recompile_limit": 4 * recompile_limit,
+    }
+    check: dict[str, Any] = (
+        {"check_custom_op_aliasing": False} if hasattr(functorch, "check_custom_op_aliasing") else {}
+    )
     with config.patch(**limits), functorch.patch(**check):
         yield
 
@@ -135,7 +140,9 @@ def ignore_logging() -> None:
 
     names = ("debug", "info", "warning", "error", "critical", "exception", "log", "warning_once", "info_once")
     methods = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
-    setting = "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
+    setting = (
+        "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
+    )
     setattr(config, setting, set(getattr(config, setting)) | methods)
 
 

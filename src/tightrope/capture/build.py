@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from tightrope.capture import _torch, random
+from tightrope.capture import _torch, replays
 from tightrope.capture.attribution import module_path, source_line
 from tightrope.capture.program import Call, Program, tensor_of
 from tightrope.core import CaptureError, Flag, Graph, Kind, Op, OpId, Phase, Storage, StorageId
@@ -31,6 +31,7 @@ def build_program(
     *,
     num_forward_outputs: int | None = None,
     user_outputs: Iterable[int] = (),
+    written: Iterable[str] = (),
     name: str = "",
     environment: Sequence[tuple[str, str]] = (),
     phase_of: Callable[[torch.fx.Node], Phase] | None = None,
@@ -42,6 +43,7 @@ def build_program(
         kinds: what each placeholder is, by name (parameter, buffer, input ...).
         num_forward_outputs: number of leading outputs returned before the backward, None = all.
         user_outputs: which of those the user keeps.
+        written: placeholders that get new values when the forward returns (running statistics).
         name: for people.
         environment: device, threads, versions: part of the fingerprint.
         phase_of: the phase of a node; default: torch's own forward and backward tags.
@@ -50,7 +52,7 @@ def build_program(
         CaptureError: dynamic shapes, data-dependent values, or an op that is half a view.
     """
     builder = _Builder(module, kinds, phase_of or _phase)
-    builder.walk(num_forward_outputs, frozenset(user_outputs))
+    builder.walk(num_forward_outputs, frozenset(user_outputs), frozenset(written))
     return builder.finish(name, tuple(environment))
 
 
@@ -84,11 +86,14 @@ class _Builder:
         self.views: dict[torch.fx.Node, Call] = {}
         self.ops: list[Op] = []
         self.calls: dict[OpId, Call | None] = {}
-        self.replays: list[tuple[OpId, random.Replay]] = []
+        self.replays: list[tuple[OpId, replays.Replay]] = []
         self.split = -1
 
-    def walk(self, num_forward_outputs: int | None, user_outputs: frozenset[int]) -> None:
+    def walk(
+        self, num_forward_outputs: int | None, user_outputs: frozenset[int], written: frozenset[str]
+    ) -> None:
         nodes = list(self.module.graph.nodes)
+        self.written = [node for node in nodes if node.op == "placeholder" and node.name in written]
         self.outputs = tuple(_flat_outputs(nodes[-1]))
         self.num_forward = len(self.outputs) if num_forward_outputs is None else num_forward_outputs
         self.user_outputs = user_outputs
@@ -117,7 +122,9 @@ class _Builder:
         value = self.module_constant(node) if node.op == "get_attr" else tensor_of(node)
         if not isinstance(value, torch.Tensor):
             if node.users:
-                raise CaptureError(f"input {node.name!r} is a {type(value).__name__}: shapes must be static to be planned.")
+                raise CaptureError(
+                    f"input {node.name!r} is a {type(value).__name__}: shapes must be static to be planned."
+                )
             return
         kind = Kind.CONSTANT if node.op == "get_attr" else self.kinds.get(node.name, Kind.INPUT)
         key = _torch.storage_key(value)
@@ -131,7 +138,9 @@ class _Builder:
             value = getattr(value, part)
         return value
 
-    def _add_storage(self, node: torch.fx.Node, value: torch.Tensor, kind: Kind, *, external: bool = False) -> StorageId:
+    def _add_storage(
+        self, node: torch.fx.Node, value: torch.Tensor, kind: Kind, *, external: bool = False
+    ) -> StorageId:
         storage = len(self.storages)
         shape = "x".join(map(str, value.shape)) or "scalar"
         label = f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
@@ -148,17 +157,23 @@ class _Builder:
             return
         results = _tensors(tensor_of(node))
         if not results:
-            raise CaptureError(f"{node.target} at {source_line(node)} gives no tensor: data-dependent values cannot be planned.")
+            raise CaptureError(
+                f"{node.target} at {source_line(node)} gives no tensor: data-dependent values cannot be planned."
+            )
         members = {user.args[1]: user for user in node.users if "getitem" in str(user.target)}
-        single = isinstance(tensor_of(node), torch.Tensor)
-        named = {None: node} if single else {int(k): v for k, v in members.items()}
+        named: dict[int | None, torch.fx.Node] = {k: v for k, v in members.items() if isinstance(k, int)}
+        if isinstance(tensor_of(node), torch.Tensor):
+            named = {None: node}
+        assert callable(node.target)
         call = Call(node.target, tuple(node.args), dict(node.kwargs), named)
         new = [value for _, value in results if _torch.storage_key(value) not in self.by_key]
         if not new and not _is_mutable(node):
             self._view(node, call, results)
             return
         if len({_torch.storage_key(value) for value in new}) < len(results):
-            raise CaptureError(f"{node.target} at {source_line(node)} returns a new tensor together with a view of another one.")
+            raise CaptureError(
+                f"{node.target} at {source_line(node)} returns a new tensor together with a view of another one."
+            )
         self._op(node, call, results)
 
     def _view(self, node: torch.fx.Node, call: Call, results: list[tuple[int | None, torch.Tensor]]) -> None:
@@ -170,8 +185,8 @@ class _Builder:
                 self.storage_of[call.results[position]] = storage
 
     def _op(self, node: torch.fx.Node, call: Call, results: list[tuple[int | None, torch.Tensor]]) -> None:
-        drawn = _torch.is_random(node.target) and random.draws(node)
-        saved = random.state_before(node) if drawn and not random.has_mask(node) else None
+        drawn = _torch.is_random(node.target) and replays.draws(node)
+        saved = replays.state_before(node) if drawn and not replays.has_mask(node) else None
         state = self._save_state(node, saved) if saved is not None else -1
         created = []
         for position, value in results:
@@ -192,18 +207,32 @@ class _Builder:
             )
         )  # fmt: skip
         self.calls[op] = call
-        if drawn:
-            self.replays.append((op, random.replay_of(node, call, state, saved)))
+        replay = (
+            replays.replay_of(node, call, state, saved) if drawn else replays.without_statistics(node, call)
+        )
+        if replay is not None:
+            self.replays.append((op, replay))
 
     def _save_state(self, node: torch.fx.Node, call: Call) -> StorageId:
         """Add the op that saves the generator's state just before a random op."""
         op, storage = len(self.ops), len(self.storages)
-        self.storages.append(Storage(storage, random.STATE_BYTES, Kind.RANDOM_STATE, label="generator state"))
+        self.storages.append(
+            Storage(storage, replays.STATE_BYTES, Kind.RANDOM_STATE, label="generator state")
+        )
         (root,) = call.results.values()
         self.storage_of[root], self.roots[storage] = storage, root
         flags = Flag.RANDOM | Flag.NEVER_RECOMPUTE
         self.ops.append(
-            Op(op, root.name, "tightrope.save_state", (), (storage,), flags=flags, phase=self.phase_of(node), module=module_path(node))
+            Op(
+                op,
+                root.name,
+                "tightrope.save_state",
+                (),
+                (storage,),
+                flags=flags,
+                phase=self.phase_of(node),
+                module=module_path(node),
+            )
         )
         self.calls[op] = call
         return storage
@@ -222,9 +251,19 @@ class _Builder:
     def _return_to_user(self) -> None:
         nodes = [node for node in self.outputs[: self.num_forward] if isinstance(node, torch.fx.Node)]
         reads = {self.storage_of[node] for node in nodes if node in self.storage_of}
+        written = {self.storage_of[node] for node in self.written if node in self.storage_of}
         op = len(self.ops)
         flags = Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
-        self.ops.append(Op(op, "return_to_user", "tightrope.return", tuple(sorted(reads)), flags=flags))
+        self.ops.append(
+            Op(
+                op,
+                "return_to_user",
+                "tightrope.return",
+                tuple(sorted(reads | written)),
+                mutates=tuple(sorted(written)),
+                flags=flags,
+            )
+        )
         self.calls[op] = None
         self.split = op + 1
 
@@ -245,16 +284,18 @@ class _Builder:
             )  # fmt: skip
 
     def finish(self, name: str, environment: tuple[tuple[str, str], ...]) -> Program:
-        replays = []
+        again: list[Op] = []
         for op, replay in self.replays:
             base = self.ops[op]
             if not all(node in self.storage_of for node in input_nodes(replay.call)):
                 continue
-            created = tuple(sorted(self.storage_of[n] for n in replay.call.results.values() if n in self.storage_of))
+            created = tuple(
+                sorted(self.storage_of[n] for n in replay.call.results.values() if n in self.storage_of)
+            )
             if not created:
                 continue
-            number = len(self.ops) + len(replays)
-            replays.append(
+            number = len(self.ops) + len(again)
+            again.append(
                 Op(
                     number, f"{base.name}_again", replay.name, self._reads(replay.call), created,
                     phase=base.phase, module=base.module, source=base.source,
@@ -263,7 +304,12 @@ class _Builder:
             self.calls[number] = replay.call
             self.ops[op] = _with_replay(base, number)
         graph = Graph(
-            tuple(self.ops), tuple(self.storages), tuple(replays), split=self.split, name=name, environment=environment
+            tuple(self.ops),
+            tuple(self.storages),
+            tuple(again),
+            split=self.split,
+            name=name,
+            environment=environment,
         )
         placeholders = tuple(self.module.graph.find_nodes(op="placeholder"))
         return Program(

@@ -16,7 +16,16 @@ from msgspec.structs import replace
 from tightrope.capture import _torch
 from tightrope.capture.build import input_nodes
 from tightrope.capture.program import Call, Program, tensor_of
-from tightrope.core import Allocation, CaptureError, Graph, InfeasibleError, Op, Storage, StorageId, format_bytes
+from tightrope.core import (
+    Allocation,
+    CaptureError,
+    Graph,
+    InfeasibleError,
+    Op,
+    Storage,
+    StorageId,
+    format_bytes,
+)
 from tightrope.native.allocator import Allocator
 from tightrope.price.measure import Measured, measure
 from tightrope.price.store import PriceStore
@@ -102,13 +111,19 @@ def _allocations(program: Program, op: Op, call: Call, price: Measured) -> tuple
     for result in sorted(set(results) - set(named)):
         if unnamed:
             named[result] = unnamed.pop(0)
-    found = tuple(Allocation(size, named.get(result, -1), start, end) for size, result, start, end in price.allocations)
+    found = tuple(
+        Allocation(size, named.get(result, -1), start, end) for size, result, start, end in price.allocations
+    )
     made = sorted(item.storage for item in found if item.storage >= 0)
     if made != sorted(op.creates):
-        raise CaptureError(f"{op.describe()} makes other allocations than its shapes say: it cannot be planned.")
+        raise CaptureError(
+            f"{op.describe()} makes other allocations than its shapes say: it cannot be planned."
+        )
     ticks = 1 + max((max(item.start, item.end) for item in found), default=0)
     return tuple(
-        Allocation(item.bytes, item.storage, item.start, ticks if item.storage < 0 and item.end < 0 else item.end)
+        Allocation(
+            item.bytes, item.storage, item.start, ticks if item.storage < 0 and item.end < 0 else item.end
+        )
         for item in found
     )
 
@@ -157,7 +172,7 @@ def _made_up(
         source = buffers[storage]
     else:
         size = program.graph.storages[storage].bytes if storage >= 0 else 0
-        source = torch.UntypedStorage(size, device=fake.device)
+        source = torch.UntypedStorage(size, device=fake.device)  # type: ignore[no-untyped-call]
         buffers[storage] = source
         whole = torch.empty(0, dtype=fake.dtype, device=fake.device).set_(source)
         whole.fill_(0.5 if fake.dtype.is_floating_point else fake.dtype is torch.bool)
@@ -171,7 +186,11 @@ def _given(program: Program, real: Sequence[Any]) -> dict[StorageId, torch.Tenso
         fake = tensor_of(node)
         if not isinstance(tensor, torch.Tensor) or not isinstance(fake, torch.Tensor):
             continue
-        alike = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.shape == fake.shape and tensor.dtype == fake.dtype
+        alike = (
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.shape == fake.shape
+            and tensor.dtype == fake.dtype
+        )
         if alike and not str(node.target).startswith("tangents"):
             found[program.storage_of[node]] = tensor
     return found

@@ -58,6 +58,7 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
                 _kinds(joint, real, static),
                 num_forward_outputs=num_fwd_outputs,
                 user_outputs=_user_outputs(joint, num_fwd_outputs),
+                written=_written(joint, num_fwd_outputs),
                 name=name,
                 environment=environment(real),
             )
@@ -67,7 +68,9 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             kinds = _kinds(part, real, frozenset())
             outputs = range(len(_flat(part)))
-            program = build_program(part, kinds, user_outputs=outputs, name=f"{name} (inference)", environment=environment(real))
+            program = build_program(
+                part, kinds, user_outputs=outputs, name=f"{name} (inference)", environment=environment(real)
+            )
             return boxed(host(program, real).inference)
 
         compiled = _torch.aot_backend(
@@ -130,11 +133,30 @@ def _user_outputs(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list
     return [position for position, what in enumerate(described) if "InputMutation" not in type(what).__name__]
 
 
+def _written(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list[str]:
+    """Inputs that get new values when the forward returns (batch norm's running statistics)."""
+    (output,) = joint.graph.find_nodes(op="output")
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    described = {repr(node.meta.get("desc")): node.name for node in placeholders}
+    found = []
+    for what in list(output.meta.get("desc") or [])[:num_forward_outputs]:
+        if "InputMutation" in type(what).__name__:
+            name = described.get(repr(getattr(what, "mutated_input", None)))
+            if name is None:
+                raise CaptureError(
+                    f"cannot tell which input {what} changes: this torch describes its graphs differently."
+                )
+            found.append(name)
+    return found
+
+
 def _never(*_: Any) -> Any:
     raise CaptureError("a stub module was run: the compiled callables must replace it.")
 
 
-def _stubs(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+def _stubs(
+    joint: torch.fx.GraphModule, num_forward_outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Two modules with the right signature whose only saved value is the token."""
     token_value = torch.empty(0)
     outputs = _flat(joint)

@@ -34,7 +34,9 @@ Seconds = Annotated[float | None, typer.Option(help="Seconds of search; default:
 
 def console() -> Console:
     """Standard output: colours on a terminal only, and never with NO_COLOR."""
-    return Console(no_color=bool(os.environ.get("NO_COLOR")), highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(
+        no_color=bool(os.environ.get("NO_COLOR")), highlight=False, soft_wrap=not sys.stdout.isatty()
+    )
 
 
 def emit_json(value: Any) -> None:
@@ -45,7 +47,9 @@ def emit_json(value: Any) -> None:
 @app.command()
 def demo(
     net: Annotated[str | None, typer.Option(help="gpt2 or resnet; default: both.")] = None,
-    budget: Annotated[str | None, typer.Option(help="One budget, such as 60MiB or 60%; default: three.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="One budget, such as 60MiB or 60%; default: three.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps per row.")] = 20,
     json: Json = False,
 ) -> None:
@@ -65,8 +69,12 @@ def demo(
 @app.command()
 def estimate(
     target: Annotated[str, typer.Argument(help="FILE.py:FUNCTION that returns (model, inputs).")],
-    machine: Annotated[str | None, typer.Option(help="A machine profile (TOML); default: this machine.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Bytes to fit in; default: the machine's memory.")] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="A machine profile (TOML); default: this machine.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Bytes to fit in; default: the machine's memory.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Tell whether a training step fits, and what is alive at its peak; nothing is run.
@@ -91,8 +99,12 @@ def estimate(
 
 @app.command()
 def plan(
-    graph: Annotated[Path, typer.Argument(help="A graph file (JSON), or FILE.py:FUNCTION to capture and measure.")],
-    budget: Annotated[str, typer.Option(help="Total bytes, or a share of what the given order needs: 8GiB, 80%.")],
+    graph: Annotated[
+        Path, typer.Argument(help="A graph file (JSON), or FILE.py:FUNCTION to capture and measure.")
+    ],
+    budget: Annotated[
+        str, typer.Option(help="Total bytes, or a share of what the given order needs: 8GiB, 80%.")
+    ],
     planner: Annotated[str, typer.Option(help="Name of the planner.")] = "auto",
     seconds: Seconds = None,
     seed: Seed = 0,
@@ -161,7 +173,9 @@ def judge(
     elif found:
         console().print("\n".join(f"refused: {problem}" for problem in found), markup=False)
     else:
-        console().print("the plan holds: schedule, offsets, forecast, bound and reasons were re-derived and agree.")
+        console().print(
+            "the plan holds: schedule, offsets, forecast, bound and reasons were re-derived and agree."
+        )
     if found:
         raise typer.Exit(DOES_NOT_FIT)
 

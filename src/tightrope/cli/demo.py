@@ -26,10 +26,22 @@ from tightrope.run.report import Report, report
 from tightrope.run.verify import digest
 
 _SHARES = (0.75, 0.5)
-_COLUMNS = ("budget", "forecast peak", "observed peak", "arena", "total", "time", "losses", "gradients", "recomputed")
+_COLUMNS = (
+    "budget",
+    "forecast peak",
+    "observed peak",
+    "arena",
+    "total",
+    "time",
+    "losses",
+    "gradients",
+    "recomputed",
+)
 
 
-def run_demo(*, net: str | None, budget: str | None, steps: int, console: Console | None) -> list[dict[str, Any]]:
+def run_demo(
+    *, net: str | None, budget: str | None, steps: int, console: Console | None
+) -> list[dict[str, Any]]:
     """Run the demo and return one plain row per budget.
 
     Args:
@@ -171,7 +183,9 @@ class _Demo:
     def _smallest(self, size: int) -> None:
         witness = self.least.certificate.witness
         name = self.graph.op(witness).describe() if witness >= 0 else ""
-        self._print(f"smallest feasible budget found: {format_bytes(size)} ({size} bytes); the op that needs most: {name}")
+        self._print(
+            f"smallest feasible budget found: {format_bytes(size)} ({size} bytes); the op that needs most: {name}"
+        )
 
 
 def _figures(seen: Report) -> dict[str, Any]:

@@ -67,7 +67,11 @@ class _ResNet(nn.Module):
 
     def __init__(self, width: int = 32, classes: int = 10) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(1, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+        layers: list[nn.Module] = [
+            nn.Conv2d(1, width, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        ]
         inside = width
         for stage in range(4):
             for block in range(2):
@@ -99,7 +103,9 @@ def gpt2_job(*, seed: int = 0, batch: int = 2, length: int = 256) -> Job:
                 torch.stack([data[start + 1 : start + length + 1] for start in starts]),
             )
 
-    return Job("gpt2", f"GPT-2 4x256 on Python's standard library, {batch} x {length} characters", model, batches())
+    return Job(
+        "gpt2", f"GPT-2 4x256 on Python's standard library, {batch} x {length} characters", model, batches()
+    )
 
 
 def resnet_job(*, seed: int = 0, batch: int = 32) -> Job:

@@ -26,7 +26,9 @@ def examine() -> dict[str, str]:
     if minor not in _torch.TESTED_MINORS:
         found["torch version"] = f"{minor} is not among the tested ones ({', '.join(_torch.TESTED_MINORS)})"
     if found["torchvision"] != "not installed" and "+cpu" in torch.__version__:
-        found["torchvision"] += " (beside a CPU build of torch it often fails at import and breaks other packages)"
+        found["torchvision"] += (
+            " (beside a CPU build of torch it often fails at import and breaks other packages)"
+        )
     found["threads"] = str(torch.get_num_threads())
     found["memory"] = format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     found["cuda"] = "available" if torch.cuda.is_available() else "not available"

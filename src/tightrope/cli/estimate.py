@@ -23,7 +23,9 @@ def build(target: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]
     file, _, function = target.rpartition(":")
     path = Path(file)
     if not file.endswith(".py") or not function.isidentifier():
-        raise TightropeError(f"{target!r} does not name a function: write FILE.py:FUNCTION, e.g. train.py:build.")
+        raise TightropeError(
+            f"{target!r} does not name a function: write FILE.py:FUNCTION, e.g. train.py:build."
+        )
     if not path.is_file():
         raise TightropeError(f"no file {file!r} (from {target!r}).")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -40,7 +42,9 @@ def build(target: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]
     except Exception as error:
         raise TightropeError(f"{target!r} failed: {type(error).__name__}: {error}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.nn.Module)):
-        raise TightropeError(f"{target!r} must return (model, inputs): inputs is a tuple, or a dict of keywords.")
+        raise TightropeError(
+            f"{target!r} must return (model, inputs): inputs is a tuple, or a dict of keywords."
+        )
     model, inputs = result
     if isinstance(inputs, dict):
         return model, (), inputs
@@ -77,7 +81,8 @@ def describe(graph: Graph, limit: int | str, machine: Machine) -> dict[str, Any]
     bound, witness = lower_bound(graph)
     asked = parse_bytes(limit, whole=graph.persistent + peak)
     alive = sorted(
-        (buffer for buffer in trace.buffers if buffer.start <= at < buffer.end), key=lambda buffer: -buffer.bytes
+        (buffer for buffer in trace.buffers if buffer.start <= at < buffer.end),
+        key=lambda buffer: -buffer.bytes,
     )
     return {
         "fits": graph.persistent + peak <= asked,

@@ -47,7 +47,9 @@ def plan(console: Console, graph: Graph, found: Plan) -> None:
     table.add_row("total", f"{format_bytes(forecast.total)} = persistent {format_bytes(forecast.persistent)} "
                   f"+ arena {format_bytes(forecast.arena)} + outside {format_bytes(forecast.outside)}")  # fmt: skip
     table.add_row("peak", f"{format_bytes(forecast.peak)} live above persistent")
-    table.add_row("time", f"{format_time(forecast.ns)}, {forecast.tdi_percent:.2f} % more than running each op once")
+    table.add_row(
+        "time", f"{format_time(forecast.ns)}, {forecast.tdi_percent:.2f} % more than running each op once"
+    )
     table.add_row("recomputed", f"{len(found.schedule.computes()) - len(graph.ops)} runs")
     witness = graph.op(certificate.witness).describe() if certificate.witness >= 0 else ""
     table.add_row("bound", f"no plan needs less than {format_bytes(certificate.lower_bound)} ({witness})")

@@ -44,8 +44,8 @@ from tightrope.core.units import (
 __all__ = [
     "ALIGNMENT",
     "Allocation",
-    "Buffer",
     "BudgetSyntaxError",
+    "Buffer",
     "Bytes",
     "CaptureError",
     "Certificate",

@@ -308,7 +308,7 @@ def check_plan(plan: Plan) -> None:
     for position, offset in enumerate(plan.offsets):
         _within(offset, f"plan: $.offsets[{position}]", low=-1)
     _within(plan.budget, "plan: $.budget")
-    for name in ("persistent", "peak", "arena", "outside", "ns", "base_ns", "joules"):
+    for name in ("persistent", "peak", "arena", "outside", "ns", "base_ns"):
         _within(getattr(plan.forecast, name), f"plan: $.forecast.{name}")
     for name in ("lower_bound", "ns_bound", "seed"):
         _within(getattr(plan.certificate, name), f"plan: $.certificate.{name}")
@@ -316,10 +316,13 @@ def check_plan(plan: Plan) -> None:
     _check_reasons(plan)
     for position, limit in enumerate(plan.limits.bytes):
         _within(limit, f"plan: $.limits.bytes[{position}]")
-    for name in ("seconds", "joules"):
-        amount = getattr(plan.limits, name)
+    for where, amount in (
+        ("forecast.joules", plan.forecast.joules),
+        ("limits.seconds", plan.limits.seconds),
+        ("limits.joules", plan.limits.joules),
+    ):
         if amount is not None and not 0 <= amount < math.inf:
-            _refuse(f"plan: $.limits.{name}", amount, "a finite number that is not negative, or null")
+            _refuse(f"plan: $.{where}", amount, "a finite number that is not negative")
 
 
 def _check_steps(plan: Plan) -> None:

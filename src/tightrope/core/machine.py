@@ -67,7 +67,9 @@ class Machine(msgspec.Struct, frozen=True):
         try:
             machine = msgspec.convert(tomllib.loads(text), Machine)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-            raise TightropeError(f"not a machine profile: {error}. It needs name and [[tiers]] with name and bytes.") from error
+            raise TightropeError(
+                f"not a machine profile: {error}. It needs name and [[tiers]] with name and bytes."
+            ) from error
         if not machine.tiers or any(tier.bytes <= 0 for tier in machine.tiers):
             raise TightropeError(f"machine {machine.name!r} has no memory: every tier needs bytes > 0.")
         return machine

@@ -68,16 +68,24 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None) -> Bytes:
     else:
         match = _AMOUNT.fullmatch(text) if len(text) <= 64 else None
         if match is None:
-            raise BudgetSyntaxError(f'budget {text[:64]!r} is not an amount: write "8GiB", "300 MB", 314572800 or "90%".')
+            raise BudgetSyntaxError(
+                f'budget {text[:64]!r} is not an amount: write "8GiB", "300 MB", 314572800 or "90%".'
+            )
         amount, unit = Fraction(match[1]), match[2].lower()
         if unit == "" and "." in match[1]:
-            raise BudgetSyntaxError(f'budget {text!r} has no unit: write "{match[1]}GiB", or a percentage such as "90%".')
+            raise BudgetSyntaxError(
+                f'budget {text!r} has no unit: write "{match[1]}GiB", or a percentage such as "90%".'
+            )
     if unit == "%":
         if whole is None:
-            raise BudgetSyntaxError(f"budget {text!r} is a percentage, and what 100 % stands for is not known here; write bytes.")
+            raise BudgetSyntaxError(
+                f"budget {text!r} is a percentage, and what 100 % stands for is not known here; write bytes."
+            )
         amount, unit = amount * whole / 100, "b"
     if unit not in _SCALE:
-        raise BudgetSyntaxError(f"budget {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB, TiB or %.")
+        raise BudgetSyntaxError(
+            f"budget {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB, TiB or %."
+        )
     exact = amount * _SCALE[unit]
     size = -(-exact.numerator // exact.denominator)
     if not 0 < size < _LIMIT:

@@ -1,0 +1,1 @@
+"""Doors into other frameworks; each is imported only when it is used."""

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import accumulate, chain
 from typing import Any
 
-from tightrope.core import Bytes, NativeError, Nanoseconds
+from tightrope.core import Bytes, Nanoseconds, NativeError
 from tightrope.native.build import compiler, library
 
 NUM_RULES = 5
@@ -65,7 +65,7 @@ def _library() -> ctypes.CDLL:
     native.tightrope_solver_new.restype = pointer
     native.tightrope_solver_new.argtypes = [whole, whole, *[pointer] * 8]
     native.tightrope_solver_run.restype = whole
-    for name, arguments in {
+    signatures: dict[str, list[Any]] = {
         "delete": [],
         "load": [pointer, whole],
         "state": [real, pointer],
@@ -75,7 +75,8 @@ def _library() -> ctypes.CDLL:
         "run": [whole],
         "best": [pointer],
         "read_best": [pointer],
-    }.items():
+    }
+    for name, arguments in signatures.items():
         getattr(native, f"tightrope_solver_{name}").argtypes = [pointer, *arguments]
     return native
 

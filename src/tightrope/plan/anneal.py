@@ -33,37 +33,29 @@ def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     model = build(graph)
     solver = open_solver(model, native=options.native)
     limit = live_limit(graph, limits)
-    solver.load(options.start)
-    pairs = tuple(options.start)
-    if not pairs or solver.state(limit).excess:
-        found = greedy_pairs(solver, limit, options.watch)
-        solver.load(pairs)
-        own = solver.state(limit).excess
-        solver.load(found)
-        pairs = found if not pairs or solver.state(limit).excess < own else pairs
-    if isinstance(solver, Solver) and pairs:
-        pairs = _anneal(solver, model, pairs, limit, options)
-    return expand(graph, pairs)
+    best = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
+    if isinstance(solver, Solver):
+        best = _anneal(solver, model, best, limit, options)
+    return expand(graph, best)
 
 
 def _anneal(
-    solver: Solver, model: Model, pairs: tuple[Pair, ...], limit: Bytes, options: Options
+    solver: Solver, model: Model, best: tuple[Pair, ...], limit: Bytes, options: Options
 ) -> tuple[Pair, ...]:
-    solver.load(pairs)
-    cost: float = model.cost(pairs) if solver.state(limit).excess == 0 else float("inf")
+    """Run the restarts, each from the best set so far, until nothing can be gained."""
+    solver.load(best)
+    cost, fits = model.cost(best), solver.state(limit).excess == 0
     for restart in range(options.restarts):
-        if options.watch.over:
+        if options.watch.over or (fits and cost == 0):
             break
         heat = _HEATS[restart % len(_HEATS)]
-        solver.load(pairs)
+        solver.load(best)
         solver.begin(limit, seed=_seed(options, restart), iterations=_moves(model, options), heat=heat)
         _drain(solver, options.watch, f"annealing, run {restart + 1} of {options.restarts}")
         found = solver.best()
-        if found is not None and model.cost(found) < cost:
-            pairs, cost = found, model.cost(found)
-        if cost == 0:
-            break
-    return pairs
+        if found is not None and (not fits or model.cost(found) < cost):
+            best, cost, fits = found, model.cost(found), True
+    return best
 
 
 def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:

@@ -16,7 +16,7 @@ from tightrope.core import Bytes, StepIndex, StorageId
 from tightrope.native.solver import State
 from tightrope.plan.model import Model, Pair
 
-_LONGEST = 256
+_LONGEST = 48
 
 
 class PythonSolver:

@@ -1,6 +1,7 @@
 """Say of every storage why it was kept or recomputed."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tightrope.core import (
     Compute,
@@ -41,7 +42,7 @@ def reasons(graph: Graph, plan: Plan) -> tuple[Reason, ...]:
         text = (
             _kept(graph, storage, op, facts, slack) if copies == 1 else _recomputed(graph, storage, op, facts)
         )
-        decision = "kept" if copies == 1 else "recomputed"
+        decision: Literal["kept", "recomputed"] = "kept" if copies == 1 else "recomputed"
         size, ns = graph.storages[storage].size, again(graph, op).ns
         result.append(Reason(storage, decision, size, ns, copies, f"{decision}{text}"))
     return tuple(result)

@@ -22,7 +22,7 @@ from tightrope.plan.anneal import shrink
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.cache import PlanCache, with_budget
-from tightrope.plan.model import pairs_of
+from tightrope.plan.model import Pair, pairs_of
 from tightrope.plan.options import Options, Progress, Watch
 from tightrope.plan.reasons import reasons
 from tightrope.plan.registry import PLANNERS, stages
@@ -32,12 +32,13 @@ _ROUNDS = 6
 
 
 class _Job:
-    """One search: what was asked, and the best plan so far."""
+    """One search: what was asked, the best plan so far, the last set for the whole budget as live bytes."""
 
     def __init__(self, graph: Graph, budget: Bytes, machine: Machine | None, options: Options) -> None:
         self.graph, self.budget, self.machine, self.options = graph, budget, machine, options
         self.watch = options.watch
         self.best: Plan | None = None
+        self.unplaced: tuple[Pair, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -55,30 +56,40 @@ class _Job:
 
     def rounds(self, planner: str, options: Options) -> None:
         """Ask one planner, place, and move its target until the arena fits closely."""
-        fits, misses, target = 0, self.budget + 1, self.budget
+        low, misses, target = 0, self.budget + 1, self.budget
+        options = replace(options, start=self.unplaced)
         for attempt in range(_ROUNDS):
-            plan = self._attempt(planner, options, target, attempt)
+            plan = self._attempt(planner, options, target)
             self.consider(plan)
             over = plan.forecast.total - self.budget
-            fits, misses = (max(fits, target), misses) if over <= 0 else (fits, min(misses, target))
-            narrow = misses - fits <= self.budget // 500 or misses > self.budget
             unreached = over > 0 and plan.forecast.persistent + plan.forecast.peak > target
-            if self.done or planner == "given" or (narrow and over <= 0) or unreached:
+            if attempt == 0:
+                self.unplaced = pairs_of(self.graph, plan.schedule)
+                if unreached:
+                    break
+            if over <= 0 or unreached:
+                low = max(low, target)
+            else:
+                misses = min(misses, target)
+            closed = misses > self.budget or misses - low <= self.budget // 500
+            if self.done or closed or planner == "given" or (planner == "greedy" and over <= 0):
                 break
-            target = (fits + misses) // 2 if fits else target - max(over, 64)
+            start = self.unplaced if unreached else pairs_of(self.graph, plan.schedule)
+            options = replace(options, start=start, seed=options.seed + 101, restarts=2)
+            target = (low + misses) // 2 if low else target - max(over, 64)
             if target <= self.graph.persistent:
                 break
 
-    def _attempt(self, planner: str, options: Options, target: Bytes, attempt: int) -> Plan:
-        if self.best is not None:
-            options = replace(options, start=pairs_of(self.graph, self.best.schedule))
-        if attempt:
-            options = replace(options, restarts=2)
+    def _attempt(self, planner: str, options: Options, target: Bytes) -> Plan:
         limits = Limits(bytes=(target,))
         schedule = PLANNERS[planner](self.graph, self.machine, limits, options)
-        name = _label(planner, options)
         return assemble(
-            self.graph, schedule, budget=self.budget, machine=self.machine, planner=name, seed=options.seed
+            self.graph,
+            schedule,
+            budget=self.budget,
+            machine=self.machine,
+            planner=_label(planner, options),
+            seed=self.options.seed,
         )
 
     def run(self, planner: str) -> None:
@@ -146,6 +157,7 @@ def solve(
     job = _Job(graph, budget, machine, Options(seed=seed, watch=watch))
     if cache is not None and (plan := cache.best(graph, budget=budget)) is not None:
         job.consider(plan)
+        job.unplaced = pairs_of(graph, plan.schedule)
     if lower_bound(graph)[0] <= budget and (known is None or seconds is not None):
         job.run(planner)
     if job.best is None and planner != "given":

@@ -17,7 +17,17 @@ from msgspec.structs import replace
 
 from tightrope.core import Graph, Machine, Nanoseconds, Op, Storage
 
-_PASSES = {"log": 3.3, "exp": 3.4, "softmax": 4.0, "sin": 5.0, "cos": 5.0, "erf": 5.3, "gelu": 6.0, "tanh": 10.2, "sigmoid": 4.0}
+_PASSES = {
+    "log": 3.3,
+    "exp": 3.4,
+    "softmax": 4.0,
+    "sin": 5.0,
+    "cos": 5.0,
+    "erf": 5.3,
+    "gelu": 6.0,
+    "tanh": 10.2,
+    "sigmoid": 4.0,
+}
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "attention")
 _OVERHEAD_NS = 3000
 _LABEL = re.compile(r"(\w+)\[([\dx]*|scalar)\]")

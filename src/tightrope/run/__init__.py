@@ -1,0 +1,1 @@
+"""Running plans: flat code, arenas, the checked first step, level 0."""

@@ -65,10 +65,13 @@ class Handle:
         """Fall back to level 0 and say why."""
         self.level, self.why = "L0", reason
         if not isinstance(self.options.budget, int):
-            raise TightropeError(f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes.")
+            raise TightropeError(
+                f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
+            )
         self.replay = replay(budget=self.options.budget)
         warnings.warn(
-            f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}", stacklevel=4
+            f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}",
+            stacklevel=4,
         )
 
     def next_step(self) -> None:
@@ -91,11 +94,13 @@ def handle_of(model: torch.nn.Module) -> Handle:
         TightropeError: the model was not compiled by `compile`.
     """
     if model not in _HANDLES:
-        raise TightropeError(f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first.")
+        raise TightropeError(
+            f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first."
+        )
     return _HANDLES[model]
 
 
-def compile(  # noqa: A001
+def compile(
     model: Model,
     *,
     budget: str | int,
@@ -147,7 +152,7 @@ def compile(  # noqa: A001
     _torch.ignore_logging()
     backend = make_backend(handle.host, name=type(model).__name__)
     planned = torch.compile(model._call_impl, backend=backend, fullgraph=True, dynamic=False)
-    model._compiled_call_impl = _entry(weakref.ref(model), handle, planned)  # type: ignore[assignment]
+    model._compiled_call_impl = _entry(weakref.ref(model), handle, planned)
     _HANDLES[model] = handle
     if example is not None:
         _plan_ahead(model, example)
@@ -166,7 +171,9 @@ def _budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Byt
     return size
 
 
-def _entry(reference: "weakref.ref[torch.nn.Module]", handle: Handle, planned: Callable[..., Any]) -> Callable[..., Any]:
+def _entry(
+    reference: "weakref.ref[torch.nn.Module]", handle: Handle, planned: Callable[..., Any]
+) -> Callable[..., Any]:
     unsupported = _torch.unsupported_errors()
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -174,7 +181,8 @@ def _entry(reference: "weakref.ref[torch.nn.Module]", handle: Handle, planned: C
             handle.next_step()
             model = reference()
             assert model is not None
-            return model._call_impl(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        handle.ledger.mark()
         try:
             with _torch.calling(_RECOMPILE_LIMIT):
                 return planned(*args, **kwargs)
@@ -193,7 +201,11 @@ def _entry(reference: "weakref.ref[torch.nn.Module]", handle: Handle, planned: C
 
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "The step cannot be captured as one graph: " + (lines[0].rstrip(".") if lines else type(error).__name__) + "."
+    return (
+        "The step cannot be captured as one graph: "
+        + (lines[0].rstrip(".") if lines else type(error).__name__)
+        + "."
+    )
 
 
 def _plan_ahead(model: torch.nn.Module, example: Any) -> None:

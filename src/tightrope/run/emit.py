@@ -57,7 +57,11 @@ def emit(program: Program, schedule: Schedule) -> Code:
     front_result = front.results(program.outputs[: program.num_forward_outputs])
     kept, visible = _kept(program, front, back.imports)
     inputs = [_name(node) for node in program.placeholders if not _is_tangent(node)]
-    lines = ["def forward(args):", f"    [{', '.join(inputs)}] = args" if inputs else "    pass", "    args.clear()"]
+    lines = [
+        "def forward(args):",
+        f"    [{', '.join(inputs)}] = args" if inputs else "    pass",
+        "    args.clear()",
+    ]
     lines += front.lines
     lines.append(f"    return [{', '.join(front_result)}], [{', '.join(kept)}]")
     if two_parts:
@@ -65,7 +69,10 @@ def emit(program: Program, schedule: Schedule) -> Code:
         tangents = [_name(node) for node in program.placeholders if _is_tangent(node)]
         lines += ["", "def backward(kept, tangents):"]
         lines += [f"    [{', '.join(names)}] = kept" if names else "    pass", "    kept.clear()"]
-        lines += [f"    [{', '.join(tangents)}] = tangents" if tangents else "    pass", "    tangents.clear()"]
+        lines += [
+            f"    [{', '.join(tangents)}] = tangents" if tangents else "    pass",
+            "    tangents.clear()",
+        ]
         lines += back.lines
         lines.append(f"    return [{', '.join(back_result)}]")
     source = "\n".join(lines) + "\n"
@@ -85,7 +92,9 @@ def _split(program: Program, schedule: Schedule) -> int:
     raise TightropeError("the schedule never returns to the user: it lacks the step that ends the forward.")
 
 
-def _kept(program: Program, front: "_Part", imports: list[torch.fx.Node]) -> tuple[list[str], tuple[int, ...]]:
+def _kept(
+    program: Program, front: "_Part", imports: list[torch.fx.Node]
+) -> tuple[list[str], tuple[int, ...]]:
     """Expressions for what the backward needs; outputs are detached, or they would keep themselves alive."""
     returned = {
         program.storage_of[node]
@@ -124,7 +133,9 @@ class _Part:
             elif isinstance(step, Free):
                 self.free(step.storage)
             else:
-                raise TightropeError(f"cannot run a {type(step).__name__} step yet: this build plans recomputation only.")
+                raise TightropeError(
+                    f"cannot run a {type(step).__name__} step yet: this build plans recomputation only."
+                )
 
     def compute(self, step: Compute) -> None:
         call = self.program.calls[step.op]
@@ -132,7 +143,9 @@ class _Part:
             return
         self.emit_call(call, dropped=frozenset(step.drop))
 
-    def emit_call(self, call: Call, *, dropped: frozenset[StorageId] = frozenset(), view: bool = False) -> None:
+    def emit_call(
+        self, call: Call, *, dropped: frozenset[StorageId] = frozenset(), view: bool = False
+    ) -> None:
         for node in input_nodes(call):
             self.ensure(node)
         target = self.constant(_unwrap(call.target))
@@ -206,9 +219,15 @@ class _Part:
             return repr(argument)
         if isinstance(argument, list | tuple):
             inner = ", ".join(self.expression(item) for item in argument)
-            return f"[{inner}]" if isinstance(argument, list) else f"({inner}{',' if len(argument) == 1 else ''})"
+            return (
+                f"[{inner}]"
+                if isinstance(argument, list)
+                else f"({inner}{',' if len(argument) == 1 else ''})"
+            )
         if isinstance(argument, dict):
-            return "{" + ", ".join(f"{key!r}: {self.expression(value)}" for key, value in argument.items()) + "}"
+            return (
+                "{" + ", ".join(f"{key!r}: {self.expression(value)}" for key, value in argument.items()) + "}"
+            )
         return self.constant(argument)
 
     def constant(self, value: Any) -> str:

@@ -26,12 +26,14 @@ class Ledger:
 
     Attributes:
         allocator: the hook, or None when it could not be built.
+        marked: bytes charged when `mark` was called last.
         note: why there is no hook, in one sentence, or the empty string.
     """
 
     def __init__(self) -> None:
         self.allocator: Allocator | None = allocator() if compiler() is not None else None
         self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
+        self.marked: Bytes = 0
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._older: dict[int, tuple[weakref.ref[torch.Tensor], Bytes]] = {}
 
@@ -77,9 +79,17 @@ class Ledger:
         if dead or len(self._older) != before:
             self._apply()
 
+    def mark(self) -> None:
+        """Remember what is charged now: a capture that follows holds transient bytes of its own."""
+        self.marked = self.allocator.stats().charged if self.allocator is not None else 0
+
     def charged(self) -> Bytes:
         """Bytes charged now: what the hook counts plus older tensors."""
         return (self.allocator.stats().charged if self.allocator is not None else 0) + self.older
+
+    def charged_at_mark(self) -> Bytes:
+        """Bytes charged when `mark` was called last, with all older tensors known by now."""
+        return self.marked + self.older
 
 
 @functools.cache

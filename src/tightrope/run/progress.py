@@ -54,8 +54,7 @@ class Progress:
 
             def report(now: SearchProgress) -> None:
                 if status is not None:
-                    status.update(
-                        f"tightrope: planning for {format_bytes(budget)}: best step {format_time(now.best_ns)}, {now.message}"
-                    )
+                    found = "" if now.best_ns is None else f"best step {format_time(now.best_ns)}, "
+                    status.update(f"tightrope: planning for {format_bytes(budget)}: {found}{now.message}")
 
             yield report

@@ -55,13 +55,16 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         found = asdict(self)
-        found["reasons"] = [{name: getattr(reason, name) for name in reason.__struct_fields__} for reason in self.reasons]
+        found["reasons"] = [
+            {name: getattr(reason, name) for name in reason.__struct_fields__} for reason in self.reasons
+        ]
         return found
 
     def __str__(self) -> str:
         lines = [
             f"level {self.level}" + (f" ({self.why})" if self.why else ""),
-            f"budget {format_bytes(self.budget)}, " + ("enforced by the allocator" if self.enforced else "checked, not enforced"),
+            f"budget {format_bytes(self.budget)}, "
+            + ("enforced by the allocator" if self.enforced else "checked, not enforced"),
             f"persistent {format_bytes(self.persistent)} + arena {format_bytes(self.arena)}"
             + (f" + outside {format_bytes(self.outside)}" if self.outside else ""),
             f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
@@ -108,7 +111,9 @@ def _planned(runner: PlannedRunner) -> Report:
     for op in plan.schedule.computes():
         base = op if op < len(graph.ops) else next(o.id for o in graph.ops if o.replay == op)
         counts[base] = counts.get(base, 0) + 1
-    again = sorted(((n, op) for op, n in counts.items() if n > 1), key=lambda item: -graph.ops[item[1]].ns * item[0])
+    again = sorted(
+        ((n, op) for op, n in counts.items() if n > 1), key=lambda item: -graph.ops[item[1]].ns * item[0]
+    )
     shift = runner.persistent - graph.persistent
     return Report(
         level="L1",

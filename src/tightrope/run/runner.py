@@ -1,8 +1,8 @@
 """Run one captured program under a budget: choose a plan, lease an arena, replay, check.
 
-    call:      forward            user code (loss)        backward            user code (optimizer)
-    arena:     [ leased, planned addresses .............................. ] [ idle: pages on demand ]
-    limit:     [ on, always ................................................................... ]
+call:      forward            user code (loss)        backward            user code (optimizer)
+arena:     [ leased, planned addresses .............................. ] [ idle: pages on demand ]
+limit:     [ on, always ................................................................... ]
 """
 
 import gc
@@ -26,8 +26,9 @@ from tightrope.run.ledger import Ledger
 from tightrope.run.progress import Progress
 from tightrope.run.verify import Verified, digest, made_up_tangents, unplanned_step, verify
 
-RESERVE: Bytes = 16384
-"""Held back for the runtime itself: copies of the generator state while the first step is checked."""
+RESERVE: Bytes = 65536
+"""Held back for the runtime itself: copies of the generator's state (5,056 bytes each) that are made
+while a graph is captured and while the first step is checked."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class PlannedRunner:
         self.num_steps = 0
         self._live_before: Bytes = 0
         self.budget = self._budget()
-        self._choose(self._available(ledger.charged()))
+        self._choose(self._available(ledger.charged_at_mark()))
 
     def _price(self, store: PriceStore) -> Program:
         with self.progress.task("measuring ops", len(self.raw.graph.ops)) as tick:
@@ -187,7 +188,10 @@ class PlannedRunner:
         code = flight.chosen.code
         assert code.backward is not None
         run = code.backward
-        gradients, _ = self._replayed(flight.chosen, flight.arena, flight.reached, lambda: run(kept, tangents))
+        gradients: list[Any]
+        gradients, _ = self._replayed(
+            flight.chosen, flight.arena, flight.reached, lambda: run(kept, tangents)
+        )
         if flight.kept is None:
             flight.land()
         self.num_steps += 1
@@ -200,7 +204,9 @@ class PlannedRunner:
 
     # helpers
 
-    def _replayed(self, chosen: Chosen, arena: int | None, start: int, run: Callable[[], Any]) -> tuple[Any, int]:
+    def _replayed(
+        self, chosen: Chosen, arena: int | None, start: int, run: Callable[[], Any]
+    ) -> tuple[Any, int]:
         """Run with planned addresses; a divergence is noted and repaired before the next step."""
         allocator = self.ledger.allocator
         if allocator is None or arena is None or start < 0:
@@ -269,9 +275,13 @@ class PlannedRunner:
 
     def _solve_fresh(self, available: Bytes, planner: str, shift: int) -> Plan:
         graph = self.program.graph
-        return solve(graph, budget=available + graph.persistent, planner=planner, seed=self.options.seed + shift)
+        return solve(
+            graph, budget=available + graph.persistent, planner=planner, seed=self.options.seed + shift
+        )
 
-    def _digested(self, chosen: Chosen, inputs: list[Any], tangents: list[Any]) -> tuple[list[str], list[str]]:
+    def _digested(
+        self, chosen: Chosen, inputs: list[Any], tangents: list[Any]
+    ) -> tuple[list[str], list[str]]:
         """Run a whole step in an arena of its own and keep only digests."""
         backward = chosen.code.backward
         assert backward is not None
@@ -314,10 +324,18 @@ class InferenceRunner:
 
 def _shifted(error: InfeasibleError, budget: Bytes, shift: Bytes) -> InfeasibleError:
     """Restate the planner's numbers in bytes on the device: other holders of memory included."""
-    found = None if error.smallest_found is None else error.smallest_found + shift + RESERVE
-    bound = error.lower_bound + shift
-    best = "no feasible budget was found" if found is None else f"smallest feasible found {format_bytes(found)} ({found} bytes)"
-    hint = f'Try budget={found}, a smaller batch or a shorter sequence.' if found is not None else "Try a smaller batch."
+    found = None if error.smallest_found is None else error.smallest_found + shift
+    bound = error.lower_bound + shift - RESERVE
+    best = (
+        "no feasible budget was found"
+        if found is None
+        else f"smallest feasible found {format_bytes(found)} ({found} bytes)"
+    )
+    hint = (
+        f"Try budget={found}, a smaller batch or a shorter sequence."
+        if found is not None
+        else "Try a smaller batch."
+    )
     return InfeasibleError(
         f"asked {format_bytes(budget)} ({budget} bytes); {best}; proved: no plan of this graph needs less than "
         f"{format_bytes(bound)}. The op that sets the bound: {error.op}. {hint}",

@@ -47,13 +47,13 @@ def digest(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
     dense = value.detach()
-    order = sorted(range(dense.dim()), key=lambda axis: -dense.stride(axis))
+    order = sorted(range(dense.dim()), key=dense.stride, reverse=True)
     dense = dense.permute(order)
     header = f"{value.dtype}{tuple(value.shape)}{order if not value.is_contiguous() else ''}"
     found = hashlib.blake2b(header.encode(), digest_size=16)
     if dense.is_contiguous():
         raw = dense.view(torch.uint8) if dense.dim() else dense.reshape(1).view(torch.uint8)
-        found.update(memoryview(raw.numpy()).cast("B"))
+        found.update(raw.numpy().data.cast("B"))
     else:
         for row in dense.unbind(0):
             found.update(digest(row).encode())
@@ -67,7 +67,7 @@ def made_up_tangents(program: Program) -> list[torch.Tensor]:
         fake = tensor_of(node)
         if str(node.target).startswith("tangents") and isinstance(fake, torch.Tensor):
             size = int(fake.untyped_storage().nbytes())
-            storage = torch.UntypedStorage(size, device=fake.device)
+            storage = torch.UntypedStorage(size, device=fake.device)  # type: ignore[no-untyped-call]
             whole = torch.empty(0, dtype=fake.dtype, device=fake.device).set_(storage).fill_(1)
             found.append(whole.set_(storage, fake.storage_offset(), tuple(fake.shape), tuple(fake.stride())))
     return found
@@ -82,7 +82,11 @@ def unplanned_step(program: Program) -> Step:
             next(given) if str(node.target).startswith("tangents") else inputs[position]
             for position, node in enumerate(program.placeholders)
         ]
-        results = list(torch.fx.Interpreter(program.module, garbage_collect_values=True).run(*arguments, enable_io_processing=False))
+        results = list(
+            torch.fx.Interpreter(program.module, garbage_collect_values=True).run(
+                *arguments, enable_io_processing=False
+            )
+        )
         digests = [digest(value) for value in results]
         split = program.num_forward_outputs
         return digests[:split], digests[split:]
@@ -91,7 +95,11 @@ def unplanned_step(program: Program) -> Step:
 
 
 def verify(
-    planned: Step, reference: Step, reference_name: str, inputs: Sequence[Any], tangents: Sequence[torch.Tensor]
+    planned: Step,
+    reference: Step,
+    reference_name: str,
+    inputs: Sequence[Any],
+    tangents: Sequence[torch.Tensor],
 ) -> Verified:
     """Run both from one random state and compare every output, gradient and the final state.
 

@@ -17,7 +17,11 @@ def test_valid_plans_pass(family: str, seed: int) -> None:
     verdict = judge_plan(graph, plan)
     assert verdict.ok
     assert not problems(graph, plan)
-    assert (verdict.peak, verdict.total, verdict.ns) == (plan.forecast.peak, plan.forecast.total, plan.forecast.ns)
+    assert (verdict.peak, verdict.total, verdict.ns) == (
+        plan.forecast.peak,
+        plan.forecast.total,
+        plan.forecast.ns,
+    )
     assert len(verdict.checks) == 9
 
 
@@ -55,7 +59,6 @@ def test_bytes_of_a_hand_made_schedule(rng_free_chain: tuple[Graph, Plan]) -> No
 
 @pytest.fixture
 def rng_free_chain() -> tuple[Graph, Plan]:
-    import random
 
     storages = (
         Storage(0, 64, external=True),

@@ -1,0 +1,192 @@
+// The byte profile of a set of recomputations, exact after every add and remove.
+//
+//     key:   (t, u) -> t * stride + u; op t itself is (t, t), so re-runs of stage t sort before it
+//
+//     bytes ^      c        L1        k      L        a pair k between two readers of one copy
+//           |      +--------+.........+------+        splits it: the bytes in (L1, k] are won
+//           +------+--------+---------+------+--> event
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+namespace tightrope {
+
+using i64 = std::int64_t;
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+struct Csr {
+    std::vector<i64> start, item;
+    Csr(const i64* offsets, const i64* items, i64 rows)
+        : start(offsets, offsets + rows + 1), item(items, items + offsets[rows]) {}
+    const i64* begin(i64 row) const { return item.data() + start[row]; }
+    const i64* end(i64 row) const { return item.data() + start[row + 1]; }
+};
+
+struct Pair {
+    i64 stage, op;
+    bool operator==(const Pair&) const = default;
+};
+
+// Bytes are held as doubles: exact below 2^53, and the loops over them vectorise everywhere.
+inline double shift(double* bytes, i64 first, i64 last, double delta, double limit) {
+    double change = 0;
+    for (i64 i = first; i < last; ++i) {
+        const double before = bytes[i] - limit, after = before + delta;
+        change += (after > 0 ? after : 0) - (before > 0 ? before : 0);
+        bytes[i] += delta;
+    }
+    return change;
+}
+
+class Profile {
+  public:
+    const i64 num_ops, num_storages, stride, end_key;
+    std::vector<double> base_need, again_need, again_ns, size;
+    std::vector<i64> producer, first, last;
+    std::vector<char> sticky;
+    Csr reads, again_reads, again_creates;
+    std::vector<double> base;       // bytes while the first run of op t is at its peak
+    std::vector<i64> again_key;     // re-runs, ascending
+    std::vector<double> again;      // bytes while each re-run is at its peak
+    std::vector<std::vector<i64>> made, read;
+    double limit = kInf, excess = 0, ns = 0;
+
+    Profile(i64 ops, i64 storages, const i64* op_rows, const i64* storage_rows, const i64* read_start,
+            const i64* read_item, const i64* again_start, const i64* again_item, const i64* create_start,
+            const i64* create_item)
+        : num_ops(ops), num_storages(storages), stride(ops + 1), end_key(ops * (ops + 1) + ops),
+          reads(read_start, read_item, ops), again_reads(again_start, again_item, ops),
+          again_creates(create_start, create_item, ops), made(storages), read(storages) {
+        for (i64 op = 0; op < ops; ++op) {
+            const i64* row = op_rows + 5 * op;
+            base_need.push_back(static_cast<double>(row[0]));
+            again_need.push_back(static_cast<double>(row[1]));
+            again_ns.push_back(static_cast<double>(row[2]));
+            first.push_back(row[3]);
+            last.push_back(row[4]);
+        }
+        for (i64 s = 0; s < storages; ++s) {
+            const i64* row = storage_rows + 4 * s;
+            size.push_back(static_cast<double>(row[0]));
+            producer.push_back(row[1]);
+            sticky.push_back(row[2] != 0);
+            if (row[1] >= 0) made[s].push_back(key(row[1], row[1]));
+        }
+        for (i64 op = 0; op < ops; ++op)
+            for (const i64* s = reads.begin(op); s != reads.end(op); ++s) read[*s].push_back(key(op, op));
+        for (i64 s = 0; s < storages; ++s)
+            if (storage_rows[4 * s + 3] != 0) read[s].push_back(end_key);
+        base = base_need;
+        for (i64 s = 0; s < storages; ++s)
+            if (producer[s] >= 0 && !read[s].empty()) spread(made[s][0], read[s].back(), size[s]);
+    }
+
+    i64 key(i64 stage, i64 op) const { return stage * stride + op; }
+    Pair pair(i64 at) const { return {at / stride, at % stride}; }
+    bool allowed(i64 stage, i64 op) const { return op >= 0 && first[op] <= stage && stage <= last[op]; }
+    bool has(i64 at) const { return std::binary_search(again_key.begin(), again_key.end(), at); }
+    double over(double bytes) const { return std::max(bytes - limit, 0.0); }
+
+    void set_limit(double bytes) {
+        limit = bytes;
+        excess = 0;
+        for (double b : base) excess += over(b);
+        for (double b : again) excess += over(b);
+    }
+
+    double peak() const {
+        double top = 0;
+        for (double b : base) top = std::max(top, b);
+        for (double b : again) top = std::max(top, b);
+        return top;
+    }
+
+    // The copy of s that an event at `at` reads: its creation, its last reader, the next creation.
+    struct Copy {
+        i64 start, stop, next;
+    };
+    Copy copy(i64 s, i64 at) const {
+        const auto& m = made[s];
+        auto it = m.end();
+        while (it != m.begin() && *(it - 1) >= at) --it;
+        const i64 start = it == m.begin() ? -1 : *(it - 1);
+        const i64 next = it == m.end() ? end_key + 1 : *it == at ? (it + 1 == m.end() ? end_key + 1 : *(it + 1)) : *it;
+        return {start, reader_before(s, start, next), next};
+    }
+    // Last reader in (after, before), or `after` when there is none.
+    i64 reader_before(i64 s, i64 after, i64 before) const {
+        const auto& r = read[s];
+        auto it = std::lower_bound(r.begin(), r.end(), before);
+        return it == r.begin() || *(it - 1) <= after ? after : *(it - 1);
+    }
+    i64 reader_after(i64 s, i64 at) const {
+        const auto& r = read[s];
+        auto it = std::upper_bound(r.begin(), r.end(), at);
+        return it == r.end() ? -1 : *it;
+    }
+
+    void add(Pair p) {
+        const i64 at = key(p.stage, p.op);
+        const auto slot = std::lower_bound(again_key.begin(), again_key.end(), at) - again_key.begin();
+        const bool before_again = slot < static_cast<i64>(again_key.size()) && again_key[slot] / stride == p.stage;
+        const double live = before_again ? again[slot] - again_need[again_key[slot] % stride]
+                                         : base[p.stage] - base_need[p.stage];
+        const double bytes = live + again_need[p.op];
+        again_key.insert(again_key.begin() + slot, at);
+        again.insert(again.begin() + slot, bytes);
+        excess += over(bytes);
+        ns += again_ns[p.op];
+        for (const i64* s = again_creates.begin(p.op); s != again_creates.end(p.op); ++s) {
+            const Copy c = copy(*s, at);
+            if (c.stop > at) spread(reader_before(*s, c.start, at), at, -size[*s]);
+            insert(made[*s], at);
+        }
+        for (const i64* s = again_reads.begin(p.op); s != again_reads.end(p.op); ++s) {
+            const Copy c = copy(*s, at);
+            if (c.stop < at) spread(c.stop, at, size[*s]);
+            insert(read[*s], at);
+        }
+    }
+
+    void remove(Pair p) {
+        const i64 at = key(p.stage, p.op);
+        for (const i64* s = again_reads.begin(p.op); s != again_reads.end(p.op); ++s) {
+            erase(read[*s], at);
+            const Copy c = copy(*s, at);
+            if (c.stop < at) spread(c.stop, at, -size[*s]);
+        }
+        for (const i64* s = again_creates.begin(p.op); s != again_creates.end(p.op); ++s) {
+            erase(made[*s], at);
+            const Copy c = copy(*s, at);
+            if (c.stop > at) spread(reader_before(*s, c.start, at), at, size[*s]);
+        }
+        const auto slot = std::lower_bound(again_key.begin(), again_key.end(), at) - again_key.begin();
+        excess -= over(again[slot]);
+        ns -= again_ns[p.op];
+        again_key.erase(again_key.begin() + slot);
+        again.erase(again.begin() + slot);
+    }
+
+    void clear() {
+        while (!again_key.empty()) remove(pair(again_key.back()));
+    }
+
+  private:
+    static void insert(std::vector<i64>& keys, i64 at) { keys.insert(std::lower_bound(keys.begin(), keys.end(), at), at); }
+    static void erase(std::vector<i64>& keys, i64 at) { keys.erase(std::lower_bound(keys.begin(), keys.end(), at)); }
+
+    // Add to the bytes of every event in (after, until].
+    void spread(i64 after, i64 until, double delta) {
+        const i64 from = after / stride + (after % stride == after / stride ? 1 : 0);
+        const i64 to = until / stride + (until % stride == until / stride ? 1 : 0);
+        excess += shift(base.data(), from, std::min(to, num_ops), delta, limit);
+        const auto low = std::upper_bound(again_key.begin(), again_key.end(), after) - again_key.begin();
+        const auto high = std::upper_bound(again_key.begin() + low, again_key.end(), until) - again_key.begin();
+        excess += shift(again.data(), low, high, delta, limit);
+    }
+};
+
+}  // namespace tightrope

@@ -1,0 +1,38 @@
+"""The public `plan`: budgets as people write them."""
+
+from tightrope.core import Graph, Machine, Plan, parse_bytes
+from tightrope.plan.search import solve
+
+
+def plan(
+    graph: Graph,
+    *,
+    budget: str | int,
+    machine: Machine | None = None,
+    planner: str = "auto",
+    seconds: float | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Plan a graph under a total number of bytes.
+
+    Args:
+        graph: as captured, with measured or estimated times.
+        budget: ``"8GiB"``, bytes, or a share such as ``"80%"`` of what the given order needs.
+        machine: profile whose first tier also limits the bytes.
+        planner: name in the registry.
+        seconds: of search; default: a fixed effort.
+        seed: of the search.
+
+    Raises:
+        BudgetSyntaxError: the budget is not an amount of memory.
+        InfeasibleError: no plan fits, with the smallest found, a proved bound and its op.
+
+    Example:
+        >>> import torch, tightrope
+        >>> graph = tightrope.capture(torch.nn.Linear(8, 8), torch.ones(2, 8))
+        >>> tightrope.plan(graph, budget="100%").forecast.tdi_percent
+        0.0
+    """
+    whole = solve(graph, budget=2**60, planner="given").forecast
+    size = parse_bytes(budget, whole=whole.persistent + whole.peak)
+    return solve(graph, budget=size, machine=machine, planner=planner, seconds=seconds, seed=seed)

@@ -1,0 +1,145 @@
+"""Judges that are slow and obvious: naive evaluation of a set of recomputations, and brute force."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from random import Random
+
+from tightrope.core import Allocation, Flag, Graph, Op, Storage, round_up
+
+Pair = tuple[int, int]
+
+
+def random_graph(seed: int, *, num_ops: int = 7, rich: bool = True) -> Graph:
+    """Draw a small step; ``rich`` adds temporaries, two outputs, replays, residents, mutation, a boundary."""
+    rng = Random(seed)
+    storages = [Storage(0, 64 * rng.randint(1, 4), external=True)]
+    ops: list[Op] = []
+    replays: list[Op] = []
+    for number in range(num_ops):
+        made = [s.id for s in storages]
+        reads = sorted(set(rng.sample(made, min(len(made), rng.randint(1, 3)))))
+        outputs = 2 if rich and rng.random() < 0.3 else 1
+        creates = tuple(range(len(storages), len(storages) + outputs))
+        for storage in creates:
+            resident = rich and rng.random() < 0.15
+            outside = resident and rng.random() < 0.3 and number < num_ops // 2
+            size = rng.randint(1, 40) * 16
+            storages.append(Storage(storage, size, resident_at_end=resident, outside=outside))
+        allocations: tuple[Allocation, ...] = ()
+        if rich and rng.random() < 0.5:
+            allocations = _measured(rng, [(s, storages[s].bytes) for s in creates])
+        mutates = (reads[-1],) if rich and rng.random() < 0.1 else ()
+        flags = Flag.IN_PLACE if mutates else Flag.NONE
+        replay = -1
+        if rich and not mutates and outputs == 2 and rng.random() < 0.5:
+            flags, replay = Flag.RANDOM, num_ops + len(replays)
+            sources = tuple(sorted({*reads, creates[1]}))
+            replays.append(Op(replay, f"replay{number}", "again", sources, creates[:1], ns=rng.randint(1, 9)))
+        ns = rng.randint(0, 9)
+        name = f"op{number}"
+        ops.append(
+            Op(
+                number,
+                name,
+                "fake.op",
+                tuple(reads),
+                creates,
+                mutates,
+                ns=ns,
+                allocations=allocations,
+                flags=flags,
+                replay=replay,
+            )
+        )
+    split = rng.choice((-1, num_ops // 2)) if rich else -1
+    return Graph(tuple(ops), tuple(storages), tuple(replays), split=split, name=f"random{seed}")
+
+
+def _measured(rng: Random, creates: list[tuple[int, int]]) -> tuple[Allocation, ...]:
+    temporary = 16 * rng.randint(1, 40)
+    rows = [Allocation(temporary, -1, 0, len(creates) + 1)]
+    rows += [Allocation(size, storage, 1 + i) for i, (storage, size) in enumerate(creates)]
+    return tuple(rows)
+
+
+def allowed_pairs(graph: Graph) -> list[Pair]:
+    """List every (t, u) for which running u again just before t gives what it gave before."""
+    producer = {s: op.id for op in graph.ops for s in op.creates}
+    pairs: list[Pair] = []
+    for op in graph.ops:
+        run = graph.op(op.replay) if op.replay >= 0 else op
+        touched = {*op.creates, *run.creates, *run.reads}
+        for stage in range(op.id + 1, len(graph.ops)):
+            ready = all(producer.get(s, -1) < stage for s in run.reads)
+            same = not any(touched & set(m.mutates) for m in graph.ops[op.id + 1 : stage])
+            if op.recomputable and ready and same:
+                pairs.append((stage, op.id))
+    return pairs
+
+
+def runs_of(graph: Graph, pairs: tuple[Pair, ...]) -> list[tuple[Op, bool]]:
+    """List what runs, and whether it is a first run."""
+    runs: list[tuple[Op, bool]] = []
+    for op in graph.ops:
+        for _, again in sorted(p for p in pairs if p[0] == op.id):
+            base = graph.ops[again]
+            runs.append((graph.op(base.replay) if base.replay >= 0 else base, False))
+        runs.append((op, True))
+    return runs
+
+
+def evaluate(graph: Graph, pairs: tuple[Pair, ...], *, arena_only: bool = True) -> tuple[int, int]:
+    """Measure a set: peak bytes above what the caller holds, and time."""
+    runs = runs_of(graph, pairs)
+    copies = _copies(graph, runs)
+    peak = 0
+    for position, (op, _) in enumerate(runs):
+        live = sum(
+            graph.storages[s].size
+            for s, made, last in copies
+            if made < position <= last and not (arena_only and graph.storages[s].outside)
+        )
+        peak = max(peak, live + _need(graph, op, arena_only))
+    return peak, sum(op.ns for op, _ in runs)
+
+
+def _copies(graph: Graph, runs: list[tuple[Op, bool]]) -> list[tuple[int, int, int]]:
+    """List (storage, run that made it, last run that needs that copy)."""
+    result: list[tuple[int, int, int]] = []
+    for storage in graph.storages:
+        stays = storage.resident_at_end or storage.outside
+        makers = [
+            i for i, (op, first) in enumerate(runs) if storage.id in op.creates and (first or not stays)
+        ]
+        for number, made in enumerate(makers):
+            until = makers[number + 1] if number + 1 < len(makers) else len(runs)
+            readers = [i for i in range(made + 1, until) if storage.id in runs[i][0].reads]
+            end = len(runs) if storage.resident_at_end else made
+            result.append((storage.id, made, max([end, *readers])))
+    return result
+
+
+def _need(graph: Graph, op: Op, arena_only: bool) -> int:
+    rows = [
+        a
+        for a in graph.allocations(op)
+        if not (arena_only and a.storage >= 0 and graph.storages[a.storage].outside)
+    ]
+    ticks = range(max((max(a.start, a.end) for a in rows), default=0) + 1)
+    return max(
+        (sum(round_up(a.bytes) for a in rows if a.start <= t and (a.end < 0 or t < a.end)) for t in ticks),
+        default=0,
+    )
+
+
+def every_set(graph: Graph, size: int) -> Iterator[tuple[Pair, ...]]:
+    """Enumerate the sets of at most ``size`` allowed pairs."""
+    pairs = allowed_pairs(graph)
+    for count in range(size + 1):
+        yield from combinations(pairs, count)
+
+
+def best_time(graph: Graph, capacity: int, *, size: int) -> int | None:
+    """Find the least time of all sets of at most ``size`` pairs whose live bytes fit, or None."""
+    fitting = (ns for s in every_set(graph, size) for peak, ns in [evaluate(graph, s)] if peak <= capacity)
+    return min(fitting, default=None)

@@ -1,0 +1,113 @@
+"""The byte profile, native and in Python, against naive evaluation; schedules against the judge."""
+
+from random import Random
+
+import pytest
+
+import oracles
+from tightrope.core import Compute, Free, Graph, Op, Schedule, Storage, TightropeError
+from tightrope.judge.schedule import replay_schedule
+from tightrope.native.solver import NUM_RULES, Solver, available
+from tightrope.plan import base_schedule, timeline
+from tightrope.plan.engine import open_solver
+from tightrope.plan.fallback import PythonSolver
+from tightrope.plan.model import build, pairs_of
+from tightrope.plan.schedule import expand
+
+SEEDS = range(40)
+needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
+
+
+def random_sets(graph: Graph, seed: int, count: int = 12) -> list[tuple[tuple[int, int], ...]]:
+    rng, pairs = Random(seed), oracles.allowed_pairs(graph)
+    return [tuple(rng.sample(pairs, rng.randint(0, min(8, len(pairs))))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_profile_equals_naive_evaluation(seed: int, native: bool) -> None:
+    graph = oracles.random_graph(seed, num_ops=10)
+    solver = open_solver(build(graph), native=native)
+    assert isinstance(solver, Solver if native else PythonSolver)
+    for pairs in random_sets(graph, seed):
+        peak, ns = oracles.evaluate(graph, pairs)
+        solver.load(pairs)
+        state = solver.state(peak)
+        assert (state.peak, state.ns + graph.base_ns, state.excess) == (peak, ns, 0)
+        assert solver.state(peak - 1).excess > 0
+        assert solver.pairs() == tuple(sorted(pairs))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_windows_equal_the_rules(seed: int) -> None:
+    graph = oracles.random_graph(seed, num_ops=9)
+    model = build(graph)
+    every = [(t, u) for u in range(9) for t in range(9) if t > u]
+    assert [p for p in every if model.allowed(p)] == oracles.allowed_pairs(graph)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_schedules_pass_the_judge_and_match_the_timeline(seed: int) -> None:
+    graph = oracles.random_graph(seed, num_ops=10)
+    for pairs in random_sets(graph, seed):
+        schedule = expand(graph, pairs)
+        replay, trace = replay_schedule(graph, schedule), timeline(graph, schedule)
+        peak, ns = oracles.evaluate(graph, pairs, arena_only=False)
+        assert (replay.peak, trace.peak, replay.ns) == (peak, peak, ns)
+        assert [(b.start, b.end, b.storage) for b in trace.buffers] == [
+            (i.start, i.end, i.storage) for i in replay.intervals
+        ]
+        assert pairs_of(graph, schedule) == tuple(sorted(pairs))
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", SEEDS)
+def test_greedy_is_the_same_in_both_languages(seed: int) -> None:
+    graph = oracles.random_graph(seed, num_ops=24)
+    model = build(graph)
+    native, python = open_solver(model), open_solver(model, native=False)
+    peak = native.state(0).peak
+    for rule in range(NUM_RULES):
+        for percent in (95, 80, 65, 50):
+            limit = peak * percent // 100
+            assert native.greedy(limit, rule) == python.greedy(limit, rule)
+            assert native.pairs() == python.pairs()
+            assert native.state(limit) == python.state(limit)
+
+
+def test_base_schedule_frees_after_the_last_reader() -> None:
+    ops = (
+        Op(0, "a", "a", creates=(0, 1)),
+        Op(1, "b", "b", reads=(0,), creates=(2,)),
+        Op(2, "c", "c", reads=(0,), creates=(3,)),
+    )
+    storages = tuple(Storage(i, 64, resident_at_end=i == 2) for i in range(4))
+    steps = base_schedule(Graph(ops, storages)).steps
+    assert steps == (Compute(0), Free(1), Compute(1), Compute(2), Free(0), Free(3))
+
+
+def test_outside_storage_stays_until_the_boundary() -> None:
+    ops = (Op(0, "a", "a", creates=(0,)), Op(1, "b", "b", creates=(1,)), Op(2, "c", "c", creates=(2,)))
+    storages = (Storage(0, 64, outside=True), Storage(1, 64), Storage(2, 64))
+    graph = Graph(ops, storages, split=2)
+    assert base_schedule(graph).steps[-2:] == (Free(0), Free(2))
+    replay_schedule(graph, base_schedule(graph))
+
+
+def test_second_copy_and_foreign_order_are_refused() -> None:
+    graph = Graph((Op(0, "a", "a", creates=(0,)),), (Storage(0, 64),))
+    with pytest.raises(TightropeError, match="second live copy"):
+        timeline(graph, Schedule((Compute(0), Compute(0))))
+    with pytest.raises(TightropeError, match="not live"):
+        timeline(graph, Schedule((Compute(0), Free(0), Free(0))))
+    with pytest.raises(TightropeError, match="not a plan of pairs"):
+        pairs_of(graph, Schedule(()))
+
+
+def test_graph_out_of_order_is_refused() -> None:
+    graph = Graph(
+        (Op(0, "a", "aten.add", reads=(1,), creates=(0,)), Op(1, "b", "b", creates=(1,))),
+        (Storage(0, 64), Storage(1, 64)),
+    )
+    with pytest.raises(TightropeError, match=r"aten\.add reads storage 1"):
+        build(graph)
