@@ -455,6 +455,13 @@ def test_too_much_data_is_refused_before_parsing(monkeypatch: pytest.MonkeyPatch
         load_plan(data)
 
 
+def test_too_many_values_are_refused_before_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dump_plan(PLAN)
+    monkeypatch.setattr("tightrope.core.codec._MAX_VALUES", 10)
+    with pytest.raises(PlanFileError, match="with 10 values"):
+        load_plan(data)
+
+
 def test_files_are_read_up_to_the_limit(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_bytes(dump_plan(PLAN))

@@ -12,7 +12,7 @@ from tightrope.plan import base_schedule, timeline
 from tightrope.plan.engine import open_solver
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.model import build, pairs_of
-from tightrope.plan.schedule import expand
+from tightrope.plan.schedule import expand, useful
 
 SEEDS = range(40)
 needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
@@ -111,3 +111,17 @@ def test_graph_out_of_order_is_refused() -> None:
     )
     with pytest.raises(TightropeError, match=r"aten\.add reads storage 1"):
         build(graph)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_useless_reruns_are_left_out_and_nothing_else_changes(seed: int) -> None:
+    graph = oracles.random_graph(seed, num_ops=10)
+    for pairs in random_sets(graph, seed):
+        kept = useful(graph, pairs)
+        assert set(kept) <= set(pairs)
+        before, after = oracles.evaluate(graph, pairs), oracles.evaluate(graph, kept)
+        assert after[0] <= before[0]
+        assert after[1] <= before[1]
+        for step in expand(graph, kept).steps:
+            if isinstance(step, Compute) and step.drop:
+                assert set(step.drop) < set(graph.op(step.op).creates)

@@ -1,42 +1,69 @@
 """`tightrope demo`: train on real data at full memory and at smaller budgets, and show every figure.
 
 Each row trains a fresh copy of the same network on the same batches. Losses and gradients are
-compared with plain eager training, bit for bit, over all steps; time is the median of paired
-thread-CPU times, one eager step beside each planned one.
+compared with plain eager training, bit for bit, over all steps; time is the median ratio of
+thread-CPU times over interleaved pairs of an eager and a planned step.
 """
 
-import copy
+import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from tightrope.cli.demo_nets import JOBS, Job
-from tightrope.core import InfeasibleError, TightropeError, format_bytes, parse_bytes
+from tightrope.capture import capture_program, measured
+from tightrope.cli.demo_nets import JOBS
+from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError, format_bytes, parse_bytes
+from tightrope.plan import smallest, solve
 from tightrope.run.compile import compile as compile_model
 from tightrope.run.compile import handle_of
 from tightrope.run.ledger import ledger
 from tightrope.run.progress import Progress
-from tightrope.run.report import Report, report
+from tightrope.run.report import report
+from tightrope.run.runner import RESERVE
 from tightrope.run.verify import digest
 
-_SHARES = (0.75, 0.5)
+_SHARES = (1.0, 0.75, 0.55, 0.0)
+"""Budgets: bytes held anyway + this share of the way from the smallest feasible step to the full one."""
+_NUM_PAIRS = 7
 _COLUMNS = (
-    "budget",
-    "forecast peak",
-    "observed peak",
-    "arena",
-    "total",
-    "time",
-    "losses",
-    "gradients",
-    "recomputed",
+    ("budget", 26),
+    ("forecast peak", 13),
+    ("observed peak", 13),
+    ("arena", 10),
+    ("most charged", 12),
+    ("time", 6),
+    ("losses", 7),
+    ("gradients", 9),
+    ("recomputed", 24),
 )
+Batch = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; bytes, and time relative to eager."""
+
+    net: str
+    label: str
+    budget: Bytes
+    fits: bool
+    error: str = ""
+    forecast_peak: Bytes = 0
+    observed_peak: Bytes = 0
+    arena: Bytes = 0
+    persistent: Bytes = 0
+    observed_total: Bytes = 0
+    time_ratio: float = 0.0
+    losses_equal: bool = False
+    gradients_equal: bool = False
+    num_recomputed: int = 0
+    recomputed: str = ""
+    verified: str = ""
 
 
 def run_demo(
@@ -46,167 +73,193 @@ def run_demo(
 
     Args:
         net: ``gpt2``, ``resnet`` or None for both.
-        budget: one budget for all rows, or None for full memory, two shares and near the smallest.
+        budget: one budget for all rows, or None for four between full memory and the smallest.
         steps: training steps per row.
         console: where rows are printed as they are measured; None = nowhere.
+
+    Raises:
+        TightropeError: there is no such network.
     """
     if net is not None and net not in JOBS:
         raise TightropeError(f"no demo network {net!r}: choose {' or '.join(JOBS)}.")
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in [net] if net else list(JOBS):
-        rows += _Demo(JOBS[name](), steps, console).run(budget)
-    return rows
+        rows += _Demo(name, steps, console).run(budget)
+    return [asdict(row) for row in rows]
 
 
 class _Demo:
-    """One network: the eager run that all rows are compared with, then the rows."""
+    """One network: the eager run that every row is compared with, then the rows."""
 
-    def __init__(self, job: Job, steps: int, console: Console | None) -> None:
-        self.job, self.steps, self.console = job, steps, console
-        self.batches = list(itertools.islice(job.batches, steps))
+    def __init__(self, name: str, steps: int, console: Console | None) -> None:
+        self.name, self.steps, self.console = name, steps, console
         self.progress = Progress()
 
-    def run(self, budget: str | None) -> list[dict[str, Any]]:
-        books = ledger()
-        self._print(f"\n{self.job.title}: {self.steps} steps, SGD with momentum")
+    def run(self, budget: str | None) -> list[Row]:
+        job = JOBS[self.name]()
+        self.batches = list(itertools.islice(job.batches, self.steps))
+        self._print(f"\n{job.title}: {self.steps} steps, SGD with momentum")
+        del job
+        eager = self._train(self._fresh())
+        graph, full, least = self._range()
         self._header()
-        eager = self._eager()
-        full, smallest = self._range()
-        if budget is not None:
-            budgets: list[tuple[str, int]] = [(budget, parse_bytes(budget, whole=full))]
-        else:
-            near = smallest + (full - smallest) // 50
-            shares = [(f"{share:.0%}", max(int(full * share), near)) for share in _SHARES]
-            budgets = [("full", full), *shares, ("near smallest", near)]
-        rows = [self._row(label, size, eager) for label, size in budgets]
-        if books.allocator is None:
-            self._print(books.note)
-        self._smallest(smallest)
+        rows = []
+        for label, size in self._budgets(budget, full, least):
+            rows.append(self._row(label, size, eager))
+        witness = least.certificate.witness
+        self._print(
+            f"smallest feasible step: {format_bytes(least.forecast.arena + least.forecast.outside)} above what is held "
+            f"anyway, proved >= {format_bytes(least.certificate.lower_bound - graph.persistent)}; "
+            f"set by {graph.op(witness).describe() if witness >= 0 else 'nothing'}"
+        )
+        if ledger().allocator is None:
+            self._print(ledger().note)
         return rows
 
-    def _model(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        model = copy.deepcopy(self.job.model)
+    def _fresh(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = JOBS[self.name]().model
         return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
-    def _eager(self) -> list[tuple[str, list[str]]]:
-        model, optimizer = self._model()
-        return [_step(model, optimizer, batch, number)[:2] for number, batch in enumerate(self.batches)]
+    def _train(
+        self, pair: tuple[torch.nn.Module, torch.optim.Optimizer]
+    ) -> list[tuple[str, tuple[str, ...]]]:
+        return [_step(*pair, batch, number)[0] for number, batch in enumerate(self.batches)]
 
-    def _range(self) -> tuple[int, int]:
-        """Total bytes that the unplanned step needs, and the smallest feasible total."""
-        from tightrope.capture import capture_program, measured
-        from tightrope.plan import smallest, solve
-        from tightrope.run.runner import RESERVE
-
-        model, _ = self._model()
-        with self.progress.task("capturing and measuring", 1):
+    def _range(self) -> tuple[Graph, Plan, Plan]:
+        """The graph, its plan at full memory, and its smallest plan."""
+        model, _ = self._fresh()
+        with self.progress.task("capturing and measuring ops", 1):
             program, real = capture_program(model, self.batches[0])
-            self.graph = measured(program, real, ledger().allocator).graph
+            graph = measured(program, real, ledger().allocator).graph
         with self.progress.task("looking for the smallest budget", 1):
-            self.least = smallest(self.graph)
-        base = solve(self.graph, budget=2**60, planner="given")
-        state = sum(p.numel() * p.element_size() for p in model.parameters())
-        held = self._held() + state + RESERVE - self.graph.persistent
-        return base.forecast.total + held + 2**16, self.least.forecast.total + held + 2**16
+            return graph, solve(graph, budget=2**60, planner="given"), smallest(graph)
 
-    def _held(self) -> int:
-        """Bytes that the process holds before a row begins, the model of the row included."""
-        ledger().note_tensors(itertools.chain(self.job.model.parameters(), self.job.model.buffers()))
-        model, _ = self._model()
-        ledger().note_tensors(itertools.chain(model.parameters(), model.buffers()))
-        return ledger().charged()
+    def _budgets(self, asked: str | None, full: Plan, least: Plan) -> list[tuple[str, Bytes]]:
+        """Labels and total bytes: what is held anyway, optimizer state included, and the step."""
+        model, _ = self._fresh()
+        state = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        held = _held(model) + state + 2 * RESERVE
+        del model
+        top = full.forecast.arena + full.forecast.outside
+        low = least.forecast.arena + least.forecast.outside
+        if asked is not None:
+            return [(asked, parse_bytes(asked, whole=held + top))]
+        names = {1.0: "full", 0.0: "smallest"}
+        return [
+            (names.get(share, f"{share:.0%} of the way"), held + low + int(share * (top - low)))
+            for share in _SHARES
+        ]
 
-    def _row(self, label: str, size: int, eager: list[tuple[str, list[str]]]) -> dict[str, Any]:
-        twin, twin_optimizer = self._model()
-        model, optimizer = self._model()
-        del twin, twin_optimizer
-        row: dict[str, Any] = {"net": self.job.name, "label": label, "budget": size, "fits": True}
+    def _row(self, label: str, size: Bytes, eager: list[tuple[str, tuple[str, ...]]]) -> Row:
+        _clean()
+        model, optimizer = self._fresh()
+        compile_model(model, budget=size)
         try:
-            compile_model(model, budget=size, progress=None)
-            found = [_step(model, optimizer, batch, number) for number, batch in enumerate(self.batches)]
+            found = self._train((model, optimizer))
         except InfeasibleError as error:
-            row |= {"fits": False, "error": str(error)}
-            self._print(f"{format_bytes(size)}: {error}")
+            row = Row(self.name, label, size, fits=False, error=str(error))
+            self._print(f"{label} = {format_bytes(size)}: {error}")
             return row
         seen = report(model)
-        row |= _figures(seen)
-        row["losses_equal"] = all(a[0] == b[0] for a, b in zip(found, eager, strict=True))
-        row["gradients_equal"] = all(a[1] == b[1] for a, b in zip(found, eager, strict=True))
+        names = ("forecast_peak", "observed_peak", "arena", "persistent", "observed_total", "num_recomputed")
         ledger().release(handle_of(model))
-        row["time_ratio"] = self._time(model, optimizer)
+        row = Row(
+            self.name,
+            label,
+            size,
+            fits=True,
+            **{name: getattr(seen, name) for name in names},
+            time_ratio=self._time(model, optimizer),
+            losses_equal=[step[0] for step in found] == [step[0] for step in eager],
+            gradients_equal=[step[1] for step in found] == [step[1] for step in eager],
+            recomputed=_most_recomputed(seen.recomputed),
+            verified=seen.verified,
+        )
         self._line(row)
         return row
 
     def _time(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
-        """Median ratio of planned to eager thread-CPU time over interleaved pairs (ABBA)."""
-        twin, twin_optimizer = self._model()
-        pair: list[Callable[[], float]] = [
-            lambda: _step(model, optimizer, self.batches[0], 0)[2],
-            lambda: _step(twin, twin_optimizer, self.batches[0], 0)[2],
-        ]
+        """Median ratio of planned to eager thread-CPU time over interleaved pairs (ABBA).
+
+        Both run the same model object, so that nothing more is held than while training.
+        """
+        planned_call = model._compiled_call_impl
         ratios = []
-        for number in range(6):
-            planned, plain = (pair[0](), pair[1]()) if number % 2 else tuple(reversed((pair[1](), pair[0]())))
-            ratios.append(planned / plain)
+        for number in range(_NUM_PAIRS):
+            times = {}
+            for planned in (True, False) if number % 2 else (False, True):
+                model._compiled_call_impl = planned_call if planned else None
+                times[planned] = _step(model, optimizer, self.batches[0], 0)[1]
+            ratios.append(times[True] / times[False])
+        model._compiled_call_impl = planned_call
         return statistics.median(ratios[1:])
 
     # printing
 
     def _print(self, text: str) -> None:
         if self.console is not None:
-            self.console.print(text, markup=False)
+            self.console.print(text, markup=False, soft_wrap=True)
 
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, show_header=False, width=118)
-        for width in (26, 13, 13, 11, 11, 7, 7, 10, 12):
-            table.add_column(width=width)
-        return table
+    def _cells(self, cells: list[str]) -> None:
+        if self.console is not None:
+            line = "  ".join(cell.ljust(width) for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+            self.console.print(line.rstrip(), markup=False, soft_wrap=True)
 
     def _header(self) -> None:
-        if self.console is not None:
-            table = self._table()
-            table.add_row(*_COLUMNS)
-            self.console.print(table)
+        self._cells([name for name, _ in _COLUMNS])
 
-    def _line(self, row: dict[str, Any]) -> None:
-        if self.console is None:
-            return
-        table = self._table()
-        table.add_row(
-            f"{row['label']} = {format_bytes(row['budget'])}", format_bytes(row["forecast_peak"]), format_bytes(row["observed_peak"]),
-            format_bytes(row["arena"]), format_bytes(row["observed_total"]), f"{row['time_ratio']:.2f}x",
-            "equal" if row["losses_equal"] else "DIFFER", "equal" if row["gradients_equal"] else "DIFFER",
-            f"{row['num_recomputed']} ops",
-        )  # fmt: skip
-        self.console.print(table)
-
-    def _smallest(self, size: int) -> None:
-        witness = self.least.certificate.witness
-        name = self.graph.op(witness).describe() if witness >= 0 else ""
-        self._print(
-            f"smallest feasible budget found: {format_bytes(size)} ({size} bytes); the op that needs most: {name}"
+    def _line(self, row: Row) -> None:
+        sizes = (row.forecast_peak, row.observed_peak, row.arena, row.observed_total)
+        equal = {True: "equal", False: "DIFFER"}
+        self._cells(
+            [
+                f"{format_bytes(row.budget)} {row.label}",
+                *(format_bytes(size) for size in sizes),
+                f"{row.time_ratio:.2f}x",
+                equal[row.losses_equal],
+                equal[row.gradients_equal],
+                row.recomputed,
+            ]
         )
 
 
-def _figures(seen: Report) -> dict[str, Any]:
-    names = (
-        "persistent", "arena", "outside", "forecast_peak", "observed_peak", "observed_total", "overhead", "num_recomputed",
-        "verified", "level", "enforced", "divergences",
-    )  # fmt: skip
-    return {name: getattr(seen, name) for name in names}
+def _most_recomputed(found: tuple[tuple[str, str, int], ...]) -> str:
+    """Sum up what runs again: the number of ops and the commonest kinds."""
+    if not found:
+        return "nothing"
+    kinds: dict[str, int] = {}
+    for _, target, _ in found:
+        name = target.split(".")[1] if "." in target else target
+        kinds[name] = kinds.get(name, 0) + 1
+    top = sorted(kinds, key=lambda kind: -kinds[kind])[:2]
+    return f"{len(found)} ops: " + ", ".join(top)
+
+
+def _held(model: torch.nn.Module) -> Bytes:
+    """Bytes charged now, the parameters and buffers of ``model`` included."""
+    ledger().note_tensors(itertools.chain(model.parameters(), model.buffers()))
+    return ledger().charged()
+
+
+def _clean() -> None:
+    """Let go of earlier rows: compiled code refers to its model until it is reset."""
+    from tightrope.capture._torch import reset_dynamo
+
+    reset_dynamo()
+    gc.collect()
 
 
 def _step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...], number: int
-) -> tuple[str, list[str], float]:
-    """One training step; returns digests of the loss and the gradients, and its thread-CPU seconds."""
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, number: int
+) -> tuple[tuple[str, tuple[str, ...]], float]:
+    """One training step: digests of the loss and of the gradients, and its thread-CPU seconds."""
     torch.manual_seed(number)
     optimizer.zero_grad(set_to_none=True)
     start = time.thread_time()
     loss = model(*batch)
     loss.backward()
     spent = time.thread_time() - start
-    result = digest(loss), [digest(parameter.grad) for parameter in model.parameters()]
+    result = digest(loss), tuple(digest(parameter.grad) for parameter in model.parameters())
     del loss
     optimizer.step()
-    return *result, spent
+    return result, spent

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -65,7 +66,7 @@ class _Block(nn.Module):
 class _ResNet(nn.Module):
     """ResNet-18 of a quarter of the width, for 32 x 32 images with one channel."""
 
-    def __init__(self, width: int = 32, classes: int = 10) -> None:
+    def __init__(self, width: int = 16, classes: int = 10) -> None:
         super().__init__()
         layers: list[nn.Module] = [
             nn.Conv2d(1, width, 3, 1, 1, bias=False),
@@ -91,24 +92,22 @@ def gpt2_job(*, seed: int = 0, batch: int = 2, length: int = 256) -> Job:
     text = _library_text()
     alphabet = sorted(set(text))
     index = {character: position for position, character in enumerate(alphabet)}
-    data = torch.tensor([index[character] for character in text])
+    data = np.array([index[character] for character in text], dtype=np.int64)
     model = _Gpt2(max(len(alphabet), 64), length)
 
     def batches() -> Iterator[tuple[torch.Tensor, ...]]:
         source = torch.Generator().manual_seed(seed)
         while True:
-            starts = torch.randint(len(data) - length - 1, (batch,), generator=source).tolist()
-            yield (
-                torch.stack([data[start : start + length] for start in starts]),
-                torch.stack([data[start + 1 : start + length + 1] for start in starts]),
-            )
+            starts = torch.randint(len(data) - length - 1, (batch, 1), generator=source).numpy()
+            at = starts + np.arange(length)
+            yield torch.from_numpy(data[at]), torch.from_numpy(data[at + 1])
 
     return Job(
         "gpt2", f"GPT-2 4x256 on Python's standard library, {batch} x {length} characters", model, batches()
     )
 
 
-def resnet_job(*, seed: int = 0, batch: int = 32) -> Job:
+def resnet_job(*, seed: int = 0, batch: int = 64) -> Job:
     """ResNet-18 on scikit-learn's digits, scaled to 32 x 32."""
     try:
         from sklearn.datasets import load_digits

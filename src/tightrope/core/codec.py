@@ -26,11 +26,8 @@ from tightrope.core.trace import Trace
 from tightrope.core.units import Bytes, StorageId
 
 MAX_FILE_BYTES: Final[Bytes] = 256 * 2**20
-"""Largest file that is read."""
-
-MAX_ITEMS: Final = 2_000_000
-"""Most steps of a schedule, ops or storages of a graph."""
-
+MAX_ITEMS: Final = 2_000_000  # steps of a schedule, ops or storages of a graph
+_MAX_VALUES: Final = 30_000_000  # numbers, texts, arrays and objects in a file: about 2 GiB once parsed
 _MAX_BUFFERS: Final = 10_000_000
 _MAX_EVENTS: Final = 2 * _MAX_BUFFERS
 _MAX_ID: Final = 2**31 - 1
@@ -150,8 +147,10 @@ def _load(data: bytes, kind: type[_T], check: Callable[[_T], None]) -> _T:
 
 
 def _parse(data: bytes, name: str) -> Any:
-    if len(data) > MAX_FILE_BYTES:
-        raise PlanFileError(f"{name}: {len(data)} bytes of data; the most that is read is {MAX_FILE_BYTES}.")
+    values = sum(map(data.count, (b",", b"[", b"{")))
+    if len(data) > MAX_FILE_BYTES or values > _MAX_VALUES:
+        most = f"the most that is read is {MAX_FILE_BYTES} bytes with {_MAX_VALUES} values"
+        raise PlanFileError(f"{name}: {len(data)} bytes with {values} values; {most}.")
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
     except UnicodeDecodeError as error:

@@ -17,7 +17,7 @@ from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.greedy import greedy_pairs
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options, Watch
-from tightrope.plan.schedule import expand
+from tightrope.plan.schedule import expand, useful
 
 _HEATS = (0.3, 30.0, 1.0, 10.0)
 """Start temperatures in units of the mean time of a pair: irregular graphs like the low ones, training
@@ -36,7 +36,7 @@ def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     best = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
     if isinstance(solver, Solver):
         best = _anneal(solver, model, best, limit, options)
-    return expand(graph, best)
+    return expand(graph, useful(graph, best))
 
 
 def _anneal(

@@ -17,7 +17,7 @@ from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options, Watch
-from tightrope.plan.schedule import expand
+from tightrope.plan.schedule import expand, useful
 
 _TIGHTER = (100, 97, 94, 90, 85)
 """Limits of the tries, percent: what a chain of recomputations needs later is not known when evicting."""
@@ -27,7 +27,7 @@ def greedy(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     """Evict greedily under several scores and limits; return the cheapest schedule that fits."""
     del machine
     solver = open_solver(build(graph), native=options.native)
-    return expand(graph, greedy_pairs(solver, live_limit(graph, limits), options.watch))
+    return expand(graph, useful(graph, greedy_pairs(solver, live_limit(graph, limits), options.watch)))
 
 
 def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> tuple[Pair, ...]:

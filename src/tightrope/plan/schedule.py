@@ -38,6 +38,24 @@ def base_schedule(graph: Graph) -> Schedule:
 def expand(graph: Graph, pairs: Iterable[Pair]) -> Schedule:
     """Turn allowed pairs into a schedule; see the module text."""
     runs, first_runs = _runs(graph, pairs)
+    return Schedule(tuple(_steps(graph, runs, _last_readers(graph, runs, first_runs))))
+
+
+def useful(graph: Graph, pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    """Leave out re-runs of which nothing is read: they cost time and bytes for nothing."""
+    kept = sorted(pairs)
+    while True:
+        runs, first_runs = _runs(graph, kept)
+        last = _last_readers(graph, runs, first_runs)
+        again_runs = sorted(set(range(len(runs))) - set(first_runs))
+        read = [any(last.get((s, k), k) > k for s in runs[k].creates) for k in again_runs]
+        if all(read):
+            return tuple(kept)
+        kept = [pair for pair, is_read in zip(kept, read, strict=True) if is_read]
+
+
+def _last_readers(graph: Graph, runs: list[Op], first_runs: list[int]) -> dict[tuple[StorageId, int], int]:
+    """Find, for every copy (storage, where it was made), the last run that needs it."""
     sticky = [storage.resident_at_end or storage.outside for storage in graph.storages]
     copy: dict[StorageId, int] = {}
     last: dict[tuple[StorageId, int], int] = {}
@@ -54,7 +72,7 @@ def expand(graph: Graph, pairs: Iterable[Pair]) -> Schedule:
         for storage, made in last:
             if graph.storages[storage].outside and made < handover:
                 last[storage, made] = max(last[storage, made], handover)
-    return Schedule(tuple(_steps(graph, runs, last)))
+    return last
 
 
 def _runs(graph: Graph, pairs: Iterable[Pair]) -> tuple[list[Op], list[int]]:

@@ -1,18 +1,19 @@
 """Plan under a budget: search, place, tighten, repeat.
 
 Idea        A planner is asked for a schedule whose live bytes fit; its allocations are placed; where
-            the arena is larger than what is left of the budget, the target is lowered by the
-            overshoot and the planner is asked again; where a lower target fitted, half of the way
-            back is tried. The fastest plan whose arena fits is kept.
+            the arena is larger than what is left of the budget, the target is lowered by up
+            to the overshoot and the planner is asked again; where a lower target fitted, half of the
+            way back is tried. The fastest plan whose arena fits is kept.
 Source      tighten-and-repeat around Checkmate-style planners; arena, not live bytes, is the budget
 Guarantee   A returned plan takes at most the budget, placed. Effort is counted in moves, so equal
-            calls give equal plans; ``seconds`` adds search after that, and can only improve the plan.
+            calls give equal plans; ``seconds`` longer than that adds search, and can only improve the plan.
 Complexity  at most six searches and placements per planner of the portfolio
 Gaps        Placement does not steer the search except through the target.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
@@ -26,19 +27,27 @@ from tightrope.plan.model import Pair, pairs_of
 from tightrope.plan.options import Options, Progress, Watch
 from tightrope.plan.reasons import reasons
 from tightrope.plan.registry import PLANNERS, stages
-from tightrope.plan.schedule import expand
+from tightrope.plan.schedule import expand, useful
 
-_ROUNDS = 6
+_ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
+"""Searches and placements per planner: the greedy only has to bring a first plan early."""
 
 
 class _Job:
-    """One search: what was asked, the best plan so far, the last set for the whole budget as live bytes."""
+    """One search: what was asked, and what is known.
+
+    Attributes:
+        best: fastest plan that fits, placed.
+        unplaced: pairs whose live bytes fit the whole budget, though their arena may not.
+        fits: largest target for which annealing gave a plan that fits, placed; 0 = none.
+    """
 
     def __init__(self, graph: Graph, budget: Bytes, machine: Machine | None, options: Options) -> None:
         self.graph, self.budget, self.machine, self.options = graph, budget, machine, options
         self.watch = options.watch
         self.best: Plan | None = None
         self.unplaced: tuple[Pair, ...] = ()
+        self.fits: Bytes = 0
 
     @property
     def done(self) -> bool:
@@ -56,27 +65,31 @@ class _Job:
 
     def rounds(self, planner: str, options: Options) -> None:
         """Ask one planner, place, and move its target until the arena fits closely."""
-        low, misses, target = 0, self.budget + 1, self.budget
+        low, misses = self.fits, self.budget + 1
+        target = (low + self.budget) // 2 if low else self.budget
         options = replace(options, start=self.unplaced)
-        for attempt in range(_ROUNDS):
+        for _ in range(_ROUNDS.get(planner, 6)):
             plan = self._attempt(planner, options, target)
             self.consider(plan)
             over = plan.forecast.total - self.budget
             unreached = over > 0 and plan.forecast.persistent + plan.forecast.peak > target
-            if attempt == 0:
+            if target == self.budget:
                 self.unplaced = pairs_of(self.graph, plan.schedule)
                 if unreached:
                     break
             if over <= 0 or unreached:
                 low = max(low, target)
+                self.fits = low if planner == "anneal" and over <= 0 else self.fits
             else:
                 misses = min(misses, target)
             closed = misses > self.budget or misses - low <= self.budget // 500
-            if self.done or closed or planner == "given" or (planner == "greedy" and over <= 0):
+            if self.done or closed or (planner == "greedy" and over <= 0):
                 break
             start = self.unplaced if unreached else pairs_of(self.graph, plan.schedule)
             options = replace(options, start=start, seed=options.seed + 101, restarts=2)
-            target = (low + misses) // 2 if low else target - max(over, 64)
+            target = (
+                (low + misses) // 2 if low else target - max(over if planner == "greedy" else over // 2, 64)
+            )
             if target <= self.graph.persistent:
                 break
 
@@ -198,7 +211,7 @@ def _smallest(graph: Graph, machine: Machine | None, options: Options) -> Plan:
     plans: list[Plan] = []
     for pairs in ((), *shrink(graph, options)):
         name = _label("anneal" if pairs else "given", options)
-        schedule = expand(graph, pairs)
+        schedule = expand(graph, useful(graph, pairs))
         plans.append(assemble(graph, schedule, budget=None, machine=machine, planner=name, seed=options.seed))
     best = min(plans, key=lambda plan: (plan.forecast.total, plan.forecast.ns))
     job = _Job(graph, best.forecast.total, machine, options)

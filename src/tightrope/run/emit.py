@@ -153,7 +153,11 @@ class _Part:
         arguments += [f"{key}={self.expression(value)}" for key, value in call.kwargs.items()]
         text = f"{target}({', '.join(arguments)})"
         if None in call.results:
-            self.bind(call.results[None], text)
+            node = call.results[None]
+            if self.program.storage_of.get(node, -1) in dropped:
+                self.lines.append(f"    {text}")
+            else:
+                self.bind(node, text)
             return
         wanted = {
             position: node
