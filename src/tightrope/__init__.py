@@ -4,6 +4,9 @@
 
 `compile` holds the training steps of a model to a number of bytes; `replay` does so for any loop
 whose allocations repeat, without a capture; `capture` and `plan` are the parts, for a closer look.
+
+``tightrope.plan`` and ``tightrope.capture`` are these two functions. The packages of the same names
+are imported by ``from``, as in ``from tightrope.plan import solve``.
 """
 
 from tightrope.capture.api import capture
@@ -24,6 +27,7 @@ from tightrope.core import (
     format_bytes,
     parse_bytes,
 )
+from tightrope.plan.api import plan
 from tightrope.run.compile import compile
 from tightrope.run.replay import Replay, replay
 from tightrope.run.report import Report, report
@@ -50,6 +54,7 @@ __all__ = [
     "compile",
     "format_bytes",
     "parse_bytes",
+    "plan",
     "replay",
     "report",
 ]

@@ -27,6 +27,7 @@ PROBES: dict[str, str] = {
     "dynamo config": "torch._dynamo.config.patch",
     "custom op check": "torch._functorch.config.check_custom_op_aliasing",
     "trace autograd": "torch._dynamo.config.trace_autograd_ops",
+    "ddp optimizer": "torch._dynamo.config.optimize_ddp",
     "recompile limit": "torch._dynamo.config.recompile_limit",
     "unsupported": "torch._dynamo.exc.Unsupported",
     "recompile error": "torch._dynamo.exc.FailOnRecompileLimitHit",
@@ -109,7 +110,8 @@ def calling(recompile_limit: int) -> Iterator[None]:
 
     Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of
     custom ops at the first run is switched off: it runs ops under a dispatch mode, in which they
-    make other allocations than ever after.
+    make other allocations than ever after. Dynamo's cutting of graphs inside
+    DistributedDataParallel is off too: one plan per step needs one graph.
     """
     import torch._dynamo.config as config
     import torch._functorch.config as functorch
@@ -117,6 +119,7 @@ def calling(recompile_limit: int) -> Iterator[None]:
     limits: dict[str, Any] = {
         "recompile_limit": recompile_limit,
         "accumulated_recompile_limit": 4 * recompile_limit,
+        "optimize_ddp": False,
     }
     check: dict[str, Any] = (
         {"check_custom_op_aliasing": False} if hasattr(functorch, "check_custom_op_aliasing") else {}

@@ -56,12 +56,14 @@ def price_program(
     """
     graph = program.graph
     given = _given(program, real)
+    wide: set[StorageId] = set()
     ops: list[Op] = []
     total = len(graph.ops) + len(graph.replays)
     with _torch.real_tensors(), torch.autocast("cpu", enabled=False), _same_random_state():
         for done, op in enumerate(graph.all_ops()):
             call = program.calls[op.id]
-            ops.append(op if call is None else _priced(program, op, call, given, allocator, store))
+            ops.append(op if call is None else _priced(program, op, call, given, wide, allocator, store))
+            wide |= _widened(program, ops[-1])
             if tick is not None:
                 tick(done + 1, total, op.target)
     store.save()
@@ -81,18 +83,35 @@ def _same_random_state() -> Iterator[None]:
         torch.default_generator.set_state(state)
 
 
+def _widened(program: Program, op: Op) -> set[StorageId]:
+    """Storages that hold float32 though the shape functions say a 16-bit type.
+
+    The statistics of a norm are such: on a CPU, with a bfloat16 input and float32 weights, kernels
+    return them in float32, which the allocated bytes tell.
+    """
+    found = set()
+    for item in op.allocations:
+        fake = tensor_of(program.roots[item.storage]) if item.storage in program.roots else None
+        if not isinstance(fake, torch.Tensor) or fake.dtype not in (torch.bfloat16, torch.float16):
+            continue
+        if item.bytes == 2 * fake.untyped_storage().nbytes():
+            found.add(item.storage)
+    return found
+
+
 def _priced(
     program: Program,
     op: Op,
     call: Call,
     given: Mapping[StorageId, torch.Tensor],
+    wide: set[StorageId],
     allocator: Allocator | None,
     store: PriceStore,
 ) -> Op:
     key = _key(program, call)
     price = store.get(key)
     if price is None or (allocator is not None and not price.known):
-        price = _measure(program, op, call, given, allocator)
+        price = _measure(program, op, call, given, wide, allocator)
         store.put(key, price)
     if not price.known:
         return replace(op, ns=price.ns)
@@ -129,13 +148,19 @@ def _allocations(program: Program, op: Op, call: Call, price: Measured) -> tuple
 
 
 def _measure(
-    program: Program, op: Op, call: Call, given: Mapping[StorageId, torch.Tensor], allocator: Allocator | None
+    program: Program,
+    op: Op,
+    call: Call,
+    given: Mapping[StorageId, torch.Tensor],
+    wide: set[StorageId],
+    allocator: Allocator | None,
 ) -> Measured:
     inputs: dict[torch.fx.Node, Any] = {}
     try:
         buffers: dict[StorageId, torch.UntypedStorage] = {}
         for node in input_nodes(call):
-            inputs[node] = _made_up(program, node, given, buffers)
+            dtype = torch.float32 if program.storage_of.get(node, -1) in wide else None
+            inputs[node] = _made_up(program, node, given, buffers, dtype)
         args, kwargs = torch.fx.node.map_arg((call.args, call.kwargs), lambda node: inputs[node])
         return measure(lambda: call.target(*args, **kwargs), allocator)
     except torch.OutOfMemoryError as error:
@@ -161,22 +186,28 @@ def _made_up(
     node: torch.fx.Node,
     given: Mapping[StorageId, torch.Tensor],
     buffers: dict[StorageId, torch.UntypedStorage],
+    dtype: torch.dtype | None,
 ) -> torch.Tensor:
     fake = program.constant(node) if node.op == "get_attr" else tensor_of(node)
     assert isinstance(fake, torch.Tensor)
     storage = program.storage_of.get(node, -1)
+    dtype = dtype or fake.dtype
     shape, stride, offset = tuple(fake.shape), tuple(fake.stride()), int(fake.storage_offset())
     if storage in given:
         source = given[storage].untyped_storage()
     elif storage in buffers:
         source = buffers[storage]
     else:
-        size = program.graph.storages[storage].bytes if storage >= 0 else 0
+        size = (
+            program.graph.storages[storage].bytes * dtype.itemsize // fake.dtype.itemsize
+            if storage >= 0
+            else 0
+        )
         source = torch.UntypedStorage(size, device=fake.device)  # type: ignore[no-untyped-call]
         buffers[storage] = source
-        whole = torch.empty(0, dtype=fake.dtype, device=fake.device).set_(source)
-        whole.fill_(0.5 if fake.dtype.is_floating_point else fake.dtype is torch.bool)
-    return torch.empty(0, dtype=fake.dtype, device=fake.device).set_(source, offset, shape, stride)
+        whole = torch.empty(0, dtype=dtype, device=fake.device).set_(source)
+        whole.fill_(0.5 if dtype.is_floating_point else dtype is torch.bool)
+    return torch.empty(0, dtype=dtype, device=fake.device).set_(source, offset, shape, stride)
 
 
 def _given(program: Program, real: Sequence[Any]) -> dict[StorageId, torch.Tensor]:

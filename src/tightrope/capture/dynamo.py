@@ -91,7 +91,7 @@ def environment(tensors: Sequence[Any]) -> tuple[tuple[str, str], ...]:
         ("device", ",".join(devices)),
         ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
         ("num_threads", str(torch.get_num_threads())),
-        ("torch", torch.__version__),
+        ("torch", str(torch.__version__)),
     )
 
 

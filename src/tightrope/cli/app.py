@@ -1,41 +1,77 @@
 """Commands over the public surface.
 
-Exit codes: 0 it fits / the plan holds, 3 it does not fit, 2 error.
+Exit codes: 0 it fits / the plan holds, 3 it does not, 2 error. Results go to standard output;
+errors are one line on standard error. With ``--json`` a refusal (exit code 3) is a JSON object too.
 """
 
+import math
 import os
 import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tightrope.cli import show
-from tightrope.core import InfeasibleError, Machine, TightropeError, parse_bytes
-from tightrope.core.codec import dump_graph, dump_plan, load_graph, load_plan, read_file
+from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes
+from tightrope.core.codec import dump_graph, load_graph, read_file
 
 FITS, ERROR, DOES_NOT_FIT = 0, 2, 3
+_WIDE = 400
+"""Columns when standard output is not a terminal: lines are for programs then, and never folded."""
 
 app = typer.Typer(
     name="tightrope",
     help="State the memory limit of a training step, get a plan, run it, and see the proof.",
+    epilog="Exit codes: 0 it fits / the plan holds, 3 it does not, 2 error.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _examples(*lines: str) -> str:
+    """Text for the end of a command's help; the mark keeps the lines as they are."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"tightrope {version('tightrope')}\n")
+        raise typer.Exit(FITS)
+
+
+def _positive(seconds: float | None) -> float | None:
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise typer.BadParameter("seconds are a finite number above 0.")
+    return seconds
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Seed = Annotated[int, typer.Option(help="Seed of the search.")]
-Seconds = Annotated[float | None, typer.Option(help="Seconds of search; default: the usual effort.")]
+Machine = Annotated[
+    str | None, typer.Option(help="laptop-16gb, rtx3060-12gb, cortex-m4f-256k, or a TOML file.")
+]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, such as step.plan.json.")]
+GraphFile = Annotated[
+    Path | None,
+    typer.Option(help="The graph that it was made for; default: NAME.graph.json beside NAME.plan.json."),
+]
 
 
 def console() -> Console:
     """Standard output: colours on a terminal only, and never with NO_COLOR."""
+    shown = sys.stdout.isatty()
     return Console(
-        no_color=bool(os.environ.get("NO_COLOR")), highlight=False, soft_wrap=not sys.stdout.isatty()
+        no_color=bool(os.environ.get("NO_COLOR")),
+        highlight=False,
+        soft_wrap=not shown,
+        width=None if shown else _WIDE,
     )
 
 
@@ -44,19 +80,30 @@ def emit_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
 
 
-@app.command()
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """State the memory limit of a training step, get a plan, run it, and see the proof."""
+
+
+@app.command(
+    short_help="Train small networks at several budgets.",
+    epilog=_examples(
+        "tightrope demo", "tightrope demo --net resnet --budget 60%", "tightrope demo --net gpt2 --json"
+    ),
+)
 def demo(
     net: Annotated[str | None, typer.Option(help="gpt2 or resnet; default: both.")] = None,
     budget: Annotated[
-        str | None, typer.Option(help="One budget, such as 60MiB or 60%; default: three.")
+        str | None, typer.Option(help="One budget, such as 60MiB or 60%; default: four.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps per row.")] = 20,
     json: Json = False,
 ) -> None:
-    """Train small networks on real data at several budgets and print what happened.
-
-    Examples: tightrope demo | tightrope demo --net resnet --budget 60%
-    """
+    """Train small networks on real data at several budgets and print what happened."""
     from tightrope.cli.demo import run_demo
 
     rows = run_demo(net=net, budget=budget, steps=steps, console=None if json else console())
@@ -66,29 +113,34 @@ def demo(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-@app.command()
+@app.command(
+    short_help="Tell whether a training step fits.",
+    epilog=_examples(
+        "tightrope estimate train.py:build",
+        "tightrope estimate train.py:build --budget 8GiB --json",
+        "tightrope estimate train.py:build --machine rtx3060-12gb",
+    ),
+)
 def estimate(
-    target: Annotated[str, typer.Argument(help="FILE.py:FUNCTION that returns (model, inputs).")],
-    machine: Annotated[
-        str | None, typer.Option(help="A machine profile (TOML); default: this machine.")
-    ] = None,
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns (model, inputs).")
+    ],
+    machine: Machine = None,
     budget: Annotated[
         str | None, typer.Option(help="Bytes to fit in; default: the machine's memory.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Tell whether a training step fits, and what is alive at its peak; nothing is run.
+    """Tell whether a training step fits, and what is alive at its peak.
 
-    The function builds the model and one batch; the forward returns the loss. The step is captured
-    on shapes alone. Exit code 0: it fits without a plan; 3: it does not.
-
-    Example: tightrope estimate train.py:build --budget 8GiB
+    The function builds the model, on any device or on meta, and one batch; the forward returns the
+    loss. The step is captured on shapes alone and never run. Exit code 0: it fits without a plan;
+    3: it does not.
     """
     from tightrope.cli.estimate import estimate_step
+    from tightrope.cli.machines import find_machine
 
-    profile = Machine.load(machine) if machine else Machine.here()
-    limit = profile.tiers[0].bytes if budget is None else budget
-    found = estimate_step(target, limit, profile)
+    found = estimate_step(target, budget, find_machine(machine))
     if json:
         emit_json(found)
     else:
@@ -97,90 +149,135 @@ def estimate(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-@app.command()
+@app.command(
+    short_help="Plan a training step under a budget.",
+    epilog=_examples(
+        "tightrope plan step.graph.json --budget 80% -o step.plan.json",
+        "tightrope plan train.py:build --budget 300MiB --save-graph step.graph.json -o step.plan.json",
+        "tightrope plan train.py:build --budget 8GiB --machine rtx3060-12gb --json",
+    ),
+)
 def plan(
     graph: Annotated[
-        Path, typer.Argument(help="A graph file (JSON), or FILE.py:FUNCTION to capture and measure.")
+        str, typer.Argument(metavar="GRAPH", help="A graph file, or FILE.py:FUNCTION to capture and measure.")
     ],
     budget: Annotated[
         str, typer.Option(help="Total bytes, or a share of what the given order needs: 8GiB, 80%.")
     ],
-    planner: Annotated[str, typer.Option(help="Name of the planner.")] = "auto",
-    seconds: Seconds = None,
-    seed: Seed = 0,
+    planner: Annotated[str, typer.Option(help="auto, or the name of one planner.")] = "auto",
+    seconds: Annotated[
+        float | None, typer.Option(callback=_positive, help="Seconds of search; default: by size.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the search.")] = 0,
+    machine: Machine = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     save_graph: Annotated[Path | None, typer.Option(help="Write the captured graph here.")] = None,
     json: Json = False,
 ) -> None:
-    """Plan a graph under a budget.
+    """Plan a training step under a budget.
 
-    Examples: tightrope plan step.graph.json --budget 80% -o step.plan.json
-              tightrope plan train.py:build --budget 300MiB --save-graph step.graph.json -o step.plan.json
+    With a machine, times come from its table; else a function's ops are measured here.
     """
-    from tightrope.cli.estimate import graph_of
-    from tightrope.plan import solve
+    from tightrope.cli.machines import find_machine
+    from tightrope.cli.target import graph_of
+    from tightrope.plan import base_schedule, solve, timeline
 
-    found_graph = graph_of(str(graph))
+    parse_bytes(budget, whole=1)
+    profile = find_machine(machine) if machine is not None else None
+    known = graph_of(graph, profile)
     if save_graph is not None:
-        save_graph.write_bytes(dump_graph(found_graph))
-    whole = solve(found_graph, budget=2**60, planner="given").forecast
-    asked = parse_bytes(int(budget) if budget.isdigit() else budget, whole=whole.persistent + whole.peak)
+        save_graph.write_bytes(dump_graph(known))
+    began = time.process_time()
+    whole = known.persistent + timeline(known, base_schedule(known)).peak
+    asked = parse_bytes(budget, whole=whole)
     with show.searching(asked) as report:
-        found = solve(found_graph, budget=asked, planner=planner, seconds=seconds, seed=seed, progress=report)
+        found = solve(
+            known, budget=asked, machine=profile, planner=planner, seconds=seconds, seed=seed, progress=report
+        )
+    spent = time.process_time() - began
     if output is not None:
-        output.write_bytes(dump_plan(found))
+        found.save(output)
     if json:
-        emit_json(show.plan_summary(found_graph, found))
+        emit_json(show.plan_summary(known, found, cpu_seconds=spent))
     else:
-        show.plan(console(), found_graph, found)
+        show.plan(console(), known, found)
 
 
-@app.command()
+@app.command(
+    short_help="Say why storages are kept or recomputed.",
+    epilog=_examples(
+        "tightrope explain step.plan.json",
+        "tightrope explain step.plan.json --graph step.graph.json --top 50",
+    ),
+)
 def explain(
-    plan: Annotated[Path, typer.Argument(help="A plan file.")],
-    graph: Annotated[Path | None, typer.Option(help="The graph that it was made for, for names.")] = None,
+    plan: PlanFile,
+    graph: GraphFile = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="How many storages to list.")] = 20,
     json: Json = False,
 ) -> None:
     """Say why each storage was kept, recomputed or paged, largest first.
 
-    Example: tightrope explain step.plan.json --graph step.graph.json
+    With the graph, storages have the names of their tensors and modules.
     """
-    found = load_plan(read_file(plan))
-    known = load_graph(read_file(graph)) if graph is not None else None
-    reasons = sorted(found.reasons, key=lambda reason: (-reason.bytes, reason.storage))
+    found = Plan.load(plan)
+    path = graph or _beside(plan)
+    known = load_graph(read_file(path)) if path is not None else None
+    text = found.explain(known, top=top)
     if json:
-        emit_json({"forecast": found.forecast, "certificate": found.certificate, "reasons": reasons})
-        return
-    show.reasons(console(), found, known, reasons[:top])
+        reasons = sorted(found.reasons, key=lambda reason: (-reason.bytes, reason.storage))
+        emit_json(
+            {
+                "budget_bytes": found.budget,
+                "total_bytes": found.forecast.total,
+                "forecast": found.forecast,
+                "certificate": found.certificate,
+                "reasons": reasons[:top],
+            }
+        )
+    else:
+        console().print(text, markup=False, soft_wrap=True)
 
 
-@app.command()
-def judge(
-    plan: Annotated[Path, typer.Argument(help="A plan file.")],
-    graph: Annotated[Path, typer.Option(help="The graph that it was made for.")],
-    json: Json = False,
-) -> None:
-    """Check a plan with code that shares nothing with the planner. Exit code 0: it holds; 3: it does not.
+@app.command(
+    short_help="Check a plan independently.",
+    epilog=_examples(
+        "tightrope judge step.plan.json", "tightrope judge step.plan.json --graph step.graph.json --json"
+    ),
+)
+def judge(plan: PlanFile, graph: GraphFile = None, json: Json = False) -> None:
+    """Check a plan with code that shares nothing with the planner.
 
-    Example: tightrope judge step.plan.json --graph step.graph.json
+    Exit code 0: it holds; 3: it does not.
     """
     from tightrope.judge import problems
 
-    found = problems(load_graph(read_file(graph)), load_plan(read_file(plan)))
+    found = Plan.load(plan)
+    path = graph or _beside(plan)
+    if path is None:
+        raise TightropeError(f"a plan is judged against its graph: add --graph FILE to judge {str(plan)!r}.")
+    wrong = problems(load_graph(read_file(path)), found)
     if json:
-        emit_json({"holds": not found, "problems": found})
-    elif found:
-        console().print("\n".join(f"refused: {problem}" for problem in found), markup=False)
+        emit_json({"holds": not wrong, "problems": wrong})
+    elif wrong:
+        console().print("\n".join(f"refused: {problem}" for problem in wrong), markup=False)
     else:
         console().print(
             "the plan holds: schedule, offsets, forecast, bound and reasons were re-derived and agree."
         )
-    if found:
+    if wrong:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-@app.command()
+def _beside(plan: Path) -> Path | None:
+    """NAME.graph.json beside NAME.plan.json, where it exists."""
+    if not plan.name.endswith(".plan.json"):
+        return None
+    path = plan.with_name(plan.name.removesuffix(".plan.json") + ".graph.json")
+    return path if path.is_file() else None
+
+
+@app.command(epilog=_examples("tightrope doctor", "tightrope doctor --json"))
 def doctor(json: Json = False) -> None:
     """List what this installation can and cannot do."""
     from tightrope.cli.doctor import examine
@@ -188,24 +285,32 @@ def doctor(json: Json = False) -> None:
     found = examine()
     if json:
         emit_json(found)
-        return
-    table = Table("what", "state", box=None, pad_edge=False)
-    for name, state in found.items():
-        table.add_row(name, str(state))
-    console().print(table)
+    else:
+        show.rows(console(), ("what", "state"), list(found.items()))
 
 
-def main() -> None:
-    """Run the command line; our own errors become one line and exit code 2 or 3."""
-    err = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")), highlight=False, soft_wrap=True)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave the process with its exit code.
+
+    Args:
+        arguments: what stands after the command's name; None = as given to the process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app()
+        app(given, prog_name="tightrope")
     except InfeasibleError as error:
-        err.print(f"tightrope: {error}", markup=False)
-        sys.exit(DOES_NOT_FIT)
+        if "--json" in given:
+            emit_json(show.infeasible(error))
+        _fail(str(error), DOES_NOT_FIT)
     except TightropeError as error:
-        err.print(f"tightrope: {error}", markup=False)
-        sys.exit(ERROR)
+        _fail(str(error), ERROR)
     except OSError as error:
-        err.print(f"tightrope: {error.strerror or error}: {error.filename!r}.", markup=False)
-        sys.exit(ERROR)
+        what = error.strerror or str(error)
+        _fail(f"{what}: {str(error.filename)!r}." if error.filename else f"{what}.", ERROR)
+
+
+def _fail(message: str, code: int) -> None:
+    """Write one line to standard error and leave."""
+    line = " ".join(message.split())
+    sys.stderr.write(f"tightrope: {line}\n")
+    sys.exit(code)

@@ -96,6 +96,7 @@ class _Demo:
         self.progress = Progress()
 
     def run(self, budget: str | None) -> list[Row]:
+        ledger()  # installs the allocator hook, so that every tensor from here on is counted
         job = JOBS[self.name]()
         self.batches = list(itertools.islice(job.batches, self.steps))
         self._print(f"\n{job.title}: {self.steps} steps, SGD with momentum")

@@ -1,113 +1,72 @@
 """`tightrope estimate`: will it fit? Capture on shapes alone and look at the peak."""
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from tightrope.capture import capture_program, measured
-from tightrope.core import Graph, Machine, TightropeError, parse_bytes
-from tightrope.core.codec import load_graph, read_file
-from tightrope.native.allocator import allocator
+from tightrope.cli.target import captured
+from tightrope.core import Buffer, Graph, Machine, parse_bytes
 from tightrope.plan import base_schedule, lower_bound, timeline
 from tightrope.price import price_graph
 
-
-def build(target: str) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """Import ``FILE.py:FUNCTION`` and call it; it returns (model, inputs).
-
-    Raises:
-        TightropeError: the target is malformed, absent, or returns something else.
-    """
-    file, _, function = target.rpartition(":")
-    path = Path(file)
-    if not file.endswith(".py") or not function.isidentifier():
-        raise TightropeError(
-            f"{target!r} does not name a function: write FILE.py:FUNCTION, e.g. train.py:build."
-        )
-    if not path.is_file():
-        raise TightropeError(f"no file {file!r} (from {target!r}).")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        made = getattr(module, function, None)
-        if made is None:
-            raise TightropeError(f"{file!r} has no function {function!r}.")
-        result = made()
-    except TightropeError:
-        raise
-    except Exception as error:
-        raise TightropeError(f"{target!r} failed: {type(error).__name__}: {error}") from error
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.nn.Module)):
-        raise TightropeError(
-            f"{target!r} must return (model, inputs): inputs is a tuple, or a dict of keywords."
-        )
-    model, inputs = result
-    if isinstance(inputs, dict):
-        return model, (), inputs
-    return model, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
+_NUM_SHOWN = 20
 
 
-def graph_of(target: str) -> Graph:
-    """Load a graph file, or capture and measure ``FILE.py:FUNCTION``."""
-    if ".py:" in target:
-        model, args, kwargs = build(target)
-        program, real = capture_program(model, args, kwargs)
-        return measured(program, real, allocator()).graph
-    return load_graph(read_file(target))
+def estimate_step(target: str, budget: str | None, machine: Machine) -> dict[str, Any]:
+    """Size the step of ``FILE.py:FUNCTION`` without running it.
 
-
-def estimate_step(target: str, limit: int | str, machine: Machine) -> dict[str, Any]:
-    """Size the step of ``target`` without running it.
+    Args:
+        target: what to capture.
+        budget: bytes to fit in, or a share of what the step needs; None = the machine's memory.
+        machine: whose memory and rates count.
 
     Returns:
         Plain values: ``fits``, bytes of each part, the smallest bytes any plan may need, and the
         storages alive at the peak.
+
+    Raises:
+        TightropeError: the step cannot be captured, or the budget cannot be read.
     """
-    model, args, kwargs = build(target)
-    program, _ = capture_program(model, args, kwargs)
-    return describe(price_graph(program.graph, machine), limit, machine)
+    if budget is not None:
+        parse_bytes(budget, whole=1)
+    return describe(price_graph(captured(target)[0].graph, machine), budget, machine)
 
 
-def describe(graph: Graph, limit: int | str, machine: Machine) -> dict[str, Any]:
-    """Say whether the given order of a graph fits ``limit``, and what is alive at its peak."""
+def describe(graph: Graph, budget: str | None, machine: Machine) -> dict[str, Any]:
+    """Say whether the given order of a graph fits, and what is alive at its peak."""
     trace = timeline(graph, base_schedule(graph))
     profile = trace.profile()
     peak = max(profile, default=0)
     at = profile.index(peak) if profile else 0
     bound, witness = lower_bound(graph)
-    asked = parse_bytes(limit, whole=graph.persistent + peak)
-    alive = sorted(
-        (buffer for buffer in trace.buffers if buffer.start <= at < buffer.end),
-        key=lambda buffer: -buffer.bytes,
-    )
+    total = graph.persistent + peak
+    limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget, whole=total)
+    alive = [buffer for buffer in trace.buffers if buffer.start <= at < buffer.end]
+    alive.sort(key=lambda buffer: -buffer.bytes)
     return {
-        "fits": graph.persistent + peak <= asked,
-        "limit_bytes": asked,
+        "fits": total <= limit,
+        "a_plan_may_fit": bound <= limit,
+        "limit_bytes": limit,
         "machine": machine.name,
-        "total_bytes": graph.persistent + peak,
+        "total_bytes": total,
         "persistent_bytes": graph.persistent,
         "peak_bytes": peak,
         "lower_bound_bytes": bound,
         "lower_bound_op": graph.ops[witness].describe() if witness >= 0 else "",
+        "estimated_seconds": graph.base_ns / 1e9,
         "num_ops": len(graph.ops),
         "note": "tensor bytes are exact; the kernels' own work space is not included until ops are measured",
-        "alive_at_peak": [_alive(graph, buffer.storage, buffer.bytes) for buffer in alive[:20]],
+        "num_alive_at_peak": len(alive),
+        "alive_at_peak": _alive(graph, alive[:_NUM_SHOWN]),
     }
 
 
-def _alive(graph: Graph, storage: int, size: int) -> dict[str, Any]:
-    if storage < 0:
-        return {"bytes": size, "what": "temporary", "module": "", "tensor": "", "source": ""}
-    found = graph.storages[storage]
-    maker = next((op for op in graph.ops if storage in op.creates), None)
-    return {
-        "bytes": size,
-        "what": str(found.kind),
-        "module": found.module,
-        "tensor": found.label,
-        "source": maker.source if maker else "",
-    }
+def _alive(graph: Graph, buffers: list[Buffer]) -> list[dict[str, Any]]:
+    maker = {storage: op for op in graph.ops for storage in op.creates}
+    rows = []
+    for buffer in buffers:
+        row = {"bytes": buffer.bytes, "what": "temporary", "module": "", "tensor": "", "source": ""}
+        if buffer.storage >= 0:
+            found = graph.storages[buffer.storage]
+            row |= {"what": str(found.kind), "module": found.module, "tensor": found.label}
+            row |= {"source": maker[found.id].source}
+        rows.append(row)
+    return rows

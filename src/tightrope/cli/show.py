@@ -1,4 +1,7 @@
-"""Tables for people and summaries for programs."""
+"""Tables for people and summaries for programs.
+
+Names of modules and tensors may hold brackets, so cells are plain text and never markup.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,8 +9,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from tightrope.core import Bytes, Graph, Plan, Reason, format_bytes, format_time
+from tightrope.core import Bytes, Graph, InfeasibleError, Plan, format_bytes
 from tightrope.plan import Progress
 from tightrope.run.progress import Progress as StatusLine
 
@@ -19,71 +23,85 @@ def searching(budget: Bytes) -> Iterator[Callable[[Progress], None]]:
         yield report
 
 
-def plan_summary(graph: Graph, plan: Plan) -> dict[str, Any]:
-    """Figures of a plan as plain values; ``sequence`` re-evaluates it anywhere."""
-    forecast = plan.forecast
+def plan_summary(graph: Graph, plan: Plan, *, cpu_seconds: float) -> dict[str, Any]:
+    """Figures of a plan as plain values; ``sequence`` re-evaluates it anywhere.
+
+    Args:
+        graph: what was planned.
+        plan: what was found.
+        cpu_seconds: spent on planning, by all threads.
+    """
+    forecast, certificate = plan.forecast, plan.certificate
     return {
         "feasible": True,
+        "tdi_percent": forecast.tdi_percent,
+        "peak_bytes": forecast.peak,
         "budget_bytes": plan.budget,
         "total_bytes": forecast.total,
         "persistent_bytes": forecast.persistent,
         "arena_bytes": forecast.arena,
-        "peak_bytes": forecast.peak,
-        "tdi_percent": forecast.tdi_percent,
-        "seconds": forecast.ns / 1e9,
-        "lower_bound_bytes": plan.certificate.lower_bound,
-        "proved": plan.certificate.proved,
+        "outside_bytes": forecast.outside,
         "planner": plan.planner,
+        "machine": plan.machine,
+        "seed": certificate.seed,
+        "cpu_seconds": cpu_seconds,
+        "forecast_seconds": forecast.ns / 1e9,
+        "base_seconds": forecast.base_ns / 1e9,
+        "bound_seconds": certificate.ns_bound / 1e9,
+        "lower_bound_bytes": certificate.lower_bound,
+        "proved": certificate.proved,
         "num_ops": len(graph.ops),
+        "fingerprint": plan.fingerprint,
         "sequence": list(plan.schedule.computes()),
     }
 
 
+def infeasible(error: InfeasibleError) -> dict[str, Any]:
+    """A refusal as plain values."""
+    return {
+        "feasible": False,
+        "error": str(error),
+        "asked": error.asked,
+        "smallest_found_bytes": error.smallest_found,
+        "lower_bound_bytes": error.lower_bound,
+        "op": error.op,
+    }
+
+
+def rows(console: Console, heading: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Print a table of plain text; without a heading, just its rows."""
+    table = Table(*heading, box=None, pad_edge=False, show_header=bool(heading))
+    for row in cells:
+        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+    console.print(table)
+
+
 def plan(console: Console, graph: Graph, found: Plan) -> None:
     """Print a plan's figures."""
-    forecast, certificate = found.forecast, found.certificate
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_row("budget", f"{format_bytes(found.budget)} ({found.budget} B)")
-    table.add_row("total", f"{format_bytes(forecast.total)} = persistent {format_bytes(forecast.persistent)} "
-                  f"+ arena {format_bytes(forecast.arena)} + outside {format_bytes(forecast.outside)}")  # fmt: skip
-    table.add_row("peak", f"{format_bytes(forecast.peak)} live above persistent")
-    table.add_row(
-        "time", f"{format_time(forecast.ns)}, {forecast.tdi_percent:.2f} % more than running each op once"
-    )
-    table.add_row("recomputed", f"{len(found.schedule.computes()) - len(graph.ops)} runs")
-    witness = graph.op(certificate.witness).describe() if certificate.witness >= 0 else ""
-    table.add_row("bound", f"no plan needs less than {format_bytes(certificate.lower_bound)} ({witness})")
-    table.add_row("planner", found.planner)
-    console.print(table)
-
-
-def reasons(console: Console, found: Plan, graph: Graph | None, shown: Sequence[Reason]) -> None:
-    """Print why storages were kept or recomputed."""
-    table = Table("storage", "bytes", "copies", "decision", "why", box=None, pad_edge=False)
-    for reason in shown:
-        name = str(reason.storage)
-        if graph is not None and reason.storage < len(graph.storages):
-            storage = graph.storages[reason.storage]
-            name = f"{storage.label} {storage.module}".strip()
-        table.add_row(name, format_bytes(reason.bytes), str(reason.copies), reason.decision, reason.text)
-    console.print(table)
-    console.print(f"{len(found.reasons)} storages; total {format_bytes(found.forecast.total)}.", markup=False)
+    figures = found.figures()
+    witness = found.certificate.witness
+    if witness >= 0:
+        figures["proved"] += f"; set by {graph.op(witness).describe()}"
+    rows(console, (), list(figures.items()))
 
 
 def estimate(console: Console, found: dict[str, Any]) -> None:
     """Print the answer to "will it fit?"."""
     verdict = "fits" if found["fits"] else "does not fit"
+    hint = "" if found["fits"] or not found["a_plan_may_fit"] else "; a plan may fit: tightrope plan"
     console.print(
         f"{verdict}: the step needs {format_bytes(found['total_bytes'])} "
         f"(persistent {format_bytes(found['persistent_bytes'])} + step {format_bytes(found['peak_bytes'])}); "
-        f"limit {format_bytes(found['limit_bytes'])} on {found['machine']}.", markup=False,
-    )  # fmt: skip
-    console.print(
-        f"no plan can need less than {format_bytes(found['lower_bound_bytes'])}, set by {found['lower_bound_op']}.",
+        f"limit {format_bytes(found['limit_bytes'])} on {found['machine']}{hint}",
         markup=False,
     )
-    table = Table("alive at the peak", "bytes", "tensor", "module", "source", box=None, pad_edge=False)
-    for row in found["alive_at_peak"]:
-        table.add_row(row["what"], format_bytes(row["bytes"]), row["tensor"], row["module"], row["source"])
-    console.print(table)
+    bound = format_bytes(found["lower_bound_bytes"])
+    console.print(f"no plan needs less than {bound}; set by {found['lower_bound_op']}", markup=False)
+    cells = [
+        (row["what"], format_bytes(row["bytes"]), row["tensor"], row["module"], row["source"])
+        for row in found["alive_at_peak"]
+    ]
+    rows(console, ("alive at the peak", "bytes", "tensor", "module", "source"), cells)
+    if (more := found["num_alive_at_peak"] - len(cells)) > 0:
+        console.print(f"and {more} smaller", markup=False)
     console.print(found["note"], markup=False)

@@ -4,6 +4,7 @@ A machine is a list of memory tiers and compute rates. A CPU host, a GPU with pi
 and a microcontroller with flash are all instances; profiles are TOML files.
 """
 
+import math
 import os
 import tomllib
 from pathlib import Path
@@ -14,7 +15,7 @@ from tightrope.core.errors import TightropeError
 from tightrope.core.units import ALIGNMENT, Bytes
 
 
-class Tier(msgspec.Struct, frozen=True):
+class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One kind of memory.
 
     Attributes:
@@ -36,7 +37,7 @@ class Tier(msgspec.Struct, frozen=True):
     joules_per_byte: float = 0.0
 
 
-class Machine(msgspec.Struct, frozen=True):
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory tiers and compute rates of one device.
 
     Attributes:
@@ -47,7 +48,10 @@ class Machine(msgspec.Struct, frozen=True):
         device: torch-style device name of tier 0, for people.
 
     Example:
-        >>> Machine.parse('name = "tiny"\\n[[tiers]]\\nname = "ram"\\nbytes = 262144\\n').tiers[0].bytes
+        >>> Machine.parse('''
+        ... name = "tiny"
+        ... tiers = [{ name = "ram", bytes = 262144 }]
+        ... ''').tiers[0].bytes
         262144
     """
 
@@ -66,21 +70,34 @@ class Machine(msgspec.Struct, frozen=True):
         """
         try:
             machine = msgspec.convert(tomllib.loads(text), Machine)
-        except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
             raise TightropeError(
                 f"not a machine profile: {error}. It needs name and [[tiers]] with name and bytes."
             ) from error
-        if not machine.tiers or any(tier.bytes <= 0 for tier in machine.tiers):
-            raise TightropeError(f"machine {machine.name!r} has no memory: every tier needs bytes > 0.")
+        if not machine.tiers or not all(0 < tier.bytes < 2**62 for tier in machine.tiers):
+            raise TightropeError(
+                f"machine {machine.name!r} has no memory: every tier needs 0 < bytes < 2^62."
+            )
+        rates = [rate for tier in machine.tiers for rate in (tier.read, tier.write)]
+        if not all(0 < rate < math.inf for rate in (*rates, *machine.flops.values())):
+            raise TightropeError(f"machine {machine.name!r}: read, write and flops must be finite and > 0.")
         return machine
 
     @staticmethod
     def load(path: str | Path) -> "Machine":
-        """Read a TOML profile from a file of at most 1 MiB."""
-        file = Path(path)
-        if not file.is_file() or file.stat().st_size > 2**20:
-            raise TightropeError(f"no machine profile at {str(path)!r} (a TOML file of at most 1 MiB).")
-        return Machine.parse(file.read_text(encoding="utf-8"))
+        """Read a TOML profile from a file of at most 1 MiB.
+
+        Raises:
+            TightropeError: there is no such file, or it is not a machine profile.
+        """
+        try:
+            file = Path(path)
+            if not file.is_file() or file.stat().st_size > 2**20:
+                raise TightropeError(f"no machine profile at {str(path)!r} (a TOML file of at most 1 MiB).")
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise TightropeError(f"machine profile {str(path)!r} cannot be read: {error}.") from error
+        return Machine.parse(text)
 
     @staticmethod
     def here() -> "Machine":

@@ -10,13 +10,16 @@ which are released as soon as the op returns and leave an older copy alone.
             +-+----+-----+-> step
 """
 
+from itertools import zip_longest
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from tightrope.core.graph import SCHEMA_VERSION
+from tightrope.core.errors import FingerprintError, PlanFileError
+from tightrope.core.graph import SCHEMA_VERSION, Graph
 from tightrope.core.machine import Limits
-from tightrope.core.units import Bytes, Nanoseconds, Offset, OpId, StorageId
+from tightrope.core.units import Bytes, Nanoseconds, Offset, OpId, StorageId, format_bytes, format_time
 
 
 class Compute(msgspec.Struct, frozen=True, tag="compute", array_like=True):
@@ -140,6 +143,29 @@ class Reason(msgspec.Struct, frozen=True):
     text: str
 
 
+class PlanDiff(msgspec.Struct, frozen=True):
+    """What changed from one plan to another; ``str`` of it is for people.
+
+    Attributes:
+        figures: (name, before, after) of every figure that differs, names as in ``Plan.figures``.
+        decisions: (storage, before, after) where a storage is kept, recomputed or paged differently;
+            ``absent`` where only one of the plans has a reason for it.
+        num_moved: allocations with another address, when both run the same schedule; else -1.
+    """
+
+    figures: tuple[tuple[str, str, str], ...]
+    decisions: tuple[tuple[StorageId, str, str], ...]
+    num_moved: int
+
+    def __str__(self) -> str:
+        if not self.figures and not self.decisions and not self.num_moved:
+            return "the plans agree"
+        lines = [f"{name}: {before} -> {after}" for name, before, after in self.figures]
+        lines += [f"storage {storage}: {before} -> {after}" for storage, before, after in self.decisions]
+        moved = "the schedule differs" if self.num_moved < 0 else f"{self.num_moved} allocations moved"
+        return "\n".join([*lines, moved])
+
+
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """A schedule with offsets, forecast, certificate and reasons.
 
@@ -168,3 +194,111 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     machine: str = "host"
     planner: str = "given"
     schema: Literal[1] = SCHEMA_VERSION
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as a JSON file that `load` reads back to an equal plan.
+
+        Raises:
+            PlanFileError: the file cannot be written, or the plan has a value that no file may hold.
+        """
+        from tightrope.core.codec import dump_plan  # the codec imports this module
+
+        try:
+            Path(path).write_bytes(dump_plan(self))
+        except (OSError, ValueError) as error:
+            raise PlanFileError(f"{str(path)!r} cannot be written: {error}.") from error
+
+    @staticmethod
+    def load(path: str | Path) -> "Plan":
+        """Read a plan file; nothing in it is executed.
+
+        Whether the plan is right for a graph is for `tightrope.judge.judge_plan` to say.
+
+        Raises:
+            PlanFileError: the file cannot be read or is not a plan of this version.
+
+        Example:
+            >>> import os, tempfile
+            >>> path = os.path.join(tempfile.mkdtemp(), "step.plan.json")
+            >>> plan = Plan("0" * 64, Schedule(()), (), 64, Forecast(0, 0, 0))
+            >>> plan.save(path)
+            >>> Plan.load(path) == plan
+            True
+        """
+        from tightrope.core.codec import load_plan, read_file  # the codec imports this module
+
+        return load_plan(read_file(path))
+
+    def figures(self) -> dict[str, str]:
+        """List the figures of the plan for a person, by name."""
+        decisions = [reason.decision for reason in self.reasons]
+        forecast, more = self.forecast, f"{self.forecast.tdi_percent:.2f} % more"
+        return {
+            "graph": self.fingerprint[:12],
+            "budget": f"{format_bytes(self.budget)} ({self.budget} B)",
+            "total": f"{format_bytes(forecast.total)} = persistent {format_bytes(forecast.persistent)} "
+            f"+ arena {format_bytes(forecast.arena)} + outside {format_bytes(forecast.outside)}",
+            "peak": f"{format_bytes(forecast.peak)} live above persistent",
+            "time": f"{format_time(forecast.ns)}, {more} than running each op once",
+            "storages": ", ".join(f"{decisions.count(d)} {d}" for d in ("kept", "recomputed", "paged")),
+            "proved": f"no plan needs less than {format_bytes(self.certificate.lower_bound)}"
+            + ("; none is faster" if self.certificate.proved else ""),
+            "planner": self.planner,
+        }
+
+    def diff(self, other: "Plan") -> PlanDiff:
+        """Compare with a later plan.
+
+        Returns:
+            Figures and decisions that differ, and how many allocations have another address.
+
+        Example:
+            >>> before = Plan("0" * 64, Schedule(()), (), 1024, Forecast(0, 0, 0))
+            >>> print(before.diff(msgspec.structs.replace(before, budget=2048)))
+            budget: 1.00 KiB (1024 B) -> 2.00 KiB (2048 B)
+            0 allocations moved
+        """
+        mine, theirs = self.figures(), other.figures()
+        was: dict[StorageId, str] = {reason.storage: reason.decision for reason in self.reasons}
+        now: dict[StorageId, str] = {reason.storage: reason.decision for reason in other.reasons}
+        pairs = ((s, was.get(s, "absent"), now.get(s, "absent")) for s in sorted({*was, *now}))
+        same = self.schedule == other.schedule
+        return PlanDiff(
+            figures=tuple((name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]),
+            decisions=tuple(pair for pair in pairs if pair[1] != pair[2]),
+            num_moved=sum(a != b for a, b in zip_longest(self.offsets, other.offsets)) if same else -1,
+        )
+
+    def explain(self, graph: Graph | None = None, *, top: int = 20) -> str:
+        """Say in lines of text what the plan does and why, for the ``top`` largest storages.
+
+        Args:
+            graph: the one that the plan was made for, for names of tensors, modules and ops.
+            top: number of storages to list.
+
+        Raises:
+            FingerprintError: the plan was made for another graph.
+
+        Example:
+            >>> plan = Plan("0" * 64, Schedule(()), (), 1024, Forecast(0, 0, 0))
+            >>> plan.explain().splitlines()[1]
+            'budget    1.00 KiB (1024 B)'
+        """
+        if graph is not None and graph.fingerprint != self.fingerprint:
+            raise FingerprintError(
+                f"the plan was made for graph {self.fingerprint[:12]}, this one is {graph.fingerprint[:12]}: "
+                "give the graph that was planned, or none."
+            )
+        figures = self.figures()
+        witness = self.certificate.witness
+        if graph is not None and 0 <= witness < len(graph.ops):
+            figures["proved"] += f"; set by {graph.ops[witness].describe()}"
+        lines = [f"{name:<10}{text}" for name, text in figures.items()]
+        largest = sorted(self.reasons, key=lambda reason: (-reason.bytes, reason.storage))[:top]
+        for reason in largest:
+            name = f"storage {reason.storage}"
+            if graph is not None and reason.storage < len(graph.storages):
+                storage = graph.storages[reason.storage]
+                name += f" {storage.label} {storage.module}".rstrip()
+            lines.append(f"{format_bytes(reason.bytes):>10}  {name}: {reason.text}")
+        return "\n".join(lines)

@@ -60,8 +60,8 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None) -> Bytes:
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
         raise BudgetSyntaxError(
-            f"budget {text!r} is not an amount of memory: a bare fraction could mean a share of the card, of "
-            'the free memory or of the step. Write bytes ("8GiB", "300 MB", 314572800) or a percentage ("90%").'
+            f"budget {text!r} is not an amount of memory: a bare fraction could mean a share of the card, "
+            'of the free memory or of the step. Write bytes ("8GiB", 314572800) or a percentage ("90%").'
         )
     if isinstance(text, int):
         amount, unit = Fraction(text), "b"
@@ -99,15 +99,11 @@ def format_bytes(size: float) -> str:
     >>> format_bytes(300 * 2**20), format_bytes(512)
     ('300.0 MiB', '512 B')
     """
-    sign, value = ("-" if size < 0 else ""), float(abs(size))
-    if value < 1024:
-        return f"{sign}{value:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 1024:
-            break
-    digits = 2 if value < 100 else 1
-    return f"{sign}{value:.{digits}f} {unit}"
+    sign, value, power = ("-" if size < 0 else ""), float(abs(size)), 0
+    while value >= 1024 and power < 4:
+        value, power = value / 1024, power + 1
+    digits = 0 if power == 0 else 2 if value < 100 else 1
+    return f"{sign}{value:.{digits}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def format_time(ns: float) -> str:

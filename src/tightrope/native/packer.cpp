@@ -27,14 +27,14 @@ extern "C" void tightrope_pack(std::int64_t count, const std::int64_t* size, con
     using namespace packer;
     const Input input{count, size, start, end, align, fixed};
     const Switches use{static_cast<u64>(options[switches])};
-    Budget budget{options[work], std::chrono::steady_clock::now() + std::chrono::milliseconds(options[milliseconds])};
+    Budget budget{options[work], thread_milliseconds() + options[milliseconds]};
     Prepared prepared = prepare(input, use(Switch::scaling), use(Switch::compression));
     const Bytes granule = prepared.granule;
     std::vector<Offset> placed(count, 0);
     Splitter splitter(use(Switch::zero_cuts), use(Switch::lifelong), placed);
     const std::vector<Part> parts = splitter.split(std::move(prepared.whole));
     const Bytes limit = options[capacity] < 0 ? -1 : options[capacity] / granule;
-    Solver solver(parts, use, limit, static_cast<u64>(options[seed]), budget);
+    Solver solver(parts, prepared.load, use, limit, static_cast<u64>(options[seed]), budget);
     const Status outcome = solver.run(placed);
     Bytes highest = 0;
     for (i64 j = 0; j < count; ++j) {

@@ -34,12 +34,14 @@ SWITCHES: Final = (
     "restarts",
     "memory",
     "neighbourhoods",
+    "hot_core",
 )
 """Names of the techniques, in the order of their bits."""
 
 STATUSES: Final = ("optimal", "feasible", "infeasible", "time_limit")
 METHODS: Final = (
     "first fit",
+    "hot core first",
     "first-fit portfolio",
     "skyline dive",
     "squeaky wheel",
@@ -84,7 +86,7 @@ def pack(
         columns: sizes, starts, ends, alignments and fixed offsets (-1 = free), checked by the caller.
         capacity: stop at this peak; -1 = make the peak small.
         work: units of counted work after which the best answer so far is returned.
-        milliseconds: safety stop on the clock.
+        milliseconds: of processor time, a safety stop.
         seed: of the random orders, at least 0.
         switches: one bit per technique, see `SWITCHES`.
 

@@ -5,6 +5,7 @@
 // packer_order.hpp this is the first descent of the canonical search.
 #pragma once
 
+#include <bit>
 #include <queue>
 #include <tuple>
 
@@ -86,12 +87,13 @@ inline Layout dive(const Part& part, const std::vector<Index>& order, Bytes stop
     }
     std::priority_queue<Key, std::vector<Key>, std::greater<>> heap(std::greater<>(), std::move(keys));
     Skyline skyline(part.num_sections);
+    const i64 price = 30 * std::bit_width(static_cast<u64>(n));
     for (i64 pops = 0; !heap.empty(); ++pops) {
         const auto [key, place] = heap.top();
         heap.pop();
         const Index j = order[place];
         const Offset offset = obstacles.lowest(j, std::max(key, skyline.highest(part.start[j], part.end[j])));
-        if (!budget.spend(40) || ((pops & 1023) == 0 && budget.late())) return Layout{{}, kInfinity};
+        if (!budget.spend(price) || ((pops & 1023) == 0 && budget.late())) return Layout{{}, kInfinity};
         if (offset > key) {
             heap.emplace(offset, place);
             continue;

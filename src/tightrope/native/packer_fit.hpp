@@ -7,6 +7,8 @@
 // that keeps the sets short.
 #pragma once
 
+#include <bit>
+
 #include "packer_model.hpp"
 
 namespace packer {
@@ -99,8 +101,10 @@ class AddressTree {
     std::vector<const AddressSet*> asked_;
 };
 
-// Place the buffers one after another, each at its lowest free address; fixed ones come first.
-inline Layout first_fit(const Part& part, const std::vector<Index>& order, Bytes stop_above, Budget& budget) {
+// Place the buffers one after another, each at its lowest free address; fixed ones come first. Give up at
+// a peak of `stop_above`, and unless it must `finish` when the budget is used up.
+inline Layout first_fit(const Part& part, const std::vector<Index>& order, Bytes stop_above, Budget& budget,
+                        bool finish = false) {
     const Index n = part.count();
     Layout layout{std::vector<Offset>(n, 0), 0};
     AddressTree tree(part.num_sections);
@@ -112,15 +116,16 @@ inline Layout first_fit(const Part& part, const std::vector<Index>& order, Bytes
         tree.insert(part.start[j], part.end[j], part.fixed[j], part.fixed[j] + part.size[j], smallest[0]);
         layout.peak = std::max(layout.peak, part.fixed[j] + part.size[j]);
     }
+    const i64 price = 20 * std::bit_width(static_cast<u64>(part.num_sections));
     for (Index at = 0; at < n; ++at) {
         const Index j = order[at];
         if (part.fixed[j] >= 0) continue;
-        i64 work = 8;
+        i64 work = 0;
         const Offset offset = tree.first_fit(part.start[j], part.end[j], part.size[j], part.align[j], work);
         const Offset high = offset + part.size[j];
         layout.offset[j] = offset, layout.peak = std::max(layout.peak, high);
-        const bool in_time = budget.spend(4 * work) && ((at & 1023) != 0 || !budget.late());
-        if (stop_above < kInfinity && (layout.peak >= stop_above || !in_time)) return Layout{{}, kInfinity};
+        const bool in_time = budget.spend(price + 4 * work) && ((at & 1023) != 0 || !budget.late());
+        if (layout.peak >= stop_above || (!in_time && !finish)) return Layout{{}, kInfinity};
         const Bytes hole = std::min(smallest[at + 1], high + 1);
         if (at + 1 < n) tree.insert(part.start[j], part.end[j], offset, high, hole);
     }

@@ -13,6 +13,7 @@ struct Input {
 struct Prepared {
     Part whole;
     Bytes granule = 1;
+    Bytes load = 0;        // largest sum of sizes at one instant, in granules
     i64 witness_time = 0;  // an instant of largest load, in the caller's time
 };
 
@@ -57,6 +58,7 @@ inline Prepared prepare(const Input& in, bool scaling, bool compression) {
         load += begins ? in.size[j] : -in.size[j];
         if (load > largest) largest = load, out.witness_time = time;
     }
+    out.load = std::max<Bytes>(0, largest) / out.granule;
     Part& part = out.whole;
     for (Index j = 0; j < in.count; ++j) {
         if (in.size[j] == 0) continue;
@@ -124,9 +126,12 @@ class Splitter {
         const auto lifelong = [&](Index j) { return part.start[j] == 0 && part.end[j] == part.num_sections; };
         Part rest;
         rest.base = part.base;
+        std::vector<Index> buried;
         for (Index j = 0; j < part.count(); ++j)
-            if (lifelong(j)) offset_[part.id[j]] = rest.base, rest.base += part.size[j];
-        if (rest.base == part.base) return false;
+            if (lifelong(j)) buried.push_back(j);
+        if (buried.empty()) return false;
+        std::stable_sort(buried.begin(), buried.end(), [&](Index a, Index b) { return part.width[a] > part.width[b]; });
+        for (Index j : buried) offset_[part.id[j]] = rest.base, rest.base += part.size[j];
         for (Index j = 0; j < part.count(); ++j)
             if (!lifelong(j)) rest.push(part, j, 0);
         open.push_back(std::move(rest));

@@ -7,14 +7,16 @@
 #include "packer_dive.hpp"
 #include "packer_fit.hpp"
 #include "packer_order.hpp"
+#include "packer_prepare.hpp"
 #include "packer_search.hpp"
 
 namespace packer {
 
 enum class Switch { scaling, compression, zero_cuts, lifelong, portfolio, dives, squeaky, search, section_bounds,
-                    dominance, hatless, decomposition, skip_inference, restarts, memory, neighbourhoods };
+                    dominance, hatless, decomposition, skip_inference, restarts, memory, neighbourhoods,
+                    hot_core };
 enum class Status { optimal, feasible, infeasible, time_limit };
-enum class Method { first_fit, portfolio, dive, squeaky, search, neighbourhood };
+enum class Method { first_fit, hot_core, portfolio, dive, squeaky, search, neighbourhood };
 
 struct Switches {
     u64 bits;
@@ -36,12 +38,23 @@ inline i64 luby(i64 k) {
     }
 }
 
+// Offsets for a part, found with at most `work`; the part's own `base` counts as zero.
+std::vector<Offset> solve_apart(Part part, Switches use, u64 seed, i64 work, Budget& budget);
+
 // One part on its way from the first layout to its goal.
 class Task {
    public:
     Task(const Part& part, Switches use, u64 seed, Budget& budget)
         : part_(part), use_(use), random_{seed}, budget_(budget), refuted_(part.load - 1) {
-        best_ = first_fit(part, fit_order(part, Fit::size, Tie::index), kInfinity, budget);
+        // Some orders leave many holes of nearly the right size and take ten times as long as others.
+        for (const Tie tie : {Tie::life, Tie::start, Tie::index}) {
+            Budget share{kFirstPrice * (part.count() + 100), budget.deadline};
+            const i64 before = share.work_left;
+            best_ = first_fit(part, fit_order(part, Fit::size, tie), kInfinity, share);
+            budget.spend(before - share.work_left);
+            if (best_.peak < kInfinity) return;
+        }
+        best_ = first_fit(part, fit_order(part, Fit::size, Tie::index), kInfinity, budget, true);
     }
 
     const Layout& best() const { return best_; }
@@ -50,16 +63,20 @@ class Task {
     Method method() const { return method_; }
     i64 nodes() const { return nodes_; }
     bool searchable() const {
-        return use_(Switch::search) && part_.count() <= kSearchable && (use_(Switch::restarts) || rounds_ == 0);
+        return use_(Switch::search) && part_.count() <= kSearchable;
     }
 
     // One pass of every cheap method, in order of price; `goal` is a peak.
     void cheap(Bytes goal) {
         const auto done = [&] { return peak() <= goal || budget_.over(); };
+        if (use_(Switch::hot_core))
+            for (const double share : {0.9995, 0.998, 0.99, 0.95, 0.8})
+                if (!done()) hot_core(share);
         if (use_(Switch::portfolio))
-            for (const Fit fit : {Fit::size_log_life, Fit::size, Fit::size_sqrt_life, Fit::area})
-                for (const Tie tie : {Tie::index, Tie::life, Tie::start}) {
+            for (const Tie tie : {Tie::index, Tie::start, Tie::life})
+                for (const Fit fit : {Fit::size, Fit::size_log_life, Fit::size_sqrt_life, Fit::area}) {
                     if (done()) return;
+                    if (fit == Fit::size && tie == Tie::life) continue;
                     offer(first_fit(part_, fit_order(part_, fit, tie), best_.peak, budget_), Method::portfolio);
                 }
         if (use_(Switch::dives))
@@ -74,6 +91,7 @@ class Task {
     // One restart: at the goal if only that counts, else somewhere between what is refuted and known.
     void probe(Bytes goal, bool only_goal) {
         const Bytes known = best_.peak, least = std::max(goal - part_.base, refuted_ + 1);
+        if (!use_(Switch::restarts)) return search(0, least, 0);
         const int slot = only_goal ? 0 : static_cast<int>(rounds_ % kSlots);
         const i64 turn = only_goal ? rounds_ : rounds_ / kSlots;
         ++rounds_;
@@ -102,6 +120,7 @@ class Task {
     }
 
    private:
+    static constexpr i64 kFirstPrice = 2000;  // work per buffer, three times the usual
     static constexpr int kSlots = 4, kSqueaks = 20;
     static constexpr i64 kFirstLimit = 2000, kBaseLimit = 400, kNeighbourhoodLimit = 400;
 
@@ -109,6 +128,29 @@ class Task {
         if (layout.peak >= best_.peak) return false;
         best_ = std::move(layout), method_ = std::max(method_, method);
         return true;
+    }
+
+    // Settle the time around the largest load first, then fit the other buffers around it.
+    void hot_core(double share) {
+        const auto loads = part_.loads();
+        const auto hot = [&](Bytes load) { return static_cast<double>(load) >= share * static_cast<double>(part_.load); };
+        const auto first = static_cast<Section>(std::find_if(loads.begin(), loads.end(), hot) - loads.begin());
+        const auto last = static_cast<Section>(loads.rend() - std::find_if(loads.rbegin(), loads.rend(), hot));
+        if (last - first == part_.num_sections || *std::max_element(part_.fixed.begin(), part_.fixed.end()) >= 0) return;
+        Part core, whole = part_;
+        for (Index j = 0; j < part_.count(); ++j) {
+            if (part_.end[j] <= first || part_.start[j] >= last) continue;
+            core.push(part_, j, first);
+            core.start.back() = std::max(core.start.back(), 0);
+            core.end.back() = std::min(core.end.back(), last - first);
+            core.id.back() = j;
+        }
+        core.num_sections = last - first, core.plain = part_.plain;
+        const std::vector<Index> inside = core.id;
+        const i64 work = kFirstPrice * (core.count() + 100);
+        const auto offset = solve_apart(std::move(core), use_, random_.next(), work, budget_);
+        for (Index j : inside) whole.fixed[j] = offset[j];
+        offer(first_fit(whole, fit_order(part_, Fit::size, Tie::life), best_.peak, budget_), Method::hot_core);
     }
 
     const Features& keys() {
@@ -175,8 +217,8 @@ class Task {
 // All parts of an instance; `limit` is the capacity asked for, -1 = make the peak small.
 class Solver {
    public:
-    Solver(const std::vector<Part>& parts, Switches use, Bytes limit, u64 seed, Budget& budget)
-        : parts_(parts), limit_(limit), budget_(budget) {
+    Solver(const std::vector<Part>& parts, Bytes load, Switches use, Bytes limit, u64 seed, Budget& budget)
+        : parts_(parts), limit_(limit), budget_(budget), bound_(load) {
         for (const Part& part : parts) bound_ = std::max(bound_, part.base + part.load);
         for (const Part& part : parts) tasks_.emplace_back(part, use, seed + tasks_.size(), budget);
     }
@@ -209,7 +251,7 @@ class Solver {
 
    private:
     Status finish(std::vector<Offset>& offset, Bytes refuted) const {
-        Bytes peak = 0;
+        Bytes peak = bound_;  // buffers outside every part never lie above the load
         for (std::size_t at = 0; at < tasks_.size(); ++at) {
             const Part& part = parts_[at];
             peak = std::max(peak, tasks_[at].peak());
@@ -224,7 +266,21 @@ class Solver {
     Bytes limit_;
     Budget& budget_;
     std::vector<Task> tasks_;
-    Bytes bound_ = 0;
+    Bytes bound_;
 };
+
+inline std::vector<Offset> solve_apart(Part part, Switches use, u64 seed, i64 work, Budget& budget) {
+    std::vector<Offset> offset(*std::max_element(part.id.begin(), part.id.end()) + 1, 0);
+    const auto loads = part.loads();
+    const Bytes load = *std::max_element(loads.begin(), loads.end());
+    Splitter splitter(use(Switch::zero_cuts), use(Switch::lifelong), offset);
+    const std::vector<Part> parts = splitter.split(std::move(part));
+    const i64 before = std::min(budget.work_left / 4, work);
+    Budget share{before, budget.deadline};
+    use.bits &= ~(u64{1} << static_cast<int>(Switch::hot_core));
+    Solver(parts, load, use, -1, seed, share).run(offset);
+    budget.spend(before - share.work_left);
+    return offset;
+}
 
 }  // namespace packer

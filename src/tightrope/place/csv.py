@@ -160,8 +160,11 @@ def _parse(text: TextIO, path: str) -> Instance:
             f"{path}: the first line must name the columns id,lower,upper,size (and perhaps alignment, "
             f"offset) once each; it has {','.join(header)[:120]!r}."
         )
-    places = {name: header.index(name) for name in (*_NEEDED, *_OPTIONAL) if name in header}
-    buffers, names, alignments, offsets = [], [], [], []
+    places: dict[str, int] = {name: header.index(name) for name in (*_NEEDED, *_OPTIONAL) if name in header}
+    buffers: list[Interval] = []
+    names: list[str] = []
+    alignments: list[Bytes] = []
+    offsets: list[Offset] = []
     for line, row in _rows(rows, len(header), path):
         lower, upper, size = (_integer(row[places[name]], name, line, path) for name in _NEEDED)
         if size < 0 or upper <= lower:

@@ -26,6 +26,7 @@ class PlaceOptions:
         restarts: try other orders with growing node limits.
         memory: remember states that were searched to the end without a solution.
         neighbourhoods: free the buffers around a time window of the best answer and search again.
+        hot_core: settle the time around the largest load first and fit the rest around it.
     """
 
     scaling: bool = True
@@ -44,6 +45,7 @@ class PlaceOptions:
     restarts: bool = True
     memory: bool = True
     neighbourhoods: bool = True
+    hot_core: bool = True
 
     @property
     def bits(self) -> int:

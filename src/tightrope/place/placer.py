@@ -30,7 +30,7 @@ Interval: TypeAlias = tuple[Bytes, int, int]
 Status: TypeAlias = Literal["optimal", "feasible", "infeasible", "time_limit"]
 
 _LARGEST: Bytes = 2**60
-_WORK_PER_SECOND = 400_000_000
+_WORK_PER_SECOND = 300_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def place(
         buffers: (size in bytes, start, end) with half-open lifetimes; offsets are multiples of the
             sizes' greatest common divisor, so sizes rounded up to 64 need no ``alignments``.
         capacity: stop as soon as the peak is at most this; None = make the peak as small as possible.
-        seconds: limit on the effort. Work is counted, so that results repeat; a clock stops a run
+        seconds: limit on the effort. Work is counted, so that results repeat; the processor clock stops a run
             that takes four times as long.
         seed: of the random orders.
         alignments: one per buffer, at least 1.

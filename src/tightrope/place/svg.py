@@ -68,15 +68,17 @@ def draw_svg(
     up = (height - 2 * _MARGIN) / top
     floor = height - _MARGIN
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}">',
         f'<style>{_STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
         f'<text x="{_MARGIN}" y="{_MARGIN / 2:.0f}" font-weight="600">{escape(title)}</text>',
     ]
     for index, ((size, start, end), offset) in enumerate(zip(buffers, offsets, strict=True)):
         name = escape(names[index] if names is not None else str(index))
+        x, y = _MARGIN + (start - left) * across, floor - (offset + size) * up
         parts.append(
-            f'<rect class="b" x="{_MARGIN + (start - left) * across:.2f}" y="{floor - (offset + size) * up:.2f}" '
-            f'width="{(end - start) * across:.2f}" height="{size * up:.2f}" fill="{_colour(size)}">'
+            f'<rect class="b" x="{x:.2f}" y="{y:.2f}" width="{(end - start) * across:.2f}" '
+            f'height="{size * up:.2f}" fill="{_colour(size)}">'
             f"<title>{name}: {format_bytes(size)} at {offset}, alive [{start}, {end})</title></rect>"
         )
     parts += _axes(width, floor, left, right)

@@ -5,10 +5,20 @@ forward whose backward has yet to come keep it leased; those that the user keeps
 accumulate) make it retire, and the next step gets a fresh one.
 """
 
+import weakref
+
 import torch
 
 from tightrope.core import Bytes
 from tightrope.native.allocator import Allocator
+
+
+_ALL: "weakref.WeakSet[Arenas]" = weakref.WeakSet()
+
+
+def reclaimable() -> Bytes:
+    """Bytes charged for idle arenas without live blocks: the allocator takes them back when it must."""
+    return sum(arenas.idle_bytes() for arenas in _ALL)
 
 
 class Arenas:
@@ -18,6 +28,21 @@ class Arenas:
         self._allocator = allocator
         self._idle: list[int] = []
         self._busy: set[int] = set()
+        _ALL.add(self)
+
+    def __del__(self) -> None:
+        for arena in [*self._idle, *self._busy]:
+            self._allocator.retire(arena)
+
+    def idle_bytes(self) -> Bytes:
+        """Bytes charged for idle arenas in which no block is alive."""
+        infos = [self._allocator.arena(arena) for arena in self._idle]
+        return sum(info.charge for info in infos if info.num_blocks == 0)
+
+    @property
+    def num_busy(self) -> int:
+        """Number of arenas that a forward without its backward, or a running step, holds."""
+        return len(self._busy)
 
     def reclaim(self) -> tuple[int | None, Bytes]:
         """Lease an arena whose blocks are all dead; retire those that still hold some.
@@ -58,12 +83,20 @@ class Arenas:
         self._busy.add(opened)
         return opened
 
-    def finish(self, arena: int) -> None:
-        """End a step: live blocks stay, free pages may be given back."""
+    def finish(self, arena: int, *, retire: bool = False) -> None:
+        """End a step: live blocks stay, free pages may be given back.
+
+        Args:
+            arena: leased by `reclaim` or `fit`; one that is not leased any more is left alone.
+            retire: never use it again.
+        """
         if arena in self._busy:
             self._busy.discard(arena)
-            self._allocator.idle(arena)
-            self._idle.append(arena)
+            if retire:
+                self._allocator.retire(arena)
+            else:
+                self._allocator.idle(arena)
+                self._idle.append(arena)
 
     def close(self) -> None:
         """Retire everything that no step is using."""

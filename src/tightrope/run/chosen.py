@@ -11,7 +11,7 @@ from tightrope.run.emit import Code, emit
 
 @dataclass(frozen=True)
 class Chosen:
-    """A plan, its code and its addresses.
+    """A plan, its code and its addresses; the registered addresses go when nothing can run it any more.
 
     Attributes:
         plan: as found.
@@ -21,6 +21,7 @@ class Chosen:
         num_forward: of those, before control returns to the user.
         arena: bytes.
         forecast: allocations with lifetimes, as planned.
+        allocator: where the addresses are registered.
     """
 
     plan: Plan
@@ -30,6 +31,11 @@ class Chosen:
     num_forward: int
     arena: Bytes
     forecast: Trace
+    allocator: Allocator | None
+
+    def __del__(self) -> None:
+        if self.allocator is not None:
+            self.allocator.drop_plan(self.table)
 
 
 def choose(program: Program, plan: Plan, allocator: Allocator | None) -> Chosen:
@@ -39,7 +45,7 @@ def choose(program: Program, plan: Plan, allocator: Allocator | None) -> Chosen:
     table = allocator.register_plan(sizes, plan.offsets) if allocator is not None else -1
     return Chosen(
         plan, emit(program, plan.schedule), table, len(sizes),
-        _num_forward(program.graph, plan), plan.forecast.arena, trace,
+        _num_forward(program.graph, plan), plan.forecast.arena, trace, allocator,
     )  # fmt: skip
 
 

@@ -52,9 +52,16 @@ class Handle:
         self.ledger: Ledger = ledger()
         self._inside_step = False
 
+    def __del__(self) -> None:
+        self.end_step()
+        for runner in self.runners:
+            runner.close()
+
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Make the runner of a captured graph."""
         if program.num_forward_outputs == len(program.outputs):
+            if isinstance(self.options.budget, int):
+                self.ledger.hold(self, self.options.budget)
             return InferenceRunner(program, self.ledger)
         runner = PlannedRunner(program, real, self.options, self.ledger, self.progress)
         self.ledger.hold(self, max(runner.budget for runner in [*self.runners, runner]))
@@ -77,11 +84,24 @@ class Handle:
     def next_step(self) -> None:
         """Tell the L0 recorder that a training step begins."""
         assert self.replay is not None
-        if self._inside_step:
-            self._inside_step = False
-            self.replay.__exit__(None, None, None)
+        self.ledger.open_step(None)
         self.replay.__enter__()
         self._inside_step = True
+        handle = weakref.ref(self)
+
+        def close() -> None:
+            still_there = handle()
+            if still_there is not None:
+                still_there.end_step()
+
+        self.ledger.open_step(close)
+
+    def end_step(self) -> None:
+        """Tell the L0 recorder that the open training step, if any, is over."""
+        if self._inside_step:
+            self._inside_step = False
+            assert self.replay is not None
+            self.replay.__exit__(None, None, None)
 
 
 _HANDLES: "weakref.WeakKeyDictionary[torch.nn.Module, Handle]" = weakref.WeakKeyDictionary()
@@ -150,8 +170,13 @@ def compile(
         progress=Progress(shown=progress),
     )
     _torch.ignore_logging()
-    backend = make_backend(handle.host, name=type(model).__name__)
-    planned = torch.compile(model._call_impl, backend=backend, fullgraph=True, dynamic=False)
+    backend = make_backend(_host(weakref.ref(handle)), name=type(model).__name__)
+
+    def one_call(*args: Any, **kwargs: Any) -> Any:
+        # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    planned = torch.compile(one_call, backend=backend, fullgraph=True, dynamic=False)
     model._compiled_call_impl = _entry(weakref.ref(model), handle, planned)
     _HANDLES[model] = handle
     if example is not None:
@@ -169,6 +194,17 @@ def _budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Byt
             f"budget {budget!r} is more than {machine.name} has ({machine.tiers[0].bytes} bytes of {machine.tiers[0].name})."
         )
     return size
+
+
+def _host(reference: "weakref.ref[Handle]") -> Callable[[Program, Sequence[Any]], Runner]:
+    """Reach the handle without keeping it alive: Dynamo remembers every backend for ever."""
+
+    def host(program: Program, real: Sequence[Any]) -> Runner:
+        handle = reference()
+        assert handle is not None
+        return handle.host(program, real)
+
+    return host
 
 
 def _entry(

@@ -11,7 +11,9 @@ Between steps the limit stays on: loss, optimizer and user code live under it to
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +21,24 @@ import torch
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.allocator import Allocator, allocator
+from tightrope.run.arenas import reclaimable
+
+
+@dataclass
+class Window:
+    """What was observed while a part of a step ran; all zero without a hook.
+
+    Attributes:
+        before: largest number of bytes charged since the window before this one.
+        charged: largest number of bytes charged in this one.
+        above: largest number of live bytes above those at its start.
+        left: live bytes at its end above those at its start.
+    """
+
+    before: Bytes = 0
+    charged: Bytes = 0
+    above: Bytes = 0
+    left: Bytes = 0
 
 
 class Ledger:
@@ -34,11 +54,14 @@ class Ledger:
         self.allocator: Allocator | None = allocator() if compiler() is not None else None
         self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
         self.marked: Bytes = 0
+        self._open_step: Callable[[], None] | None = None
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._older: dict[int, tuple[weakref.ref[torch.Tensor], Bytes]] = {}
 
     def hold(self, owner: object, budget: Bytes) -> None:
         """Hold the process to ``budget`` for as long as ``owner`` lives; the largest of several counts."""
+        if owner not in self._budgets:
+            weakref.finalize(owner, self._apply)
         self._budgets[owner] = budget
         self._apply()
 
@@ -79,12 +102,46 @@ class Ledger:
         if dead or len(self._older) != before:
             self._apply()
 
+    @contextmanager
+    def window(self) -> Iterator[Window]:
+        """Observe the bytes of what runs inside."""
+        found = Window()
+        if self.allocator is None:
+            yield found
+            return
+        start = self.allocator.stats()
+        found.before = start.charged_peak + self.older
+        self.allocator.reset_peaks()
+        try:
+            yield found
+        finally:
+            end = self.allocator.stats()
+            found.charged = end.charged_peak + self.older
+            found.above, found.left = end.live_peak - start.live, end.live - start.live
+
+    def open_step(self, close: Callable[[], None] | None) -> None:
+        """End the open level 0 step, if any: the allocator has one recording or replay per thread.
+
+        Args:
+            close: ends the step that opens now, or None when none does.
+        """
+        before, self._open_step = self._open_step, close
+        if before is not None:
+            before()
+
     def mark(self) -> None:
         """Remember what is charged now: a capture that follows holds transient bytes of its own."""
-        self.marked = self.allocator.stats().charged if self.allocator is not None else 0
+        self.marked = self._counted()
 
     def charged(self) -> Bytes:
-        """Bytes charged now: what the hook counts plus older tensors."""
+        """Bytes held now: what the hook charges, less idle arenas, plus older tensors."""
+        return self._counted() + self.older
+
+    def _counted(self) -> Bytes:
+        return self.allocator.stats().charged - reclaimable() if self.allocator is not None else 0
+
+    def held(self) -> Bytes:
+        """Bytes charged now, idle arenas included, plus older tensors."""
         return (self.allocator.stats().charged if self.allocator is not None else 0) + self.older
 
     def charged_at_mark(self) -> Bytes:

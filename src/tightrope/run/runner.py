@@ -3,29 +3,36 @@
 call:      forward            user code (loss)        backward            user code (optimizer)
 arena:     [ leased, planned addresses .............................. ] [ idle: pages on demand ]
 limit:     [ on, always ................................................................... ]
+
+A step that allocates otherwise than planned still ends right, from the heap under the same limit.
+The next one is measured and planned anew; after a second such step the program stays on the heap.
 """
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from tightrope.capture import _torch
 from tightrope.capture.costs import price_program
+from tightrope.capture.dynamo import environment
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, InfeasibleError, Plan, TightropeError, format_bytes
 from tightrope.native.allocator import Divergence
 from tightrope.plan import PlanCache, base_schedule, solve
+from tightrope.price.measure import Measured
 from tightrope.price.store import PriceStore
 from tightrope.run.arenas import Arenas
 from tightrope.run.chosen import Chosen, choose
 from tightrope.run.emit import emit
-from tightrope.run.ledger import Ledger
+from tightrope.run.ledger import Ledger, Window
 from tightrope.run.progress import Progress
 from tightrope.run.verify import Verified, digest, made_up_tangents, unplanned_step, verify
 
+_SCALAR: Bytes = 64
 RESERVE: Bytes = 65536
 """Held back for the runtime itself: copies of the generator's state (5,056 bytes each) that are made
 while a graph is captured and while the first step is checked."""
@@ -52,13 +59,29 @@ class Options:
 
 @dataclass
 class Flight:
-    """A forward whose backward has yet to come."""
+    """A forward whose backward has yet to come.
+
+    Attributes:
+        chosen: the plan that the forward followed.
+        kept: tensors that the backward needs; None when it ran and they are gone.
+        versions: of those that the user can reach, as the forward left them.
+        arena: leased, or None.
+        reached: allocations served as planned so far, -1 after a divergence.
+        held: live bytes that the forward left.
+        peak: live bytes of the forward at its peak.
+        charged: bytes held by everything when the forward returned.
+        num_backwards: that ran.
+    """
 
     chosen: Chosen
     kept: list[Any] | None
     versions: list[int]
     arena: int | None
     reached: int
+    held: Bytes
+    peak: Bytes
+    charged: Bytes
+    num_backwards: int = 0
     release: Callable[[], None] = field(default=lambda: None)
 
     def land(self) -> None:
@@ -70,10 +93,38 @@ class Flight:
         self.land()
 
 
+class _Replayed(NamedTuple):
+    """What a part returned, allocations served as planned (-1 = it diverged), and the divergence."""
+
+    result: Any
+    reached: int
+    divergence: Divergence | None = None
+
+
+class _FreshPrices(PriceStore):
+    """Prices that are measured again, whatever the disk says, and then replace what it says."""
+
+    def __init__(self, env: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(env)
+        self._new: set[str] = set()
+
+    def get(self, key: str) -> Measured | None:
+        return super().get(key) if key in self._new else None
+
+    def put(self, key: str, price: Measured) -> None:
+        self._new.add(key)
+        super().put(key, price)
+
+
 class PlannedRunner:
     """Runs one training program; see `tightrope.capture.dynamo.Runner`.
 
     State: the chosen plan, the arenas, and what was observed. One thread at a time.
+
+    Attributes:
+        divergences: allocations that did not go as planned, since the start.
+        num_replans: plans made because of them.
+        note: why planned addresses are off, or the empty string.
     """
 
     def __init__(
@@ -82,98 +133,149 @@ class PlannedRunner:
         self.options, self.ledger, self.progress = options, ledger, progress
         ledger.note_tensors(real)
         ledger.note_tensors(tensor.grad for tensor in real if isinstance(tensor, torch.nn.Parameter))
-        self.raw, self.real = program, list(real)
-        self.program = self._price(PriceStore(program.graph.environment))
-        self.real = []
+        self.raw = program
+        self.program = self._price(real, PriceStore(program.graph.environment))
         self.cache = PlanCache()
         self.arenas = Arenas(ledger.allocator) if ledger.allocator is not None else None
         self.chosen: Chosen | None = None
         self.verified: Verified | None = None
         self.divergences: list[Divergence] = []
+        self.num_replans = 0
+        self.note = ""
         self.persistent: Bytes = 0
         self.observed_peak: Bytes = 0
         self.observed_charged: Bytes = 0
-        self.num_steps = 0
-        self._live_before: Bytes = 0
+        self.num_forwards = self.num_steps = 0
+        self._stale = False
+        self._between: Bytes = 2 * sum(size for size in self._tangent_sizes() if size > _SCALAR)
+        self._between_known = False
         self.budget = self._budget()
         self._choose(self._available(ledger.charged_at_mark()))
 
-    def _price(self, store: PriceStore) -> Program:
+    def _price(self, real: Sequence[Any], store: PriceStore) -> Program:
         with self.progress.task("measuring ops", len(self.raw.graph.ops)) as tick:
-            return price_program(self.raw, self.real, allocator=self.ledger.allocator, store=store, tick=tick)
+            return price_program(self.raw, real, allocator=self.ledger.allocator, store=store, tick=tick)
 
     def _budget(self) -> Bytes:
+        """The budget in bytes; a share counts everything that is held now, and the unplanned step."""
         asked = self.options.budget
         if not callable(asked):
             return asked
         whole = solve(self.program.graph, budget=2**60, planner="given").forecast
-        return asked(whole.persistent + whole.peak)
+        held = max(self.ledger.charged_at_mark() + self._tangents(), whole.persistent)
+        return asked(held + whole.arena + whole.outside + RESERVE)
 
     def _available(self, charged: Bytes) -> Bytes:
         """Bytes that the step may still use when ``charged`` are held by everything else."""
         return self.budget - charged - self._tangents() - RESERVE
 
     def _tangents(self) -> Bytes:
+        return sum(self._tangent_sizes())
+
+    def _tangent_sizes(self) -> list[Bytes]:
         nodes = [node for node in self.program.placeholders if str(node.target).startswith("tangents")]
         storages = {self.program.storage_of[node] for node in nodes if node in self.program.storage_of}
-        return sum(self.program.graph.storages[storage].size for storage in storages)
+        return [self.program.graph.storages[storage].size for storage in storages]
 
     def _choose(self, available: Bytes) -> Chosen:
-        """Keep the present plan while it fits; else find one for ``available`` bytes."""
+        """Keep the present plan while it fits; else find one for ``available`` bytes.
+
+        What the user's code takes between forward and backward (a loss from logits) is left free: as
+        observed, or at first a guess, which is given up where no plan would fit beside it.
+        """
         now = self.chosen
-        if now is not None and now.plan.forecast.arena + now.plan.forecast.outside <= available:
+        free = available - self._between
+        if now is not None and now.plan.forecast.arena + now.plan.forecast.outside <= free:
             return now
+        try:
+            plan = self._solve(free, planner=self.options.planner)
+        except InfeasibleError:
+            if self._between_known or not self._between:
+                raise
+            plan = self._solve(available, planner=self.options.planner)
+            self._between = 0
         self.persistent = self.budget - available - RESERVE
-        plan = self._solve(available, planner=self.options.planner)
-        if now is not None and self.ledger.allocator is not None:
-            self.ledger.allocator.drop_plan(now.table)
         self.chosen = choose(self.program, plan, self.ledger.allocator)
         return self.chosen
 
-    def _solve(self, available: Bytes, *, planner: str, seed_shift: int = 0) -> Plan:
+    def _solve(self, available: Bytes, *, planner: str) -> Plan:
         graph = self.program.graph
         shift = self.budget - available - graph.persistent
         with self.progress.search(self.budget) as report:
             try:
                 return solve(
                     graph, budget=max(available + graph.persistent, 1), planner=planner, seconds=self.options.seconds,
-                    seed=self.options.seed + seed_shift, progress=report, cache=self.cache,
+                    seed=self.options.seed, progress=report, cache=self.cache,
                 )  # fmt: skip
             except InfeasibleError as error:
-                raise _shifted(error, self.budget, shift) from None
+                waiting = self.arenas.num_busy if self.arenas is not None else 0
+                raise _shifted(error, self.budget, shift, waiting) from None
 
     # the three entry points
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the forward part; the last result is the token that carries what is kept."""
+        self.ledger.open_step(None)
         self.ledger.note_tensors(args)
+        if self._stale:
+            self._measure_again(args)
         arena, charge = self.arenas.reclaim() if self.arenas is not None else (None, 0)
         try:
             chosen = self._choose(self._available(self.ledger.charged() - charge))
             if self.options.verify and self.verified is None:
                 self.verified = self._verify(chosen, args)
-            arena = self.arenas.fit(arena, chosen.arena) if self.arenas is not None else None
-            self._begin_peak()
-            (outputs, kept), reached = self._replayed(chosen, arena, 0, lambda: chosen.code.forward(args))
-            self.observed_peak = self._peak()
+            arena = self._fit(arena, chosen)
+            with self.ledger.window() as window:
+                replayed = self._replayed(chosen, arena, 0, lambda: chosen.code.forward(args))
         except BaseException:
-            if arena is not None and self.arenas is not None:
-                self.arenas.finish(arena)
+            self._finish(arena)
             raise
+        self._note(window)
+        self.num_forwards += 1
+        outputs, kept = replayed.result
         versions = [kept[position]._version for position in chosen.code.visible]
-        flight = Flight(chosen, kept, versions, arena, reached)
-        if self.arenas is not None and arena is not None:
-            arenas, leased = self.arenas, arena
-            flight.release = lambda: arenas.finish(leased)
+        reached = self._reached(replayed, chosen.num_forward)
+        flight = Flight(
+            chosen, kept, versions, arena, reached, window.left, window.above, self.ledger.held()
+        )
+        runner, retire = self, replayed.divergence is not None
+        flight.release = lambda: runner._finish(arena, retire=retire)
         token = torch.empty(0)
         token.flight = flight  # type: ignore[attr-defined]
+        self.observed_peak = window.above
         return [*outputs, token]
 
     def backward(self, args: list[Any]) -> list[Any]:
-        """Run the rest of the schedule and return the gradients."""
+        """Run the rest of the schedule and return the gradients.
+
+        Raises:
+            TightropeError: something that it needs was changed since the forward, or is gone.
+        """
         flight: Flight = args[0].flight
         tangents = args[1:]
         args.clear()
+        kept = self._take(flight)
+        backward = flight.chosen.code.backward
+        assert backward is not None
+        # The results of an earlier backward may lie where this one was planned to put its own.
+        start = -1 if flight.num_backwards else flight.reached
+        flight.num_backwards += 1
+        with self.ledger.window() as window:
+            replayed = self._replayed(flight.chosen, flight.arena, start, lambda: backward(kept, tangents))
+        self._note(window)
+        self._note_between(window.before - flight.charged)
+        self._reached(replayed, flight.chosen.num_allocations)
+        if flight.kept is None:
+            if replayed.divergence is not None:
+                self._finish(flight.arena, retire=True)
+            flight.land()
+        self.num_steps += 1
+        self.observed_peak = max(flight.peak, flight.held + window.above)
+        gradients: list[Any] = replayed.result
+        return gradients
+
+    def _take(self, flight: Flight) -> list[Any]:
+        """What the forward kept, if it is still what it was; the flight holds on to it only if it must."""
         if flight.kept is None:
             raise TightropeError("backward ran twice on one forward: pass retain_graph=True to the first.")
         for position, version in zip(flight.chosen.code.visible, flight.versions, strict=True):
@@ -182,35 +284,71 @@ class PlannedRunner:
                     "a tensor that the backward needs (a parameter, an input or an output of the model) was changed "
                     "in place between forward and backward: change it after the backward, or change a clone."
                 )
-        kept = list(flight.kept) if _torch.keeps_graph() else flight.kept
-        if kept is flight.kept:
-            flight.kept = None
-        code = flight.chosen.code
-        assert code.backward is not None
-        run = code.backward
-        gradients: list[Any]
-        gradients, _ = self._replayed(
-            flight.chosen, flight.arena, flight.reached, lambda: run(kept, tangents)
-        )
-        if flight.kept is None:
-            flight.land()
-        self.num_steps += 1
-        self.observed_peak = max(self.observed_peak, self._peak() - self._tangents())
-        return gradients
+        if _torch.keeps_graph():
+            return list(flight.kept)
+        kept, flight.kept = flight.kept, None
+        return kept
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Not used: programs without a backward have their own runner."""
         raise TightropeError("this program has a backward.")
 
+    def close(self) -> None:
+        """Give everything back that no step is using."""
+        if self.arenas is not None:
+            self.arenas.close()
+
+    # divergence
+
+    def _reached(self, replayed: _Replayed, planned: int) -> int:
+        """Allocations served as planned so far; fewer than planned is a divergence too."""
+        if 0 <= replayed.reached < planned:
+            self._diverged(Divergence(replayed.reached, 0, 0, "short", 0))
+            return -1
+        return replayed.reached
+
+    def _diverged(self, divergence: Divergence) -> None:
+        """Decide what the next step does about it: a live block there only costs a fresh arena."""
+        self.divergences.append(divergence)
+        self._stale = self._stale or divergence.reason != "overlap"
+
+    def _measure_again(self, args: Sequence[Any]) -> None:
+        """Price every op again and plan anew; the second time, give planned addresses up."""
+        self._stale = False
+        if self.num_replans:
+            self.close()
+            self.note = (
+                f"allocations differed from the plan again ({len(self.divergences)} times by now): the step runs "
+                "from the heap under the same limit"
+            )
+            return
+        self.num_replans += 1
+        self.chosen = None
+        self.close()
+        graph = msgspec.structs.replace(self.raw.graph, environment=environment(args))
+        self.raw = replace(self.raw, graph=graph)
+        self.program = self._price(args, _FreshPrices(graph.environment))
+
     # helpers
 
-    def _replayed(
-        self, chosen: Chosen, arena: int | None, start: int, run: Callable[[], Any]
-    ) -> tuple[Any, int]:
+    def _fit(self, arena: int | None, chosen: Chosen) -> int | None:
+        """Lease an arena of the plan's size; None where addresses are not planned."""
+        if self.arenas is None:
+            return None
+        if self.note:
+            self._finish(arena, retire=True)
+            return None
+        return self.arenas.fit(arena, chosen.arena)
+
+    def _finish(self, arena: int | None, *, retire: bool = False) -> None:
+        if self.arenas is not None and arena is not None:
+            self.arenas.finish(arena, retire=retire)
+
+    def _replayed(self, chosen: Chosen, arena: int | None, start: int, run: Callable[[], Any]) -> _Replayed:
         """Run with planned addresses; a divergence is noted and repaired before the next step."""
         allocator = self.ledger.allocator
         if allocator is None or arena is None or start < 0:
-            return run(), -1
+            return _Replayed(run(), -1)
         allocator.begin_replay(arena, chosen.table, start=start)
         try:
             result = run()
@@ -218,23 +356,18 @@ class PlannedRunner:
             end = allocator.end_replay()
             if end.divergence is not None:
                 self._diverged(end.divergence)
-        return result, -1 if end.divergence is not None else end.reached
+        return _Replayed(result, -1 if end.divergence is not None else end.reached, end.divergence)
 
-    def _diverged(self, divergence: Divergence) -> None:
-        self.divergences.append(divergence)
+    def _note(self, window: Window) -> None:
+        """Keep the largest charge; what came before the first step is not this program's."""
+        before = window.before if self.num_forwards else 0
+        self.observed_charged = max(self.observed_charged, before, window.charged)
 
-    def _begin_peak(self) -> None:
-        if self.ledger.allocator is not None:
-            self.ledger.allocator.reset_peaks()
-            self._live_before = self.ledger.allocator.stats().live
-
-    def _peak(self) -> Bytes:
-        """Bytes made by the step at its peak so far."""
-        if self.ledger.allocator is None:
-            return 0
-        stats = self.ledger.allocator.stats()
-        self.observed_charged = max(self.observed_charged, stats.charged_peak + self.ledger.older)
-        return stats.live_peak - self._live_before
+    def _note_between(self, extra: Bytes) -> None:
+        """Learn what user code takes between forward and backward, tangents aside."""
+        known = self._between if self._between_known else 0
+        self._between = max(known, extra - self._tangents(), 0)
+        self._between_known = True
 
     def _verify(self, chosen: Chosen, args: list[Any]) -> Verified:
         """Compare with the unplanned graph where it fits, else with a second plan."""
@@ -242,8 +375,7 @@ class PlannedRunner:
         def planned(inputs: list[Any], tangents: list[Any]) -> tuple[list[str], list[str]]:
             return self._digested(chosen, inputs, tangents)
 
-        if self.arenas is not None:
-            self.arenas.close()
+        self.close()
         tangents = made_up_tangents(self.program)
         with self.progress.task("checking the first step", 1):
             room = self._available(self.ledger.charged()) + self._tangents()
@@ -254,12 +386,17 @@ class PlannedRunner:
                 except torch.OutOfMemoryError:
                     gc.collect()
             second = self._second_plan(chosen, room)
+            same = second.schedule == chosen.plan.schedule
             other = choose(self.program, second, self.ledger.allocator)
 
             def reference(inputs: list[Any], given: list[Any]) -> tuple[list[str], list[str]]:
                 return self._digested(other, inputs, given)
 
-            name = f"a second plan ({second.planner}) with other recomputations"
+            name = (
+                "the same plan, run twice (no other plan was found that fits)"
+                if same
+                else f"a second plan ({second.planner}) with other recomputations"
+            )
             return verify(planned, reference, name, args, tangents)
 
     def _second_plan(self, chosen: Chosen, room: Bytes) -> Plan:
@@ -287,10 +424,12 @@ class PlannedRunner:
         assert backward is not None
         arena = self.arenas.fit(None, chosen.arena) if self.arenas is not None else None
         try:
-            (outputs, kept), reached = self._replayed(chosen, arena, 0, lambda: chosen.code.forward(inputs))
+            (outputs, kept), reached, _ = self._replayed(
+                chosen, arena, 0, lambda: chosen.code.forward(inputs)
+            )
             left = [digest(value) for value in outputs]
             del outputs
-            gradients, _ = self._replayed(chosen, arena, reached, lambda: backward(kept, tangents))
+            gradients, *_ = self._replayed(chosen, arena, reached, lambda: backward(kept, tangents))
             right = [digest(value) for value in gradients]
             del gradients
         finally:
@@ -309,6 +448,7 @@ class InferenceRunner:
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run all ops; every value is released right after its last use."""
+        self.ledger.open_step(None)
         self.ledger.note_tensors(args)
         outputs, _ = self.code.forward(args)
         return outputs
@@ -322,7 +462,7 @@ class InferenceRunner:
         raise TightropeError("this program has no backward.")
 
 
-def _shifted(error: InfeasibleError, budget: Bytes, shift: Bytes) -> InfeasibleError:
+def _shifted(error: InfeasibleError, budget: Bytes, shift: Bytes, waiting: int) -> InfeasibleError:
     """Restate the planner's numbers in bytes on the device: other holders of memory included."""
     found = None if error.smallest_found is None else error.smallest_found + shift
     bound = error.lower_bound + shift - RESERVE
@@ -336,6 +476,11 @@ def _shifted(error: InfeasibleError, budget: Bytes, shift: Bytes) -> InfeasibleE
         if found is not None
         else "Try a smaller batch."
     )
+    if waiting > 1:
+        hint += (
+            f" {waiting - 1} earlier forwards still hold what their backward needs: run it, drop their outputs, "
+            "or call the model under torch.no_grad()."
+        )
     return InfeasibleError(
         f"asked {format_bytes(budget)} ({budget} bytes); {best}; proved: no plan of this graph needs less than "
         f"{format_bytes(bound)}. The op that sets the bound: {error.op}. {hint}",

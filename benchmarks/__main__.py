@@ -1,0 +1,21 @@
+"""Run one question: ``python -m benchmarks spine [options]``."""
+
+import sys
+
+from rich.console import Console
+
+from benchmarks.spine import main as spine
+
+_QUESTIONS = {"spine": spine.run}
+
+
+def main(arguments: list[str]) -> int:
+    """Dispatch to a question by its name."""
+    if not arguments or arguments[0] not in _QUESTIONS:
+        print(f"usage: python -m benchmarks {{{','.join(_QUESTIONS)}}} [options]", file=sys.stderr)
+        return 2
+    return _QUESTIONS[arguments[0]](arguments[1:], Console())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""What a command works on: a graph file, or ``FILE.py:FUNCTION`` that builds a model and one batch.
+
+A graph file is data. A Python file is run, as `python FILE.py` would run it, because the user names
+a function in it; nothing else that is given to a command is ever executed.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from tightrope.capture import Program, capture_program, measured
+from tightrope.core import Graph, Machine, TightropeError
+from tightrope.core.codec import load_graph, read_file
+from tightrope.native.allocator import allocator
+from tightrope.price import price_graph
+
+
+class Built(NamedTuple):
+    """A model and the arguments of one call."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def is_function(target: str) -> bool:
+    """Tell whether a target names a function of a Python file, rather than a graph file."""
+    return target.rpartition(":")[0].endswith(".py")
+
+
+def build(target: str) -> Built:
+    """Import ``FILE.py:FUNCTION`` and call it; it returns (model, inputs).
+
+    Raises:
+        TightropeError: the target is malformed, absent, fails, or returns something else.
+    """
+    file, _, function = target.rpartition(":")
+    if not is_function(target) or not function.isidentifier():
+        raise TightropeError(
+            f"{target!r} does not name a function: write FILE.py:FUNCTION, e.g. train.py:build."
+        )
+    try:
+        made = getattr(_imported(file), function, None)
+        result = made() if callable(made) else None
+    except TightropeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TightropeError(f"{target!r} failed: {type(error).__name__}: {_first_line(error)}") from error
+    if made is None:
+        raise TightropeError(f"{file!r} has no function {function!r}.")
+    return _checked(target, result)
+
+
+def _imported(file: str) -> ModuleType:
+    path = Path(file)
+    if "\0" in file or not path.is_file():
+        raise TightropeError(f"no file {file!r}.")
+    name = f"tightrope_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TightropeError(f"{file!r} cannot be imported as Python.")
+    module = importlib.util.module_from_spec(spec)
+    # as for `python FILE.py`: its neighbours can be imported, and its classes can be looked up
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _checked(target: str, result: object) -> Built:
+    match result:
+        case (torch.nn.Module() as model, dict() as kwargs) if all(isinstance(key, str) for key in kwargs):
+            return Built(model, (), kwargs)
+        case (torch.nn.Module() as model, tuple() | list() as args):
+            return Built(model, tuple(args), {})
+        case (torch.nn.Module() as model, torch.Tensor() as only):
+            return Built(model, (only,), {})
+    raise TightropeError(
+        f"{target!r} must return (model, inputs): inputs is a tensor, a tuple, or a dict of keywords."
+    )
+
+
+def captured(target: str) -> tuple[Program, list[Any]]:
+    """Build and capture ``FILE.py:FUNCTION`` on shapes alone; the model may be on the meta device.
+
+    Raises:
+        TightropeError: it cannot be built, called, or captured as one graph.
+    """
+    built = build(target)
+    try:
+        return capture_program(built.model, built.args, built.kwargs)
+    except TightropeError:
+        raise
+    except Exception as error:
+        raise TightropeError(
+            f"{target!r}: calling the model failed: {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def graph_of(target: str, machine: Machine | None = None) -> Graph:
+    """Load a graph file, or capture ``FILE.py:FUNCTION`` and price its ops.
+
+    Args:
+        target: see above.
+        machine: prices come from its table; None = every op is measured here.
+
+    Raises:
+        TightropeError: there is no graph; or the model is on the meta device, and no machine is given.
+    """
+    if not is_function(target):
+        graph = load_graph(read_file(target))
+        return graph if machine is None else price_graph(graph, machine)
+    program, real = captured(target)
+    if machine is not None:
+        return price_graph(program.graph, machine)
+    if any(isinstance(value, torch.Tensor) and value.is_meta for value in real):
+        raise TightropeError(
+            f"{target!r} has tensors on the meta device, so its ops cannot be measured: "
+            "name a machine (--machine) to take times from its table."
+        )
+    return measured(program, real, allocator()).graph
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"

@@ -1,0 +1,259 @@
+"""`step`: a whole training step under a byte budget, as one call.
+
+Forward, backward and update are one plan, with no return to the user in between. A gradient dies
+as soon as the update has used it, so the step needs less memory than a planned model with
+``optimizer.step()`` after it, or recomputes less in the same memory.
+
+    call:    step(*batch) .............................................................. loss
+    arena:   [ forward | backward, each update right behind its gradient ] [ idle ]
+    limit:   [ on, always ........................................................ ]
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from tightrope.capture import _torch
+from tightrope.capture.dynamo import make_backend
+from tightrope.capture.program import Program
+from tightrope.capture.whole import trained_positions
+from tightrope.core import Bytes, CaptureError, TightropeError, parse_bytes
+from tightrope.run.ledger import Ledger, ledger
+from tightrope.run.optim import Updates
+from tightrope.run.progress import Progress
+from tightrope.run.report import Report, _planned
+from tightrope.run.runner import Options
+from tightrope.run.step_runner import StepRunner
+
+_RECOMPILE_LIMIT = 256
+"""Shapes (and train/eval) that one step may be planned for."""
+
+
+def step(
+    fn: Callable[..., Any],
+    *,
+    budget: str | int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    verify: str | None = "first",
+    seed: int = 0,
+    seconds: float | None = None,
+    progress: bool | None = None,
+) -> "Step":
+    """Hold whole training steps (forward, backward, update) to a number of bytes.
+
+    The budget is the total on the device during the step: parameters, buffers, optimizer state,
+    inputs, activations, gradients and temporaries, placed at planned addresses. Losses, buffers and
+    random streams are bit-equal to the captured graph without a plan; parameters and optimizer
+    state to ``optimizer.step()`` with ``foreach=False`` on its gradients.
+
+    With an optimizer, every call updates its parameters and leaves no gradients behind; state is in
+    ``optimizer.state``, hyperparameters are read from its groups at every call, so learning rate
+    schedulers, ``state_dict`` and step hooks work as ever. Gradients of parameters outside the
+    optimizer, or of all without one, are written to ``.grad``, or added to what is there.
+
+    Args:
+        fn: called as ``fn(*batch)``, closing over the model; returns the scalar loss, or a tuple
+            that begins with it, the rest being handed back detached.
+        budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs.
+        model: whose parameters ``fn`` trains; names them in messages.
+        optimizer: `torch.optim.SGD`, `torch.optim.Adam` or `torch.optim.AdamW`.
+        verify: ``"first"`` compares the first step's outputs and gradients with a reference before
+            anything is updated, and raises on any difference; None does not.
+        seed: of the plan search.
+        seconds: of plan search; default: until the default effort is spent.
+        progress: show progress; default: on a terminal.
+
+    Returns:
+        A callable that runs one training step per call.
+
+    Raises:
+        BudgetSyntaxError: the budget is not an amount of memory.
+        TightropeError: the optimizer is not one of those.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(8, 8)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> train = step(lambda x: model(x).square().mean(), budget="64MiB", model=model, optimizer=sgd)
+        >>> train(torch.ones(2, 8)).requires_grad
+        False
+    """
+    if verify not in ("first", None):
+        raise TightropeError(f'verify={verify!r}: use "first" or None.')
+    options = Options(_asked(budget), verify=verify == "first", seed=seed, seconds=seconds)
+    return Step(fn, model, Updates(optimizer), options, progress=Progress(shown=progress))
+
+
+def _asked(budget: str | int) -> Bytes | Callable[[Bytes], Bytes]:
+    """Bytes, or the function that turns a share into bytes once the step is known."""
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        parse_bytes(budget, whole=1)
+        return lambda whole: parse_bytes(budget, whole=whole)
+    return parse_bytes(budget)
+
+
+class Step:
+    """A training step that is planned at its first call, and once per input shape; made by `step`.
+
+    An error that is raised while a step runs (not while it is planned or checked) may leave some
+    parameters updated and others not.
+
+    Attributes:
+        model: as given.
+        runners: one per captured graph, in order of capture.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        model: torch.nn.Module,
+        updates: Updates,
+        options: Options,
+        *,
+        progress: Progress,
+    ) -> None:
+        self.model, self.updates, self.options, self.progress = model, updates, options, progress
+        self.ledger: Ledger = ledger()
+        self.runners: list[StepRunner] = []
+        _torch.ignore_logging()
+        backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__)
+        self._planned = torch.compile(_detaching(fn), backend=backend, fullgraph=True, dynamic=False)
+
+    def __del__(self) -> None:
+        for runner in self.__dict__.get("runners", ()):
+            runner.close()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one training step.
+
+        Returns:
+            What the function returns, detached.
+
+        Raises:
+            CaptureError: at the first call with inputs of these shapes: the step is not one graph.
+            InfeasibleError: likewise: no plan fits the budget.
+            VerificationError: at the first call: results differ from the reference.
+            TightropeError: parameters of the optimizer have gradients already, or were replaced.
+        """
+        self.ledger.mark()
+        try:
+            with torch.enable_grad(), _torch.calling(_RECOMPILE_LIMIT):
+                result = self._planned(*args, **kwargs)
+        except _torch.unsupported_errors() as error:
+            raise _uncapturable(error) from error
+        except Exception as error:
+            cause = _torch.cause_in_backend(error)
+            if cause is None or cause is error:
+                raise
+            raise cause from None
+        return (result[0].detach(), *result[1:]) if isinstance(result, tuple) else result.detach()
+
+    def report(self) -> Report:
+        """Describe the plan and the last step.
+
+        Raises:
+            TightropeError: no step has run yet.
+        """
+        if not self.runners:
+            raise TightropeError("no training step has run yet: call the step first.")
+        return _planned(max(self.runners, key=lambda runner: runner.last_used))
+
+    def runner(self, program: Program, real: Sequence[Any]) -> StepRunner:
+        """Make a runner and hold the process to its budget."""
+        runner = StepRunner(
+            program, real, self.options, self.ledger, self.progress,
+            updates=self.updates, parameters=_parameters(program, real, self.updates), labels=self._labels(),
+        )  # fmt: skip
+        self.ledger.hold(self, max(r.budget for r in [*self.runners, runner]))
+        return runner
+
+    def _labels(self) -> dict[torch.Tensor, str]:
+        return {parameter: name for name, parameter in self.model.named_parameters()}
+
+
+class _Captured:
+    """One captured graph; see `tightrope.capture.dynamo.Runner`.
+
+    Dynamo remembers it for ever, so everything that holds memory belongs to the step. The runner is
+    made anew when the optimizer changes which tensors or temporaries it needs, as when a weight
+    decay becomes zero or a parameter group is added.
+    """
+
+    def __init__(self, owner: Step, program: Program, real: Sequence[Any]) -> None:
+        self.owner, self.program, self.number = weakref.ref(owner), program, len(owner.runners)
+        owner.runners.append(owner.runner(program, real))
+
+    def forward(self, args: list[Any]) -> list[Any]:
+        """Run the whole step."""
+        owner = self.owner()
+        assert owner is not None
+        if owner.runners[self.number].outdated():
+            owner.runners[self.number].close()
+            owner.runners[self.number] = owner.runner(self.program, args)
+        return owner.runners[self.number].forward(args)
+
+    def backward(self, args: list[Any]) -> list[Any]:
+        """Not used: the loss is handed out detached."""
+        raise TightropeError("the backward of a step runs inside it: its loss is detached.")
+
+    def inference(self, args: list[Any]) -> list[Any]:
+        """Not used: programs without a backward are refused."""
+        raise TightropeError("this program has a backward.")
+
+
+def _host(reference: "weakref.ref[Step]", program: Program, real: Sequence[Any]) -> _Captured:
+    owner = reference()
+    assert owner is not None
+    if program.num_forward_outputs == len(program.outputs):
+        raise CaptureError("the loss does not depend on any parameter that requires a gradient.")
+    return _Captured(owner, program, real)
+
+
+def _parameters(program: Program, real: Sequence[Any], updates: Updates) -> dict[int, torch.Tensor]:
+    """What is trained, by position among the inputs of the graph."""
+    groups = updates.groups()
+    found: dict[int, torch.Tensor] = {}
+    for position in trained_positions(program):
+        tensor = real[position]
+        if not isinstance(tensor, torch.nn.Parameter) and tensor not in groups:
+            raise CaptureError(
+                f"an input of shape {tuple(tensor.shape)} requires a gradient and is no parameter: "
+                "detach it, or use tightrope.compile, which returns its gradient."
+            )
+        found[position] = tensor
+    return found
+
+
+def _detaching(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Cut everything but the loss off the autograd graph, so that only the loss has a tangent."""
+
+    def whole_step(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        if isinstance(result, tuple | list):
+            return (result[0], *[_detached(item) for item in result[1:]])
+        return result
+
+    return whole_step
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, tuple | list):
+        return type(value)([_detached(item) for item in value])
+    if isinstance(value, dict):
+        return {key: _detached(item) for key, item in value.items()}
+    return value
+
+
+def _uncapturable(error: BaseException) -> CaptureError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[0].rstrip(".") if lines else type(error).__name__
+    return CaptureError(
+        f"the step cannot be captured as one graph: {reason}. "
+        "Remove the data-dependent part, or use tightrope.replay(budget=...), which needs no capture."
+    )

@@ -1,0 +1,516 @@
+"""Whole steps against eager: the same bits, in fewer bytes."""
+
+import copy
+import gc
+import runpy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightrope
+from benchmarks.zoo import build
+from tightrope.core import (
+    CaptureError,
+    Compute,
+    InfeasibleError,
+    JudgeError,
+    Kind,
+    Phase,
+    Schedule,
+    TightropeError,
+    VerificationError,
+)
+from tightrope.judge import judge_plan, replay_schedule
+from tightrope.native.build import compiler
+from tightrope.plan import smallest, solve
+from tightrope.run import runner as runner_module
+from tightrope.run.compile import handle_of
+from tightrope.run.step import Step, step
+
+enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Batch = tuple[Tensor, ...]
+SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers() -> Iterator[None]:
+    """Models of earlier tests count as held by the process: let them go."""
+    gc.collect()
+    yield
+    torch.compiler.reset()
+    gc.collect()
+
+
+@dataclass
+class Run:
+    """A training run and what it left."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    losses: list[Tensor]
+    random_state: Tensor
+    step: Step | None = None
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.1),
+        nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8),
+    )  # fmt: skip
+
+
+def batches(num: int = 5, size: int = 128) -> list[Batch]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(size, 16, generator=generator), torch.randint(8, (size,), generator=generator))
+        for _ in range(num)
+    ]
+
+
+def loss_of(model: nn.Module) -> Callable[..., Tensor]:
+    return lambda x, y: nn.functional.cross_entropy(model(x), y)
+
+
+def eager(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    data: list[Batch],
+    optimizer: torch.optim.Optimizer | None,
+    after: Callable[[], Any] = lambda: None,
+) -> Run:
+    torch.manual_seed(7)
+    losses = []
+    for batch in data:
+        loss = loss_fn(*batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        after()
+        losses.append(loss.detach())
+    return Run(model, optimizer, losses, torch.get_rng_state())
+
+
+def planned(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    data: list[Batch],
+    optimizer: torch.optim.Optimizer | None,
+    after: Callable[[], Any] = lambda: None,
+    *,
+    budget: str | int = "100%",
+) -> Run:
+    train = step(loss_fn, budget=budget, model=model, optimizer=optimizer)
+    torch.manual_seed(7)
+    losses = []
+    for batch in data:
+        losses.append(train(*batch))
+        after()
+    return Run(model, optimizer, losses, torch.get_rng_state(), train)
+
+
+def smallest_budget(
+    model: nn.Module, loss_fn: Callable[..., Tensor], batch: Batch, make: Make | None = None
+) -> int:
+    """What the refusal of a tiny budget names, for a copy of nothing: the model is left as it is."""
+    optimizer = make(trainable(model)) if make is not None else None
+    with pytest.raises(InfeasibleError) as refused:
+        step(loss_fn, budget=64, model=model, optimizer=optimizer)(*batch)
+    assert refused.value.smallest_found is not None
+    return refused.value.smallest_found
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def assert_same(one: Run, two: Run) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(one.losses, two.losses, strict=True))
+    left, right = one.model.state_dict(), two.model.state_dict()
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+    for (name, a), b in zip(one.model.named_parameters(), two.model.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), name
+        assert a.grad is None or (b.grad is not None and torch.equal(a.grad, b.grad)), name
+        assert a.grad is None or (b.grad is not None and a.grad.stride() == b.grad.stride()), name
+    assert torch.equal(one.random_state, two.random_state)
+    if one.optimizer is not None and two.optimizer is not None:
+        assert_same_state(one.optimizer, two.optimizer)
+
+
+def assert_same_state(one: torch.optim.Optimizer, two: torch.optim.Optimizer) -> None:
+    left, right = one.state_dict(), two.state_dict()
+    assert left["param_groups"] == right["param_groups"]
+    assert left["state"].keys() == right["state"].keys()
+    for key, state in left["state"].items():
+        assert state.keys() == right["state"][key].keys()
+        for name, value in state.items():
+            assert torch.equal(value, right["state"][key][name]), name
+
+
+def assert_kept(run: Run) -> None:
+    """Every plan was judged, ran as forecast, and kept its budget."""
+    assert run.step is not None
+    for runner in run.step.runners:
+        assert runner.chosen is not None
+        assert judge_plan(runner.program.graph, runner.chosen.plan).ok
+        assert runner.divergences == []
+    report = run.step.report()
+    assert report.observed_peak == report.forecast_peak
+    assert report.observed_total <= report.budget
+
+
+def two_groups(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    half = len(parameters) // 2
+    groups = [{"params": parameters[:half], "lr": 0.3, "weight_decay": 0.0}, {"params": parameters[half:]}]
+    return SGD(groups, lr=0.01, momentum=0.9, weight_decay=0.1, foreach=False)
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: SGD(p, lr=0.1, foreach=False),
+    "sgd_decay": lambda p: SGD(p, lr=0.1, weight_decay=0.01, maximize=True, foreach=False),
+    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.01, foreach=False),
+    "nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=False),
+    "adam": lambda p: Adam(p, lr=0.01, foreach=False),
+    "adam_l2": lambda p: Adam(p, lr=0.01, betas=(0.8, 0.95), weight_decay=0.1, maximize=True, foreach=False),
+    "amsgrad": lambda p: Adam(p, lr=0.01, eps=1e-6, amsgrad=True, foreach=False),
+    "adamw": lambda p: AdamW(p, lr=0.01, weight_decay=0.1, foreach=False),
+    "two_groups": two_groups,
+}
+
+
+@enforced
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_have_the_bits_of_the_eager_optimizer_in_the_smallest_budget(name: str) -> None:
+    make, data = OPTIMIZERS[name], batches()
+    other = mlp()
+    want = eager(other, loss_of(other), data, make(trainable(other)))
+    model = mlp()
+    budget = smallest_budget(mlp_like := mlp(), loss_of(mlp_like), data[0], make)
+    del mlp_like
+    got = planned(model, loss_of(model), data, make(trainable(model)), budget=budget)
+    assert_same(want, got)
+    assert_kept(got)
+    assert got.step is not None
+    assert got.step.report().num_recomputed > 0
+
+
+@enforced
+@pytest.mark.parametrize(
+    ("net", "make"),
+    [
+        ("gpt2", OPTIMIZERS["adamw"]),
+        ("resnet18", OPTIMIZERS["momentum"]),
+        ("llama_lora", OPTIMIZERS["adam"]),
+    ],
+)
+def test_zoo_nets_train_with_the_eager_bits(net: str, make: Make) -> None:
+    one, two = build(net, scale="test"), build(net, scale="test")
+    want = eager(one.model, one.model, [one.inputs] * 5, make(trainable(one.model)))
+    got = planned(two.model, two.model, [two.inputs] * 5, make(trainable(two.model)), budget="97%")
+    assert_same(want, got)
+    assert_kept(got)
+
+
+def test_a_scheduler_and_step_hooks_work_as_ever() -> None:
+    runs, calls = [], []
+    for how in (eager, planned):
+        model = mlp()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+        optimizer.register_step_post_hook(lambda *_, how=how: calls.append(how))
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=5)
+
+        def ahead(scheduler: Any = scheduler) -> None:
+            scheduler.step()
+
+        runs.append(how(model, loss_of(model), batches(4), optimizer, ahead))
+    assert_same(*runs)
+    assert calls == [eager] * 4 + [planned] * 4
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_optimizer_state_goes_to_torch_and_back(name: str) -> None:
+    make, data = OPTIMIZERS[name], batches(6)
+    other = mlp()
+    want = eager(other, loss_of(other), data, make(trainable(other)))
+    model = mlp()
+    optimizer = make(trainable(model))
+    train = step(loss_of(model), budget="64MiB", model=model, optimizer=optimizer)
+    torch.manual_seed(7)
+    losses = [train(*batch) for batch in data[:2]]
+
+    second = make(trainable(model))
+    second.load_state_dict(optimizer.state_dict())
+    for batch in data[2:4]:
+        loss = loss_of(model)(*batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        second.step()
+        second.zero_grad()
+        losses.append(loss.detach())
+
+    optimizer.load_state_dict(copy.deepcopy(second.state_dict()))
+    losses += [train(*batch) for batch in data[4:]]
+    assert_same(want, Run(model, optimizer, losses, torch.get_rng_state()))
+
+
+def test_without_an_optimizer_gradients_are_written_then_added() -> None:
+    one, two = mlp(), mlp()
+    want = eager(one, loss_of(one), batches(3), None)
+    got = planned(two, loss_of(two), batches(3), None)
+    assert_same(want, got)
+    assert_kept(got)
+
+
+class Layouts(nn.Module):
+    """Gradients that autograd would hand over as copies: expanded, shared, transposed, cut out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.wide = nn.Parameter(torch.randn(6, 4))
+        self.first, self.second = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.turned = nn.Parameter(torch.randn(4, 5).t())
+        self.left, self.right = nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x + (self.first + self.second))
+        z = y @ self.turned.t() @ torch.cat([self.left, self.right]).t()
+        return z.square().mean() + self.wide.sum()
+
+
+@pytest.mark.parametrize("make", [None, OPTIMIZERS["sgd"], OPTIMIZERS["adam"]])
+def test_gradients_are_laid_out_as_autograd_would(make: Make | None) -> None:
+    data = [(torch.randn(7, 4, generator=torch.Generator().manual_seed(k)),) for k in range(3)]
+    one, two = Layouts(), Layouts()
+    want = eager(one, one, data, make(trainable(one)) if make else None)
+    got = planned(two, two, data, make(trainable(two)) if make else None)
+    assert_same(want, got)
+    if make is None:
+        storages = {p.grad.untyped_storage().data_ptr() for p in two.parameters() if p.grad is not None}
+        assert len(storages) == len(list(two.parameters()))
+
+
+def test_parameters_outside_the_optimizer_get_gradients() -> None:
+    one, two = mlp(), mlp()
+    want = eager(one, loss_of(one), batches(2), SGD(one[0].parameters(), lr=0.1, foreach=False))  # type: ignore[index]
+    got = planned(two, loss_of(two), batches(2), SGD(two[0].parameters(), lr=0.1, foreach=False))  # type: ignore[index]
+    assert_same(want, got)
+    assert all(p.grad is None for p in two[0].parameters())  # type: ignore[index]
+
+
+def test_other_outputs_come_back_detached() -> None:
+    model = mlp()
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        logits = model(x)
+        return nn.functional.cross_entropy(logits, y), logits, {"mean": logits.mean()}
+
+    train = step(fn, budget="64MiB", model=model)
+    torch.manual_seed(7)
+    loss, logits, more = train(*batches(1)[0])
+    torch.manual_seed(7)
+    other = mlp()
+    want = other(batches(1)[0][0])
+    assert torch.equal(logits, want)
+    assert torch.equal(more["mean"], want.mean())
+    assert not any(value.requires_grad for value in (loss, logits, more["mean"]))
+
+
+def test_every_shape_and_mode_is_planned_once() -> None:
+    one, two = mlp(), mlp()
+    data = [batch for size in (32, 48, 32, 48) for batch in batches(1, size)]
+    want = eager(one, loss_of(one), data, SGD(one.parameters(), lr=0.1, foreach=False))
+    got = planned(two, loss_of(two), data, SGD(two.parameters(), lr=0.1, foreach=False), budget="64MiB")
+    assert_same(want, got)
+    assert got.step is not None
+    assert len(got.step.runners) == 2
+    two.eval()
+    got.step(*data[0])
+    assert len(got.step.runners) == 3
+
+
+@pytest.mark.parametrize("make", [OPTIMIZERS["momentum"], OPTIMIZERS["adamw"]])
+def test_options_and_groups_may_change_while_training(make: Make) -> None:
+    def change(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        done = 0
+
+        def after() -> None:
+            nonlocal done
+            done += 1
+            if done == 2:
+                optimizer.param_groups[0]["weight_decay"] = 0.0
+            if done == 3:
+                optimizer.add_param_group({"params": list(model[9].parameters()), "lr": 0.03})
+                for parameter in model[9].parameters():
+                    parameter.grad = None
+
+        return after
+
+    runs = []
+    for how in (eager, planned):
+        model = mlp()
+        assert isinstance(model, nn.Sequential)
+        optimizer = make(trainable(model[:9]))
+        runs.append(how(model, loss_of(model), batches(), optimizer, change(model, optimizer)))
+    assert_same(*runs)
+    train = runs[1].step
+    assert train is not None
+    assert len(train.runners) == 1
+    assert train.runners[0].divergences == []
+
+
+@enforced
+def test_a_refused_budget_changes_nothing_and_the_named_one_is_accepted() -> None:
+    model = mlp()
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    optimizer = AdamW(model.parameters())
+    batch = batches(1)[0]
+    with pytest.raises(InfeasibleError, match="smallest feasible found") as refused:
+        step(loss_of(model), budget="100KiB", model=model, optimizer=optimizer)(*batch)
+    error = refused.value
+    assert error.smallest_found is not None
+    assert error.lower_bound <= error.smallest_found
+    assert error.op
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    step(loss_of(model), budget=error.smallest_found, model=model, optimizer=optimizer)(*batch)
+
+
+def test_a_difference_is_raised_before_anything_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = runner_module.unplanned_step
+
+    def wrong(program: Any) -> Any:
+        run = genuine(program)
+
+        def other(inputs: list[Any], tangents: list[Any]) -> tuple[list[str], list[str]]:
+            outputs, gradients = run(inputs, tangents)
+            return outputs, [gradients[0] + "?", *gradients[1:]]
+
+        return other
+
+    monkeypatch.setattr(runner_module, "unplanned_step", wrong)
+    model = mlp()
+    before = copy.deepcopy(model.state_dict())
+    train = step(loss_of(model), budget="64MiB", model=model, optimizer=AdamW(model.parameters()))
+    with pytest.raises(VerificationError, match="gradient 0"):
+        train(*batches(1)[0])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def graph_of(net: str, optimizer: Make, *, scale: Any) -> tightrope.Graph:
+    case = build(net, scale=scale)
+    train = step(
+        case.model, budget="8GiB", model=case.model, optimizer=optimizer(trainable(case.model)), verify=None
+    )
+    train(*case.inputs)
+    return train.runners[0].program.graph
+
+
+def test_a_gradient_dies_in_the_update_that_reads_it() -> None:
+    graph = graph_of("gpt2", OPTIMIZERS["adamw"], scale="test")
+    updates = [op for op in graph.ops if op.phase is Phase.OPTIMIZER]
+    assert len(updates) == sum(storage.kind is Kind.PARAMETER for storage in graph.storages)
+    assert sum(storage.kind is Kind.OPTIMIZER_STATE for storage in graph.storages) == 2 * len(updates)
+    for update in updates:
+        (gradient,) = set(update.reads) - set(update.mutates)
+        last = max(op.id for op in graph.ops if gradient in op.reads)
+        assert graph.ops[last].phase is Phase.OPTIMIZER
+        assert not graph.storages[gradient].resident_at_end
+        readers = [op for op in graph.ops if set(op.reads) & set(update.mutates) and op is not update]
+        assert all(op.id < update.id for op in readers)
+    assert updates[0].id < max(op.id for op in graph.ops if op.phase is Phase.BACKWARD)
+
+
+def test_no_plan_reads_a_new_value_for_an_old_one() -> None:
+    graph = graph_of("gpt2", OPTIMIZERS["adamw"], scale="test")
+    update = next(op for op in graph.ops if op.phase is Phase.OPTIMIZER and op.module)
+    reader = next(op for op in graph.ops if op.recomputable and set(op.reads) & set(update.mutates))
+    steps = list(solve(graph, budget=2**40, planner="given").schedule.steps)
+    at = steps.index(Compute(update.id)) + 1
+    stale = [*steps[:at], Compute(reader.id, reader.creates), *steps[at:]]
+    replay_schedule(graph, Schedule(tuple(steps)))
+    with pytest.raises(JudgeError):
+        replay_schedule(graph, Schedule(tuple(stale)))
+
+
+@pytest.mark.slow
+@enforced
+def test_resnet18_needs_fewer_bytes_than_a_planned_model_and_a_separate_optimizer() -> None:
+    case = build("resnet18")
+    make = OPTIMIZERS["adamw"]
+    whole = graph_of("resnet18", make, scale="bench")
+    optimizer = make(trainable(case.model))
+    model = tightrope.compile(case.model, budget="8GiB", verify=None)
+    model(*case.inputs).backward()
+    optimizer.step()
+    handle = handle_of(model)
+    parts = handle.runners[0].program.graph
+    budget = 2**40
+    one, two = (solve(graph, budget=budget, planner="given").forecast for graph in (whole, parts))
+    assert (one.ns - sum(op.ns for op in whole.ops if op.phase is Phase.OPTIMIZER)) < 1.2 * two.ns
+    assert one.tdi_percent == two.tdi_percent == 0.0
+    assert one.peak < two.peak
+    least = [smallest(graph, seconds=5).forecast for graph in (whole, parts)]
+    assert least[0].arena + least[0].outside < least[1].arena + least[1].outside
+
+
+def test_wrong_uses_are_refused_with_the_next_step() -> None:
+    model = mlp()
+    fn, batch = loss_of(model), batches(1)[0]
+
+    def refused(message: str, loss_fn: Callable[..., Any] = fn, **options: Any) -> None:
+        with pytest.raises(TightropeError, match=message):
+            step(loss_fn, budget="64MiB", model=model, **options)(*batch)
+
+    p = list(model.parameters())
+    refused("RMSprop cannot be part", optimizer=torch.optim.RMSprop(p))
+    refused("lr is a tensor", optimizer=SGD(p, lr=torch.tensor(0.1)))
+    refused("fused=True", optimizer=AdamW(p, fused=True))
+    refused('use "first" or None', verify="always")
+    refused("must return the loss", lambda x, y: model(x))
+    refused("does not depend on any parameter", lambda x, y: x.sum())
+    refused("is no parameter: detach it", lambda x, y: fn(x.requires_grad_(), y))
+
+
+def test_a_step_that_is_not_one_graph_says_so() -> None:
+    model = mlp()
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        loss = loss_of(model)(x, y)
+        return loss if loss.item() > 0 else -loss
+
+    with pytest.raises(CaptureError, match="cannot be captured as one graph"):
+        step(fn, budget="64MiB", model=model)(*batches(1)[0])
+
+
+def test_gradients_that_are_there_already_and_new_parameters_are_refused() -> None:
+    model = mlp()
+    assert isinstance(model, nn.Sequential)
+    train = step(loss_of(model), budget="64MiB", model=model, optimizer=SGD(model.parameters(), lr=0.1))
+    batch = batches(1)[0]
+    train(*batch)
+    loss_of(model)(*batch).backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(TightropeError, match=r"'0\.weight' has a gradient already"):
+        train(*batch)
+    model.zero_grad()
+    train(*batch)
+
+
+def test_a_report_is_refused_before_the_first_step() -> None:
+    model = mlp()
+    train = step(loss_of(model), budget="64MiB", model=model)
+    with pytest.raises(TightropeError, match="no training step"):
+        train.report()
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path("examples/whole_step.py", run_name="__main__")
+    assert "weights equal, bit for bit: True" in capsys.readouterr().out

@@ -1,0 +1,110 @@
+"""The house rules that a machine can check: arrows, sizes, private names, the environment."""
+
+import ast
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "tightrope"
+FILES = sorted(SOURCE.rglob("*.py"))
+ORDER = ("core", "native", "judge", "price", "place", "plan", "capture", "run", "integrations", "cli")
+"""A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
+TORCH_FREE = ("core", "place", "plan")
+FORBIDDEN = ("torchvision", "triton", "pytorch-triton")
+
+
+def room_of(file: Path) -> str:
+    parts = file.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports_of(file: Path) -> set[str]:
+    """List every module that a file imports, wherever in the file it does so."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file.name}:{node.lineno}: imports are absolute here"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def arrows() -> set[tuple[str, str]]:
+    """List (room, imported room) over the whole package."""
+    return {
+        (room_of(file), name.split(".")[1])
+        for file in FILES
+        if room_of(file)
+        for name in imports_of(file)
+        if name.startswith("tightrope.") and name.split(".")[1] != room_of(file)
+    }
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    rooms = {room_of(file) for file in FILES} - {""}
+    assert rooms <= set(ORDER)
+    assert len(FILES) > 50
+
+
+def test_arrows_point_down_only() -> None:
+    wrong = {(a, b) for a, b in arrows() if b in ORDER and ORDER.index(b) >= ORDER.index(a)}
+    assert not wrong
+
+
+def test_rooms_import_rooms_and_never_the_public_surface() -> None:
+    outside = {(a, b) for a, b in arrows() if b not in ORDER}
+    assert not outside
+
+
+def test_the_judge_imports_the_core_alone() -> None:
+    assert {b for a, b in arrows() if a == "judge"} == {"core"}
+
+
+@pytest.mark.parametrize("room", TORCH_FREE)
+def test_torch_stays_out_of_rooms_that_only_compute(room: str) -> None:
+    files = [file for file in FILES if room_of(file) == room]
+    assert files
+    torches = {file.name for file in files if any(n.split(".")[0] == "torch" for n in imports_of(file))}
+    assert not torches
+
+
+def private_names(file: Path) -> list[str]:
+    """List imports and attribute chains such as ``torch._dynamo.config`` that use torch's private names."""
+    found = [name for name in imports_of(file) if name.startswith("torch.") and "._" in name]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            chain = ast.unparse(node)
+            if chain.startswith("torch."):
+                found.append(f"{chain} (line {node.lineno})")
+    return found
+
+
+def test_private_names_of_torch_live_in_one_file() -> None:
+    owner = SOURCE / "capture" / "_torch.py"
+    assert private_names(owner)
+    spread = {str(file.relative_to(SOURCE)): private_names(file) for file in FILES if file != owner}
+    assert {name: found for name, found in spread.items() if found} == {}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_files_and_functions_are_short(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 500
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < 80, f"{node.name} at line {node.lineno}"
+
+
+def test_the_environment_has_no_gpu_build_and_no_package_that_breaks_a_cpu_build() -> None:
+    names = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions()}
+    assert "torch" in names
+    assert not {name for name in names if name.startswith("nvidia-") or name in FORBIDDEN}
+
+
+def test_the_architecture_page_names_every_room_in_order() -> None:
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    places = [page.index(f"  {room}/ ") for room in reversed(ORDER)]
+    assert places == sorted(places)

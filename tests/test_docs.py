@@ -1,0 +1,113 @@
+"""What the documentation shows is run: docstrings, the README's snippets, the examples."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tightrope
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = sorted((ROOT / "docs").rglob("*.md")) + [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+
+
+def modules() -> list[str]:
+    """List every module of the package that can be imported without running a command."""
+    found = pkgutil.walk_packages(tightrope.__path__, "tightrope.")
+    return sorted(info.name for info in found if not info.name.endswith("__main__"))
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples_hold(name: str) -> None:
+    # `tightrope.plan` and `tightrope.capture` are functions too: the modules are found by import
+    module = importlib.import_module(name)
+    found = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert found.failed == 0
+
+
+def test_the_public_functions_have_examples() -> None:
+    finder = doctest.DocTestFinder(recurse=False)
+    for function in (
+        tightrope.compile,
+        tightrope.replay,
+        tightrope.capture,
+        tightrope.plan,
+        tightrope.report,
+    ):
+        (found,) = finder.find(function, function.__name__)
+        assert found.examples, function.__name__
+
+
+def run(script: str | Path) -> str:
+    """Run a Python file, or a text as one, in a process of its own; return what it prints."""
+    arguments = [str(script)] if isinstance(script, Path) else ["-c", script]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("example", "prints"),
+    [
+        ("compile_a_model.py", "enforced"),
+        ("plan_a_graph.py", "smallest feasible found"),
+        ("replay_any_loop.py", "0 elsewhere"),
+        ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),
+    ],
+)
+def test_examples_run_and_print_what_they_promise(example: str, prints: str) -> None:
+    assert prints in run(ROOT / "examples" / example)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
+def test_examples_are_short(example: Path) -> None:
+    assert len(example.read_text().splitlines()) <= (110 if example.name == "the_idea.py" else 80)
+
+
+def test_the_idea_refuses_what_cannot_fit_and_its_judge_notices_a_wrong_address() -> None:
+    script = (
+        "import sys; sys.path.insert(0, 'examples'); import the_idea\n"
+        "runs, offsets, arena = the_idea.plan(352)\n"
+        "wrong = [offsets[0], *offsets[:-1]]\n"
+        "for bad in (lambda: the_idea.plan(320), lambda: the_idea.judge(runs, wrong, 352)):\n"
+        "    try: bad()\n"
+        "    except (MemoryError, AssertionError) as error: print(type(error).__name__)\n"
+    )
+    assert run(script).split() == ["MemoryError", "AssertionError"]
+
+
+def test_the_readme_snippets_run() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        run(block)
+
+
+def test_the_two_line_diff_of_the_readme_runs_in_a_loop() -> None:
+    (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line for line in diff.splitlines() if line.startswith("+")]
+    assert len(lines) == 2
+    before = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters())\n"
+    loop = "batches = [torch.ones(2, 8)] * 2\n" + re.sub(r"(?m)^[ +]", "", diff)
+    run(before + loop.replace("8GiB", "64MiB"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
