@@ -102,7 +102,7 @@ def questions(files: list[Path], *, large: bool) -> Iterator[Row]:
         for recompute in (False, True):
             runs = [(training_step(count, recompute=recompute, seed=seed), None, 0) for seed in range(3)]
             name = f"training step{' with recompute' if recompute else ''}"
-            yield measure(name, runs[: 1 if count > 10**5 else 3], seconds=1.0 if count <= 10**5 else 30.0)
+            yield measure(name, runs[: 1 if count > 10**5 else 3], seconds=1.0 if count <= 10**5 else 10.0)
 
 
 def main() -> None:

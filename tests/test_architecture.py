@@ -74,9 +74,9 @@ def private_names(file: Path) -> list[str]:
     """List imports and attribute chains such as ``torch._dynamo.config`` that use torch's private names."""
     found = [name for name in imports_of(file) if name.startswith("torch.") and "._" in name]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             chain = ast.unparse(node)
-            if chain.startswith("torch."):
+            if chain.startswith("torch.") and not chain.startswith("torch.ops."):
                 found.append(f"{chain} (line {node.lineno})")
     return found
 

@@ -16,6 +16,8 @@ from benchmarks.spine.nets import Planned, eager_peak, native, of_peak, planned,
 from tightrope.core import ALIGNMENT, format_bytes
 
 _SHARE = 0.75
+_NUM_TIMES = (100, 20)
+"""Repetitions: all, or with ``--quick``."""
 
 
 def rows(name: str, settings: Settings) -> Iterator[Row]:
@@ -23,7 +25,7 @@ def rows(name: str, settings: Settings) -> Iterator[Row]:
     peak = eager_peak(name, settings)
     portion = reachable(name, settings, _SHARE, peak)
     with planned(name, settings, of_peak(portion, peak)) as net:
-        yield {"net": name, "share": portion} | _repeat(net, 20 if settings.quick else 100)
+        yield {"net": name, "share": portion} | _repeat(net, _NUM_TIMES[settings.quick])
 
 
 def _repeat(net: Planned, times: int) -> Row:

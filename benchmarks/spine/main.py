@@ -44,7 +44,9 @@ def run(arguments: Sequence[str], console: Console) -> int:
 
 def measure(bar: Bar, settings: Settings, console: Console) -> tuple[list[Row], list[Verdict]]:
     """Measure one bar and judge it; a case that did not finish makes all of its bars missed."""
-    console.print(f"\n{', '.join(bar.ids)}  {bar.title}", markup=False, highlight=False, style="bold")
+    console.print(
+        f"\n{', '.join(bar.ids)}  {bar.title}", markup=False, highlight=False, style="bold", soft_wrap=True
+    )
     _print_cells(bar, [column.heading for column in bar.columns], console)
     rows: list[Row] = []
     start = time.perf_counter()

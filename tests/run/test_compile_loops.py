@@ -149,7 +149,7 @@ def test_calls_without_gradient_between_steps_and_between_forward_and_backward()
             out.sum().backward()
             model.train()
 
-    same(Blocks, loop, DATA[0][:1], share=0.2, extra=1 << 20)
+    same(Blocks, loop, DATA[0][:1], share=1.0, extra=1 << 20)
 
 
 def test_a_plan_per_shape() -> None:

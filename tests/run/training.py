@@ -85,7 +85,7 @@ def same(
     kwargs: dict[str, Any] | None = None,
     *,
     share: float = 0.3,
-    extra: int = 0,
+    extra: int = 512 * 1024,
     twin: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> nn.Module:
     """Play ``loop`` on a plain model and on a compiled twin and compare.

@@ -4,6 +4,8 @@ Each private name has a probe, so that `tightrope doctor` and a test can list wh
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
 """
 
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +32,7 @@ PROBES: dict[str, str] = {
     "ddp optimizer": "torch._dynamo.config.optimize_ddp",
     "recompile limit": "torch._dynamo.config.recompile_limit",
     "unsupported": "torch._dynamo.exc.Unsupported",
+    "tracing callbacks": "torch._dynamo.callback.callback_handler",
     "recompile error": "torch._dynamo.exc.FailOnRecompileLimitHit",
     "leave fake mode": "torch._subclasses.fake_tensor.unset_fake_temporarily",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
@@ -115,6 +118,7 @@ def calling(recompile_limit: int) -> Iterator[None]:
     """
     import torch._dynamo.config as config
     import torch._functorch.config as functorch
+    from torch._dynamo.callback import callback_handler as handler
 
     limits: dict[str, Any] = {
         "recompile_limit": recompile_limit,
@@ -124,8 +128,38 @@ def calling(recompile_limit: int) -> Iterator[None]:
     check: dict[str, Any] = (
         {"check_custom_op_aliasing": False} if hasattr(functorch, "check_custom_op_aliasing") else {}
     )
-    with config.patch(**limits), functorch.patch(**check):
-        yield
+    if _begin_tracing not in handler.start_callbacks:
+        handler.register_start_callback(_begin_tracing)
+        handler.register_end_callback(_end_tracing)
+    _THREAD.calls = getattr(_THREAD, "calls", 0) + 1
+    try:
+        with config.patch(**limits), functorch.patch(**check):
+            yield
+    finally:
+        _THREAD.calls -= 1
+
+
+_THREAD = threading.local()
+
+
+def _begin_tracing(_: object) -> None:
+    """Silence the warning that Dynamo causes, for itself, whenever it meets a custom autograd.Function.
+
+    The filters are touched while a graph is traced and at no other time: each change makes Python
+    forget which warnings it has shown.
+    """
+    if getattr(_THREAD, "calls", 0):
+        _THREAD.filters = warnings.catch_warnings()
+        _THREAD.filters.__enter__()
+        text = "<class 'torch.autograd.function.Function'> should not be instantiated"
+        warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
+
+
+def _end_tracing(_: object) -> None:
+    filters = getattr(_THREAD, "filters", None)
+    if filters is not None:
+        _THREAD.filters = None
+        filters.__exit__(None, None, None)
 
 
 def reset_dynamo() -> None:

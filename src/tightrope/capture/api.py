@@ -14,6 +14,10 @@ from tightrope.native.allocator import Allocator
 from tightrope.price.store import PriceStore
 
 
+RECOMPILE_LIMIT = 256
+"""Shapes (and train/eval, grad/no-grad) that one model may be captured for."""
+
+
 class _Captured(TightropeError):
     """Carries the program out of the compiler before anything runs."""
 
@@ -43,7 +47,8 @@ def capture_program(
     backend = make_backend(host, name=type(model).__name__)
     planned = torch.compile(lambda *a, **k: model(*a, **k), backend=backend, fullgraph=True, dynamic=False)
     try:
-        planned(*args, **(kwargs or {}))
+        with _torch.calling(RECOMPILE_LIMIT):
+            planned(*args, **(kwargs or {}))
     except _torch.unsupported_errors() as error:
         first = str(error).strip().splitlines()[0]
         raise CaptureError(

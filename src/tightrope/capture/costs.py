@@ -21,6 +21,7 @@ from tightrope.core import (
     CaptureError,
     Graph,
     InfeasibleError,
+    Kind,
     Op,
     Storage,
     StorageId,
@@ -191,6 +192,8 @@ def _made_up(
     fake = program.constant(node) if node.op == "get_attr" else tensor_of(node)
     assert isinstance(fake, torch.Tensor)
     storage = program.storage_of.get(node, -1)
+    if storage >= 0 and program.graph.storages[storage].kind is Kind.RANDOM_STATE:
+        return torch.default_generator.get_state()
     dtype = dtype or fake.dtype
     shape, stride, offset = tuple(fake.shape), tuple(fake.stride()), int(fake.storage_offset())
     if storage in given:

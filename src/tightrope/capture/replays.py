@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from tightrope.capture.program import Call
+from tightrope.capture.program import Call, tensor_of
 
 STATE_BYTES = int(torch.default_generator.get_state().untyped_storage().nbytes())
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
@@ -72,6 +72,9 @@ def run_with_state(state: torch.Tensor, target: Any, *args: Any, **kwargs: Any) 
 def state_before(node: torch.fx.Node) -> Call:
     """The call that saves the generator's state for ``node``."""
     root = torch.fx.Node(node.graph, f"{node.name}_state", "call_function", save_state, (), {})
+    value = tensor_of(node)
+    like = value if isinstance(value, torch.Tensor) else value[0]
+    root.meta["val"] = like.new_empty(STATE_BYTES, dtype=torch.uint8, device="cpu")
     return Call(save_state, (), {}, {None: root})
 
 

@@ -30,6 +30,8 @@ from tightrope.run.verify import digest
 _SHARES = (1.0, 0.75, 0.55, 0.0)
 """Budgets: bytes held anyway + this share of the way from the smallest feasible step to the full one."""
 _NUM_PAIRS = 7
+_SLACK = 32768
+"""For the loss, the batch and other small tensors of the training loop itself."""
 _COLUMNS = (
     ("budget", 26),
     ("forecast peak", 13),
@@ -108,10 +110,11 @@ class _Demo:
         for label, size in self._budgets(budget, full, least):
             rows.append(self._row(label, size, eager))
         witness = least.certificate.witness
+        found = format_bytes(least.forecast.arena + least.forecast.outside)
+        bound = format_bytes(least.certificate.lower_bound - graph.persistent)
+        name = graph.op(witness).describe() if witness >= 0 else "nothing"
         self._print(
-            f"smallest feasible step: {format_bytes(least.forecast.arena + least.forecast.outside)} above what is held "
-            f"anyway, proved >= {format_bytes(least.certificate.lower_bound - graph.persistent)}; "
-            f"set by {graph.op(witness).describe() if witness >= 0 else 'nothing'}"
+            f"smallest feasible step: {found} above what is held anyway, proved >= {bound}; set by {name}"
         )
         if ledger().allocator is None:
             self._print(ledger().note)
@@ -137,9 +140,10 @@ class _Demo:
 
     def _budgets(self, asked: str | None, full: Plan, least: Plan) -> list[tuple[str, Bytes]]:
         """Labels and total bytes: what is held anyway, optimizer state included, and the step."""
+        _clean()
         model, _ = self._fresh()
         state = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        held = _held(model) + state + 2 * RESERVE
+        held = _held(model) + state + RESERVE + _SLACK
         del model
         top = full.forecast.arena + full.forecast.outside
         low = least.forecast.arena + least.forecast.outside

@@ -49,9 +49,12 @@ class _Block(nn.Module):
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
         self.main = nn.Sequential(
-            nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU(inplace=True),
-            nn.Conv2d(outside, outside, 3, 1, 1, bias=False), nn.BatchNorm2d(outside),
-        )  # fmt: skip
+            nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outside),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outside, outside, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outside),
+        )
         same = stride == 1 and inside == outside
         self.skip = (
             nn.Identity()

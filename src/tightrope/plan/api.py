@@ -1,7 +1,9 @@
 """The public `plan`: budgets as people write them."""
 
 from tightrope.core import Graph, Machine, Plan, parse_bytes
+from tightrope.plan.schedule import base_schedule
 from tightrope.plan.search import solve
+from tightrope.plan.timeline import timeline
 
 
 def plan(
@@ -18,7 +20,7 @@ def plan(
     Args:
         graph: as captured, with measured or estimated times.
         budget: ``"8GiB"``, bytes, or a share such as ``"80%"`` of what the given order needs.
-        machine: profile whose first tier also limits the bytes.
+        machine: profile to name in the plan.
         planner: name in the registry.
         seconds: of search; default: a fixed effort.
         seed: of the search.
@@ -33,6 +35,6 @@ def plan(
         >>> tightrope.plan(graph, budget="100%").forecast.tdi_percent
         0.0
     """
-    whole = solve(graph, budget=2**60, planner="given").forecast
-    size = parse_bytes(budget, whole=whole.persistent + whole.peak)
+    peak = timeline(graph, base_schedule(graph)).peak
+    size = parse_bytes(budget, whole=graph.persistent + peak)
     return solve(graph, budget=size, machine=machine, planner=planner, seconds=seconds, seed=seed)

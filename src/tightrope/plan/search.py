@@ -11,6 +11,7 @@ Complexity  at most six searches and placements per planner of the portfolio
 Gaps        Placement does not steer the search except through the target.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -163,8 +164,8 @@ def solve(
         128
     """
     stages(planner)
-    if budget <= 0 or (seconds is not None and seconds <= 0):
-        raise TightropeError(f"budget ({budget} bytes) and seconds ({seconds}) must be positive.")
+    if budget <= 0 or (seconds is not None and not 0 < seconds < math.inf):
+        raise TightropeError(f"budget ({budget} bytes) and seconds ({seconds}) must be positive and finite.")
     known = cache.exact(graph, budget=budget, planner=planner) if cache is not None else None
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
     job = _Job(graph, budget, machine, Options(seed=seed, watch=watch))

@@ -8,11 +8,13 @@ captured and planned once.
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, Machine, TightropeError, parse_bytes
@@ -22,8 +24,6 @@ from tightrope.run.replay import Replay, replay
 from tightrope.run.runner import InferenceRunner, Options, PlannedRunner
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-_RECOMPILE_LIMIT = 256
-"""Shapes (and train/eval, grad/no-grad) that one model may be planned for."""
 
 
 class Runner(Protocol):
@@ -53,7 +53,8 @@ class Handle:
         self._inside_step = False
 
     def __del__(self) -> None:
-        self.end_step()
+        with suppress(TightropeError):  # nobody is left to hear that the last step did not fit
+            self.end_step()
         for runner in self.runners:
             runner.close()
 
@@ -166,11 +167,11 @@ def compile(
         raise TightropeError(f'verify={verify!r}: use "first" or None.')
     handle = Handle(
         budget,
-        Options(_budget(budget, machine), verify=verify == "first", seed=seed, seconds=seconds),
+        Options(parse_budget(budget, machine), verify=verify == "first", seed=seed, seconds=seconds),
         progress=Progress(shown=progress),
     )
     _torch.ignore_logging()
-    backend = make_backend(_host(weakref.ref(handle)), name=type(model).__name__)
+    backend = make_backend(host_of(weakref.ref(handle)), name=type(model).__name__)
 
     def one_call(*args: Any, **kwargs: Any) -> Any:
         # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
@@ -184,7 +185,13 @@ def compile(
     return model
 
 
-def _budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
+def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
+    """Read a budget: bytes, or for a share a function of what the unplanned step needs.
+
+    Raises:
+        BudgetSyntaxError: it is not an amount of memory.
+        TightropeError: ``machine`` has less.
+    """
     if isinstance(budget, str) and budget.strip().endswith("%"):
         parse_bytes(budget, whole=1)
         return lambda whole: parse_bytes(budget, whole=whole)
@@ -196,7 +203,7 @@ def _budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Byt
     return size
 
 
-def _host(reference: "weakref.ref[Handle]") -> Callable[[Program, Sequence[Any]], Runner]:
+def host_of(reference: "weakref.ref[Handle]") -> Callable[[Program, Sequence[Any]], Runner]:
     """Reach the handle without keeping it alive: Dynamo remembers every backend for ever."""
 
     def host(program: Program, real: Sequence[Any]) -> Runner:
@@ -220,7 +227,7 @@ def _entry(
             return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         handle.ledger.mark()
         try:
-            with _torch.calling(_RECOMPILE_LIMIT):
+            with _torch.calling(RECOMPILE_LIMIT):
                 return planned(*args, **kwargs)
         except unsupported as error:
             reason = _reason(error)

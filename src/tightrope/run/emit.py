@@ -16,8 +16,9 @@ from typing import Any
 import torch
 import torch.fx
 
+from tightrope.capture import _torch
 from tightrope.capture.build import input_nodes
-from tightrope.capture.program import Call, Program
+from tightrope.capture.program import Call, Program, tensor_of
 from tightrope.core import Compute, Free, Schedule, StorageId, TightropeError
 
 
@@ -184,6 +185,11 @@ class _Part:
             return
         if _is_tangent(node):
             return
+        empty = None if node in self.program.storage_of else _empty(node)
+        if empty is not None:
+            self.lines.append(f"    {_name(node)} = {self.constant(empty)}")
+            self.bound[node] = -1
+            return
         call = self.view_call(node)
         if call is not None:
             self.emit_call(call, view=True)
@@ -246,6 +252,15 @@ class _Part:
 
 def _unwrap(target: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
+
+
+def _empty(node: torch.fx.Node) -> torch.Tensor | None:
+    """A tensor equal to the value of ``node`` when that has no bytes (batch norm saves such in eval mode)."""
+    fake = tensor_of(node)
+    if not isinstance(fake, torch.Tensor) or fake.untyped_storage().nbytes():
+        return None
+    with _torch.real_tensors():
+        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
 
 def _name(node: torch.fx.Node) -> str:

@@ -257,8 +257,8 @@ class PlannedRunner:
         kept = self._take(flight)
         backward = flight.chosen.code.backward
         assert backward is not None
-        # The results of an earlier backward may lie where this one was planned to put its own.
-        start = -1 if flight.num_backwards else flight.reached
+        # Planned addresses are for a backward that frees what the forward kept, and for the only one.
+        start = flight.reached if flight.kept is None and not flight.num_backwards else -1
         flight.num_backwards += 1
         with self.ledger.window() as window:
             replayed = self._replayed(flight.chosen, flight.arena, start, lambda: backward(kept, tangents))

@@ -52,8 +52,9 @@ def step(
 
     With an optimizer, every call updates its parameters and leaves no gradients behind; state is in
     ``optimizer.state``, hyperparameters are read from its groups at every call, so learning rate
-    schedulers, ``state_dict`` and step hooks work as ever. Gradients of parameters outside the
-    optimizer, or of all without one, are written to ``.grad``, or added to what is there.
+    schedulers and ``state_dict`` work as ever; the optimizer's step hooks run after the update.
+    Gradients of parameters outside the optimizer, or of all without one, are written to ``.grad``,
+    or added to what is there.
 
     Args:
         fn: called as ``fn(*batch)``, closing over the model; returns the scalar loss, or a tuple
@@ -149,8 +150,10 @@ class Step:
             cause = _torch.cause_in_backend(error)
             if cause is None or cause is error:
                 raise
-            raise cause from None
-        return (result[0].detach(), *result[1:]) if isinstance(result, tuple) else result.detach()
+        else:
+            return _handed_out(result)
+        cause.__context__ = None  # the frames of the capture would hold memory
+        raise cause.with_traceback(None)
 
     def report(self) -> Report:
         """Describe the plan and the last step.
@@ -224,6 +227,8 @@ def _parameters(program: Program, real: Sequence[Any], updates: Updates) -> dict
                 f"an input of shape {tuple(tensor.shape)} requires a gradient and is no parameter: "
                 "detach it, or use tightrope.compile, which returns its gradient."
             )
+        if not tensor.numel():
+            raise CaptureError("a parameter without elements requires a gradient: freeze it.")
         found[position] = tensor
     return found
 
@@ -248,6 +253,10 @@ def _detached(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _detached(item) for key, item in value.items()}
     return value
+
+
+def _handed_out(result: Any) -> Any:
+    return (result[0].detach(), *result[1:]) if isinstance(result, tuple) else result.detach()
 
 
 def _uncapturable(error: BaseException) -> CaptureError:

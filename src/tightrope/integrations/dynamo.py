@@ -1,0 +1,115 @@
+"""`torch.compile(model, backend="tightrope", options={"budget": "8GiB"})`.
+
+For code that owns its call of ``torch.compile`` (trainers that take a backend by name). Every graph
+that Dynamo hands over gets a plan of its own under the one budget; `tightrope.compile` is the
+better door where there is a choice: it sees the whole call as one graph and has a report.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from tightrope.capture import _torch
+from tightrope.capture.api import RECOMPILE_LIMIT
+from tightrope.capture.dynamo import make_backend
+from tightrope.core import TightropeError
+from tightrope.run.compile import Handle, host_of, parse_budget
+from tightrope.run.progress import Progress
+from tightrope.run.runner import Options
+
+VARIABLE = "TIGHTROPE_BUDGET"
+"""Environment variable that holds the budget where options cannot be passed."""
+
+_KNOWN = {"budget": None, "verify": "first", "seed": 0, "seconds": None, "progress": None}
+
+
+def backend(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Plan one graph of Dynamo's under a budget and return what runs it.
+
+    Args:
+        module: the graph.
+        inputs: its inputs; symbolic sizes are planned once per size that occurs.
+        options: ``budget`` (``"8GiB"``, bytes or ``"60%"``; default: the environment variable
+            ``TIGHTROPE_BUDGET``), ``verify``, ``seed``, ``seconds`` and ``progress`` as in
+            `tightrope.compile`.
+
+    Raises:
+        TightropeError: no budget, or an option that does not exist.
+        BudgetSyntaxError: the budget is not an amount of memory.
+        InfeasibleError: no plan fits.
+
+    Example:
+        >>> import torch
+        >>> model = torch.compile(torch.nn.Linear(8, 8), backend="tightrope", options={"budget": "64MiB"})
+        >>> model(torch.ones(2, 8)).sum().backward()
+    """
+    given = _given(options or {})
+    if any(_symbolic(value) for value in inputs):
+        return _per_size(module, given)
+    return _planned(module, list(inputs), given)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {**options, **(options.get("options") or {})}
+    flat.pop("options", None)
+    unknown = sorted(set(flat) - set(_KNOWN))
+    if unknown:
+        raise TightropeError(f"no option is called {unknown[0]!r}; there are: {', '.join(_KNOWN)}.")
+    given = {**_KNOWN, **flat}
+    if given["budget"] is None:
+        given["budget"] = os.environ.get(VARIABLE)
+    if given["budget"] is None:
+        raise TightropeError(
+            'no budget: pass options={"budget": "8GiB"} to torch.compile, '
+            f"or set the environment variable {VARIABLE}."
+        )
+    return given
+
+
+def _symbolic(value: Any) -> bool:
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str, Any]) -> Callable[..., Any]:
+    wanted = Options(
+        parse_budget(given["budget"], None),
+        verify=given["verify"] == "first",
+        seed=given["seed"],
+        seconds=given["seconds"],
+    )
+    handle = Handle(given["budget"], wanted, progress=Progress(shown=given["progress"]))
+    handle.ledger.mark()
+    planned = make_backend(host_of(weakref.ref(handle)), name="torch.compile")(module, inputs)
+
+    def call(*args: Any) -> Any:
+        handle.ledger.mark()
+        with _torch.calling(RECOMPILE_LIMIT):
+            return planned(*args)
+
+    return call
+
+
+def _per_size(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> Callable[..., Any]:
+    """A plan is for one size: trace the graph again for each that occurs."""
+    plain = torch.fx.GraphModule(module, module.graph)  # Dynamo does not trace its own lazy modules
+
+    def one_call(*args: Any) -> Any:
+        return plain(*args)
+
+    def again(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return _planned(graph, inputs, given)
+
+    compiled = torch.compile(one_call, backend=again, fullgraph=True, dynamic=False)
+
+    def call(*args: Any) -> Any:
+        with _torch.calling(RECOMPILE_LIMIT):
+            return compiled(*args)
+
+    return call

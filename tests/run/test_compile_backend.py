@@ -1,0 +1,83 @@
+"""`torch.compile(..., backend="tightrope")`."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from training import Blocks, Seen, batches, built, play
+
+from tightrope.integrations.dynamo import VARIABLE, backend
+
+DATA = batches(4)
+
+
+def loop(model: nn.Module, see: Seen) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in DATA[:3]:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        see(loss)
+        see.gradients(model)
+        optimizer.step()
+    with torch.no_grad():
+        see(model(DATA[3][0]))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+
+
+def test_the_backend_is_found_by_name() -> None:
+    assert "tightrope" in torch.compiler.list_backends()
+
+
+@pytest.mark.parametrize("options", [{"budget": "8MiB"}, {"options": {"budget": 8 << 20}, "seed": 1}])
+def test_training_equals_eager(options: dict[str, object]) -> None:
+    wanted = play(built(Blocks), loop)
+    model = torch.compile(built(Blocks), backend="tightrope", options=options)
+    assert play(model, loop) == wanted
+
+
+def test_the_budget_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "8MiB")
+    wanted = play(built(Blocks), loop)
+    assert play(torch.compile(built(Blocks), backend="tightrope"), loop) == wanted
+
+
+def test_sizes_that_change_get_a_plan_each() -> None:
+    def sizes(model: nn.Module, see: Seen) -> None:
+        for size in (1024, 512, 256, 512, 1024):
+            model.zero_grad()
+            x, y = DATA[0][0][:size], DATA[0][1][:size]
+            functional.cross_entropy(model(x), y).backward()
+            see.gradients(model)
+
+    wanted = play(built(Blocks), sizes)
+    model = torch.compile(built(Blocks), backend="tightrope", options={"budget": "16MiB"})
+    assert play(model, sizes) == wanted
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, with any backend
+def test_graph_breaks_give_several_plans() -> None:
+    class Broken(Blocks):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layers[0](x)
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    wanted = play(built(Broken), loop)
+    model = torch.compile(built(Broken), backend="tightrope", options={"budget": "16MiB"})
+    assert play(model, loop) == wanted
+
+
+def test_a_missing_budget_and_an_unknown_option_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    x = DATA[0][0]
+    with pytest.raises(Exception, match=f"no budget.*{VARIABLE}"):
+        torch.compile(Blocks(), backend=backend)(x)
+    with pytest.raises(Exception, match="no option is called 'budgett'"):
+        torch.compile(Blocks(), backend=backend, options={"budgett": 1})(x)
+    with pytest.raises(Exception, match="smallest feasible found"):
+        torch.compile(Blocks(), backend=backend, options={"budget": "300KiB"})(x)
