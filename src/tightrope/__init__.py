@@ -31,6 +31,7 @@ from tightrope.plan.api import plan
 from tightrope.run.compile import compile
 from tightrope.run.replay import Replay, replay
 from tightrope.run.report import Report, report
+from tightrope.run.step import Step, step
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "PlanFileError",
     "Replay",
     "Report",
+    "Step",
     "TightropeError",
     "VerificationError",
     "capture",
@@ -57,4 +59,5 @@ __all__ = [
     "plan",
     "replay",
     "report",
+    "step",
 ]

@@ -169,6 +169,7 @@ def test_a_plan_per_shape() -> None:
     runners = handle_of(model).runners
     assert len(runners) == 4
     assert [runner.num_steps for runner in runners] == [3, 2, 2, 1]
+    assert tightrope.report(model).arena == runners[2].chosen.arena  # the last batch had the third size
 
 
 def test_a_dataclass_of_outputs_with_a_loss_inside_and_one_outside() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training import Blocks, Loop, Seen, batches, built, captured, play, same
 
-from benchmarks.zoo import build
 import tightrope
+from benchmarks.zoo import build
 from tightrope.run.compile import handle_of
 
 DATA = batches(4)
@@ -66,7 +66,7 @@ RANDOM: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_random_ops_draw_once_and_leave_the_state_of_eager(name: str, share: float) -> None:
     x = DATA[0][0]
-    if name == "dropout of everything":  # eager draws a mask and multiplies it by zero; the captured op does not
+    if name == "dropout of everything":  # the captured op draws a mask, eager does not
         same(lambda: Around(RANDOM[name]()), train(x), (x,), share=share, twin=captured)
     else:
         same(lambda: Around(RANDOM[name]()), train(x), (x,), share=share)
@@ -172,14 +172,24 @@ class Nested(nn.Module):
         self.embedding, self.linear = nn.Embedding(10, 32), nn.Linear(32, 32)
 
     def forward(
-        self, batch: dict[str, Any], pair: tuple[Tensor, list[Tensor]], *, flag: bool, pack: Pack | None = None
+        self,
+        batch: dict[str, Any],
+        pair: tuple[Tensor, list[Tensor]],
+        *,
+        flag: bool,
+        pack: Pack | None = None,
     ) -> dict[str, Any]:
         x = batch["x"] + self.embedding(batch["inner"]["ids"])
         for extra in (pair[0], *pair[1]):
             x = x + functional.gelu(self.linear(extra))
         if pack is not None:
             x = x + pack.x * pack.scale
-        return {"out": x if flag else -x, "nothing": None, "parts": (x.detach().mean(), [x.sum()]), "name": "n"}
+        return {
+            "out": x if flag else -x,
+            "nothing": None,
+            "parts": (x.detach().mean(), [x.sum()]),
+            "name": "n",
+        }
 
 
 def test_nested_inputs_keyword_arguments_and_none_among_the_outputs() -> None:
@@ -255,7 +265,10 @@ def test_channels_last() -> None:
     images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(2))
     images = images.to(memory_format=torch.channels_last)
     same(
-        lambda: Convolutional(nn.Identity()).to(memory_format=torch.channels_last), train(images), (images,), share=0.2
+        lambda: Convolutional(nn.Identity()).to(memory_format=torch.channels_last),
+        train(images),
+        (images,),
+        share=0.2,
     )
 
 

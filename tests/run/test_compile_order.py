@@ -1,6 +1,7 @@
 """Forwards and backwards in any order: several in the air, twice, never, interrupted."""
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -222,8 +223,11 @@ def test_the_limit_ends_with_the_last_model_and_arenas_are_given_back() -> None:
     functional.cross_entropy(model(x), y).backward()
     assert native.limit is not None
     assert native.stats().charged > before
+    runner = weakref.ref(handle_of(model).runners[0])
     del model
     gc.collect()
+    gc.collect()
+    assert runner() is None
     assert native.limit is None
     assert native.stats().charged <= before
 

@@ -4,10 +4,12 @@ Each private name has a probe, so that `tightrope doctor` and a test can list wh
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
 """
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ PROBES: dict[str, str] = {
     "ddp optimizer": "torch._dynamo.config.optimize_ddp",
     "recompile limit": "torch._dynamo.config.recompile_limit",
     "unsupported": "torch._dynamo.exc.Unsupported",
+    "forget code": "torch._C._dynamo.eval_frame.reset_code",
     "tracing callbacks": "torch._dynamo.callback.callback_handler",
     "recompile error": "torch._dynamo.exc.FailOnRecompileLimitHit",
     "leave fake mode": "torch._subclasses.fake_tensor.unset_fake_temporarily",
@@ -62,6 +65,15 @@ def probe() -> dict[str, bool]:
 def storage_key(tensor: torch.Tensor) -> int:
     """Identify the storage that a (fake) tensor looks into."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def watch_storage(tensor: torch.Tensor) -> Callable[[], bool]:
+    """Return a function that tells whether the storage of ``tensor`` is gone, without keeping it."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    expired: Callable[[], bool] = reference.expired
+    return expired
 
 
 def keeps_graph() -> bool:
@@ -102,9 +114,17 @@ def aot_backend(
 def unsupported_errors() -> tuple[type[BaseException], ...]:
     """List the errors by which Dynamo says that it cannot trace something as one graph."""
     import torch._dynamo.exc as exc
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    names = ("Unsupported", "UserError", "FailOnRecompileLimitHit", "RecompileLimitExceeded")
-    return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
+    names = (
+        "Unsupported",
+        "UserError",
+        "InternalTorchDynamoError",
+        "FailOnRecompileLimitHit",
+        "RecompileLimitExceeded",
+    )
+    found = [getattr(exc, name) for name in names if hasattr(exc, name)]
+    return (*found, GuardOnDataDependentSymNode)
 
 
 @contextmanager
@@ -114,7 +134,8 @@ def calling(recompile_limit: int) -> Iterator[None]:
     Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of
     custom ops at the first run is switched off: it runs ops under a dispatch mode, in which they
     make other allocations than ever after. Dynamo's cutting of graphs inside
-    DistributedDataParallel is off too: one plan per step needs one graph.
+    DistributedDataParallel is off too: one plan per step needs one graph. Hooks are guarded, so that
+    one which comes or goes later is seen.
     """
     import torch._dynamo.config as config
     import torch._functorch.config as functorch
@@ -124,6 +145,7 @@ def calling(recompile_limit: int) -> Iterator[None]:
         "recompile_limit": recompile_limit,
         "accumulated_recompile_limit": 4 * recompile_limit,
         "optimize_ddp": False,
+        "skip_nnmodule_hook_guards": False,
     }
     check: dict[str, Any] = (
         {"check_custom_op_aliasing": False} if hasattr(functorch, "check_custom_op_aliasing") else {}
@@ -160,6 +182,25 @@ def _end_tracing(_: object) -> None:
     if filters is not None:
         _THREAD.filters = None
         filters.__exit__(None, None, None)
+
+
+def own_code(function: Callable[..., Any]) -> Callable[[], None]:
+    """Give a function a code object of its own; return what makes Dynamo forget it.
+
+    Dynamo keeps what it compiled on the code object, and counts there against its limit. Shared by
+    all closures of one line, or left to the garbage collector (what was compiled refers back to the
+    code in a way that it cannot see), it would never be released.
+    """
+    assert isinstance(function, FunctionType)
+    code = function.__code__ = function.__code__.replace()
+
+    def forget() -> None:
+        if not sys.is_finalizing():
+            from torch._C._dynamo.eval_frame import reset_code
+
+            reset_code(code)
+
+    return forget
 
 
 def reset_dynamo() -> None:

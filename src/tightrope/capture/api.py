@@ -13,7 +13,6 @@ from tightrope.core import CaptureError, Graph, TightropeError
 from tightrope.native.allocator import Allocator
 from tightrope.price.store import PriceStore
 
-
 RECOMPILE_LIMIT = 256
 """Shapes (and train/eval, grad/no-grad) that one model may be captured for."""
 
@@ -52,8 +51,8 @@ def capture_program(
     except _torch.unsupported_errors() as error:
         first = str(error).strip().splitlines()[0]
         raise CaptureError(
-            f"{type(model).__name__} cannot be captured as one graph: {first}. Remove the data-dependent part, "
-            "or use tightrope.replay(budget=...), which needs no capture."
+            f"{type(model).__name__} cannot be captured as one graph: {first}. Remove the data-dependent "
+            "part, or use tightrope.replay(budget=...), which needs no capture."
         ) from error
     except Exception as error:
         cause = _torch.cause_in_backend(error)

@@ -158,7 +158,8 @@ class _Builder:
         results = _tensors(tensor_of(node))
         if not results:
             raise CaptureError(
-                f"{node.target} at {source_line(node)} gives no tensor: data-dependent values cannot be planned."
+                f"{node.target} at {source_line(node)} gives no tensor: "
+                "data-dependent values cannot be planned."
             )
         members = {user.args[1]: user for user in node.users if "getitem" in str(user.target)}
         named: dict[int | None, torch.fx.Node] = {k: v for k, v in members.items() if isinstance(k, int)}
@@ -172,7 +173,8 @@ class _Builder:
             return
         if len({_torch.storage_key(value) for value in new}) < len(results):
             raise CaptureError(
-                f"{node.target} at {source_line(node)} returns a new tensor together with a view of another one."
+                f"{node.target} at {source_line(node)} returns a new tensor together with a view of another "
+                "one: it cannot be planned."
             )
         self._op(node, call, results)
 
@@ -199,19 +201,21 @@ class _Builder:
                 self.roots[storage] = call.results[position]
         reads = self._reads(call)
         op = len(self.ops)
+        replay = (
+            replays.replay_of(node, call, state, saved) if drawn else replays.without_statistics(node, call)
+        )
+        flags = _flags(node, drawn)
+        if replay is not None:
+            flags |= Flag.NEVER_RECOMPUTE  # its replay runs instead
+            self.replays.append((op, replay))
         self.ops.append(
             Op(
                 op, node.name, str(node.target), reads, tuple(created),
-                flags=_flags(node, drawn), phase=self.phase_of(node),
+                flags=flags, phase=self.phase_of(node),
                 module=module_path(node), source=source_line(node),
             )
         )  # fmt: skip
         self.calls[op] = call
-        replay = (
-            replays.replay_of(node, call, state, saved) if drawn else replays.without_statistics(node, call)
-        )
-        if replay is not None:
-            self.replays.append((op, replay))
 
     def _save_state(self, node: torch.fx.Node, call: Call) -> StorageId:
         """Add the op that saves the generator's state just before a random op."""

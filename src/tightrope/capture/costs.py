@@ -174,8 +174,8 @@ def _does_not_fit(graph: Graph, op: Op, allocator: Allocator | None, reason: str
     bound = graph.persistent + needs
     return InfeasibleError(
         f"asked {format_bytes(asked)}: {op.describe()} alone does not fit beside what the step must hold "
-        f"({format_bytes(graph.persistent)} parameters, state and inputs + at least {format_bytes(needs)} for this op). "
-        f"{reason}. Use a smaller batch or a larger budget.",
+        f"({format_bytes(graph.persistent)} parameters, state, inputs + at least {format_bytes(needs)} for "
+        f"this op). {reason}. Use a smaller batch or a larger budget.",
         asked=asked,
         lower_bound=bound,
         op=op.describe(),

@@ -12,7 +12,6 @@ import torch
 from tightrope.core import Bytes
 from tightrope.native.allocator import Allocator
 
-
 _ALL: "weakref.WeakSet[Arenas]" = weakref.WeakSet()
 
 

@@ -1,9 +1,10 @@
 """A plan made executable: code, registered addresses, and where the forward ends."""
 
+import itertools
 from dataclasses import dataclass
 
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, Compute, Graph, Plan, Trace
+from tightrope.core import Bytes, Compute, Free, Graph, Plan, Trace
 from tightrope.native.allocator import Allocator
 from tightrope.plan import timeline
 from tightrope.run.emit import Code, emit
@@ -21,6 +22,8 @@ class Chosen:
         num_forward: of those, before control returns to the user.
         arena: bytes.
         forecast: allocations with lifetimes, as planned.
+        released: bytes of new values of mutated inputs (running statistics): they live when the
+            forward returns and are gone when the backward begins.
         allocator: where the addresses are registered.
     """
 
@@ -31,6 +34,7 @@ class Chosen:
     num_forward: int
     arena: Bytes
     forecast: Trace
+    released: Bytes
     allocator: Allocator | None
 
     def __del__(self) -> None:
@@ -45,8 +49,19 @@ def choose(program: Program, plan: Plan, allocator: Allocator | None) -> Chosen:
     table = allocator.register_plan(sizes, plan.offsets) if allocator is not None else -1
     return Chosen(
         plan, emit(program, plan.schedule), table, len(sizes),
-        _num_forward(program.graph, plan), plan.forecast.arena, trace, allocator,
+        _num_forward(program.graph, plan), plan.forecast.arena, trace,
+        _released(program.graph, plan), allocator,
     )  # fmt: skip
+
+
+def _released(graph: Graph, plan: Plan) -> Bytes:
+    """Bytes that the schedule frees right after control has returned to the user."""
+    steps = plan.schedule.steps
+    if graph.split < 0:
+        return 0
+    after = steps.index(Compute(graph.boundary - 1)) + 1
+    freed = itertools.takewhile(lambda step: isinstance(step, Free), steps[after:])
+    return sum(graph.storages[step.storage].size for step in freed if isinstance(step, Free))
 
 
 def _num_forward(graph: Graph, plan: Plan) -> int:

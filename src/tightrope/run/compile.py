@@ -9,29 +9,21 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT
-from tightrope.capture.dynamo import make_backend
+from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, Machine, TightropeError, parse_bytes
+from tightrope.core import Bytes, CaptureError, Machine, TightropeError, parse_bytes
 from tightrope.run.ledger import Ledger, ledger
 from tightrope.run.progress import Progress
 from tightrope.run.replay import Replay, replay
 from tightrope.run.runner import InferenceRunner, Options, PlannedRunner
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-
-
-class Runner(Protocol):
-    """See `tightrope.capture.dynamo.Runner`."""
-
-    def forward(self, args: list[Any]) -> list[Any]: ...
-    def backward(self, args: list[Any]) -> list[Any]: ...
-    def inference(self, args: list[Any]) -> list[Any]: ...
 
 
 class Handle:
@@ -42,6 +34,7 @@ class Handle:
         budget: as asked.
         runners: training graphs in order of capture.
         replay: the L0 recorder, when that level is used.
+        forget: makes Dynamo drop what it compiled for the model.
     """
 
     def __init__(self, budget: str | int, options: Options, *, progress: Progress) -> None:
@@ -49,14 +42,18 @@ class Handle:
         self.budget, self.options, self.progress = budget, options, progress
         self.runners: list[PlannedRunner] = []
         self.replay: Replay | None = None
+        self.forget: Callable[[], None] = lambda: None
         self.ledger: Ledger = ledger()
         self._inside_step = False
 
     def __del__(self) -> None:
         with suppress(TightropeError):  # nobody is left to hear that the last step did not fit
             self.end_step()
+        if self.replay is not None:
+            self.replay.close()
         for runner in self.runners:
             runner.close()
+        self.forget()
 
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Make the runner of a captured graph."""
@@ -76,6 +73,7 @@ class Handle:
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
             )
+        self.ledger.hold(self, self.options.budget)
         self.replay = replay(budget=self.options.budget)
         warnings.warn(
             f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}",
@@ -177,8 +175,11 @@ def compile(
         # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
+    handle.forget = _torch.own_code(one_call)
     planned = torch.compile(one_call, backend=backend, fullgraph=True, dynamic=False)
-    model._compiled_call_impl = _entry(weakref.ref(model), handle, planned)
+    if model in _HANDLES:
+        handle.ledger.release(_HANDLES[model])
+    model._compiled_call_impl = _entry(handle, planned, one_call)
     _HANDLES[model] = handle
     if example is not None:
         _plan_ahead(model, example)
@@ -198,7 +199,8 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
     size = parse_bytes(budget)
     if machine is not None and size > machine.tiers[0].bytes:
         raise TightropeError(
-            f"budget {budget!r} is more than {machine.name} has ({machine.tiers[0].bytes} bytes of {machine.tiers[0].name})."
+            f"budget {budget!r} is more than {machine.name} has "
+            f"({machine.tiers[0].bytes} bytes of {machine.tiers[0].name})."
         )
     return size
 
@@ -214,18 +216,17 @@ def host_of(reference: "weakref.ref[Handle]") -> Callable[[Program, Sequence[Any
     return host
 
 
-def _entry(
-    reference: "weakref.ref[torch.nn.Module]", handle: Handle, planned: Callable[..., Any]
-) -> Callable[..., Any]:
+def _entry(handle: Handle, planned: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     unsupported = _torch.unsupported_errors()
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # part of a larger model that is being captured
+            return plain(*args, **kwargs)
         if handle.level == "L0":
             handle.next_step()
-            model = reference()
-            assert model is not None
-            return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return plain(*args, **kwargs)
         handle.ledger.mark()
+        refused: BaseException | None = None
         try:
             with _torch.calling(RECOMPILE_LIMIT):
                 return planned(*args, **kwargs)
@@ -235,7 +236,12 @@ def _entry(
             cause = _torch.cause_in_backend(error)
             if cause is None or cause is error:
                 raise
-            raise cause from None
+            if not isinstance(cause, CaptureError):
+                refused = cause
+            reason = _reason(cause)
+        if refused is not None:
+            refused.__context__ = None  # the frames of the capture would hold memory
+            raise refused.with_traceback(None)
         handle.drop_to_replay(reason)
         return call(*args, **kwargs)
 

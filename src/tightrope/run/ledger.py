@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tightrope.capture import _torch
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.allocator import Allocator, allocator
@@ -56,7 +57,7 @@ class Ledger:
         self.marked: Bytes = 0
         self._open_step: Callable[[], None] | None = None
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
-        self._older: dict[int, tuple[weakref.ref[torch.Tensor], Bytes]] = {}
+        self._older: dict[int, tuple[Callable[[], bool], Bytes]] = {}
 
     def hold(self, owner: object, budget: Bytes) -> None:
         """Hold the process to ``budget`` for as long as ``owner`` lives; the largest of several counts."""
@@ -83,7 +84,7 @@ class Ledger:
     @property
     def older(self) -> Bytes:
         """Bytes of known tensors that the hook did not serve."""
-        return sum(size for _, size in self._older.values())
+        return sum(size for gone, size in self._older.values() if not gone())
 
     def note_tensors(self, tensors: Iterable[Any]) -> None:
         """Look for tensors older than the hook and adjust the limit."""
@@ -95,8 +96,8 @@ class Ledger:
                 address = tensor.untyped_storage().data_ptr()
                 if address and address not in self._older and not self.allocator.owns(address):
                     size = round_up(tensor.untyped_storage().nbytes())
-                    self._older[address] = (weakref.ref(tensor), size)
-        dead = [address for address, (tensor, _) in self._older.items() if tensor() is None]
+                    self._older[address] = (_torch.watch_storage(tensor), size)
+        dead = [address for address, (gone, _) in self._older.items() if gone()]
         for address in dead:
             del self._older[address]
         if dead or len(self._older) != before:

@@ -1,12 +1,13 @@
 """What was planned, what happened, and why: one value per compiled model."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
 from tightrope.core import Bytes, Reason, format_bytes
 from tightrope.run.compile import handle_of
+from tightrope.run.replay import Replay
 from tightrope.run.runner import PlannedRunner
 
 
@@ -69,17 +70,27 @@ class Report:
             + (f" + outside {format_bytes(self.outside)}" if self.outside else ""),
             f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
             f"(difference {self.forecast_peak - self.observed_peak} B)",
-            f"recomputed {self.num_recomputed} ops, {self.overhead:.1f} % more time; no plan needs less than {format_bytes(self.bound)}",
+            f"recomputed {self.num_recomputed} ops, {self.overhead:.1f} % more time; "
+            f"no plan needs less than {format_bytes(self.bound)}",
             f"verified: {self.verified}",
         ]
+        if self.divergences:
+            lines.append(f"{self.divergences} divergences from the plan since the start")
         return "\n".join(lines)
 
 
-def report(model: torch.nn.Module) -> Report:
-    """Describe the plan and the last step of a compiled model.
+class Reporting(Protocol):
+    """Something that describes itself, such as `tightrope.Step`."""
+
+    def report(self) -> Report:
+        """Describe the plan and the last step."""
+
+
+def report(model: torch.nn.Module | Reporting) -> Report:
+    """Describe the plan and the last step of a compiled model, or of a `tightrope.step`.
 
     Raises:
-        TightropeError: the model was not compiled.
+        TightropeError: the model was not compiled, or the step has not run.
 
     Example:
         >>> import torch, tightrope
@@ -88,23 +99,44 @@ def report(model: torch.nn.Module) -> Report:
         >>> tightrope.report(model).level
         'L1'
     """
+    if not isinstance(model, torch.nn.Module):
+        return model.report()
     handle = handle_of(model)
     if handle.level == "L0":
         replayed = handle.replay
         assert replayed is not None
-        return Report(
-            "L0", handle.why, replayed.enforced, handle.ledger.budget_of(handle), 0, replayed.arena, 0, replayed.live_peak,
-            replayed.live_peak, 0, 0.0, 0, 0, "not needed: the model runs unchanged", 0, (), (),
-        )  # fmt: skip
+        return _replaying(handle.why, replayed)
     if not handle.runners:
-        return Report(
-            "L1", "no training step has run yet", handle.ledger.allocator is not None, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0,
-            "nothing yet", 0, (), (),
-        )  # fmt: skip
-    return _planned(handle.runners[-1])
+        budget = handle.options.budget if isinstance(handle.options.budget, int) else 0
+        return _empty(
+            "L1", "no training step has run yet", budget, enforced=handle.ledger.allocator is not None
+        )
+    return planned_report(max(handle.runners, key=lambda runner: runner.last_used))
 
 
-def _planned(runner: PlannedRunner) -> Report:
+def _empty(level: str, why: str, budget: Bytes, *, enforced: bool) -> Report:
+    return Report(
+        level=level, why=why, enforced=enforced, budget=budget, persistent=0, arena=0, outside=0,
+        forecast_peak=0, observed_peak=0, observed_total=0, overhead=0.0, bound=0, num_recomputed=0, verified="nothing yet",
+        divergences=0, reasons=(), recomputed=(),
+    )  # fmt: skip
+
+
+def _replaying(why: str, replayed: Replay) -> Report:
+    return replace(
+        _empty("L0", why, replayed.budget, enforced=replayed.enforced),
+        persistent=replayed.external,
+        arena=replayed.arena,
+        forecast_peak=replayed.live_peak,
+        observed_peak=replayed.live_peak,
+        observed_total=replayed.charged_peak,
+        verified="not needed: the model runs unchanged",
+        divergences=int(replayed.divergence is not None),
+    )
+
+
+def planned_report(runner: PlannedRunner) -> Report:
+    """Describe the plan and the last step of one captured program."""
     assert runner.chosen is not None
     plan, graph = runner.chosen.plan, runner.program.graph
     counts: dict[int, int] = {}
@@ -117,7 +149,7 @@ def _planned(runner: PlannedRunner) -> Report:
     shift = runner.persistent - graph.persistent
     return Report(
         level="L1",
-        why=runner.ledger.note,
+        why="; ".join(note for note in (runner.ledger.note, runner.note) if note),
         enforced=runner.ledger.allocator is not None,
         budget=runner.budget,
         persistent=runner.persistent,

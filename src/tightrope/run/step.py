@@ -24,7 +24,7 @@ from tightrope.core import Bytes, CaptureError, TightropeError, parse_bytes
 from tightrope.run.ledger import Ledger, ledger
 from tightrope.run.optim import Updates
 from tightrope.run.progress import Progress
-from tightrope.run.report import Report, _planned
+from tightrope.run.report import Report, planned_report
 from tightrope.run.runner import Options
 from tightrope.run.step_runner import StepRunner
 
@@ -163,7 +163,7 @@ class Step:
         """
         if not self.runners:
             raise TightropeError("no training step has run yet: call the step first.")
-        return _planned(max(self.runners, key=lambda runner: runner.last_used))
+        return planned_report(max(self.runners, key=lambda runner: runner.last_used))
 
     def runner(self, program: Program, real: Sequence[Any]) -> StepRunner:
         """Make a runner and hold the process to its budget."""

@@ -119,8 +119,9 @@ def verify(
         for position, (a, b) in enumerate(zip(left, right, strict=True)):
             if a != b:
                 raise VerificationError(
-                    f"{what} {position} of the planned step differs from {reference_name}. Nothing was returned. "
-                    "An op that is not deterministic may be the cause: try torch.use_deterministic_algorithms(True)."
+                    f"{what} {position} of the planned step differs from {reference_name}. Nothing was "
+                    "returned. An op that is not deterministic may be the cause: try "
+                    "torch.use_deterministic_algorithms(True)."
                 )
     if wanted_state != found_state:
         raise VerificationError(f"the random state after the planned step differs from {reference_name}.")
