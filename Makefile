@@ -20,16 +20,16 @@ demo: native
 	$(BIN)/tightrope demo
 
 test: native
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: native
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" -x
+	$(BIN)/python -m pytest -n 2 -m "not slow" -x
 
 bench: native
 	$(BIN)/python -m benchmarks spine

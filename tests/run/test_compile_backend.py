@@ -1,5 +1,8 @@
 """`torch.compile(..., backend="tightrope")`."""
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +10,7 @@ from torch.nn import functional
 from training import Blocks, Seen, batches, built, play
 
 from tightrope.integrations.dynamo import VARIABLE, backend
+from tightrope.native.allocator import allocator
 
 DATA = batches(4)
 
@@ -25,7 +29,10 @@ def loop(model: nn.Module, see: Seen) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> None:
+def _fresh() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert allocator().limit is None
     torch._dynamo.reset()
 
 

@@ -63,13 +63,12 @@ RANDOM: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_random_ops_draw_once_and_leave_the_state_of_eager(name: str, share: float) -> None:
+def test_random_ops_draw_once_and_leave_the_state_of_eager(name: str) -> None:
     x = DATA[0][0]
     if name == "dropout of everything":  # the captured op draws a mask, eager does not
-        same(lambda: Around(RANDOM[name]()), train(x), (x,), share=share, twin=captured)
+        same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0, twin=captured)
     else:
-        same(lambda: Around(RANDOM[name]()), train(x), (x,), share=share)
+        same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0)
 
 
 class Convolutional(nn.Module):
@@ -283,7 +282,7 @@ def test_a_model_on_two_threads() -> None:
 
 
 def test_a_recurrent_net() -> None:
-    x = torch.randn(6, 16, 32, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(2))
 
     class Recurrent(nn.Module):
         def __init__(self) -> None:

@@ -31,6 +31,8 @@ from tightrope.native.allocator import Allocator
 from tightrope.price.measure import Measured, measure
 from tightrope.price.store import PriceStore
 
+_NORMS = (torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default)
+
 Tick = Callable[[int, int, str], None]
 """Progress: (done, total, what)."""
 
@@ -64,7 +66,7 @@ def price_program(
         for done, op in enumerate(graph.all_ops()):
             call = program.calls[op.id]
             ops.append(op if call is None else _priced(program, op, call, given, wide, allocator, store))
-            wide |= _widened(program, ops[-1])
+            wide |= _widened(program, ops[-1]) | _wide_statistics(program, call, allocator)
             if tick is not None:
                 tick(done + 1, total, op.target)
     store.save()
@@ -98,6 +100,15 @@ def _widened(program: Program, op: Op) -> set[StorageId]:
         if item.bytes == 2 * fake.untyped_storage().nbytes():
             found.add(item.storage)
     return found
+
+
+def _wide_statistics(program: Program, call: Call | None, allocator: Allocator | None) -> set[StorageId]:
+    """The same by rule, where no allocation is observed: layer and group norm with float32 weights."""
+    if allocator is not None or call is None or call.target not in _NORMS:
+        return set()
+    weight = next((node for node in input_nodes(call) if tensor_of(node).dtype is torch.float32), None)
+    statistics = [node for position, node in call.results.items() if position in (1, 2)]
+    return {program.storage_of[node] for node in statistics} if weight is not None else set()
 
 
 def _priced(

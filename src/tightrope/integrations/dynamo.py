@@ -85,6 +85,9 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
         seconds=given["seconds"],
     )
     handle = Handle(given["budget"], wanted, progress=Progress(shown=given["progress"]))
+    owner = next((value for value in inputs if isinstance(value, torch.nn.Parameter)), None)
+    if owner is not None:  # Dynamo keeps what it compiled, and with it the handle, longer than the model
+        weakref.finalize(owner, handle.close)
     handle.ledger.mark()
     planned = make_backend(host_of(weakref.ref(handle)), name="torch.compile")(module, inputs)
 

@@ -47,6 +47,11 @@ class Handle:
         self._inside_step = False
 
     def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lift the budget and give back what no step is using."""
+        self.ledger.release(self)
         with suppress(TightropeError):  # nobody is left to hear that the last step did not fit
             self.end_step()
         if self.replay is not None:
@@ -57,6 +62,7 @@ class Handle:
 
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Make the runner of a captured graph."""
+        self.ledger.survey()
         if program.num_forward_outputs == len(program.outputs):
             if isinstance(self.options.budget, int):
                 self.ledger.hold(self, self.options.budget)
@@ -178,7 +184,7 @@ def compile(
     handle.forget = _torch.own_code(one_call)
     planned = torch.compile(one_call, backend=backend, fullgraph=True, dynamic=False)
     if model in _HANDLES:
-        handle.ledger.release(_HANDLES[model])
+        _HANDLES[model].close()
     model._compiled_call_impl = _entry(handle, planned, one_call)
     _HANDLES[model] = handle
     if example is not None:

@@ -12,22 +12,24 @@ Between steps the limit stays on: loss, optimizer and user code live under it to
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tightrope.capture import _torch
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.allocator import Allocator, allocator
 from tightrope.run.arenas import reclaimable
+from tightrope.run.replay import uncounted_bytes
 
 
 @dataclass
 class Window:
-    """What was observed while a part of a step ran; all zero without a hook.
+    """What was observed while a part of a step ran; all zero where nobody looked.
 
     Attributes:
         before: largest number of bytes charged since the window before this one.
@@ -104,11 +106,17 @@ class Ledger:
             self._apply()
 
     @contextmanager
-    def window(self) -> Iterator[Window]:
-        """Observe the bytes of what runs inside."""
+    def window(self, *, profiled: bool = False, held: Bytes = 0) -> Iterator[Window]:
+        """Observe the bytes of what runs inside.
+
+        Args:
+            profiled: without a hook, ask torch's profiler (slow); else nothing is observed then.
+            held: bytes that the step holds already, where no hook knows.
+        """
         found = Window()
         if self.allocator is None:
-            yield found
+            with _profiled(found, self.charged() + held) if profiled else nullcontext():
+                yield found
             return
         start = self.allocator.stats()
         found.before = start.charged_peak + self.older
@@ -130,24 +138,49 @@ class Ledger:
         if before is not None:
             before()
 
+    def survey(self) -> None:
+        """Without a hook, count the tensors that Python knows: nobody else does."""
+        if self.allocator is None:
+            self.marked = uncounted_bytes(None)
+
     def mark(self) -> None:
         """Remember what is charged now: a capture that follows holds transient bytes of its own."""
-        self.marked = self._counted()
+        if self.allocator is not None:
+            self.marked = self._counted()
 
     def charged(self) -> Bytes:
         """Bytes held now: what the hook charges, less idle arenas, plus older tensors."""
         return self._counted() + self.older
 
     def _counted(self) -> Bytes:
-        return self.allocator.stats().charged - reclaimable() if self.allocator is not None else 0
+        return self.allocator.stats().charged - reclaimable() if self.allocator is not None else self.marked
 
     def held(self) -> Bytes:
         """Bytes charged now, idle arenas included, plus older tensors."""
-        return (self.allocator.stats().charged if self.allocator is not None else 0) + self.older
+        return (self.allocator.stats().charged if self.allocator is not None else self.marked) + self.older
 
     def charged_at_mark(self) -> Bytes:
         """Bytes charged when `mark` was called last, with all older tensors known by now."""
         return self.marked + self.older
+
+
+@contextmanager
+def _profiled(found: Window, start: Bytes) -> Iterator[None]:
+    """Fill a window from the profiler's memory events."""
+    watcher = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.stop()
+        results = watcher.profiler.kineto_results if watcher.profiler else None
+        events: list[Any] = results.events() if results else []
+        changes = [event for event in events if event.name() == "[memory]"]
+        for event in sorted(changes, key=lambda event: event.start_ns()):
+            size = event.nbytes()
+            found.left += round_up(size) if size > 0 else -round_up(-size)
+            found.above = max(found.above, found.left)
+        found.charged = start + found.above
 
 
 @functools.cache

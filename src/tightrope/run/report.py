@@ -116,10 +116,24 @@ def report(model: torch.nn.Module | Reporting) -> Report:
 
 def _empty(level: str, why: str, budget: Bytes, *, enforced: bool) -> Report:
     return Report(
-        level=level, why=why, enforced=enforced, budget=budget, persistent=0, arena=0, outside=0,
-        forecast_peak=0, observed_peak=0, observed_total=0, overhead=0.0, bound=0, num_recomputed=0, verified="nothing yet",
-        divergences=0, reasons=(), recomputed=(),
-    )  # fmt: skip
+        level=level,
+        why=why,
+        enforced=enforced,
+        budget=budget,
+        persistent=0,
+        arena=0,
+        outside=0,
+        forecast_peak=0,
+        observed_peak=0,
+        observed_total=0,
+        overhead=0.0,
+        bound=0,
+        num_recomputed=0,
+        verified="nothing yet",
+        divergences=0,
+        reasons=(),
+        recomputed=(),
+    )
 
 
 def _replaying(why: str, replayed: Replay) -> Report:

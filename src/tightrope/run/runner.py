@@ -234,7 +234,7 @@ class PlannedRunner:
             if self.options.verify and self.verified is None:
                 self.verified = self._verify(chosen, args)
             arena = self._fit(arena, chosen)
-            with self.ledger.window() as window:
+            with self.ledger.window(profiled=self.num_forwards == 0) as window:
                 replayed = self._replayed(chosen, arena, 0, lambda: chosen.code.forward(args))
         except BaseException:
             self._finish(arena)
@@ -249,7 +249,7 @@ class PlannedRunner:
         flight.release = lambda: runner._finish(arena, retire=retire)
         token = torch.empty(0)
         token.flight = flight  # type: ignore[attr-defined]
-        self.observed_peak = window.above
+        self.observed_peak = window.above or self.observed_peak
         return [*outputs, token]
 
     def backward(self, args: list[Any]) -> list[Any]:
@@ -267,7 +267,7 @@ class PlannedRunner:
         # Planned addresses are for a backward that frees what the forward kept, and for the only one.
         start = flight.reached if flight.kept is None and not flight.num_backwards else -1
         flight.num_backwards += 1
-        with self.ledger.window() as window:
+        with self.ledger.window(profiled=self.num_steps == 0, held=flight.held) as window:
             replayed = self._replayed(flight.chosen, flight.arena, start, lambda: backward(kept, tangents))
         self._note(window)
         self._note_between(window.before - flight.charged)
@@ -277,7 +277,8 @@ class PlannedRunner:
                 self._finish(flight.arena, retire=True)
             flight.land()
         self.num_steps += 1
-        self.observed_peak = max(flight.peak, flight.held - flight.chosen.released + window.above)
+        if window.charged:
+            self.observed_peak = max(flight.peak, flight.held - flight.chosen.released + window.above)
         gradients: list[Any] = replayed.result
         return gradients
 

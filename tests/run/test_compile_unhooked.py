@@ -1,0 +1,64 @@
+"""Without a C++ compiler: the same results, and a report that says what was checked and what was not."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from training import Blocks, Seen, batches, built, play
+
+import tightrope
+from tightrope.price.store import PriceStore
+from tightrope.run import compile as _  # noqa: F401  (the module, before its name is patched)
+from tightrope.run.ledger import Ledger
+
+DATA = batches(3)
+
+
+@pytest.fixture(autouse=True)
+def _unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightrope.run.ledger.compiler", lambda: None)
+    monkeypatch.setattr("tightrope.run.replay.compiler", lambda: None)
+    monkeypatch.setattr(PriceStore, "get", lambda *_: None)
+    monkeypatch.setattr(PriceStore, "save", lambda _: None)
+    ledger = Ledger()
+    monkeypatch.setitem(tightrope.compile.__globals__, "ledger", lambda: ledger)
+
+
+def loop(model: nn.Module, see: Seen) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for x, y in DATA:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        see(loss)
+        see.gradients(model)
+        optimizer.step()
+
+
+def mixed(model: nn.Module, see: Seen) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(DATA[0][0])
+    out.float().square().mean().backward()
+    see.gradients(model)
+
+
+def test_results_are_the_same_and_the_report_says_checked() -> None:
+    wanted = play(built(Blocks), loop)
+    model = tightrope.compile(built(Blocks), budget="4MiB", progress=False)
+    assert play(model, loop) == wanted
+    report = tightrope.report(model)
+    assert not report.enforced
+    assert "checked, not enforced: no C++ compiler" in report.why
+    assert 0 <= report.observed_peak - report.forecast_peak < 65536  # temporaries of kernels are unknown here
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    data = sum(x.nbytes + y.nbytes for x, y in DATA)
+    assert report.persistent >= weights + data
+    assert report.persistent < report.observed_total <= report.budget
+
+
+def test_mixed_precision() -> None:
+    def build() -> nn.Module:
+        return Blocks(dropout=0.0)
+
+    wanted = play(built(build), mixed)
+    assert play(tightrope.compile(built(build), budget="4MiB", progress=False), mixed) == wanted
