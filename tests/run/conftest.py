@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tightrope.capture._torch import reset_dynamo
 from tightrope.native.build import compiler
 from tightrope.run.ledger import ledger
 
@@ -15,4 +16,5 @@ def _no_open_step() -> Iterator[None]:
     yield
     if ledger.cache_info().currsize and compiler() is not None:
         ledger().open_step(None)
-        gc.collect()
+    reset_dynamo()  # compiled code refers to its model
+    gc.collect()

@@ -144,7 +144,7 @@ def test_a_price_that_stays_wrong_ends_planned_addresses(monkeypatch: pytest.Mon
     wanted = step(compiled(share=1.0))
     gc.collect()
     corrupt(monkeypatch, always=True)
-    monkeypatch.setattr("tightrope.run.runner._FreshPrices.get", PriceStore.get)
+    monkeypatch.setattr("tightrope.run.flight.FreshPrices.get", PriceStore.get)
     model = compiled(share=1.0, extra=4 << 20)
     for _ in range(5):
         assert step(model) == wanted

@@ -2,7 +2,8 @@
 
 import copy
 import gc
-import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_zoo_nets_train_with_the_eager_bits(net: str, make: Make) -> None:
     one, two = build(net, scale="test"), build(net, scale="test")
     want = eager(one.model, one.model, [one.inputs] * 5, make(trainable(one.model)))
     optimizer = make(trainable(two.model))
-    got = planned(two.model, two.model, [two.inputs] * 5, optimizer, budget="97%", verify=None)
+    got = planned(two.model, two.model, [two.inputs] * 5, optimizer, budget="99.5%", verify=None)
     assert_same(want, got)
     assert_kept(got)
 
@@ -399,6 +400,8 @@ def test_a_report_is_refused_before_the_first_step() -> None:
         train.report()
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path("examples/whole_step.py", run_name="__main__")
-    assert "weights equal, bit for bit: True" in capsys.readouterr().out
+def test_the_example_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/whole_step.py"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "weights equal, bit for bit: True" in done.stdout, done.stderr

@@ -11,8 +11,8 @@ The next one is measured and planned anew; after a second such step the program 
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import torch
@@ -24,11 +24,11 @@ from tightrope.capture.program import Program
 from tightrope.core import Bytes, InfeasibleError, Plan, TightropeError, format_bytes
 from tightrope.native.allocator import Divergence
 from tightrope.plan import PlanCache, base_schedule, smallest, solve
-from tightrope.price.measure import Measured
 from tightrope.price.store import PriceStore
 from tightrope.run.arenas import Arenas
 from tightrope.run.chosen import Chosen, choose
 from tightrope.run.emit import emit
+from tightrope.run.flight import Flight, FreshPrices, Replayed
 from tightrope.run.ledger import Ledger, Window
 from tightrope.run.progress import Progress
 from tightrope.run.verify import Verified, digest, made_up_tangents, unplanned_step, verify
@@ -56,65 +56,6 @@ class Options:
     seed: int = 0
     seconds: float | None = None
     planner: str = "auto"
-
-
-@dataclass
-class Flight:
-    """A forward whose backward has yet to come.
-
-    Attributes:
-        chosen: the plan that the forward followed.
-        kept: tensors that the backward needs; None when it ran and they are gone.
-        versions: of those that the user can reach, as the forward left them.
-        arena: leased, or None.
-        reached: allocations served as planned so far, -1 after a divergence.
-        held: live bytes that the forward left.
-        peak: live bytes of the forward at its peak.
-        charged: bytes held by everything when the forward returned.
-        num_backwards: that ran.
-    """
-
-    chosen: Chosen
-    kept: list[Any] | None
-    versions: list[int]
-    arena: int | None
-    reached: int
-    held: Bytes
-    peak: Bytes
-    charged: Bytes
-    num_backwards: int = 0
-    release: Callable[[], None] = field(default=lambda: None)
-
-    def land(self) -> None:
-        """Give the arena back, once."""
-        release, self.release = self.release, lambda: None
-        release()
-
-    def __del__(self) -> None:
-        self.land()
-
-
-class _Replayed(NamedTuple):
-    """What a part returned, allocations served as planned (-1 = it diverged), and the divergence."""
-
-    result: Any
-    reached: int
-    divergence: Divergence | None = None
-
-
-class _FreshPrices(PriceStore):
-    """Prices that are measured again, whatever the disk says, and then replace what it says."""
-
-    def __init__(self, env: tuple[tuple[str, str], ...]) -> None:
-        super().__init__(env)
-        self._new: set[str] = set()
-
-    def get(self, key: str) -> Measured | None:
-        return super().get(key) if key in self._new else None
-
-    def put(self, key: str, price: Measured) -> None:
-        self._new.add(key)
-        super().put(key, price)
 
 
 class PlannedRunner:
@@ -309,7 +250,7 @@ class PlannedRunner:
 
     # divergence
 
-    def _reached(self, replayed: _Replayed, planned: int) -> int:
+    def _reached(self, replayed: Replayed, planned: int) -> int:
         """Allocations served as planned so far; fewer than planned is a divergence too."""
         if 0 <= replayed.reached < planned:
             self._diverged(Divergence(replayed.reached, 0, 0, "short", 0))
@@ -336,7 +277,7 @@ class PlannedRunner:
         self.close()
         graph = msgspec.structs.replace(self.raw.graph, environment=environment(args))
         self.raw = replace(self.raw, graph=graph)
-        self.program = self._price(args, _FreshPrices(graph.environment))
+        self.program = self._price(args, FreshPrices(graph.environment))
 
     # helpers
 
@@ -353,11 +294,11 @@ class PlannedRunner:
         if self.arenas is not None and arena is not None:
             self.arenas.finish(arena, retire=retire)
 
-    def _replayed(self, chosen: Chosen, arena: int | None, start: int, run: Callable[[], Any]) -> _Replayed:
+    def _replayed(self, chosen: Chosen, arena: int | None, start: int, run: Callable[[], Any]) -> Replayed:
         """Run with planned addresses; a divergence is noted and repaired before the next step."""
         allocator = self.ledger.allocator
         if allocator is None or arena is None or start < 0:
-            return _Replayed(run(), -1)
+            return Replayed(run(), -1)
         allocator.begin_replay(arena, chosen.table, start=start)
         try:
             result = run()
@@ -365,7 +306,7 @@ class PlannedRunner:
             end = allocator.end_replay()
             if end.divergence is not None:
                 self._diverged(end.divergence)
-        return _Replayed(result, -1 if end.divergence is not None else end.reached, end.divergence)
+        return Replayed(result, -1 if end.divergence is not None else end.reached, end.divergence)
 
     def _note(self, window: Window) -> None:
         """Keep the largest charge; what came before the first step is not this program's."""
