@@ -91,6 +91,11 @@ def real_tensors() -> Iterator[None]:
         yield
 
 
+def is_overload(value: object) -> bool:
+    """Tell whether a callable is one overload of an ATen (or custom) op."""
+    return isinstance(value, torch._ops.OpOverload)
+
+
 def is_random(target: Any) -> bool:
     """Tell whether an op overload draws from the generator."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

@@ -257,7 +257,7 @@ def _key(program: Program, call: Call) -> str:
             return describe(value)
         if isinstance(value, tuple | list):
             return "[" + ",".join(text(item) for item in value) + "]"
-        plain_function = callable(value) and not isinstance(value, torch._ops.OpOverload)
+        plain_function = callable(value) and not _torch.is_overload(value)
         return value.__qualname__ if plain_function and hasattr(value, "__qualname__") else str(value)
 
     kwargs = ",".join(f"{key}={text(value)}" for key, value in sorted(call.kwargs.items()))

@@ -251,7 +251,7 @@ class _Part:
 
 
 def _unwrap(target: Callable[..., Any]) -> Callable[..., Any]:
-    return getattr(target, "_op", target) if isinstance(target, torch._ops.OpOverload) else target
+    return getattr(target, "_op", target) if _torch.is_overload(target) else target
 
 
 def _empty(node: torch.fx.Node) -> torch.Tensor | None:
