@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -167,7 +168,17 @@ class HighWater:
         self._reset()
 
 
-def paired_ratio(step: Loop, base: Loop, *, num_pairs: int) -> Ratio:
+class Timed(Protocol):
+    """Something whose steps can be timed one by one."""
+
+    def seconds(self) -> float:
+        """Return the thread-CPU seconds of one step."""
+
+    def clear(self) -> None:
+        """Drop what steps leave."""
+
+
+def paired_ratio(step: Timed, base: Timed, *, num_pairs: int) -> Ratio:
     """Compare the time of two loops in interleaved pairs, in this process."""
     for _ in range(_NUM_WARMUPS):
         base.seconds()

@@ -14,6 +14,7 @@ from benchmarks._measure import Loop, Ratio, digest, live_peak, paired_ratio
 from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, share
 from benchmarks.spine.nets import eager_loop, eager_peak, fresh, native, of_peak, planned, smallest
 from benchmarks.spine.peers import Peer, peers
+from benchmarks.spine.whole import whole_step
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
 from tightrope.run.ledger import ledger
 
@@ -37,6 +38,8 @@ def rows(name: str, settings: Settings, *, limit: float) -> Iterator[Row]:
     asks.append(("tightrope smallest", smallest(name, settings)))
     for who, budget in asks:
         yield {"net": name, "eager_peak": peak, "who": who} | _planned(name, settings, budget, peak, want)
+    if limit == _LIMITS["S5"]:
+        yield {"net": name} | whole_step(name, settings, limit)
 
 
 def _figures(ratio: Ratio) -> Row:
@@ -109,15 +112,21 @@ def gpt2_verdicts(found: Sequence[Row], settings: Settings) -> list[Verdict]:
 
 
 def image_verdicts(found: Sequence[Row], settings: Settings) -> list[Verdict]:
-    """Judge S5: the smallest share that each net reached."""
+    """Judge S5: the smallest share that each net reached, by ``compile`` and by ``step``."""
     del settings
     texts, met = [], bool(found)
     for name in dict.fromkeys(row["net"] for row in found):
         mine = [r for r in found if r["net"] == name and r["who"].startswith("tightrope") and "ratio" in r]
-        least = min(mine, key=lambda row: row["share"], default=None)
-        met &= least is not None and least["share"] <= _LIMITS["S5"] and all(row["equal"] for row in mine)
-        point = "none" if least is None else f"{least['share']:.3f}x at {least['ratio']:.3f}x time"
-        texts.append(f"{name}: {point}")
+        whole = [row for row in mine if row["who"].startswith("tightrope.step")]
+        points = [("compile", [row for row in mine if row not in whole]), ("step", whole)]
+        least = {who: min(rows, key=lambda row: row["share"], default=None) for who, rows in points}
+        reached = [row for row in least.values() if row is not None and row["share"] <= _LIMITS["S5"]]
+        met &= bool(reached) and all(row["equal"] for row in mine)
+        told = (
+            f"{who} none" if row is None else f"{who} {row['share']:.3f}x at {row['ratio']:.3f}x time"
+            for who, row in least.items()
+        )
+        texts.append(f"{name}: {', '.join(told)}")
     return [Verdict("S5", met, "; ".join(texts))]
 
 

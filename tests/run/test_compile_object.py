@@ -144,28 +144,28 @@ def test_planning_ahead_changes_nothing() -> None:
     assert tightrope.report(model).arena > 0
 
 
-class Broken(Blocks):
-    """Asks Python about a value, which no graph can."""
+class Hidden(Blocks):
+    """Keeps out of every graph."""
 
+    @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        return out if float(out.detach().sum()) > 1e9 else out * 2
+        return super().forward(x)
 
 
-def test_a_graph_break_drops_to_level_0_with_the_reason() -> None:
+def test_a_model_that_cannot_be_captured_drops_to_level_0_with_the_reason() -> None:
     def steps(model: nn.Module, see: Seen) -> None:
         for _ in range(3):
             loop(model, see)
 
-    wanted = play(built(Broken), steps)
+    wanted = play(built(Hidden), steps)
     gc.collect()
-    model = tightrope.compile(built(Broken), budget="32MiB", progress=False)
-    with pytest.warns(UserWarning, match=r"level L0 .*cannot be captured as one graph"):
+    model = tightrope.compile(built(Hidden), budget="32MiB", progress=False)
+    with pytest.warns(UserWarning, match=r"level L0 .*No part of it can be captured"):
         found = play(model, steps)
     assert found == wanted
     report = tightrope.report(model)
     assert report.level == "L0"
-    assert "cannot be captured" in report.why
+    assert "can be captured" in report.why
     assert report.enforced
     assert report.budget == 32 << 20
     assert report.arena > 0
@@ -176,24 +176,6 @@ def test_a_graph_break_drops_to_level_0_with_the_reason() -> None:
     assert native.limit <= 32 << 20
 
 
-def test_the_tree_lstm_runs_at_level_0() -> None:
-    def steps(model: nn.Module, see: Seen) -> None:
-        for _ in range(5):
-            model.zero_grad()
-            loss = model(*case.inputs)
-            loss.backward()
-            see(loss)
-            see.gradients(model)
-
-    case = build("tree_lstm", scale="test")
-    wanted = play(case.model, steps)
-    case = build("tree_lstm", scale="test")
-    model = tightrope.compile(case.model, budget="32MiB", progress=False)
-    with pytest.warns(UserWarning, match="level L0"):
-        assert play(model, steps) == wanted
-    assert tightrope.report(model).level == "L0"
-
-
 def test_models_of_both_levels_take_turns() -> None:
     def turns(models: Any, see: Seen) -> None:
         for x, y in DATA:
@@ -202,9 +184,9 @@ def test_models_of_both_levels_take_turns() -> None:
                 functional.cross_entropy(model(x), y).backward()
                 see.gradients(model)
 
-    wanted = play(nn.ModuleList([built(Broken), built(Blocks)]), turns)
+    wanted = play(nn.ModuleList([built(Hidden), built(Blocks)]), turns)
     models = nn.ModuleList(
-        tightrope.compile(built(kind), budget="32MiB", progress=False) for kind in (Broken, Blocks)
+        tightrope.compile(built(kind), budget="32MiB", progress=False) for kind in (Hidden, Blocks)
     )
     with pytest.warns(UserWarning, match="level L0"):
         assert play(models, turns) == wanted
@@ -227,16 +209,13 @@ def test_a_compiled_part_of_a_compiled_model_is_planned_with_the_whole() -> None
 
 
 def test_level_0_holds_the_budget() -> None:
-    model = tightrope.compile(built(Broken), budget=ledger().held() + (256 << 10), progress=False)
-    with (
-        pytest.warns(UserWarning, match="level L0"),
-        pytest.raises((torch.OutOfMemoryError, InfeasibleError)),
-    ):
+    model = tightrope.compile(built(Hidden), budget=ledger().held() + (256 << 10), progress=False)
+    with pytest.raises((torch.OutOfMemoryError, InfeasibleError)):
         play(model, loop)
 
 
 def test_level_0_needs_bytes() -> None:
-    model = tightrope.compile(built(Broken), budget="80%", progress=False)
+    model = tightrope.compile(built(Hidden), budget="80%", progress=False)
     with pytest.raises(TightropeError, match="Give bytes"):
         model(DATA[0][0])
 

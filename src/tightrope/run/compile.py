@@ -5,6 +5,7 @@ in which a call runs changes (torch's own per-module compile slot is used). Each
 captured and planned once.
 """
 
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,9 +22,12 @@ from tightrope.core import Bytes, CaptureError, Machine, TightropeError, parse_b
 from tightrope.run.ledger import Ledger, ledger
 from tightrope.run.progress import Progress
 from tightrope.run.replay import Replay, replay
-from tightrope.run.runner import InferenceRunner, Options, PlannedRunner
+from tightrope.run.runner import RESERVE, InferenceRunner, Options, PlannedRunner
+from tightrope.run.sequence import Shares
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+_MAX_GRAPHS, _MAX_NEW = 64, 16
+"""Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
 
 
 class Handle:
@@ -31,6 +35,10 @@ class Handle:
 
     Attributes:
         level: ``L1`` (planned), or ``L0`` (planned addresses only) with the reason in ``why``.
+        shares: divides the budget where the model became several graphs; None = it is one.
+        num_graphs: captured so far, those without a backward included.
+        broken: why the model is not one graph.
+        num_new: calls in a row that needed new graphs, where there are several.
         budget: as asked.
         runners: training graphs in order of capture.
         replay: the L0 recorder, when that level is used.
@@ -41,10 +49,13 @@ class Handle:
         self.level, self.why = "L1", ""
         self.budget, self.options, self.progress = budget, options, progress
         self.runners: list[PlannedRunner] = []
+        self.num_graphs = self.num_new = 0
+        self.shares: Shares | None = None
         self.replay: Replay | None = None
         self.forget: Callable[[], None] = lambda: None
         self.ledger: Ledger = ledger()
         self._inside_step = False
+        self._called, self.broken = 0, ""
 
     def __del__(self) -> None:
         self.close()
@@ -63,18 +74,56 @@ class Handle:
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Make the runner of a captured graph."""
         self.ledger.survey()
+        self.num_graphs += 1
         if program.num_forward_outputs == len(program.outputs):
             if isinstance(self.options.budget, int):
                 self.ledger.hold(self, self.options.budget)
             return InferenceRunner(program, self.ledger)
-        runner = PlannedRunner(program, real, self.options, self.ledger, self.progress)
+        shared = self.shares is not None
+        runner = PlannedRunner(program, real, self.options, self.ledger, self.progress, shared=shared)
         self.ledger.hold(self, max(runner.budget for runner in [*self.runners, runner]))
         self.runners.append(runner)
         return runner
 
+    def break_up(self, reason: str) -> None:
+        """Try a sequence of graphs, each within its share of the budget, because of ``reason``."""
+        assert isinstance(self.options.budget, int)
+        self.broken = reason
+        self.shares = Shares(self.options.budget - RESERVE)
+        self.ledger.hold(self, self.options.budget)
+        self.ledger.take_peak()
+
+    def say_in_pieces(self) -> None:
+        """Tell the user, once, that the model runs as a sequence of graphs, and why."""
+        if not self.why:
+            self.why = f"planned as a sequence of graphs: {self.broken}"
+            warnings.warn(
+                "tightrope: level L1 in pieces (each graph is planned within its share of the budget; what "
+                f"runs between them is limited, not planned). {self.broken}",
+                stacklevel=4,
+            )
+
+    def last_run(self) -> list[PlannedRunner]:
+        """List the graphs that ran last: one, or all of the last call of a sequence of them."""
+        if self.shares is None:
+            return [max(self.runners, key=lambda runner: runner.last_used)]
+        ran = [runner for runner in self.runners if runner.last_used >= self._called]
+        return ran or self.runners[-1:]
+
+    def next_call(self) -> None:
+        """Set the shares of the graphs before a call of a model that is a sequence of them."""
+        if self.shares is not None:
+            self._called = time.monotonic_ns()
+            peak = self.ledger.take_peak()
+            self.shares.begin(self.runners, held=self.ledger.charged(), peak=peak)
+
     def drop_to_replay(self, reason: str) -> None:
         """Fall back to level 0 and say why."""
         self.level, self.why = "L0", reason
+        self.shares = None
+        for runner in self.runners:
+            runner.close()
+        self.runners.clear()
         if not isinstance(self.options.budget, int):
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
@@ -182,10 +231,11 @@ def compile(
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     handle.forget = _torch.own_code(one_call)
-    planned = torch.compile(one_call, backend=backend, fullgraph=True, dynamic=False)
+    whole = torch.compile(one_call, backend=backend, fullgraph=True, dynamic=False)
+    pieces = torch.compile(one_call, backend=backend, dynamic=False)
     if model in _HANDLES:
         _HANDLES[model].close()
-    model._compiled_call_impl = _entry(handle, planned, one_call)
+    model._compiled_call_impl = _entry(weakref.ref(model), handle, whole, pieces, one_call)
     _HANDLES[model] = handle
     if example is not None:
         _plan_ahead(model, example)
@@ -222,8 +272,14 @@ def host_of(reference: "weakref.ref[Handle]") -> Callable[[Program, Sequence[Any
     return host
 
 
-def _entry(handle: Handle, planned: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    unsupported = _torch.unsupported_errors()
+def _entry(
+    model: "weakref.ref[torch.nn.Module]",
+    handle: Handle,
+    whole: Callable[..., Any],
+    pieces: Callable[..., Any],
+    plain: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Make what runs instead of the model's call: one graph, else a sequence of graphs, else level 0."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
@@ -232,26 +288,56 @@ def _entry(handle: Handle, planned: Callable[..., Any], plain: Callable[..., Any
             handle.next_step()
             return plain(*args, **kwargs)
         handle.ledger.mark()
-        refused: BaseException | None = None
-        try:
-            with _torch.calling(RECOMPILE_LIMIT):
-                return planned(*args, **kwargs)
-        except unsupported as error:
-            reason = _reason(error)
-        except Exception as error:
-            cause = _torch.cause_in_backend(error)
-            if cause is None or cause is error:
-                raise
-            if not isinstance(cause, CaptureError):
-                refused = cause
-            reason = _reason(cause)
-        if refused is not None:
-            refused.__context__ = None  # the frames of the capture would hold memory
-            raise refused.with_traceback(None)
+        if handle.shares is None:
+            result, reason = _captured(whole, args, kwargs)
+            if not reason:
+                return result
+            if not isinstance(handle.options.budget, int):
+                handle.drop_to_replay(reason)
+            else:
+                handle.break_up(reason)
+        return in_pieces(*args, **kwargs)
+
+    def in_pieces(*args: Any, **kwargs: Any) -> Any:
+        owner = model()
+        assert owner is not None
+        known, restore = handle.num_graphs, _state_of(owner)
+        handle.next_call()
+        result, reason = _captured(pieces, args, kwargs)
+        if not reason and not handle.num_graphs:
+            reason = f"No part of it can be captured: {handle.broken}"
+        if not reason:
+            handle.say_in_pieces()
+            new = handle.num_graphs - known
+            handle.num_new = handle.num_new + 1 if new else 0
+            if new > _MAX_GRAPHS or handle.num_new > _MAX_NEW:
+                handle.drop_to_replay(f"Its calls need ever more graphs, {handle.num_graphs} so far.")
+            return result
+        del result
+        restore()
         handle.drop_to_replay(reason)
         return call(*args, **kwargs)
 
     return call
+
+
+def _captured(run: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, str]:
+    """Call what Dynamo compiles; where that cannot be captured, return the reason and nothing else."""
+    try:
+        with _torch.calling(RECOMPILE_LIMIT):
+            return run(*args, **kwargs), ""
+    except _torch.unsupported_errors() as error:
+        return None, _reason(error)
+    except Exception as error:
+        cause = _torch.cause_in_backend(error)
+        if cause is None or cause is error:
+            raise
+        refused = None if isinstance(cause, CaptureError) else cause
+        reason = _reason(cause)
+    if refused is not None:
+        refused.__context__ = None  # the frames of the capture would hold memory
+        raise refused.with_traceback(None)
+    return None, reason
 
 
 def _reason(error: BaseException) -> str:
@@ -265,12 +351,22 @@ def _reason(error: BaseException) -> str:
 
 def _plan_ahead(model: torch.nn.Module, example: Any) -> None:
     """Capture and plan without changing anything: buffers and the random state are put back."""
-    state = torch.default_generator.get_state()
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    restore = _state_of(model)
     try:
         model(**example) if isinstance(example, dict) else model(*example)
     finally:
+        restore()
+
+
+def _state_of(model: torch.nn.Module) -> Callable[[], None]:
+    """Remember the buffers and the random state; return what puts them back."""
+    state = torch.default_generator.get_state()
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+    def restore() -> None:
         torch.default_generator.set_state(state)
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[name])
+
+    return restore

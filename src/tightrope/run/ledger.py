@@ -58,6 +58,7 @@ class Ledger:
         self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
         self.marked: Bytes = 0
         self._open_step: Callable[[], None] | None = None
+        self._peak: Bytes = 0
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._older: dict[int, tuple[Callable[[], bool], Bytes]] = {}
 
@@ -120,6 +121,7 @@ class Ledger:
             return
         start = self.allocator.stats()
         found.before = start.charged_peak + self.older
+        self._peak = max(self._peak, found.before)
         self.allocator.reset_peaks()
         try:
             yield found
@@ -127,6 +129,15 @@ class Ledger:
             end = self.allocator.stats()
             found.charged = end.charged_peak + self.older
             found.above, found.left = end.live_peak - start.live, end.live - start.live
+
+    def take_peak(self) -> Bytes:
+        """Return the most bytes held since the last call of this, and start afresh; 0 without a hook."""
+        if self.allocator is None:
+            return 0
+        peak = max(self._peak, self.allocator.stats().charged_peak + self.older)
+        self._peak = 0
+        self.allocator.reset_peaks()
+        return peak
 
     def open_step(self, close: Callable[[], None] | None) -> None:
         """End the open level 0 step, if any: the allocator has one recording or replay per thread.

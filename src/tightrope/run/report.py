@@ -1,5 +1,6 @@
 """What was planned, what happened, and why: one value per compiled model."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ class Report:
         num_recomputed: ops that run more than once.
         verified: what was compared with what in the first step.
         divergences: allocations that did not go as planned, since the start.
-        reasons: one per storage made by an op.
+        reasons: one per storage made by an op; graph by graph where there are several.
         recomputed: (module, op, copies), most expensive first.
     """
 
@@ -111,7 +112,7 @@ def report(model: torch.nn.Module | Reporting) -> Report:
         return _empty(
             "L1", "no training step has run yet", budget, enforced=handle.ledger.allocator is not None
         )
-    return planned_report(max(handle.runners, key=lambda runner: runner.last_used))
+    return _together(handle.last_run(), handle.why)
 
 
 def _empty(level: str, why: str, budget: Bytes, *, enforced: bool) -> Report:
@@ -146,6 +147,33 @@ def _replaying(why: str, replayed: Replay) -> Report:
         observed_total=replayed.charged_peak,
         verified="not needed: the model runs unchanged",
         divergences=int(replayed.divergence is not None),
+    )
+
+
+def _together(runners: Sequence[PlannedRunner], why: str) -> Report:
+    """Describe a sequence of graphs as one: arenas and peaks are held together, so they add up."""
+    parts = [planned_report(runner) for runner in runners]
+    first = parts[0]
+    if not why:
+        return first
+    forecasts = [runner.chosen.plan.forecast for runner in runners if runner.chosen is not None]
+    base_ns = sum(forecast.base_ns for forecast in forecasts)
+    extra_ns = sum(forecast.ns for forecast in forecasts) - base_ns
+    return replace(
+        first,
+        why="; ".join(text for text in (f"{why} {len(parts)} of them ran last", first.why) if text),
+        arena=sum(part.arena for part in parts),
+        outside=sum(part.outside for part in parts),
+        forecast_peak=sum(part.forecast_peak for part in parts),
+        observed_peak=sum(part.observed_peak for part in parts),
+        observed_total=max(part.observed_total for part in parts),
+        overhead=100 * extra_ns / base_ns if base_ns else 0.0,
+        bound=max(part.bound for part in parts),
+        num_recomputed=sum(part.num_recomputed for part in parts),
+        verified="; ".join(dict.fromkeys(part.verified for part in parts)),
+        divergences=sum(part.divergences for part in parts),
+        reasons=tuple(reason for part in parts for reason in part.reasons),
+        recomputed=tuple(line for part in parts for line in part.recomputed),
     )
 
 

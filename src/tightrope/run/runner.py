@@ -68,10 +68,25 @@ class PlannedRunner:
         num_replans: plans made because of them.
         note: why planned addresses are off, or the empty string.
         last_used: when a forward began last.
+        share: bytes that the arena, and what lives outside of it, may take where several graphs run
+            under one budget; None = whatever is left.
+        least: the same of the smallest plan, found where there is a share.
+        most: the same of the plan that recomputes nothing, likewise.
     """
 
+    share: Bytes | None = None
+    least: Bytes = 0
+    most: Bytes = 0
+
     def __init__(
-        self, program: Program, real: Sequence[Any], options: Options, ledger: Ledger, progress: Progress
+        self,
+        program: Program,
+        real: Sequence[Any],
+        options: Options,
+        ledger: Ledger,
+        progress: Progress,
+        *,
+        shared: bool = False,
     ) -> None:
         self.options, self.ledger, self.progress = options, ledger, progress
         ledger.note_tensors(real)
@@ -93,7 +108,10 @@ class PlannedRunner:
         self._stale = False
         self._between: Bytes = 2 * sum(size for size in self._tangent_sizes() if size > _SCALAR)
         self._between_known = False
+        self._planned_for: Bytes | None = None
         self.budget = self._budget()
+        if shared:
+            self._start_small()
         self._choose(self._available(ledger.charged_at_mark()))
 
     def _price(self, real: Sequence[Any], store: PriceStore) -> Program:
@@ -108,6 +126,17 @@ class PlannedRunner:
         whole = solve(self.program.graph, budget=2**60, planner="given").forecast
         held = max(self.ledger.charged_at_mark() + self._tangents(), whole.persistent)
         return asked(held + whole.arena + whole.outside + self._between + RESERVE)
+
+    def _start_small(self) -> None:
+        """Take the smallest plan's bytes as the share; what others take is theirs to count."""
+        graph = self.program.graph
+        with self.progress.task("looking for the smallest plan", 1):
+            plan = smallest(graph, seed=self.options.seed)
+        self.cache.store(graph, plan, planner="smallest")
+        whole = solve(graph, budget=2**60, planner="given").forecast
+        self.least = self.share = plan.forecast.arena + plan.forecast.outside
+        self.most = whole.arena + whole.outside
+        self._between, self._between_known = 0, True
 
     def _available(self, charged: Bytes) -> Bytes:
         """Bytes that the step may still use when ``charged`` are held by everything else."""
@@ -129,7 +158,10 @@ class PlannedRunner:
         """
         now = self.chosen
         free = available - self._between
-        if now is not None and now.plan.forecast.arena + now.plan.forecast.outside <= free:
+        if self.share is not None:
+            free = min(free, self.share)
+        fits = now is not None and now.plan.forecast.arena + now.plan.forecast.outside <= free
+        if now is not None and fits and self.share == self._planned_for:
             return now
         try:
             plan = self._solve(free, planner=self.options.planner)
@@ -139,6 +171,7 @@ class PlannedRunner:
             plan = self._solve(available, planner=self.options.planner)
             self._between = 0
         self.persistent = self.budget - available - RESERVE
+        self._planned_for = self.share
         self.chosen = choose(self.program, plan, self.ledger.allocator)
         return self.chosen
 
@@ -315,6 +348,8 @@ class PlannedRunner:
 
     def _note_between(self, extra: Bytes) -> None:
         """Learn what user code takes between forward and backward, tangents aside."""
+        if self.share is not None:
+            return
         known = self._between if self._between_known else 0
         self._between = max(known, extra - self._tangents(), 0)
         self._between_known = True
