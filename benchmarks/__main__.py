@@ -4,9 +4,10 @@ import sys
 
 from rich.console import Console
 
+from benchmarks import placement_safety
 from benchmarks.spine import main as spine
 
-_QUESTIONS = {"spine": spine.run}
+_QUESTIONS = {"spine": spine.run, "placement_safety": placement_safety.run}
 
 
 def main(arguments: list[str]) -> int:

@@ -8,17 +8,21 @@ from tightrope.judge.bound import check_bound, lower_bound
 from tightrope.judge.ledger import Interval
 from tightrope.judge.offsets import check_offsets
 from tightrope.judge.plan import Verdict, judge_plan, problems
+from tightrope.judge.safety import Tenant, check_sharing, check_uses
 from tightrope.judge.schedule import Replay, replay_schedule
 from tightrope.judge.trace import TraceComparison, check_trace, compare_traces
 
 __all__ = [
     "Interval",
     "Replay",
+    "Tenant",
     "TraceComparison",
     "Verdict",
     "check_bound",
     "check_offsets",
+    "check_sharing",
     "check_trace",
+    "check_uses",
     "compare_traces",
     "judge_plan",
     "lower_bound",

@@ -1,0 +1,27 @@
+"""Reuse of memory across parallel streams: what is safe, what it costs, and where storages go."""
+
+from tightrope.place.streams.assign import needed_waits, side_streams, stream_graph
+from tightrope.place.streams.bound import LiveBound, live_bound
+from tightrope.place.streams.fit import fit_streams
+from tightrope.place.streams.graph import StreamGraph, StreamStorage
+from tightrope.place.streams.lag import Lag, bounded_lag
+from tightrope.place.streams.placer import StreamPlacement, place_streams
+from tightrope.place.streams.relation import Relation, check_streams, reuse_relation
+
+__all__ = [
+    "Lag",
+    "LiveBound",
+    "Relation",
+    "StreamGraph",
+    "StreamPlacement",
+    "StreamStorage",
+    "bounded_lag",
+    "check_streams",
+    "fit_streams",
+    "live_bound",
+    "needed_waits",
+    "place_streams",
+    "reuse_relation",
+    "side_streams",
+    "stream_graph",
+]
