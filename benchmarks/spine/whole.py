@@ -59,7 +59,7 @@ def whole_step(name: str, settings: Settings, portion: float) -> Row:
     )
     row: Row = {"eager_peak": peak, "who": f"tightrope.step {portion:g}"}
     try:
-        return row | _planned(train, case, peak, want, settings)
+        return row | _planned(train, optimizer, case, peak, want, settings)
     except InfeasibleError as error:
         return row | {"refused": True, "note": f"refused: {error}"[:160]}
     finally:
@@ -100,7 +100,14 @@ def _eager(name: str, settings: Settings) -> tuple[Bytes, Bytes, str]:
     return peak, sum(round_up(tensor.untyped_storage().nbytes()) for tensor in tensors), want
 
 
-def _planned(train: tightrope.Step, case: Case, peak: Bytes, want: str, settings: Settings) -> Row:
+def _planned(
+    train: tightrope.Step,
+    optimizer: torch.optim.Optimizer,
+    case: Case,
+    peak: Bytes,
+    want: str,
+    settings: Settings,
+) -> Row:
     equal = _trained(case.model, lambda: train(*case.inputs)) == want
     gc.collect()
     seen = train.report()
@@ -115,6 +122,6 @@ def _planned(train: tightrope.Step, case: Case, peak: Bytes, want: str, settings
     }
     ledger().release(train)
     twin = eager_loop(case)
-    twin.optimizer = _adamw(case.model)
+    twin.optimizer = optimizer  # its own would hold bytes that the planned step needs
     ratio = paired_ratio(_Whole(train, case), twin, num_pairs=settings.num_pairs)
     return row | {"ratio": ratio.median, "interval": [ratio.low, ratio.high], "time": str(ratio)}
