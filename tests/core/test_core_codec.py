@@ -450,14 +450,14 @@ def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_much_data_is_refused_before_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = dump_plan(PLAN)
-    monkeypatch.setattr("tightrope.core.codec.MAX_FILE_BYTES", len(data) - 1)
+    monkeypatch.setattr("tightrope.core.json_text.MAX_FILE_BYTES", len(data) - 1)
     with pytest.raises(PlanFileError, match="the most that is read"):
         load_plan(data)
 
 
 def test_too_many_values_are_refused_before_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = dump_plan(PLAN)
-    monkeypatch.setattr("tightrope.core.codec._MAX_VALUES", 10)
+    monkeypatch.setattr("tightrope.core.json_text._MAX_VALUES", 10)
     with pytest.raises(PlanFileError, match="with 10 values"):
         load_plan(data)
 

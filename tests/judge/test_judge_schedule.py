@@ -90,9 +90,13 @@ CASES: list[tuple[str, tuple[Step, ...], str]] = [
     ("foreign drop", (Compute(0, (2,)), *GOOD[1:]), "drops storage 2, which it does not create"),
     ("drop twice", (Compute(0, (1, 1)), *GOOD[1:]), "drops storage 1, .* or drops twice"),
     ("resident dropped", (*GOOD[:6], Compute(2, (4,))), "drops the only copy of storage 4"),
-    ("page out", (PageOut(1),), "PageOut of storage 1 is not supported by this judge yet"),
-    ("page in", (PageIn(1),), "PageIn of storage 1 is not supported"),
-    ("wait", (Wait(1),), "Wait of storage 1 is not supported"),
+    ("page out", (Compute(0), PageOut(1)), "cannot be judged without the machine's profile"),
+    (
+        "page in",
+        (PageIn(1),),
+        "pages in storage 1 .*, but copies between tiers cannot be judged without the machine",
+    ),
+    ("wait", (Wait(1),), "waits for storage 1 .*, but no copy of it is in flight"),
 ]
 
 

@@ -72,7 +72,7 @@ def test_annealing_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
-@pytest.mark.parametrize("planner", sorted(PLANNERS))
+@pytest.mark.parametrize("planner", ["given", "greedy", "anneal"])
 def test_no_planner_beats_brute_force(planner: str, native: bool) -> None:
     for seed in range(6):
         graph = oracles.random_graph(seed, num_ops=5)

@@ -1,5 +1,7 @@
 """The types: graphs, machines, limits, schedules, plans, traces. No torch, no solver."""
 
+from tightrope.core.blocks import Block, Conflict, Piece, Space
+from tightrope.core.certificate import Case, Certificate, Choice, Cover, Split, StageCase, Stages
 from tightrope.core.errors import (
     BudgetSyntaxError,
     CaptureError,
@@ -14,7 +16,6 @@ from tightrope.core.errors import (
 from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage
 from tightrope.core.machine import Limits, Machine, Tier
 from tightrope.core.plan import (
-    Certificate,
     Compute,
     Forecast,
     Free,
@@ -26,7 +27,18 @@ from tightrope.core.plan import (
     Step,
     Wait,
 )
-from tightrope.core.trace import Buffer, Event, Trace
+from tightrope.core.trace import (
+    BudgetPoint,
+    Buffer,
+    Category,
+    Counter,
+    Event,
+    EventPhase,
+    Held,
+    Module,
+    Summary,
+    Trace,
+)
 from tightrope.core.units import (
     ALIGNMENT,
     Bytes,
@@ -44,23 +56,34 @@ from tightrope.core.units import (
 __all__ = [
     "ALIGNMENT",
     "Allocation",
+    "Block",
+    "BudgetPoint",
     "BudgetSyntaxError",
     "Buffer",
     "Bytes",
     "CaptureError",
+    "Case",
+    "Category",
     "Certificate",
+    "Choice",
     "Compute",
+    "Conflict",
+    "Counter",
+    "Cover",
     "Event",
+    "EventPhase",
     "FingerprintError",
     "Flag",
     "Forecast",
     "Free",
     "Graph",
+    "Held",
     "InfeasibleError",
     "JudgeError",
     "Kind",
     "Limits",
     "Machine",
+    "Module",
     "Nanoseconds",
     "NativeError",
     "Offset",
@@ -69,14 +92,20 @@ __all__ = [
     "PageIn",
     "PageOut",
     "Phase",
+    "Piece",
     "Plan",
     "PlanFileError",
     "Reason",
     "Schedule",
+    "Space",
+    "Split",
+    "StageCase",
+    "Stages",
     "Step",
     "StepIndex",
     "Storage",
     "StorageId",
+    "Summary",
     "Tier",
     "TightropeError",
     "Trace",

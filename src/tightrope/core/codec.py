@@ -9,31 +9,29 @@ Repeated keys, unknown fields, surplus array items, ``NaN``, text that is not UT
 beyond 2^62 are refused rather than repaired.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 from msgspec import inspect
 
+from tightrope.core.certificate import MAX_TREE, Case, Certificate, Choice, Cover, Split, StageCase, Stages
 from tightrope.core.errors import PlanFileError
 from tightrope.core.graph import SCHEMA_VERSION, Flag, Graph, Op
+from tightrope.core.json_text import MAX_FILE_BYTES, MAX_INT, check_values, parse_json, quote
 from tightrope.core.plan import Compute, Free, PageIn, PageOut, Plan, Wait
 from tightrope.core.trace import Trace
+from tightrope.core.trace_check import check_tables
 from tightrope.core.units import Bytes, StorageId
 
-MAX_FILE_BYTES: Final[Bytes] = 256 * 2**20
 MAX_ITEMS: Final = 2_000_000  # steps of a schedule, ops or storages of a graph
-_MAX_VALUES: Final = 30_000_000  # numbers, texts, arrays and objects in a file: about 2 GiB once parsed
 _MAX_BUFFERS: Final = 10_000_000
 _MAX_EVENTS: Final = 2 * _MAX_BUFFERS
 _MAX_ID: Final = 2**31 - 1
-_MAX_INT: Final = 2**62
-_MAX_TEXT: Final = 10_000
-_MAX_DEPTH: Final = 16
 _MAX_ALIGNMENT: Final[Bytes] = 2**30
 _ALL_FLAGS: Final = sum(flag.value for flag in Flag)
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
@@ -123,7 +121,7 @@ def read_file(path: str | Path, *, limit: Bytes = MAX_FILE_BYTES) -> bytes:
 def _dump(value: _T, check: Callable[[_T], None]) -> bytes:
     check(value)
     try:
-        _check_values(msgspec.to_builtins(value), type(value).__name__.lower())
+        check_values(msgspec.to_builtins(value), type(value).__name__.lower())
         return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise PlanFileError(f"this {type(value).__name__.lower()} cannot be written: {error}.") from error
@@ -131,9 +129,9 @@ def _dump(value: _T, check: Callable[[_T], None]) -> bytes:
 
 def _load(data: bytes, kind: type[_T], check: Callable[[_T], None]) -> _T:
     name = kind.__name__.lower()
-    tree = _parse(data, name)
+    tree = parse_json(data, name)
     _check_schema(tree, name)
-    _check_values(tree, name)
+    check_values(tree, name)
     _check_fields(tree, inspect.type_info(kind), "$", name)
     try:
         value = msgspec.convert(tree, kind)
@@ -141,92 +139,27 @@ def _load(data: bytes, kind: type[_T], check: Callable[[_T], None]) -> _T:
         at = _LOCATION.search(str(error))
         where = at[0] if at else "$"
         what = str(error).split(" - at ")[0]
-        raise PlanFileError(f"{name}: {where} = {_quote(_lookup(tree, where))}: {what}.") from error
+        raise PlanFileError(f"{name}: {where} = {quote(_lookup(tree, where))}: {what}.") from error
     check(value)
     return value
 
 
-def _parse(data: bytes, name: str) -> Any:
-    values = sum(map(data.count, (b",", b"[", b"{")))
-    if len(data) > MAX_FILE_BYTES or values > _MAX_VALUES:
-        most = f"the most that is read is {MAX_FILE_BYTES} bytes with {_MAX_VALUES} values"
-        raise PlanFileError(f"{name}: {len(data)} bytes with {values} values; {most}.")
-    try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
-    except UnicodeDecodeError as error:
-        raise PlanFileError(
-            f"{name}: not UTF-8 text: byte {data[error.start]:#04x} at {error.start}."
-        ) from error
-    except json.JSONDecodeError as error:
-        near = error.doc[max(error.pos - 20, 0) : error.pos + 20]
-        raise PlanFileError(
-            f"{name}: not JSON: {error.msg} at line {error.lineno}, near {near!r}."
-        ) from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error) or "too large"
-        raise PlanFileError(f"{name}: not readable as JSON: {what}.") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise PlanFileError(f"field {_quote(twice)} is given twice in one object: keep one of them.")
-    return fields
-
-
-def _constant(text: str) -> NoReturn:
-    raise PlanFileError(f"{text} is not a number that a file may hold: use a finite one.")
-
-
 def _check_schema(tree: Any, name: str) -> None:
     if not isinstance(tree, dict):
-        raise PlanFileError(f"{name}: $ = {_quote(tree)}: a {name} file holds one JSON object.")
+        raise PlanFileError(f"{name}: $ = {quote(tree)}: a {name} file holds one JSON object.")
     if "schema" not in tree:
         raise PlanFileError(f"{name}: $.schema is missing: every {name} file says the version of its layout.")
     schema = tree["schema"]
     if isinstance(schema, bool) or not isinstance(schema, int):
-        raise PlanFileError(f"{name}: $.schema = {_quote(schema)}: must be the integer {SCHEMA_VERSION}.")
+        raise PlanFileError(f"{name}: $.schema = {quote(schema)}: must be the integer {SCHEMA_VERSION}.")
     if schema != SCHEMA_VERSION:
         age, step = (
             ("newer", "update tightrope") if schema > SCHEMA_VERSION else ("older", f"make the {name} again")
         )
         raise PlanFileError(
-            f"{name}: $.schema = {_quote(schema)}: the file is {age} than this version, "
+            f"{name}: $.schema = {quote(schema)}: the file is {age} than this version, "
             f"which reads schema {SCHEMA_VERSION}; {step}."
         )
-
-
-def _check_values(tree: Any, name: str) -> None:
-    """Refuse integers, numbers, texts and nesting beyond the limits, wherever they stand."""
-    waiting: list[tuple[Any, str, int]] = [(tree, "$", 0)]
-    while waiting:
-        value, path, depth = waiting.pop()
-        if depth > _MAX_DEPTH:
-            raise PlanFileError(f"{name}: {path[:80]}: nested more than {_MAX_DEPTH} levels deep.")
-        keyed = isinstance(value, dict)
-        for key, item in value.items() if keyed else enumerate(value):
-            if keyed and (problem := _scalar_problem(key)):
-                raise PlanFileError(f"{name}: {path}: field name {_quote(key)}: {problem}.")
-            if isinstance(item, dict | list):
-                waiting.append((item, f"{path}.{key}" if keyed else f"{path}[{key}]", depth + 1))
-            elif problem := _scalar_problem(item):
-                where = f"{path}.{key}" if keyed else f"{path}[{key}]"
-                raise PlanFileError(f"{name}: {where} = {_quote(item)}: {problem}.")
-
-
-def _scalar_problem(value: object) -> str:
-    if isinstance(value, int) and not -_MAX_INT <= value <= _MAX_INT:
-        return "integers lie between -2^62 and 2^62"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "numbers are finite"
-    if isinstance(value, str):
-        if len(value) > _MAX_TEXT:
-            return f"texts have at most {_MAX_TEXT} characters"
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            return "texts hold no unpaired surrogate"
-    return ""
 
 
 def _check_fields(value: Any, info: inspect.Type, path: str, name: str) -> None:
@@ -239,11 +172,15 @@ def _check_fields(value: Any, info: inspect.Type, path: str, name: str) -> None:
         for member in info.types:
             if isinstance(member, inspect.StructType) and member.tag == value[0]:
                 _check_fields(value, member, path, name)
+    elif isinstance(info, inspect.UnionType) and isinstance(value, dict):
+        for member in info.types:
+            if isinstance(member, inspect.StructType) and not member.array_like:
+                _check_fields(value, member, path, name)
     elif isinstance(info, inspect.StructType) and info.array_like and isinstance(value, list):
         most = len(info.fields) + (info.tag is not None)
         if len(value) > most:
             raise PlanFileError(
-                f"{name}: {path} = {_quote(value[most])} as item {most}: has at most {most} items."
+                f"{name}: {path} = {quote(value[most])} as item {most}: has at most {most} items."
             )
     elif isinstance(info, inspect.EnumType) and isinstance(value, int) and value < 0:
         raise PlanFileError(f"{name}: {path} = {value}: flags are not negative.")
@@ -252,7 +189,7 @@ def _check_fields(value: Any, info: inspect.Type, path: str, name: str) -> None:
         for key, item in value.items():
             if key not in known:
                 expected = ", ".join(sorted(known))
-                raise PlanFileError(f"{name}: {path} has unknown field {_quote(key)}; it has {expected}.")
+                raise PlanFileError(f"{name}: {path} has unknown field {quote(key)}; it has {expected}.")
             _check_fields(item, known[key], f"{path}.{key}", name)
 
 
@@ -262,24 +199,13 @@ def _lookup(tree: Any, path: str) -> Any:
     return tree
 
 
-def _quote(value: object) -> str:
-    if isinstance(value, dict):
-        return f"an object of {len(value)} fields"
-    if isinstance(value, list | tuple):
-        return f"an array of {len(value)} items"
-    if isinstance(value, int) and abs(value) > 2**80:
-        return "an integer beyond 2^80"
-    text = ascii(value[:80] if isinstance(value, str) else value)
-    return text if len(text) <= 90 else text[:80] + "..."
-
-
 def _refuse(where: str, value: object, must: str) -> NoReturn:
-    raise PlanFileError(f"{where} = {_quote(value)}: must be {must}.")
+    raise PlanFileError(f"{where} = {quote(value)}: must be {must}.")
 
 
-def _within(value: int, where: str, *, low: int = 0, high: int = _MAX_INT) -> None:
+def _within(value: int, where: str, *, low: int = 0, high: int = MAX_INT) -> None:
     if not low <= value <= high:
-        limit = "2^62" if high == _MAX_INT else str(high)
+        limit = "2^62" if high == MAX_INT else str(high)
         _refuse(where, value, f"between {low} and {limit}")
 
 
@@ -309,12 +235,13 @@ def check_plan(plan: Plan) -> None:
     _within(plan.budget, "plan: $.budget")
     for name in ("persistent", "peak", "arena", "outside", "ns", "base_ns"):
         _within(getattr(plan.forecast, name), f"plan: $.forecast.{name}")
-    for name in ("lower_bound", "ns_bound", "seed"):
-        _within(getattr(plan.certificate, name), f"plan: $.certificate.{name}")
-    _within(plan.certificate.witness, "plan: $.certificate.witness", low=-1, high=_MAX_ID)
+    if not plan.placed and plan.offsets:
+        _refuse("plan: $.offsets", plan.offsets, "empty, because the plan is not placed")
+    _check_certificate(plan.certificate)
     _check_reasons(plan)
-    for position, limit in enumerate(plan.limits.bytes):
-        _within(limit, f"plan: $.limits.bytes[{position}]")
+    for field, amounts in (("forecast.tiers", plan.forecast.tiers), ("limits.bytes", plan.limits.bytes)):
+        for position, limit in enumerate(amounts):
+            _within(limit, f"plan: $.{field}[{position}]")
     for where, amount in (
         ("forecast.joules", plan.forecast.joules),
         ("limits.seconds", plan.limits.seconds),
@@ -322,6 +249,52 @@ def check_plan(plan: Plan) -> None:
     ):
         if amount is not None and not 0 <= amount < math.inf:
             _refuse(f"plan: $.{where}", amount, "a finite number that is not negative")
+
+
+def _check_certificate(claim: Certificate) -> None:
+    where = "plan: $.certificate"
+    for name in ("lower_bound", "ns_bound", "seed"):
+        _within(getattr(claim, name), f"{where}.{name}")
+    _within(claim.witness, f"{where}.witness", low=-1, high=_MAX_ID)
+    for name, proof in (("cover", claim.cover), ("stages", claim.stages)):
+        if proof is not None:
+            _check_proof(proof, f"{where}.{name}")
+
+
+def _check_proof(proof: Cover | Stages, where: str) -> None:
+    _within(proof.budget, f"{where}.budget")
+    _within(proof.scale, f"{where}.scale", low=1)
+    _few(proof.tree, f"{where}.tree", most=MAX_TREE)
+    for op in proof.ops if isinstance(proof, Stages) else ():
+        _within(op, f"{where}.ops", high=_MAX_ID)
+    for position, node in enumerate(proof.tree):
+        at = f"{where}.tree[{position}]"
+        match node:
+            case Choice(_, item, row):
+                _within(item, at, high=_MAX_ID)
+                _within(row, at, high=_MAX_ID)
+            case StageCase():
+                for field in ("rows", "kept", "used", "fed"):
+                    _few(getattr(node, field), f"{at}.{field}")
+                    for number in chain.from_iterable(getattr(node, field)):
+                        _within(number, f"{at}.{field}")
+            case Split(storage, until):
+                _check_gap(storage, until, at)
+            case Case(weights, shares):
+                _few(weights, f"{at}.weights")
+                _few(shares, f"{at}.shares")
+                for op, divisor, weight in weights:
+                    _within(op, f"{at}.weights", high=_MAX_ID)
+                    _within(divisor, f"{at}.weights")
+                    _within(weight, f"{at}.weights")
+                for storage, until, share in shares:
+                    _check_gap(storage, until, f"{at}.shares")
+                    _within(share, f"{at}.shares")
+
+
+def _check_gap(storage: StorageId, until: int, where: str) -> None:
+    _within(storage, where, high=_MAX_ID)
+    _within(until, where, low=-1, high=_MAX_ID)
 
 
 def _check_steps(plan: Plan) -> None:
@@ -334,10 +307,10 @@ def _check_steps(plan: Plan) -> None:
                 for storage in drop:
                     _within(storage, f"{where}.drop", high=_MAX_ID)
                 _distinct(drop, f"{where}.drop")
-            case PageOut(storage, tier) | PageIn(storage, tier):
+            case PageOut(storage, tier) | PageIn(storage, tier) | Free(storage, tier):
                 _within(storage, f"{where}.storage", high=_MAX_ID)
-                _within(tier, f"{where}.tier", low=1, high=16)
-            case Free(storage) | Wait(storage):
+                _within(tier, f"{where}.tier", low=0 if isinstance(step, Free) else 1, high=16)
+            case Wait(storage):
                 _within(storage, f"{where}.storage", high=_MAX_ID)
 
 
@@ -401,7 +374,7 @@ def _check_storages(graph: Graph) -> None:
         if storage.alignment.bit_count() != 1 or not 1 <= storage.alignment <= _MAX_ALIGNMENT:
             _refuse(f"{where}.alignment", storage.alignment, f"a power of two between 1 and {_MAX_ALIGNMENT}")
     total = sum(storage.size for storage in graph.storages)
-    if total > _MAX_INT:
+    if total > MAX_INT:
         _refuse("graph: $.storages", graph.storages, f"at most 2^62 bytes in all, not {total}")
 
 
@@ -480,6 +453,7 @@ def _check_replays(graph: Graph) -> None:
 
 
 def _check_trace(trace: Trace) -> None:
+    check_tables(trace)
     _few(trace.buffers, "trace: $.buffers", most=_MAX_BUFFERS)
     _within(trace.num_events, "trace: $.num_events", high=_MAX_EVENTS)
     begun = 0

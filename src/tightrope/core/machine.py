@@ -8,11 +8,12 @@ import math
 import os
 import tomllib
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from tightrope.core.errors import TightropeError
-from tightrope.core.units import ALIGNMENT, Bytes
+from tightrope.core.units import ALIGNMENT, Bytes, Nanoseconds
 
 
 class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +27,9 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         write: bytes per second from tier 0.
         latency: seconds per transfer.
         joules_per_byte: energy of a transfer.
+        watts: power of a transfer while it lasts, beside ``joules_per_byte``.
+        engines: what copies to and from tier 0, one transfer at a time each: 0 = the processor itself,
+            which computes nothing meanwhile; 1 = one engine for both ways; 2 = one engine each way.
     """
 
     name: str
@@ -35,6 +39,24 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     write: float = 10e9
     latency: float = 0.0
     joules_per_byte: float = 0.0
+    watts: float = 0.0
+    engines: Literal[0, 1, 2] = 1
+
+    def copy_ns(self, size: Bytes, *, inwards: bool) -> Nanoseconds:
+        """Time one transfer of ``size`` bytes from (``inwards``) or to this tier, rounded up.
+
+        >>> Tier("flash", 1024, read=1e6, write=1e5, latency=1e-3).copy_ns(100, inwards=False)
+        2000000
+        """
+        return math.ceil(1e9 * self.latency + 1e9 * size / (self.read if inwards else self.write))
+
+    def copy_joules(self, size: Bytes, *, inwards: bool) -> float:
+        """Energy of one transfer.
+
+        >>> Tier("flash", 1024, write=1e5, watts=2.0).copy_joules(100, inwards=False)
+        0.002
+        """
+        return self.joules_per_byte * size + self.watts * 1e-9 * self.copy_ns(size, inwards=inwards)
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +103,13 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rates = [rate for tier in machine.tiers for rate in (tier.read, tier.write)]
         if not all(0 < rate < math.inf for rate in (*rates, *machine.flops.values())):
             raise TightropeError(f"machine {machine.name!r}: read, write and flops must be finite and > 0.")
+        costs = [cost for tier in machine.tiers for cost in (tier.latency, tier.joules_per_byte, tier.watts)]
+        if not all(0 <= cost < math.inf for cost in (*costs, machine.watts)):
+            raise TightropeError(
+                f"machine {machine.name!r}: latency, joules_per_byte and watts must be finite and >= 0."
+            )
+        if not all(0 < tier.alignment <= tier.bytes for tier in machine.tiers):
+            raise TightropeError(f"machine {machine.name!r}: every tier needs 0 < alignment <= bytes.")
         return machine
 
     @staticmethod

@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from tightrope.core.certificate import Certificate
 from tightrope.core.errors import FingerprintError, PlanFileError
 from tightrope.core.graph import SCHEMA_VERSION, Graph
 from tightrope.core.machine import Limits
@@ -29,21 +30,28 @@ class Compute(msgspec.Struct, frozen=True, tag="compute", array_like=True):
     drop: tuple[StorageId, ...] = ()
 
 
-class Free(msgspec.Struct, frozen=True, tag="free", array_like=True):
-    """Release the live copy of a storage."""
+class Free(msgspec.Struct, frozen=True, tag="free", array_like=True, repr_omit_defaults=True):
+    """Release the live copy of a storage, or with ``tier`` > 0 its copy in a slower tier."""
 
     storage: StorageId
+    tier: int = 0
 
 
 class PageOut(msgspec.Struct, frozen=True, tag="page_out", array_like=True):
-    """Start copying a storage to a slower tier; its fast copy is released by the matching `Wait`."""
+    """Start copying a storage to a slower tier; its fast copy is released by the matching `Wait`.
+
+    Until then the fast copy may be read, and not changed. The slow copy stays until it is freed.
+    """
 
     storage: StorageId
     tier: int = 1
 
 
 class PageIn(msgspec.Struct, frozen=True, tag="page_in", array_like=True):
-    """Start copying a storage back from a slower tier; it may be read after the matching `Wait`."""
+    """Start copying a storage back from a slower tier; it may be read after the matching `Wait`.
+
+    The fast copy takes its bytes from here on. The slow copy stays until it is freed.
+    """
 
     storage: StorageId
     tier: int = 1
@@ -80,6 +88,7 @@ class Forecast(msgspec.Struct, frozen=True):
         ns: time of the schedule.
         base_ns: time of running every op once.
         joules: energy, 0 where the machine does not tell.
+        tiers: largest number of bytes held in each slower tier, tier 1 first; empty without paging.
     """
 
     persistent: Bytes
@@ -89,6 +98,7 @@ class Forecast(msgspec.Struct, frozen=True):
     ns: Nanoseconds = 0
     base_ns: Nanoseconds = 0
     joules: float = 0.0
+    tiers: tuple[Bytes, ...] = ()
 
     @property
     def total(self) -> Bytes:
@@ -99,28 +109,6 @@ class Forecast(msgspec.Struct, frozen=True):
     def tdi_percent(self) -> float:
         """Total duration increase over running each op once, in percent."""
         return 100.0 * (self.ns - self.base_ns) / self.base_ns if self.base_ns else 0.0
-
-
-class Certificate(msgspec.Struct, frozen=True):
-    """What is proved about a plan, with the numbers to re-derive it.
-
-    Attributes:
-        lower_bound: total bytes below which no schedule with the base order exists.
-        witness: op that needs ``lower_bound``.
-        method: name of the bound.
-        ns_bound: proved lower bound on the schedule's time at this budget (0 = none).
-        proved: whether the schedule's time equals the bound.
-        seed: random seed of the search.
-        versions: what made it.
-    """
-
-    lower_bound: Bytes = 0
-    witness: OpId = -1
-    method: str = "single-op floor"
-    ns_bound: Nanoseconds = 0
-    proved: bool = False
-    seed: int = 0
-    versions: tuple[tuple[str, str], ...] = ()
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -180,6 +168,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         certificate: proved statements.
         reasons: one per storage made by an op.
         planner: which planner found it.
+        placed: whether allocations have addresses; without, ``offsets`` is empty, and the arena is the
+            largest number of live bytes that an arena would hold.
         schema: version of this layout.
     """
 
@@ -193,6 +183,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     limits: Limits = Limits()
     machine: str = "host"
     planner: str = "given"
+    placed: bool = True
     schema: Literal[1] = SCHEMA_VERSION
 
     def save(self, path: str | Path) -> None:

@@ -4,9 +4,11 @@ Nothing here shares code with the planners, the placers or the runtime that it c
 check needs torch and is imported by its own name, ``tightrope.judge.gradients``.
 """
 
+from tightrope.judge.blocks import check_blocks
 from tightrope.judge.bound import check_bound, lower_bound
 from tightrope.judge.ledger import Interval
 from tightrope.judge.offsets import check_offsets
+from tightrope.judge.paging import Window
 from tightrope.judge.plan import Verdict, judge_plan, problems
 from tightrope.judge.safety import Tenant, check_sharing, check_uses
 from tightrope.judge.schedule import Replay, replay_schedule
@@ -18,6 +20,8 @@ __all__ = [
     "Tenant",
     "TraceComparison",
     "Verdict",
+    "Window",
+    "check_blocks",
     "check_bound",
     "check_offsets",
     "check_sharing",

@@ -11,13 +11,16 @@ Gaps        Recomputable storages are counted only where they are read. What an 
             in place cannot be made again either; that is not used.
 """
 
-from tightrope.core import Bytes, Graph, JudgeError, OpId, StorageId
+from tightrope.core import Bytes, Graph, JudgeError, OpId, Plan, StorageId
+from tightrope.judge.cover import certain_bytes, extra_time
 from tightrope.judge.ledger import op_need
 from tightrope.judge.versions import runs_once
 
 
-def floors(graph: Graph) -> tuple[Bytes, ...]:
-    """List, for every op of the base order, the total bytes that its first run needs at least."""
+def floors(graph: Graph, *, free_order: bool = False) -> tuple[Bytes, ...]:
+    """List, for every op, the total bytes that its first run needs at least: in base order, or in any."""
+    if free_order:
+        return certain_bytes(graph)
     pinned_until = _pinned_until(graph)
     producer = {storage: op.id for op in graph.ops for storage in op.creates}
     change = [0] * (len(graph.ops) + 1)
@@ -36,15 +39,15 @@ def floors(graph: Graph) -> tuple[Bytes, ...]:
     return tuple(result)
 
 
-def lower_bound(graph: Graph) -> tuple[Bytes, OpId]:
+def lower_bound(graph: Graph, *, free_order: bool = False) -> tuple[Bytes, OpId]:
     """Find the largest floor, in total bytes, and the op that sets it (-1 for a graph without ops)."""
-    every = floors(graph)
+    every = floors(graph, free_order=free_order)
     if not every:
         return graph.persistent, -1
     return max(every), every.index(max(every))
 
 
-def check_bound(graph: Graph, claimed: Bytes, witness: OpId) -> None:
+def check_bound(graph: Graph, claimed: Bytes, witness: OpId, *, free_order: bool = False) -> None:
     """Refuse a claimed lower bound that its witness does not support.
 
     Raises:
@@ -52,12 +55,12 @@ def check_bound(graph: Graph, claimed: Bytes, witness: OpId) -> None:
     """
     if claimed <= graph.persistent:
         return
-    best, op = lower_bound(graph)
+    best, op = lower_bound(graph, free_order=free_order)
     if claimed > best:
         raise JudgeError(f"certificate: lower bound {claimed} bytes; only {best} can be shown (op {op}).")
     if not 0 <= witness < len(graph.ops):
         raise JudgeError(f"certificate: witness {witness} is not an op of the base order.")
-    if claimed > (floor := floors(graph)[witness]):
+    if claimed > (floor := floors(graph, free_order=free_order)[witness]):
         who = graph.ops[witness].describe()
         raise JudgeError(f"certificate: op {witness} {who} needs {floor} bytes, not the {claimed} claimed.")
 
@@ -76,3 +79,25 @@ def _pinned_until(graph: Graph) -> dict[StorageId, OpId]:
         if graph.storages[storage].resident_at_end:
             pinned[storage] = len(graph.ops) - 1
     return pinned
+
+
+def check_time_bound(graph: Graph, plan: Plan) -> None:
+    """Refuse a claimed time bound that the graph and the certificate's cover do not support.
+
+    Raises:
+        JudgeError: quotes the claim and what can be shown.
+    """
+    claim, shown, by = plan.certificate, graph.base_ns, "every op once"
+    if claim.cover is not None:
+        if claim.cover.budget < plan.budget:
+            raise JudgeError(
+                f"certificate: the cover holds up to {claim.cover.budget} bytes, not for {plan.budget}."
+            )
+        shown += extra_time(graph, claim.cover, free_order=claim.order == "free")
+        by = "every op once and the cover"
+    if claim.ns_bound > shown:
+        raise JudgeError(f"certificate: time bound {claim.ns_bound} ns; only {shown} ({by}) can be shown.")
+    if claim.proved and plan.forecast.ns != claim.ns_bound:
+        raise JudgeError(
+            f"certificate: optimal time claimed, but {plan.forecast.ns} ns is not the bound {claim.ns_bound}."
+        )

@@ -1,11 +1,16 @@
 """Compare what a plan says about itself with what its schedule does."""
 
-from tightrope.core import Graph, JudgeError, Plan
+import math
+from itertools import accumulate
+
+from tightrope.core import Graph, JudgeError, Machine, Plan
 from tightrope.judge.schedule import Replay
 
 
-def check_forecast(graph: Graph, plan: Plan, replay: Replay) -> None:
+def check_forecast(graph: Graph, plan: Plan, replay: Replay, machine: Machine | None = None) -> None:
     """Refuse forecast figures that differ from the re-derived ones by a byte or a nanosecond.
+
+    Joules are compared where the plan claims some and the machine is given, to 1 part in 10^9.
 
     Raises:
         JudgeError: names the figure, the value forecast and the value derived.
@@ -17,15 +22,21 @@ def check_forecast(graph: Graph, plan: Plan, replay: Replay) -> None:
         "outside": replay.outside_peak,
         "ns": replay.ns,
         "base_ns": graph.base_ns,
+        "tiers": replay.tiers,
     }
     for name, value in derived.items():
         said = getattr(plan.forecast, name)
         if said != value:
             raise JudgeError(f"forecast: {name} is said to be {said}; the schedule gives {value}.")
+    said = plan.forecast.joules
+    if machine is not None and said and not math.isclose(said, replay.joules, rel_tol=1e-9):
+        raise JudgeError(f"forecast: joules is said to be {said}; the schedule gives {replay.joules}.")
 
 
 def arena_used(plan: Plan, replay: Replay) -> int:
-    """Find the highest address that any planned block reaches."""
+    """Find the highest address that any planned block reaches; without addresses, the live bytes."""
+    if not plan.placed:
+        return _inside_peak(replay)
     return max(
         (
             offset + block.size
@@ -47,27 +58,22 @@ def check_limits(plan: Plan) -> None:
         raise JudgeError(f"budget: {plan.budget} bytes asked, {taken.total} taken.")
     if limits.bytes and taken.total > limits.bytes[0]:
         raise JudgeError(f"limits: {limits.bytes[0]} bytes of tier 0 asked, {taken.total} taken.")
+    for tier, (limit, held) in enumerate(zip(limits.bytes[1:], taken.tiers, strict=False), start=1):
+        if held > limit:
+            raise JudgeError(f"limits: {limit} bytes of tier {tier} asked, {held} taken.")
     if limits.seconds is not None and taken.ns > limits.seconds * 1e9:
         raise JudgeError(f"limits: {limits.seconds} seconds asked, {taken.ns} ns taken.")
     if limits.joules is not None and taken.joules > limits.joules:
         raise JudgeError(f"limits: {limits.joules} joules asked, {taken.joules} taken.")
 
 
-def check_time_claim(graph: Graph, plan: Plan) -> None:
-    """Refuse a claimed time bound that running every op once does not support.
-
-    Raises:
-        JudgeError: quotes the claim and what can be shown.
-    """
-    claim = plan.certificate
-    if claim.ns_bound > graph.base_ns:
-        raise JudgeError(
-            f"certificate: time bound {claim.ns_bound} ns; only {graph.base_ns} (every op once) can be shown."
-        )
-    if claim.proved and plan.forecast.ns != claim.ns_bound:
-        raise JudgeError(
-            f"certificate: optimal time claimed, but {plan.forecast.ns} ns is not the bound {claim.ns_bound}."
-        )
+def _inside_peak(replay: Replay) -> int:
+    change: dict[int, int] = {}
+    for block in replay.intervals:
+        size = 0 if block.outside else block.size
+        change[block.start] = change.get(block.start, 0) + size
+        change[block.end] = change.get(block.end, 0) - size
+    return max(accumulate(change[tick] for tick in sorted(change)), default=0)
 
 
 def check_reasons(graph: Graph, plan: Plan, replay: Replay) -> None:
@@ -83,9 +89,10 @@ def check_reasons(graph: Graph, plan: Plan, replay: Replay) -> None:
     if explained != made:
         odd = min(set(explained) ^ set(made), default=-1)
         raise JudgeError(f"reasons: every storage made by an op has one; storage {odd} differs.")
+    paged = {window.storage for window in replay.windows if window.inwards}
     for reason in plan.reasons:
         copies = replay.copies[reason.storage]
-        decision = "kept" if copies == 1 else "recomputed"
+        decision = "paged" if reason.storage in paged else "kept" if copies == 1 else "recomputed"
         if (reason.decision, reason.copies) != (decision, copies):
             raise JudgeError(
                 f"reasons: storage {reason.storage} is said to be {reason.decision} with "

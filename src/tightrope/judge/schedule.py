@@ -5,7 +5,7 @@ Idea        Keep the set of storages that are live, their versions, and the firs
 Guarantee   A schedule that passes gives every op the values that the base order gives it, leaves
             exactly the resident storages behind, and holds at every tick the bytes returned.
 Complexity  Linear in the steps and what they read and create.
-Gaps        Page-out, page-in and wait steps are refused: this judge does not know them yet.
+Gaps        Storages of the caller, and those that the user holds, cannot be paged.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,19 @@ from tightrope.core import (
     Free,
     Graph,
     JudgeError,
+    Machine,
     Nanoseconds,
     Op,
     OpId,
+    PageIn,
+    PageOut,
     Schedule,
     Step,
     StorageId,
+    Wait,
 )
 from tightrope.judge.ledger import Interval, Ledger
+from tightrope.judge.paging import Tiers, Window
 from tightrope.judge.versions import base_versions, runs_once
 
 
@@ -37,8 +42,11 @@ class Replay:
         profile: live bytes after every tick (allocation or release), above what the caller holds.
         peak: largest of them.
         outside_peak: largest number of live bytes outside the arena.
-        ns: time of all runs.
-        copies: how many times each storage is allocated.
+        ns: time of all runs, and of waiting for copies between tiers.
+        copies: how many times each storage is allocated in tier 0.
+        windows: every copy between tiers, in the order of issue.
+        tiers: largest number of bytes held in each slower tier; empty when nothing is paged.
+        joules: energy; 0 without a machine.
     """
 
     intervals: tuple[Interval, ...]
@@ -47,10 +55,18 @@ class Replay:
     outside_peak: Bytes
     ns: Nanoseconds
     copies: tuple[int, ...]
+    windows: tuple[Window, ...] = ()
+    tiers: tuple[Bytes, ...] = ()
+    joules: float = 0.0
 
 
-def replay_schedule(graph: Graph, schedule: Schedule) -> Replay:
+def replay_schedule(graph: Graph, schedule: Schedule, machine: Machine | None = None) -> Replay:
     """Walk a schedule of a well-formed graph, step by step.
+
+    Args:
+        graph: what it runs.
+        schedule: any.
+        machine: its tiers and copy engines; needed by a schedule that pages.
 
     Returns:
         The memory that it takes and its time.
@@ -58,7 +74,7 @@ def replay_schedule(graph: Graph, schedule: Schedule) -> Replay:
     Raises:
         JudgeError: names the step, the op and the storage of the first broken rule.
     """
-    walk = _Walk(graph)
+    walk = _Walk(graph, machine)
     for position, step in enumerate(schedule.steps):
         walk.take(position, step)
     walk.finish()
@@ -68,20 +84,23 @@ def replay_schedule(graph: Graph, schedule: Schedule) -> Replay:
         if interval.storage >= 0:
             copies[interval.storage] += 1
     profile = tuple(walk.ledger.profile)
+    paged, moved = walk.tiers, tuple(walk.tiers.windows)
     return Replay(
-        intervals, profile, max(profile, default=0), walk.ledger.outside_peak, walk.ns, tuple(copies)
-    )
+        intervals, profile, max(profile, default=0), walk.ledger.outside_peak, paged.now, tuple(copies),
+        moved, tuple(paged.peak) if moved else (), paged.joules(walk.computing, graph.storages),
+    )  # fmt: skip
 
 
 class _Walk:
     """State of one walk."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, machine: Machine | None) -> None:
+        self.tiers = Tiers(machine)
         self.graph, self.ledger, self.versions = graph, Ledger(graph), base_versions(graph)
         self.live: dict[StorageId, int] = {}
         self.version = [0] * len(graph.storages)
         self.next_base = 0
-        self.ns: Nanoseconds = 0
+        self.computing: Nanoseconds = 0
         self.base_of = {op.replay: op for op in graph.ops if op.replay >= 0}
         self.at = "start"
 
@@ -90,15 +109,17 @@ class _Walk:
         match step:
             case Compute(op, drop):
                 self._compute(self._known_op(op), drop)
-            case Free(storage):
+            case Free(storage, 0):
                 self._free(storage)
-            case _:
-                self._fail(
-                    f"{type(step).__name__} of storage {step.storage} is not supported by this judge yet"
-                )
+            case PageOut(storage) | PageIn(storage) | Wait(storage) | Free(storage):
+                self._move(step, storage)
 
     def finish(self) -> None:
         self.at = "end"
+        for left in self.tiers.flights:
+            self._fail(f"the copy of {self._name(left)} between tiers is still in flight")
+        if (behind := self.tiers.left_over()) is not None:
+            self._fail(f"a copy of {self._name(behind[0])} is left over in tier {behind[1]}")
         if self.next_base < len(self.graph.ops):
             self._fail(f"{self._title(self.graph.ops[self.next_base])} never ran")
         for storage in self.graph.storages:
@@ -131,7 +152,53 @@ class _Walk:
         for storage in op.mutates:
             self.version[storage] += 1
         self.next_base += first
-        self.ns += op.ns
+        self.computing += op.ns
+        self.tiers.now += op.ns
+
+    def _move(self, step: Free | PageOut | PageIn | Wait, storage: StorageId) -> None:
+        what = {"Free": "frees", "PageOut": "pages out", "PageIn": "pages in", "Wait": "waits for"}
+        verb = what[type(step).__name__]
+        if not 0 <= storage < len(self.graph.storages):
+            self._fail(f"{verb} storage {storage}; the graph has {len(self.graph.storages)} storages")
+        verb += f" {self._name(storage)}"
+        if isinstance(step, PageOut | PageIn):
+            self._check_pageable(storage, verb, live=isinstance(step, PageOut))
+        try:
+            self._moved(step, storage)
+        except JudgeError as error:
+            self._fail(f"{verb}, but {error}")
+
+    def _moved(self, step: Free | PageOut | PageIn | Wait, storage: StorageId) -> None:
+        match step:
+            case PageOut(_, tier):
+                self.tiers.begin_out(self.graph.storages[storage], tier)
+            case PageIn(_, tier):
+                self.tiers.begin_in(self.graph.storages[storage], tier)
+                self.live[storage] = self.ledger.allocate(self.graph.storages[storage].bytes, storage)
+                self.version[storage] = self.tiers.version(storage, tier)
+            case Wait():
+                window = self.tiers.wait(storage)
+                if not window.inwards:
+                    self.tiers.keep(storage, window.tier, self.version[storage])
+                    self.ledger.release(self.live.pop(storage))
+            case Free(_, tier):
+                self.tiers.release(storage, tier)
+
+    def _check_pageable(self, storage: StorageId, verb: str, *, live: bool) -> None:
+        if self.graph.storages[storage].external or self.graph.storages[storage].outside:
+            self._fail(f"{verb}, which belongs to the caller")
+        if storage in self.tiers.flights:
+            self._fail(f"{verb}, of which a copy is in flight already")
+        if live and storage not in self.live:
+            self._fail(f"{verb}, which is not live")
+        if not live and storage in self.live:
+            self._fail(f"{verb}, a second live copy")
+
+    def _check_moving(self, storage: StorageId, verb: str, *, inwards_only: bool) -> None:
+        window = self.tiers.flights.get(storage)
+        if window is not None and (window.inwards or not inwards_only):
+            way = "in" if window.inwards else "out"
+            self._fail(f"{verb} {self._name(storage)} while its page-{way} is in flight: no wait came before")
 
     def _check_again(self, op: Op) -> None:
         if op.id >= len(self.graph.ops):
@@ -151,6 +218,9 @@ class _Walk:
     def _check_read(self, op: Op, storage: StorageId) -> None:
         if not self.graph.storages[storage].external and storage not in self.live:
             self._fail(f"reads {self._name(storage)}, which is not live")
+        self._check_moving(storage, "reads", inwards_only=True)
+        if storage in op.mutates:
+            self._check_moving(storage, "changes", inwards_only=False)
         have, need = self.version[storage], self.versions.reads[op.id][storage]
         if have != need:
             self._fail(
@@ -186,6 +256,7 @@ class _Walk:
             self._fail(f"frees {self._name(storage)}, which must stay to the end")
         if storage not in self.live:
             self._fail(f"frees {self._name(storage)}, which is not live")
+        self._check_moving(storage, "frees", inwards_only=False)
         self.ledger.release(self.live.pop(storage))
 
     def _known_op(self, op: OpId) -> Op:

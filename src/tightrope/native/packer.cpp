@@ -9,7 +9,8 @@
 //             clock stops the run. "infeasible" is said only after a completed search.
 // Complexity  First fit is O(n log^2 n) on traces of training steps; the search is exponential and
 //             bounded by counted work.
-// Gaps        One stream, one memory space.
+// Gaps        One stream. Blocks of several pieces get first fit and squeaky wheel, no search.
+#include "packer_blocks.hpp"
 #include "packer_prepare.hpp"
 #include "packer_solve.hpp"
 
@@ -46,4 +47,18 @@ extern "C" void tightrope_pack(std::int64_t count, const std::int64_t* size, con
     results[witness_time] = prepared.witness_time;
     results[nodes] = solver.nodes();
     results[method] = static_cast<i64>(solver.method());
+}
+
+// Blocks of pieces, see `Blocks`; `options` are goal, work, milliseconds and seed, `results` the peak.
+extern "C" void tightrope_pack_blocks(std::int64_t count, const std::int64_t* const* columns,
+                                      const std::int64_t* options, std::int64_t* offsets,
+                                      std::int64_t* results) {
+    using namespace packer;
+    const Blocks blocks{count,      columns[0], columns[1], columns[2], columns[3],  columns[4],
+                        columns[5], columns[6], columns[7], columns[8], columns[9], columns[10]};
+    Budget budget{options[1], thread_milliseconds() + options[2]};
+    BlockPacker packer(blocks, static_cast<u64>(options[3]), budget);
+    packer.run(options[0]);
+    std::copy(packer.offsets().begin(), packer.offsets().end(), offsets);
+    results[0] = packer.peak();
 }

@@ -55,10 +55,9 @@ class AddressTree {
         cover_.resize(2 * leaves_), any_.resize(2 * leaves_);
     }
 
-    Offset first_fit(Section start, Section end, Bytes size, Bytes align, i64& work) {
+    Offset first_fit(Section start, Section end, Bytes size, Bytes align, i64& work, Offset offset = 0) {
         asked_.clear();
         collect(1, 0, leaves_, start, end);
-        Offset offset = 0;
         for (std::size_t agreed = 0, at = 0; agreed < asked_.size(); at = at + 1 == asked_.size() ? 0 : at + 1) {
             const Offset next = asked_[at]->next_free(offset, size, align, work);
             agreed = next == offset ? agreed + 1 : 1;

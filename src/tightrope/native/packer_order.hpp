@@ -16,19 +16,20 @@ namespace packer {
 inline constexpr std::string_view kLetters = "TWAZOS";
 using Features = std::array<std::vector<double>, kLetters.size()>;
 
-inline std::vector<double> largest_loads(const Part& part) {
+// Largest entry of `loads` over the life of every buffer.
+inline std::vector<double> largest_loads(const Part& part, const std::vector<double>& loads) {
     const Section m = part.num_sections;
     int levels = 1;
     while ((2 << (levels - 1)) <= m) ++levels;
-    std::vector<std::vector<Bytes>> top(levels, std::vector<Bytes>(m));
-    top[0] = part.loads();
+    std::vector<std::vector<double>> top(levels, std::vector<double>(m));
+    top[0] = loads;
     for (int k = 1; k < levels; ++k)
         for (Section s = 0; s + (1 << k) <= m; ++s) top[k][s] = std::max(top[k - 1][s], top[k - 1][s + (1 << (k - 1))]);
     std::vector<double> largest(part.count());
     for (Index j = 0; j < part.count(); ++j) {
         int k = 0;
         while ((2 << k) <= part.end[j] - part.start[j]) ++k;
-        largest[j] = static_cast<double>(std::max(top[k][part.start[j]], top[k][part.end[j] - (1 << k)]));
+        largest[j] = std::max(top[k][part.start[j]], top[k][part.end[j] - (1 << k)]);
     }
     return largest;
 }
@@ -37,7 +38,8 @@ inline Features features(const Part& part) {
     const Index n = part.count();
     Features f;
     for (auto& column : f) column.resize(n);
-    f[0] = largest_loads(part);
+    const auto loads = part.loads();
+    f[0] = largest_loads(part, {loads.begin(), loads.end()});
     std::vector<i64> begun(part.num_sections + 1, 0), ended(part.num_sections + 1, 0);
     for (Index j = 0; j < n; ++j) ++begun[part.start[j]], ++ended[part.end[j]];
     std::partial_sum(begun.begin(), begun.end(), begun.begin());

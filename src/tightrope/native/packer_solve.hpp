@@ -14,7 +14,7 @@ namespace packer {
 
 enum class Switch { scaling, compression, zero_cuts, lifelong, portfolio, dives, squeaky, search, section_bounds,
                     dominance, hatless, decomposition, skip_inference, restarts, memory, neighbourhoods,
-                    hot_core };
+                    hot_core, weights };
 enum class Status { optimal, feasible, infeasible, time_limit };
 enum class Method { first_fit, hot_core, portfolio, dive, squeaky, search, neighbourhood };
 
@@ -92,14 +92,12 @@ class Task {
     void probe(Bytes goal, bool only_goal) {
         const Bytes known = best_.peak, least = std::max(goal - part_.base, refuted_ + 1);
         if (!use_(Switch::restarts)) return search(0, least, 0);
-        const int slot = only_goal ? 0 : static_cast<int>(rounds_ % kSlots);
-        const i64 turn = only_goal ? rounds_ : rounds_ / kSlots;
-        ++rounds_;
-        if (slot == 0 || known - 1 <= least) return search(0, least, turn);
+        const i64 at = rounds_++ % kCycle;
+        if (only_goal || known - 1 <= least || at == 0) return search(0, least, turns_[0]++);
+        if (at == kCycle - 1 && use_(Switch::neighbourhoods)) return neighbourhood();
         const Bytes gap = known - 1 - least;
-        if (slot == 1) return search(1, least + gap / 2, turn);
-        if (slot == 2) return search(2, known - 1 - gap / 8, turn);
-        if (use_(Switch::neighbourhoods)) neighbourhood();
+        const int slot = at % 2 == 1 ? 1 : 2;
+        search(slot, slot == 1 ? least + gap / 2 : known - 1 - gap / 8, turns_[slot]++);
     }
 
     // One more round of the squeaky wheel.
@@ -121,7 +119,8 @@ class Task {
 
    private:
     static constexpr i64 kFirstPrice = 2000;  // work per buffer, three times the usual
-    static constexpr int kSlots = 4, kSqueaks = 20;
+    static constexpr int kSqueaks = 20;
+    static constexpr i64 kCycle = 16;  // probes: one at the bound, one neighbourhood, the rest in between
     static constexpr i64 kFirstLimit = 2000, kBaseLimit = 400, kNeighbourhoodLimit = 400;
 
     bool offer(Layout layout, Method method) {
@@ -158,6 +157,19 @@ class Task {
         return keys_;
     }
 
+    // Features whose loads are raised where the search failed often.
+    Features weighted_keys(Searcher& searcher) {
+        Features weighted = keys();
+        const auto& failures = searcher.failures();
+        const double most = 1 + *std::max_element(failures.begin(), failures.end()), strength = random_.unit();
+        const auto known = part_.loads();
+        std::vector<double> loads(known.begin(), known.end());
+        for (std::size_t s = 0; s < loads.size(); ++s) loads[s] *= 1 + strength * failures[s] / most;
+        weighted[0] = largest_loads(part_, loads);
+        searcher.forget();
+        return weighted;
+    }
+
     void search(int slot, Bytes capacity, i64 turn) {
         static constexpr const char* kFirst[] = {"TWA", "TAW", "WAT"};
         static constexpr const char* kLater[] = {"TWA", "TAW", "WAT", "TWZ", "TZW", "WTA",
@@ -166,7 +178,9 @@ class Task {
         if (!searcher) searcher = make_search(part_, use_.pruning(), best_.peak);
         const bool plain = turn < 3;
         const char* letters = plain ? kFirst[turn] : kLater[random_.below(std::size(kLater))];
-        const auto order = order_by(keys(), letters, plain ? 0 : 0.3 * random_.unit(), random_);
+        const bool weighted = !plain && use_(Switch::weights) && random_.unit() < 0.7;
+        const auto order = order_by(weighted ? weighted_keys(*searcher) : keys(), letters,
+                                    plain ? 0 : 0.3 * random_.unit(), random_);
         const i64 before = searcher->nodes();
         const i64 limit = !use_(Switch::restarts) ? kInfinity : plain ? kFirstLimit : kBaseLimit * luby(turn - 2);
         const Answer answer = searcher->run(order, capacity, limit, budget_);
@@ -185,6 +199,7 @@ class Task {
         const Section half = 1 + static_cast<Section>(random_.below(1 + m / 4));
         const Section middle = static_cast<Section>(random_.below(m));
         Part part;
+        part.plain = part_.plain;
         for (Index j = 0; j < part_.count(); ++j) {
             const bool inside = part_.start[j] < middle + half && part_.end[j] > middle - half;
             const bool high = best_.offset[j] + part_.size[j] > target;
@@ -211,6 +226,7 @@ class Task {
     Features keys_;
     std::vector<Index> places_;
     std::array<std::unique_ptr<Searcher>, 3> searchers_;
+    std::array<i64, 3> turns_{};
     i64 rounds_ = 0, squeaks_ = 0, nodes_ = 0;
 };
 

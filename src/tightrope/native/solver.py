@@ -7,6 +7,7 @@ lock, and none runs longer than the number of iterations asked for, so Ctrl-C is
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from itertools import accumulate, chain
 from typing import Any
@@ -16,6 +17,14 @@ from tightrope.native.build import compiler, library
 
 NUM_RULES = 5
 """Scoring rules of the greedy: ns/(bytes*distance), ns/bytes, -bytes, -distance, ns/distance."""
+
+
+class Mode(IntEnum):
+    """What a search does: anneal time, anneal bytes (the limit follows the peak), or ruin and recreate."""
+
+    ANNEAL = 0
+    SHRINK = 1
+    REBUILD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +62,24 @@ def available() -> bool:
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
+    """Build and load the solver.
+
+    Raises:
+        NativeError: there is no compiler, or the library does not build or load.
+    """
     path = library("solver")
     try:
-        native = ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeError(
             f"the solver was built but does not load: {error}. Delete {path} and retry."
         ) from error
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    native = load_library()
     pointer, whole, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     native.tightrope_solver_new.restype = pointer
     native.tightrope_solver_new.argtypes = [whole, whole, *[pointer] * 8]
@@ -137,10 +156,10 @@ class Solver:
         return bool(self._native.tightrope_solver_greedy(self._handle, limit, rule))
 
     def begin(
-        self, limit: Bytes, *, seed: int, iterations: int, shrink: bool = False, heat: float = 1.0
+        self, limit: Bytes, *, seed: int, iterations: int, mode: Mode = Mode.ANNEAL, heat: float = 1.0
     ) -> None:
-        """Start annealing from the current set; with ``shrink`` the limit follows the smallest peak down."""
-        self._native.tightrope_solver_begin(self._handle, limit, seed, iterations, shrink, heat)
+        """Start a search from the current set; ``iterations`` counts moves, or changes when rebuilding."""
+        self._native.tightrope_solver_begin(self._handle, limit, seed, iterations, int(mode), heat)
 
     def run(self, iterations: int) -> int:
         """Run at most ``iterations`` moves; return how many are left of those asked for in `begin`."""

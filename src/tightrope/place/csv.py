@@ -1,42 +1,31 @@
 """Read and write placement instances as CSV, in the format of MiniMalloc.
 
-Columns ``id,lower,upper,size`` in any order, with optional ``alignment`` and ``offset``. Lifetimes
-are half-open. Gzip and either line ending are accepted; files written here end lines with LF.
+Columns ``id,lower,upper,size`` in any order, with optional ``alignment``, ``offset``, ``hint`` and
+``gaps``. Lifetimes are half-open; a column named ``end`` instead of ``upper`` holds the last instant
+itself. A gap is ``lower-upper``, or ``lower-upper@low:high`` when the bytes ``[low, high)`` of the
+buffer stay in use. Either line ending is accepted; files written here end lines with LF.
 """
 
 import csv
 import gzip
-import zlib
+import io
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 from tightrope.core import Bytes, Offset, TightropeError
-from tightrope.place.options import PlaceOptions
-from tightrope.place.placer import Interval, Placement, place
+from tightrope.place.instance import Gap, Instance
+from tightrope.place.placer import Interval
+from tightrope.place.source import read_source
 
-_MAX_ROWS: Final = 10**7
+_MAX_ROWS: Final = 4_000_000
+_MAX_GAPS: Final = 1000
 _LARGEST: Final = 2**62
 _NEEDED: Final = ("lower", "upper", "size")
-_OPTIONAL: Final = ("id", "alignment", "offset")
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """Buffers read from a file.
-
-    Attributes:
-        buffers: (size in bytes, start, end), half-open, in file order.
-        names: the ``id`` column, or the row numbers.
-        alignments: one per buffer; 1 where the file has none.
-        offsets: one per buffer; -1 where the file has none.
-    """
-
-    buffers: tuple[Interval, ...]
-    names: tuple[str, ...]
-    alignments: tuple[Bytes, ...]
-    offsets: tuple[Offset, ...]
+_PLAIN: Final = (*_NEEDED, "id", "alignment", "offset")
+_OTHER_NAMES: Final = {"begin": "lower", "start": "lower", "buffer": "id", "buffer_id": "id"}
+_GAP: Final = re.compile(r"(-?\d{1,19})-(-?\d{1,19})(?:@(\d{1,19}):(\d{1,19}))?")
 
 
 def read_csv(path: str | Path) -> Instance:
@@ -50,28 +39,34 @@ def read_csv(path: str | Path) -> Instance:
 
     Raises:
         TightropeError: no such file, a missing or repeated column, a value that is not an integer
-            in range, or more than 10^7 rows; the message names the line.
+            in range, or more than 4,000,000 rows; the message names the line.
 
     Example:
         >>> read_csv("tight.csv").buffers  # doctest: +SKIP
         ((128, 0, 4), (64, 0, 2))
     """
-    file = Path(path)
+    return parse_csv(read_source(path), str(path))
+
+
+def parse_csv(data: bytes, name: str) -> Instance:
+    """Read an instance from text; see `read_csv`.
+
+    Args:
+        data: the text, UTF-8.
+        name: what it is, for messages.
+    """
+    if data.count(b"\n") > _MAX_ROWS + 1:
+        raise TightropeError(f"{name} has more than {_MAX_ROWS:,} rows.")
     try:
-        with file.open("rb") as probe:
-            zipped = probe.read(2) == b"\x1f\x8b"
-        with (
-            gzip.open(file, "rt", encoding="utf-8", newline="")
-            if zipped
-            else file.open(encoding="utf-8", newline="") as text
-        ):
-            return _parse(text, str(path))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        raise TightropeError(f"cannot read {str(path)!r} as CSV: {error}.") from error
+        return _parse(io.StringIO(data.decode("utf-8"), newline=""), name)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TightropeError(f"cannot read {name!r} as CSV: {error}.") from error
 
 
 def write_csv(path: str | Path, instance: Instance, offsets: Sequence[Offset] | None = None) -> None:
     """Write an instance, and where its buffers were placed.
+
+    An instance that came from a CSV file keeps all of that file's columns.
 
     Args:
         path: the file to write; a name that ends in ``.gz`` is compressed.
@@ -82,19 +77,7 @@ def write_csv(path: str | Path, instance: Instance, offsets: Sequence[Offset] | 
         TightropeError: the file cannot be written.
     """
     placed = instance.offsets if offsets is None else tuple(offsets)
-    header = ["id", "lower", "upper", "size"]
-    columns: list[Sequence[str | int]] = [
-        instance.names,
-        [start for _, start, _ in instance.buffers],
-        [end for _, _, end in instance.buffers],
-        [size for size, _, _ in instance.buffers],
-    ]
-    if any(alignment != 1 for alignment in instance.alignments):
-        header.append("alignment")
-        columns.append(instance.alignments)
-    if any(offset >= 0 for offset in placed):
-        header.append("offset")
-        columns.append([offset if offset >= 0 else "" for offset in placed])
+    shown = [str(offset) if offset >= 0 else "" for offset in placed] if max(placed, default=-1) >= 0 else []
     file = Path(path)
     try:
         with (
@@ -102,101 +85,141 @@ def write_csv(path: str | Path, instance: Instance, offsets: Sequence[Offset] | 
             if file.suffix == ".gz"
             else file.open("w", encoding="utf-8", newline="") as text
         ):
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(header)
-            writer.writerows(zip(*columns, strict=True))
+            csv.writer(text, lineterminator="\n").writerows(_table(instance, shown))
     except OSError as error:
         raise TightropeError(f"cannot write {str(path)!r}: {error}.") from error
 
 
-def place_file(
-    path: str | Path,
-    *,
-    capacity: Bytes | None = None,
-    minimize: bool = False,
-    seconds: float = 10.0,
-    seed: int = 0,
-    options: PlaceOptions | None = None,
-) -> tuple[Instance, Placement]:
-    """Place the buffers of a CSV file; offsets given in the file stay fixed.
-
-    Args:
-        path: see `read_csv`.
-        capacity: bytes to fit into.
-        minimize: keep lowering the peak after the capacity is reached.
-        seconds: limit on the effort, see `place`.
-        seed: of the random orders.
-        options: techniques to switch off.
-
-    Returns:
-        The instance and its placement. With ``minimize`` and a capacity, the status says whether
-        the smallest peak found fits: ``infeasible`` only when that is proved.
-
-    Raises:
-        TightropeError: the file or a buffer is malformed.
-    """
-    instance = read_csv(path)
-    placement = place(
-        instance.buffers,
-        capacity=None if minimize else capacity,
-        seconds=seconds,
-        seed=seed,
-        alignments=instance.alignments,
-        fixed={index: offset for index, offset in enumerate(instance.offsets) if offset >= 0},
-        options=options,
-    )
-    if minimize and capacity is not None and placement.peak > capacity:
-        proved = placement.status == "optimal" or placement.lower_bound > capacity
-        placement = replace(placement, status="infeasible" if proved else "time_limit")
-    return instance, placement
+def _table(instance: Instance, shown: Sequence[str]) -> Iterator[Sequence[str | int]]:
+    """Yield the header and the rows, with the offsets in a column of their own."""
+    rows = iter(instance.table or _columns(instance))
+    header = next(rows)
+    at = [name.strip().lower() for name in map(str, header)].index("offset") if _has_offset(header) else -1
+    if not shown:
+        yield header
+        yield from rows
+        return
+    yield header if at >= 0 else (*header, "offset")
+    for row, offset in zip(rows, shown, strict=True):
+        yield (*row[:at], offset, *row[at + 1 :]) if at >= 0 else (*row, offset)
 
 
-def _parse(text: TextIO, path: str) -> Instance:
-    rows = csv.reader(text, strict=True)
-    header = [name.strip().lower() for name in next(rows, [])]
+def _has_offset(header: Sequence[str | int]) -> bool:
+    return any(str(name).strip().lower() == "offset" for name in header)
+
+
+def _columns(instance: Instance) -> Iterator[Sequence[str | int]]:
+    aligned = any(alignment != 1 for alignment in instance.alignments)
+    yield ("id", "lower", "upper", "size", *(("alignment",) if aligned else ()))
+    for name, (size, start, end), alignment in zip(
+        instance.names, instance.buffers, instance.alignments, strict=True
+    ):
+        yield (name, start, end, size, *((alignment,) if aligned else ()))
+
+
+def _parse(text: io.StringIO, path: str) -> Instance:
+    reader = csv.reader(text, strict=True)
+    original = next(reader, [])
+    header = [name.strip().lower() for name in original]
+    last = "end" in header and "upper" not in header
+    header = ["upper" if name == "end" and last else _OTHER_NAMES.get(name, name) for name in header]
     missing = [name for name in _NEEDED if name not in header]
     if missing or len(set(header)) != len(header):
         raise TightropeError(
             f"{path}: the first line must name the columns id,lower,upper,size (and perhaps alignment, "
-            f"offset) once each; it has {','.join(header)[:120]!r}."
+            f"offset, hint, gaps) once each; it has {','.join(original)[:120]!r}."
         )
-    places: dict[str, int] = {name: header.index(name) for name in (*_NEEDED, *_OPTIONAL) if name in header}
-    buffers: list[Interval] = []
-    names: list[str] = []
-    alignments: list[Bytes] = []
-    offsets: list[Offset] = []
-    for line, row in _rows(rows, len(header), path):
-        lower, upper, size = (_integer(row[places[name]], name, line, path) for name in _NEEDED)
+    rows = _Rows(path, {name: at for at, name in enumerate(header)}, last)
+    keep = last or header != [name for name in ("id", *_NEEDED, *_PLAIN[4:]) if name in header]
+    cells: list[tuple[str, ...]] = [tuple(original)] if keep else []
+    for line, row in _lines(reader, len(header), path):
+        rows.add(line, row)
+        if keep:
+            cells.append(tuple(row))
+    return rows.instance(tuple(cells))
+
+
+class _Rows:
+    """Collects the rows of a file."""
+
+    def __init__(self, path: str, places: dict[str, int], last: bool) -> None:
+        self.path, self.places, self.last = path, places, last
+        self.buffers: list[Interval] = []
+        self.names: list[str] = []
+        self.alignments: list[Bytes] = []
+        self.offsets: list[Offset] = []
+        self.hints: list[Offset] = []
+        self.gaps: list[tuple[Gap, ...]] = []
+
+    def add(self, line: int, row: list[str]) -> None:
+        places = self.places
+        lower, upper, size = (self._integer(row[places[name]], name, line) for name in _NEEDED)
+        upper += self.last
         if size < 0 or upper <= lower:
-            raise TightropeError(f"{path}, line {line}: needs size >= 0 and lower < upper (half-open).")
-        buffers.append((size, lower, upper))
-        names.append(row[places["id"]].strip() if "id" in places else str(len(names)))
-        alignments.append(_optional(row, places, "alignment", 1, line, path))
-        offsets.append(_optional(row, places, "offset", -1, line, path))
-    return Instance(tuple(buffers), tuple(names), tuple(alignments), tuple(offsets))
+            raise TightropeError(f"{self.path}, line {line}: needs size >= 0 and lower < upper (half-open).")
+        self.buffers.append((size, lower, upper))
+        self.names.append(row[places["id"]].strip() if "id" in places else str(len(self.names)))
+        self.alignments.append(self._optional(row, "alignment", 1, line))
+        self.offsets.append(self._optional(row, "offset", -1, line))
+        if "hint" in places:
+            self.hints.append(self._optional(row, "hint", -1, line))
+        if "gaps" in places:
+            self.gaps.append(tuple(self._gaps(row[places["gaps"]], self.buffers[-1], line)))
+
+    def instance(self, cells: tuple[tuple[str, ...], ...]) -> Instance:
+        return Instance(
+            tuple(self.buffers),
+            tuple(self.names),
+            tuple(self.alignments),
+            tuple(self.offsets),
+            tuple(self.hints),
+            tuple(self.gaps),
+            table=cells,
+        )
+
+    def _gaps(self, text: str, buffer: Interval, line: int) -> Iterator[Gap]:
+        size, start, end = buffer
+        words = text.split()
+        reached = start
+        if len(words) > _MAX_GAPS:
+            raise TightropeError(f"{self.path}, line {line}: more than {_MAX_GAPS} gaps.")
+        found = [self._gap(word, line) for word in words]
+        for gap in sorted(found):
+            if not (reached <= gap[0] < gap[1] <= end and 0 <= gap[2] <= gap[3] <= size):
+                raise TightropeError(
+                    f"{self.path}, line {line}: gap {gap[0]}-{gap[1]} must lie in the lifetime, apart from "
+                    "other gaps, and what stays in use inside the buffer."
+                )
+            reached = gap[1]
+            yield gap
+
+    def _gap(self, word: str, line: int) -> Gap:
+        match = _GAP.fullmatch(word)
+        if match is None:
+            raise TightropeError(f"{self.path}, line {line}: gap {word[:40]!r} is not lower-upper@low:high.")
+        start, end, low, high = (int(group or 0) for group in match.groups())
+        return start, end + self.last, low, high
+
+    def _optional(self, row: list[str], name: str, default: int, line: int) -> int:
+        text = row[self.places[name]].strip() if name in self.places else ""
+        return self._integer(text, name, line) if text else default
+
+    def _integer(self, text: str, name: str, line: int) -> int:
+        digits = text.strip()
+        if len(digits) <= 20 and digits.removeprefix("-").isdecimal() and abs(int(digits)) <= _LARGEST:
+            return int(digits)
+        raise TightropeError(
+            f"{self.path}, line {line}: {name} is {text[:40]!r}, not an integer of at most 2^62."
+        )
 
 
-def _rows(rows: Iterator[list[str]], width: int, path: str) -> Iterator[tuple[int, list[str]]]:
+def _lines(rows: Iterator[list[str]], width: int, path: str) -> Iterator[tuple[int, list[str]]]:
     """Number the rows from line 2; blank lines are skipped."""
     for line, row in enumerate(rows, start=2):
         if not row:
             continue
-        if line > _MAX_ROWS + 1:
-            raise TightropeError(f"{path} has more than {_MAX_ROWS:,} rows.")
         if len(row) != width:
             raise TightropeError(
                 f"{path}, line {line}: {len(row)} values, but the header names {width} columns."
             )
         yield line, row
-
-
-def _optional(row: list[str], places: dict[str, int], name: str, default: int, line: int, path: str) -> int:
-    text = row[places[name]].strip() if name in places else ""
-    return _integer(text, name, line, path) if text else default
-
-
-def _integer(text: str, name: str, line: int, path: str) -> int:
-    digits = text.strip()
-    if len(digits) <= 20 and digits.removeprefix("-").isdecimal() and abs(int(digits)) <= _LARGEST:
-        return int(digits)
-    raise TightropeError(f"{path}, line {line}: {name} is {text[:40]!r}, not an integer of at most 2^62.")

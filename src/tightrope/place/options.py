@@ -27,6 +27,7 @@ class PlaceOptions:
         memory: remember states that were searched to the end without a solution.
         neighbourhoods: free the buffers around a time window of the best answer and search again.
         hot_core: settle the time around the largest load first and fit the rest around it.
+        weights: restart with orders that favour the instants at which the search failed most.
     """
 
     scaling: bool = True
@@ -46,6 +47,7 @@ class PlaceOptions:
     memory: bool = True
     neighbourhoods: bool = True
     hot_core: bool = True
+    weights: bool = True
 
     @property
     def bits(self) -> int:

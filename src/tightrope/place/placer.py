@@ -17,7 +17,7 @@ Gaps        one stream and one memory space
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -29,8 +29,8 @@ from tightrope.place.options import PlaceOptions
 Interval: TypeAlias = tuple[Bytes, int, int]
 Status: TypeAlias = Literal["optimal", "feasible", "infeasible", "time_limit"]
 
-_LARGEST: Bytes = 2**60
-_WORK_PER_SECOND = 300_000_000
+LARGEST: Final[Bytes] = 2**60
+WORK_PER_SECOND: Final = 300_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def place(
     if len(sizes) == 0:
         return Placement((), 0, 0, "optimal", (), time.thread_time() - begun, "nothing to place")
     packed, method = _pack(
-        columns, -1 if capacity is None else min(capacity, _LARGEST), seconds, seed, options
+        columns, -1 if capacity is None else min(capacity, LARGEST), seconds, seed, options
     )
     alive = (starts <= packed.witness_time) & (packed.witness_time < ends) & (sizes > 0)
     witness = np.flatnonzero(alive)
@@ -131,7 +131,7 @@ def _pack(
         packed = pack(
             columns,
             capacity=capacity,
-            work=int(min(seconds, 1e6) * _WORK_PER_SECOND),
+            work=int(min(seconds, 1e6) * WORK_PER_SECOND),
             milliseconds=int(min(seconds, 1e6) * 4000) + 50,
             seed=seed % 2**62,
             switches=(options or PlaceOptions()).bits,
@@ -152,7 +152,7 @@ def _columns(
             aligned = np.array(alignments, dtype=np.int64).reshape(len(buffers))
         pinned = np.full(len(buffers), -1, dtype=np.int64)
         for index, offset in fixed.items():
-            if not (0 <= index < len(buffers) and 0 <= offset <= _LARGEST):
+            if not (0 <= index < len(buffers) and 0 <= offset <= LARGEST):
                 raise TightropeError(f"fixed offset {offset} of buffer {index} is out of range.")
             pinned[index] = offset
     except (ValueError, TypeError, OverflowError) as error:
@@ -168,8 +168,8 @@ def _check(sizes: Integers, starts: Integers, ends: Integers, aligned: Integers,
     for bad, problem in (
         (sizes < 0, "a negative size"),
         (ends <= starts, "an empty lifetime (end <= start)"),
-        ((starts < -(2**62)) | (ends > 2**62), "a time beyond 62 bits"),
-        ((aligned < 1) | (aligned > _LARGEST), "an alignment outside 1..2^60"),
+        ((starts < -(2**61)) | (ends > 2**61), "a time beyond 61 bits"),
+        ((aligned < 1) | (aligned > LARGEST), "an alignment outside 1..2^60"),
         ((pinned >= 0) & (pinned % np.maximum(aligned, 1) != 0), "a fixed offset that breaks its alignment"),
     ):
         if bad.any():
@@ -180,7 +180,7 @@ def _check(sizes: Integers, starts: Integers, ends: Integers, aligned: Integers,
     total = float(
         sizes.sum(dtype=np.float64) + aligned.sum(dtype=np.float64) + max(0, int(pinned.max(initial=0)))
     )
-    if total > _LARGEST:
+    if total > LARGEST:
         raise TightropeError(f"the buffers add up to about {total:.3g} bytes; at most 2^60 can be placed.")
     held = np.flatnonzero((pinned >= 0) & (sizes > 0))
     _check_fixed(held[np.argsort(pinned[held], kind="stable")], sizes, starts, ends, pinned)

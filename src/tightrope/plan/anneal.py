@@ -1,17 +1,23 @@
-"""Simulated annealing over sets of recomputations.
+"""Simulated annealing, and ruin and recreate, over sets of recomputations.
 
-Idea        Start from a greedy set. Moves: evict at an event over the limit (alone, or with the
+Idea        Annealing begins from nothing. Moves: evict at an event over the limit (alone, or with the
             inputs that are gone), remove a pair, shift one to another stage, swap two, add a missing
-            input. The objective is time + weight * bytes over the limit; the weight follows whether
-            the current set fits. Several runs, each with another heat, from the best set so far.
-Source      moves and set representation after Moccasin (ICML 2023), whose retention they generalise
+            input. The objective is time + price * bytes over the limit; the price follows whether the
+            current set fits. Ruin and recreate works on sets that fit: it takes out a few
+            neighbouring pairs and fills the hole with what frees most bytes per nanosecond. Irregular
+            graphs gain from the first, training graphs with many equal layers from the second, so
+            each run does both, and the greedy set is a second start.
+Source      set representation after Moccasin (ICML 2023), whose retention it generalises; Schrimpf et
+            al., Record Breaking Optimization Results Using the Ruin and Recreate Principle (2000)
 Guarantee   Never worse than its start where that fits. Equal seeds and efforts give equal sets.
-Complexity  about 1-2 microseconds per move at 250 to 350 ops, see ``native/solver.cpp``
+Complexity  1 to 3 microseconds per move at 250 to 1,000 ops, see ``native/solver_anneal.hpp``
 Gaps        The order of first runs is fixed; no proof of optimality.
 """
 
-from tightrope.core import Bytes, Graph, Limits, Machine, Schedule
-from tightrope.native.solver import NUM_RULES, Solver
+from dataclasses import dataclass
+
+from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
+from tightrope.native.solver import NUM_RULES, Mode, Solver
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.greedy import greedy_pairs
@@ -19,43 +25,117 @@ from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options, Watch
 from tightrope.plan.schedule import expand, useful
 
-_HEATS = (0.3, 30.0, 1.0, 10.0)
-"""Start temperatures in units of the mean time of a pair: irregular graphs like the low ones, training
-graphs with many equal layers the high ones."""
-_MOVES_PER_OP, _MOST_MOVES = 1_000, 400_000
+_HEAT = 1.0
+"""Start temperature of annealing from nothing, in units of the mean time of a pair. 0.3 freezes too
+early on 1,000 ops, 3 never recovers from the disorder."""
+_REBUILD_HEATS = (1.0, 3.0, 0.3, 10.0)
+"""Of ruin and recreate; tight budgets like the low ones, loose ones the high ones."""
+_GAIN = 0.98
+"""Ruin and recreate pays where it leaves at most this share of the time that it was given."""
+_MOVES_PER_OP, _REBUILDS_PER_OP = 1_000, 2_000
+_MOST_MOVES = 4_000_000
 _SLICE = 20_000
 """Moves between two looks at the clock: about 30 ms."""
 
 
 def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
-    """Anneal from ``options.start``, or from a greedy set; return the fastest schedule that fits."""
+    """Search from ``options.start``, a greedy set and nothing; return the fastest schedule that fits."""
     del machine
     model = build(graph)
     solver = open_solver(model, native=options.native)
-    limit = live_limit(graph, limits)
-    best = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
-    if isinstance(solver, Solver):
-        best = _anneal(solver, model, best, limit, options)
-    return expand(graph, useful(graph, best))
+    return expand(graph, useful(graph, anneal_pairs(solver, model, live_limit(graph, limits), options)))
 
 
-def _anneal(
-    solver: Solver, model: Model, best: tuple[Pair, ...], limit: Bytes, options: Options
+def anneal_pairs(
+    solver: Solver | PythonSolver, model: Model, limit: Bytes, options: Options
 ) -> tuple[Pair, ...]:
-    """Run the restarts, each from the best set so far, until nothing can be gained."""
-    solver.load(best)
-    cost, fits = model.cost(best), solver.state(limit).excess == 0
-    for restart in range(options.restarts):
-        if options.watch.over or (fits and cost == 0):
-            break
-        heat = _HEATS[restart % len(_HEATS)]
-        solver.load(best)
-        solver.begin(limit, seed=_seed(options, restart), iterations=_moves(model, options), heat=heat)
-        _drain(solver, options.watch, f"annealing, run {restart + 1} of {options.restarts}")
-        found = solver.best()
-        if found is not None and (not fits or model.cost(found) < cost):
-            best, cost, fits = found, model.cost(found), True
-    return best
+    """Find the fastest set that fits ``limit``; where none is found, a greedy one."""
+    start = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
+    if not isinstance(solver, Solver):
+        return start
+    search = _Search(solver, model, limit, options)
+    search.consider(start)
+    if not search.done:
+        search.run()
+    return start if search.best is None else search.best
+
+
+@dataclass(slots=True)
+class _Search:
+    """The best set that fits so far, and which ways of finding one are still worth their time.
+
+    Attributes:
+        annealing: whether annealing from nothing did no worse than the others when last tried.
+        rebuilding: whether ruin and recreate improved anything, or is all there is.
+    """
+
+    solver: Solver
+    model: Model
+    limit: Bytes
+    options: Options
+    best: tuple[Pair, ...] | None = None
+    cost: Nanoseconds = 0
+    annealing: bool = True
+    rebuilding: bool = True
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can be gained, or the time is up."""
+        return self.options.watch.over or (self.best is not None and self.cost == 0)
+
+    def consider(self, pairs: tuple[Pair, ...]) -> None:
+        """Keep a set that fits and is faster than the best."""
+        self.solver.load(pairs)
+        cost = self.model.cost(pairs)
+        if self.solver.state(self.limit).excess == 0 and (self.best is None or cost < self.cost):
+            self.best, self.cost = pairs, cost
+
+    def run(self) -> None:
+        """Run cycles until the restarts are used up, or two in a row gain nothing."""
+        idle = 0
+        for restart in range(self.options.restarts):
+            before = (self.best is None, self.cost)
+            self._cycle(restart)
+            idle = 0 if (self.best is None, self.cost) != before else idle + 1
+            if self.done or (restart > 0 and idle > 1):
+                break
+
+    def _cycle(self, restart: int) -> None:
+        """Rebuild the best set; anneal from nothing and rebuild that too."""
+        rebuilt = annealed = self.best
+        if self.best is not None and self.rebuilding:
+            rebuilt = self._rebuild(self.best, restart)
+        others = self.cost
+        if self.annealing and not self.done:
+            annealed = self._run((), restart, _HEAT, Mode.ANNEAL)
+            if annealed is not None and self.rebuilding and not self.done:
+                rebuilt = self._rebuild(annealed, restart)
+        improved = self.best is not None and self.cost < others
+        gained = (
+            self.best == rebuilt and annealed is not None and self.cost < _GAIN * self.model.cost(annealed)
+        )
+        self.annealing = self.annealing and (improved or not gained)
+        self.rebuilding = gained or not self.annealing
+
+    def _rebuild(self, start: tuple[Pair, ...], restart: int) -> tuple[Pair, ...] | None:
+        return self._run(start, restart, _REBUILD_HEATS[restart % len(_REBUILD_HEATS)], Mode.REBUILD)
+
+    def _run(self, start: tuple[Pair, ...], restart: int, heat: float, mode: Mode) -> tuple[Pair, ...] | None:
+        options = self.options
+        each = _REBUILDS_PER_OP if mode is Mode.REBUILD else _MOVES_PER_OP
+        self.solver.load(start)
+        self.solver.begin(
+            self.limit,
+            seed=_seed(options, restart),
+            iterations=_moves(self.model, options, each),
+            heat=heat,
+            mode=mode,
+        )
+        _drain(self.solver, options.watch, f"searching, run {restart + 1} of {options.restarts}")
+        found = self.solver.best()
+        if found is not None and (self.best is None or self.model.cost(found) < self.cost):
+            self.best, self.cost = found, self.model.cost(found)
+        return found
 
 
 def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
@@ -76,8 +156,8 @@ def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
         if options.watch.over:
             break
         solver.load(pairs)
-        seed, moves = _seed(options, restart), _moves(model, options)
-        solver.begin(peak, seed=seed, iterations=moves, heat=heat, shrink=True)
+        seed, moves = _seed(options, restart), _moves(model, options, _MOVES_PER_OP)
+        solver.begin(peak, seed=seed, iterations=moves, heat=heat, mode=Mode.SHRINK)
         _drain(solver, options.watch, "looking for the smallest budget")
         best = solver.best()
         if best is not None and best != pairs:
@@ -103,8 +183,8 @@ def _lowest_greedy(solver: Solver | PythonSolver, watch: Watch) -> tuple[Bytes, 
     return best, pairs
 
 
-def _moves(model: Model, options: Options) -> int:
-    return int(min(_MOVES_PER_OP * len(model.need), _MOST_MOVES) * options.effort)
+def _moves(model: Model, options: Options, each: int) -> int:
+    return int(min(each * len(model.need), _MOST_MOVES) * options.effort)
 
 
 def _seed(options: Options, restart: int) -> int:
@@ -114,7 +194,7 @@ def _seed(options: Options, restart: int) -> int:
 def _drain(solver: Solver, watch: Watch, message: str) -> None:
     """Run what was begun, in slices, until it ends, the time is up or the user interrupts."""
     try:
-        while not watch.over and solver.run(_SLICE):
+        while not watch.over and solver.run(_SLICE) > 0:
             watch.tell(message)
     except KeyboardInterrupt:
         watch.interrupted = True

@@ -16,6 +16,7 @@ from tightrope.core import (
 )
 from tightrope.place import place
 from tightrope.plan.bound import lower_bound
+from tightrope.plan.clock import clock
 from tightrope.plan.timeline import buffer_sizes, timeline
 
 _PLACE_SECONDS = 0.25
@@ -29,6 +30,7 @@ def assemble(
     machine: Machine | None = None,
     planner: str = "given",
     seed: int = 0,
+    placed: bool = True,
 ) -> Plan:
     """Place the allocations of a schedule and forecast its bytes and time.
 
@@ -37,9 +39,10 @@ def assemble(
         schedule: valid for ``graph``.
         budget: total bytes asked for; the placer stops as soon as it fits. None = as small as possible,
             and the plan's budget is what it needs.
-        machine: named in the plan.
+        machine: named in the plan; its tiers and power give the time and energy of paging.
         planner: named in the plan.
         seed: of the placer.
+        placed: whether to give addresses; without, the arena is the largest number of live bytes.
 
     Returns:
         A plan without reasons; its total may exceed the budget, see `Forecast.total`.
@@ -49,14 +52,20 @@ def assemble(
     outside = tuple(b.storage >= 0 and graph.storages[b.storage].outside for b in trace.buffers)
     held = _peak(trace, tuple(size * out for size, out in zip(sizes, outside, strict=True)))
     capacity = None if budget is None else max(0, budget - graph.persistent - held)
-    offsets = _offsets(graph, trace, sizes, outside, capacity=capacity, seed=seed)
+    inside = tuple(size * (not out) for size, out in zip(sizes, outside, strict=True))
+    offsets = _offsets(graph, trace, sizes, outside, capacity=capacity, seed=seed) if placed else ()
+    cost = clock(graph, schedule, machine)
     forecast = Forecast(
         persistent=graph.persistent,
         peak=_peak(trace, sizes),
-        arena=max((o + size for o, size in zip(offsets, sizes, strict=True) if o >= 0), default=0),
+        arena=max((o + size for o, size in zip(offsets, sizes, strict=True) if o >= 0), default=0)
+        if placed
+        else _peak(trace, inside),
         outside=held,
-        ns=sum(graph.op(op).ns for op in schedule.computes()),
+        ns=cost.ns,
         base_ns=graph.base_ns,
+        joules=cost.joules,
+        tiers=cost.tiers,
     )
     bound, witness = lower_bound(graph)
     asked = forecast.total if budget is None else budget
@@ -77,6 +86,7 @@ def assemble(
         limits=Limits(bytes=(asked,)),
         machine="host" if machine is None else machine.name,
         planner=planner,
+        placed=placed,
     )
 
 

@@ -25,7 +25,13 @@ def graph_key(graph: Graph) -> str:
 def with_budget(plan: Plan, budget: Bytes) -> Plan:
     """Present a plan as an answer to another budget that it fits."""
     assert plan.forecast.total <= budget
-    return msgspec.structs.replace(plan, budget=budget, limits=Limits(bytes=(budget,)))
+    proof = plan.certificate
+    if proof.cover is not None and proof.cover.budget < budget:
+        base = plan.forecast.base_ns
+        proof = msgspec.structs.replace(
+            proof, cover=None, ns_bound=base, proved=plan.forecast.ns == base, method="single-op floor"
+        )
+    return msgspec.structs.replace(plan, budget=budget, limits=Limits(bytes=(budget,)), certificate=proof)
 
 
 class PlanCache:
@@ -42,17 +48,19 @@ class PlanCache:
         self._folder = None if folder is None else Path(folder)
         self._plans: dict[str, dict[tuple[str, Bytes], Plan]] = {}
 
-    def exact(self, graph: Graph, *, budget: Bytes, planner: str) -> Plan | None:
+    def exact(self, graph: Graph, *, budget: Bytes, planner: str, placed: bool = True) -> Plan | None:
         """Look up the plan that was stored for this very budget and planner."""
-        return self._known(graph).get((planner, budget))
+        return self._known(graph).get((_label(planner, placed=placed), budget))
 
-    def best(self, graph: Graph, *, budget: Bytes) -> Plan | None:
-        """Find the fastest known plan that takes at most ``budget`` total bytes."""
-        fitting = [plan for plan in self._known(graph).values() if plan.forecast.total <= budget]
+    def best(self, graph: Graph, *, budget: Bytes, placed: bool = True) -> Plan | None:
+        """Find the fastest known plan, with addresses or without, that takes at most ``budget`` bytes."""
+        known = (plan for plan in self._known(graph).values() if plan.placed == placed)
+        fitting = [plan for plan in known if plan.forecast.total <= budget]
         return min(fitting, key=lambda plan: (plan.forecast.ns, plan.forecast.total), default=None)
 
     def store(self, graph: Graph, plan: Plan, *, planner: str) -> None:
         """Remember a plan, in the folder too where there is one."""
+        planner = _label(planner, placed=plan.placed)
         self._known(graph)[planner, plan.budget] = plan
         if self._folder is not None:
             _write(self._folder / graph_key(graph) / f"{planner}-{plan.budget}.json", plan)
@@ -62,6 +70,10 @@ class PlanCache:
         if key not in self._plans:
             self._plans[key] = {} if self._folder is None else _read(self._folder / key, graph)
         return self._plans[key]
+
+
+def _label(planner: str, *, placed: bool) -> str:
+    return planner if placed else f"live.{planner}"
 
 
 def _read(folder: Path, graph: Graph) -> dict[tuple[str, Bytes], Plan]:

@@ -162,7 +162,7 @@ def _windows(
 
 
 def pairs_of(graph: Graph, schedule: Schedule) -> tuple[Pair, ...]:
-    """Read the pairs back from a schedule that keeps the base order.
+    """Read the set of pairs back from a schedule that keeps the base order.
 
     Raises:
         TightropeError: the schedule runs an op again after the last first run, or not through its replay.
@@ -175,7 +175,7 @@ def pairs_of(graph: Graph, schedule: Schedule) -> tuple[Pair, ...]:
         if not isinstance(step, Compute):
             continue
         if step.op == seen and seen < len(graph.ops):
-            pairs.extend((seen, op) for op in sorted(waiting))
+            pairs.extend((seen, op) for op in sorted(set(waiting)))
             waiting.clear()
             seen += 1
         else:

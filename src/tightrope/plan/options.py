@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
 from tightrope.plan.model import Pair
@@ -57,9 +57,9 @@ class Watch:
         """Whether the search must end: the time is up, or the user interrupted it."""
         return self.interrupted or (self.seconds is not None and self.elapsed >= self.seconds)
 
-    def tell(self, message: str) -> None:
-        """Report progress, at most ten times a second."""
-        if self.progress is None or self.elapsed - self._told < _TELL_EVERY:
+    def tell(self, message: str, *, last: bool = False) -> None:
+        """Report progress, at most ten times a second, and the last time in any case."""
+        if self.progress is None or (not last and self.elapsed - self._told < _TELL_EVERY):
             return
         self._told = self.elapsed
         self.progress(Progress(self._told, self.best_ns, self.best_total, self.budget, message))
@@ -74,6 +74,8 @@ class Options:
         effort: factor on the number of annealing moves.
         restarts: annealing runs, each with another heat and seed.
         start: pairs to begin from, empty = find some.
+        order: of first runs: ``given`` = the base order, ``free`` = any that gives the same values.
+        bound: whether to prove a bound on the time; ``quick`` = with one linear program, no search.
         native: use the C++ search; without it, or without a compiler, the greedy runs in Python and
             nothing is annealed.
         watch: clock and listener.
@@ -83,6 +85,8 @@ class Options:
     effort: float = 1.0
     restarts: int = 4
     start: Sequence[Pair] = ()
+    order: Literal["given", "free"] = "given"
+    bound: bool | Literal["quick"] = "quick"
     native: bool = True
     watch: Watch = field(default_factory=Watch)
 

@@ -1,4 +1,4 @@
-"""Say of every storage why it was kept or recomputed."""
+"""Say of every storage why it was kept, recomputed or paged."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,11 +8,14 @@ from tightrope.core import (
     Free,
     Graph,
     OpId,
+    PageIn,
+    PageOut,
     Plan,
     Reason,
     Schedule,
     StepIndex,
     StorageId,
+    Wait,
     format_bytes,
     format_time,
 )
@@ -22,9 +25,10 @@ from tightrope.plan.timeline import buffer_sizes, timeline
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the schedule does to each storage: copies, first runs without it, live or read at the peak."""
+    """What the schedule does to each storage: copies, page-ins, first runs without it, live at the peak."""
 
     copies: list[int]
+    pages: list[int]
     absent: list[int]
     at_peak: frozenset[StorageId]
     peak_op: OpId
@@ -38,11 +42,14 @@ def reasons(graph: Graph, plan: Plan) -> tuple[Reason, ...]:
     for storage, op in enumerate(producers(graph)):
         if op < 0:
             continue
-        copies = facts.copies[storage]
-        text = (
-            _kept(graph, storage, op, facts, slack) if copies == 1 else _recomputed(graph, storage, op, facts)
-        )
-        decision: Literal["kept", "recomputed"] = "kept" if copies == 1 else "recomputed"
+        copies, pages = facts.copies[storage], facts.pages[storage]
+        decision: Literal["kept", "recomputed", "paged"] = "kept"
+        if pages:
+            decision, text = "paged", _paged(graph, storage, facts)
+        elif copies == 1:
+            text = _kept(graph, storage, op, facts, slack)
+        else:
+            decision, text = "recomputed", _recomputed(graph, storage, op, facts)
         size, ns = graph.storages[storage].size, again(graph, op).ns
         result.append(Reason(storage, decision, size, ns, copies, f"{decision}{text}"))
     return tuple(result)
@@ -75,6 +82,15 @@ def _recomputed(graph: Graph, storage: StorageId, op: OpId, facts: _Facts) -> st
     return f"{often} buys {format_bytes(made.size)} {place}, for {facts.absent[storage]} ops"
 
 
+def _paged(graph: Graph, storage: StorageId, facts: _Facts) -> str:
+    pages = facts.pages[storage]
+    runs = facts.copies[storage] - 1 - pages
+    also = f", and recomputed {runs} time{'s' * (runs > 1)}" if runs else ""
+    often = f" out and brought back {pages} time{'s' * (pages > 1)}{also}"
+    size = format_bytes(graph.storages[storage].size)
+    return f"{often}: buys {size} in between, for {facts.absent[storage]} ops"
+
+
 def _facts(graph: Graph, schedule: Schedule) -> _Facts:
     trace = timeline(graph, schedule)
     sizes = buffer_sizes(graph, trace)
@@ -91,17 +107,28 @@ def _facts(graph: Graph, schedule: Schedule) -> _Facts:
         if live > highest:
             highest, peak = live, tick
     alive = frozenset(b.storage for b in trace.buffers if b.storage >= 0 and b.start <= peak < b.end)
-    return _Facts(copies, _absences(graph, schedule), alive, _op_at(graph, schedule, peak))
+    pages = [0] * len(graph.storages)
+    for step in schedule.steps:
+        if isinstance(step, PageIn):
+            pages[step.storage] += 1
+    return _Facts(copies, pages, _absences(graph, schedule), alive, _op_at(graph, schedule, peak))
 
 
 def _absences(graph: Graph, schedule: Schedule) -> list[int]:
     """Count, per storage, the first runs between a release and the next creation."""
     absent = [0] * len(graph.storages)
     gone_at: dict[StorageId, StepIndex] = {}
+    leaving: set[StorageId] = set()
     seen = 0
     for step in schedule.steps:
-        if isinstance(step, Free):
-            gone_at[step.storage] = seen
+        if isinstance(step, PageOut):
+            leaving.add(step.storage)
+        elif isinstance(step, PageIn):
+            absent[step.storage] += seen - gone_at.pop(step.storage, seen)
+        elif isinstance(step, Free | Wait):
+            if not (step.tier if isinstance(step, Free) else step.storage not in leaving):
+                gone_at[step.storage] = seen
+                leaving.discard(step.storage)
         elif isinstance(step, Compute):
             op = graph.op(step.op)
             for storage in set(op.creates).difference(step.drop):
@@ -115,12 +142,18 @@ def _absences(graph: Graph, schedule: Schedule) -> list[int]:
 def _op_at(graph: Graph, schedule: Schedule, peak: int) -> OpId:
     """Find the op that runs at a tick of the timeline."""
     tick, last = 0, -1
+    leaving: set[StorageId] = set()
     for step in schedule.steps:
         if isinstance(step, Compute):
             last = step.op
             allocations = graph.allocations(graph.op(step.op))
             tick += len(allocations) + sum(a.end >= 0 for a in allocations) + len(step.drop)
-        else:
+        elif isinstance(step, PageOut):
+            leaving.add(step.storage)
+        elif isinstance(step, PageIn) or (isinstance(step, Free) and step.tier == 0):
+            tick += 1
+        elif isinstance(step, Wait) and step.storage in leaving:
+            leaving.discard(step.storage)
             tick += 1
         if tick > peak:
             break

@@ -37,6 +37,14 @@ def base_schedule(graph: Graph) -> Schedule:
 
 def expand(graph: Graph, pairs: Iterable[Pair]) -> Schedule:
     """Turn allowed pairs into a schedule; see the module text."""
+    return expand_in_order(graph, sorted(pairs))
+
+
+def expand_in_order(graph: Graph, pairs: Iterable[Pair]) -> Schedule:
+    """Turn allowed pairs into a schedule that runs those of one stage in the order given.
+
+    A pair may stand several times. `pairs_of` does not give such a schedule back: it sorts the pairs.
+    """
     runs, first_runs = _runs(graph, pairs)
     return Schedule(tuple(_steps(graph, runs, _last_readers(graph, runs, first_runs))))
 
@@ -76,11 +84,11 @@ def _last_readers(graph: Graph, runs: list[Op], first_runs: list[int]) -> dict[t
 
 
 def _runs(graph: Graph, pairs: Iterable[Pair]) -> tuple[list[Op], list[int]]:
-    """List what runs in order, and where each op runs first."""
+    """List what runs in order, and where each op runs first; re-runs of a stage keep their order."""
     runs: list[Op] = []
     first_runs: list[int] = []
     stages: dict[StepIndex, list[OpId]] = {}
-    for stage, op in sorted(pairs):
+    for stage, op in pairs:
         stages.setdefault(stage, []).append(op)
     for base in graph.ops:
         runs.extend(again(graph, op) for op in stages.get(base.id, ()))

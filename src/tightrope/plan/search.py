@@ -13,113 +13,30 @@ Gaps        Placement does not steer the search except through the target.
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-from tightrope.core import Bytes, Graph, InfeasibleError, Limits, Machine, Plan, TightropeError, format_bytes
-from tightrope.native.solver import available
+from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan, TightropeError, format_bytes
 from tightrope.plan.anneal import shrink
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.cache import PlanCache, with_budget
-from tightrope.plan.model import Pair, pairs_of
+from tightrope.plan.job import Job, label
+from tightrope.plan.model import pairs_of
 from tightrope.plan.options import Options, Progress, Watch
 from tightrope.plan.reasons import reasons
-from tightrope.plan.registry import PLANNERS, stages
+from tightrope.plan.registry import stages
 from tightrope.plan.schedule import expand, useful
 
-_ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
-"""Searches and placements per planner: the greedy only has to bring a first plan early."""
+_QUICK_OPS: Final = 2_000
+"""Largest graph whose time is bounded without being asked to: one linear program, at most about 0.1 s."""
 
 
-class _Job:
-    """One search: what was asked, and what is known.
-
-    Attributes:
-        best: fastest plan that fits, placed.
-        unplaced: pairs whose live bytes fit the whole budget, though their arena may not.
-        fits: largest target for which annealing gave a plan that fits, placed; 0 = none.
-    """
-
-    def __init__(self, graph: Graph, budget: Bytes, machine: Machine | None, options: Options) -> None:
-        self.graph, self.budget, self.machine, self.options = graph, budget, machine, options
-        self.watch = options.watch
-        self.best: Plan | None = None
-        self.unplaced: tuple[Pair, ...] = ()
-        self.fits: Bytes = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing can be gained: the plan is as fast as running every op once, or time is up."""
-        return self.watch.over or (self.best is not None and self.best.certificate.proved)
-
-    def consider(self, plan: Plan) -> None:
-        """Keep a plan that fits and is faster, or equally fast and smaller."""
-        rank = (plan.forecast.ns, plan.forecast.total)
-        if plan.forecast.total > self.budget:
-            return
-        if self.best is None or rank < (self.best.forecast.ns, self.best.forecast.total):
-            self.best = with_budget(plan, self.budget)
-            self.watch.best_ns, self.watch.best_total = rank
-
-    def rounds(self, planner: str, options: Options) -> None:
-        """Ask one planner, place, and move its target until the arena fits closely."""
-        low, misses = self.fits, self.budget + 1
-        target = (low + self.budget) // 2 if low else self.budget
-        options = replace(options, start=self.unplaced)
-        for _ in range(_ROUNDS.get(planner, 6)):
-            plan = self._attempt(planner, options, target)
-            self.consider(plan)
-            over = plan.forecast.total - self.budget
-            unreached = over > 0 and plan.forecast.persistent + plan.forecast.peak > target
-            if target == self.budget:
-                self.unplaced = pairs_of(self.graph, plan.schedule)
-                if unreached:
-                    break
-            if over <= 0 or unreached:
-                low = max(low, target)
-                self.fits = low if planner == "anneal" and over <= 0 else self.fits
-            else:
-                misses = min(misses, target)
-            closed = misses > self.budget or misses - low <= self.budget // 500
-            if self.done or closed or (planner == "greedy" and over <= 0):
-                break
-            start = self.unplaced if unreached else pairs_of(self.graph, plan.schedule)
-            options = replace(options, start=start, seed=options.seed + 101, restarts=2)
-            target = (
-                (low + misses) // 2 if low else target - max(over if planner == "greedy" else over // 2, 64)
-            )
-            if target <= self.graph.persistent:
-                break
-
-    def _attempt(self, planner: str, options: Options, target: Bytes) -> Plan:
-        limits = Limits(bytes=(target,))
-        schedule = PLANNERS[planner](self.graph, self.machine, limits, options)
-        return assemble(
-            self.graph,
-            schedule,
-            budget=self.budget,
-            machine=self.machine,
-            planner=_label(planner, options),
-            seed=self.options.seed,
-        )
-
-    def run(self, planner: str) -> None:
-        """Run a planner or the portfolio, then search on with more effort while time is left."""
-        options = self.options
-        try:
-            for name in stages(planner):
-                if not self.done or self.best is None:
-                    self.rounds(name, options)
-            while self.watch.seconds is not None and not self.done and "anneal" in stages(planner):
-                options = replace(options, effort=options.effort * 2, seed=options.seed + 7919)
-                self.rounds("anneal", options)
-        except KeyboardInterrupt:
-            self.watch.interrupted = True
-        if self.watch.interrupted and self.best is None:
-            raise KeyboardInterrupt
+def _effort(graph: Graph, bound: bool | None) -> bool | Literal["quick"]:
+    if bound is None:
+        return "quick" if len(graph.ops) <= _QUICK_OPS else False
+    return bound
 
 
 def solve(
@@ -132,6 +49,9 @@ def solve(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     cache: PlanCache | None = None,
+    order: Literal["given", "free"] = "given",
+    placed: bool = True,
+    bound: bool | None = None,
 ) -> Plan:
     """Plan a step so that everything it holds at once takes at most ``budget`` bytes.
 
@@ -149,6 +69,10 @@ def solve(
         seed: of all random choices.
         progress: called at most about ten times a second.
         cache: plans known already, and where to keep this one.
+        order: of first runs: ``given`` = the base order, ``free`` = any that gives the same values.
+        placed: whether allocations get addresses; without, the budget counts live bytes, as the
+            literature does.
+        bound: prove a bound on the time; None = only as far as it costs next to nothing.
 
     Returns:
         The fastest plan found.
@@ -166,19 +90,24 @@ def solve(
     stages(planner)
     if budget <= 0 or (seconds is not None and not 0 < seconds < math.inf):
         raise TightropeError(f"budget ({budget} bytes) and seconds ({seconds}) must be positive and finite.")
-    known = cache.exact(graph, budget=budget, planner=planner) if cache is not None else None
+    if cache is not None and order != "given":
+        raise TightropeError("a cache keeps plans in base order: leave it out, or ask for that order.")
+    known = cache.exact(graph, budget=budget, planner=planner, placed=placed) if cache is not None else None
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
-    job = _Job(graph, budget, machine, Options(seed=seed, watch=watch))
-    if cache is not None and (plan := cache.best(graph, budget=budget)) is not None:
+    options = Options(seed=seed, watch=watch, order=order, bound=_effort(graph, bound))
+    job = Job(graph, budget, machine, options, placed=placed)
+    if cache is not None and (plan := cache.best(graph, budget=budget, placed=placed)) is not None:
         job.consider(plan)
         job.unplaced = pairs_of(graph, plan.schedule)
-    if lower_bound(graph)[0] <= budget and (known is None or seconds is not None):
+    if lower_bound(graph, free_order=order == "free")[0] <= budget and (known is None or seconds is not None):
+        if order == "free":
+            job.free_order()
         job.run(planner)
     if job.best is None and planner != "given":
         _rescue(job, cache, seconds=seconds, seed=seed)
     if job.best is None:
-        raise _infeasible(graph, budget, None)
-    return _finish(graph, job.best, cache, planner)
+        raise _infeasible(graph, budget, None, order)
+    return _stored(graph, job.proved(), cache, planner)
 
 
 def smallest(
@@ -205,17 +134,27 @@ def smallest(
     """
     watch = Watch(seconds=seconds)
     plan = _smallest(graph, machine, Options(seed=seed, watch=watch))
-    return _finish(graph, plan, None, "auto")
+    return msgspec.structs.replace(plan, reasons=reasons(graph, plan))
 
 
-def _smallest(graph: Graph, machine: Machine | None, options: Options) -> Plan:
+def _smallest(graph: Graph, machine: Machine | None, options: Options, *, placed: bool = True) -> Plan:
     plans: list[Plan] = []
     for pairs in ((), *shrink(graph, options)):
-        name = _label("anneal" if pairs else "given", options)
+        name = label("anneal" if pairs else "given", options)
         schedule = expand(graph, useful(graph, pairs))
-        plans.append(assemble(graph, schedule, budget=None, machine=machine, planner=name, seed=options.seed))
+        plans.append(
+            assemble(
+                graph,
+                schedule,
+                budget=None,
+                machine=machine,
+                planner=name,
+                seed=options.seed,
+                placed=placed,
+            )
+        )
     best = min(plans, key=lambda plan: (plan.forecast.total, plan.forecast.ns))
-    job = _Job(graph, best.forecast.total, machine, options)
+    job = Job(graph, best.forecast.total, machine, options, placed=placed)
     job.consider(best)
     if not job.done:
         job.rounds("anneal", options)
@@ -223,26 +162,27 @@ def _smallest(graph: Graph, machine: Machine | None, options: Options) -> Plan:
     return with_budget(job.best, job.best.forecast.total)
 
 
-def _rescue(job: _Job, cache: PlanCache | None, *, seconds: float | None, seed: int) -> None:
+def _rescue(job: Job, cache: PlanCache | None, *, seconds: float | None, seed: int) -> None:
     """Take the smallest plan where it fits; else refuse with its figures."""
     watch = Watch(seconds=seconds, budget=job.budget, progress=job.watch.progress)
-    least = _smallest(job.graph, job.machine, Options(seed=seed, watch=watch))
+    least = _smallest(job.graph, job.machine, Options(seed=seed, watch=watch), placed=job.placed)
     if cache is not None:
         cache.store(job.graph, least, planner="smallest")
     job.consider(least)
     if job.best is None:
-        raise _infeasible(job.graph, job.budget, least)
+        raise _infeasible(job.graph, job.budget, least, job.options.order)
 
 
-def _finish(graph: Graph, plan: Plan, cache: PlanCache | None, planner: str) -> Plan:
-    plan = msgspec.structs.replace(plan, reasons=reasons(graph, plan))
+def _stored(graph: Graph, plan: Plan, cache: PlanCache | None, planner: str) -> Plan:
     if cache is not None:
         cache.store(graph, plan, planner=planner)
     return plan
 
 
-def _infeasible(graph: Graph, budget: Bytes, least: Plan | None) -> InfeasibleError:
-    bound, witness = lower_bound(graph)
+def _infeasible(
+    graph: Graph, budget: Bytes, least: Plan | None, order: Literal["given", "free"]
+) -> InfeasibleError:
+    bound, witness = lower_bound(graph, free_order=order == "free")
     who = graph.ops[witness].describe() if witness >= 0 else "the caller's own storages"
     found = None if least is None else least.forecast.total
     possible = (
@@ -251,17 +191,13 @@ def _infeasible(graph: Graph, budget: Bytes, least: Plan | None) -> InfeasibleEr
         else f"smallest feasible found {format_bytes(found)}"
     )
     advice = 'Try planner="auto"' if found is None else f"Ask for {found} bytes or more, try more seconds"
+    where = "in the base order" if order == "given" else "in any order"
+    verdict = "no plan exists" if bound > budget else "a plan is not ruled out"
     return InfeasibleError(
-        f"asked {format_bytes(budget)}; {possible} (proved >= {format_bytes(bound)} in the base order); "
+        f"asked {format_bytes(budget)}; {possible} (proved >= {format_bytes(bound)} {where}: {verdict}); "
         f"largest step: {who}. {advice}, or a smaller batch.",
         asked=budget,
         smallest_found=found,
         lower_bound=bound,
         op=who,
     )
-
-
-def _label(planner: str, options: Options) -> str:
-    if planner == "given" or (options.native and available()):
-        return planner
-    return "greedy in Python (no C++ compiler)"

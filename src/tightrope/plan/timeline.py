@@ -2,8 +2,11 @@
 
 Time counts allocations and releases, one tick each. Inside an op they follow ``graph.allocations``;
 where a release and an allocation share a tick there, the release comes first. Storages in ``drop``
-are released right after the op, a `Free` is one tick.
+are released right after the op, a `Free` is one tick. A page-in allocates, the wait after a page-out
+releases; copies in slower tiers are not in it.
 """
+
+from itertools import accumulate
 
 from tightrope.core import (
     Buffer,
@@ -12,10 +15,13 @@ from tightrope.core import (
     Free,
     Graph,
     Op,
+    PageIn,
+    PageOut,
     Schedule,
     StorageId,
     TightropeError,
     Trace,
+    Wait,
     round_up,
 )
 
@@ -30,23 +36,30 @@ def timeline(graph: Graph, schedule: Schedule) -> Trace:
         end at ``num_events``. Offsets are -1, and so is ``storage`` for temporaries.
 
     Raises:
-        TightropeError: a step frees what is not live, makes a second live copy, or pages.
+        TightropeError: a step frees what is not live or makes a second live copy.
 
     Example:
         >>> from tightrope.core import Op, Storage
         >>> graph = Graph((Op(0, "a", "a", creates=(0,)),), (Storage(0, 100),))
         >>> timeline(graph, Schedule((Compute(0), Free(0)))).buffers
-        (Buffer(bytes=100, start=0, end=1, offset=-1, storage=0),)
+        (Buffer(bytes=100, start=0, end=1, storage=0),)
     """
     tape = _Tape(graph)
     for step in schedule.steps:
         match step:
             case Compute(op, drop):
                 tape.compute(graph.op(op), drop)
-            case Free(storage):
+            case Free(storage, 0):
                 tape.release(storage)
-            case _:
-                raise TightropeError(f"{type(step).__name__} steps have no allocation timeline yet.")
+            case PageOut(storage):
+                tape.leaving.add(storage)
+            case PageIn(storage):
+                tape.arrive(storage)
+            case Wait(storage) if storage in tape.leaving:
+                tape.leaving.discard(storage)
+                tape.release(storage)
+            case Wait() | Free():
+                pass
     return tape.trace()
 
 
@@ -58,6 +71,15 @@ def buffer_sizes(graph: Graph, trace: Trace) -> tuple[Bytes, ...]:
     )
 
 
+def peak_bytes(graph: Graph, trace: Trace) -> Bytes:
+    """Find the largest number of bytes charged at once, each storage at its own alignment."""
+    change = [0] * (trace.num_events + 1)
+    for buffer, size in zip(trace.buffers, buffer_sizes(graph, trace), strict=True):
+        change[buffer.start] += size
+        change[buffer.end] -= size
+    return max(accumulate(change), default=0)
+
+
 class _Tape:
     """Buffers so far, and which of them hold the live storages."""
 
@@ -67,6 +89,7 @@ class _Tape:
         self.rows: list[tuple[Bytes, int, StorageId]] = []
         self.ends: list[int] = []
         self.live: dict[StorageId, int] = {}
+        self.leaving: set[StorageId] = set()
         self.events: dict[int, tuple[tuple[bool, int], ...]] = {}
 
     def compute(self, op: Op, drop: tuple[StorageId, ...]) -> None:
@@ -94,6 +117,14 @@ class _Tape:
                     f"op {op.id} {op.describe()} makes a second live copy of storage {storage}."
                 )
             self.live[storage] = row
+
+    def arrive(self, storage: StorageId) -> None:
+        if storage in self.live:
+            raise TightropeError(f"a page-in makes a second live copy of storage {storage}.")
+        self.live[storage] = len(self.rows)
+        self.rows.append((self._bytes(self.graph.storages[storage].bytes, storage), self.tick, storage))
+        self.ends.append(-1)
+        self.tick += 1
 
     def release(self, storage: StorageId) -> None:
         if storage not in self.live:

@@ -1,6 +1,7 @@
 """A plan made executable: code, registered addresses, and where the forward ends."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tightrope.capture.program import Program
@@ -42,13 +43,20 @@ class Chosen:
             self.allocator.drop_plan(self.table)
 
 
-def choose(program: Program, plan: Plan, allocator: Allocator | None) -> Chosen:
-    """Compile a plan and register its addresses."""
+def choose(
+    program: Program,
+    plan: Plan,
+    allocator: Allocator | None,
+    *,
+    wrap: Callable[[Code], Code] | None = None,
+) -> Chosen:
+    """Compile a plan and register its addresses; ``wrap`` may put something around its code."""
     trace = timeline(program.graph, plan.schedule)
     sizes = [buffer.bytes for buffer in trace.buffers]
     table = allocator.register_plan(sizes, plan.offsets) if allocator is not None else -1
+    code = emit(program, plan.schedule)
     return Chosen(
-        plan, emit(program, plan.schedule), table, len(sizes),
+        plan, code if wrap is None else wrap(code), table, len(sizes),
         _num_forward(program.graph, plan), plan.forecast.arena, trace,
         _released(program.graph, plan), allocator,
     )  # fmt: skip

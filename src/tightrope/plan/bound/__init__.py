@@ -1,4 +1,4 @@
-"""Lower bounds with a witness."""
+"""Lower bounds on bytes, with a witness, and on time, with the numbers behind them."""
 
 from tightrope.plan.bound.floor import lower_bound
 

@@ -12,21 +12,28 @@ Gaps        Nothing is charged for what recomputing the inputs of t needs.
 """
 
 from tightrope.core import Bytes, Graph, OpId, StorageId
+from tightrope.plan.bound.problem import MAX_FREE_OPS, problem
 from tightrope.plan.model import event_peak, producers
 
 
-def lower_bound(graph: Graph) -> tuple[Bytes, OpId]:
+def lower_bound(graph: Graph, *, free_order: bool = False) -> tuple[Bytes, OpId]:
     """Find the total bytes (what the caller holds included) below which no schedule exists.
 
+    Args:
+        graph: one training step.
+        free_order: whether first runs may come in any order in which each op follows what it reads;
+            else they keep the base order.
+
     Returns:
-        The bytes, and the op that needs them (-1 for a graph without ops). It holds for schedules
-        that keep the base order of first runs.
+        The bytes, and the op that needs them (-1 for a graph without ops).
 
     Example:
         >>> from tightrope.core import Op, Storage
         >>> lower_bound(Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),)))
         (128, 0)
     """
+    if free_order:
+        return _in_any_order(graph)
     producer = producers(graph)
     pinned = _pinned_until(graph)
     change = [0] * (len(graph.ops) + 1)
@@ -42,6 +49,17 @@ def lower_bound(graph: Graph) -> tuple[Bytes, OpId]:
         if witness < 0 or total > best:
             best, witness = total, op.id
     return best, witness
+
+
+def _in_any_order(graph: Graph) -> tuple[Bytes, OpId]:
+    """Count only what is certainly made before an op, and kept beyond it, in every order."""
+    if not graph.ops:
+        return graph.persistent, -1
+    if len(graph.ops) > MAX_FREE_OPS:
+        floors = [graph.persistent + event_peak(graph, graph.allocations(op)) for op in graph.ops]
+    else:
+        floors = problem(graph, free_order=True).fixed.tolist()
+    return max(floors), floors.index(max(floors))
 
 
 def _pinned_until(graph: Graph) -> dict[StorageId, OpId]:

@@ -1,0 +1,129 @@
+"""What is placed: blocks of one or more pieces, the spaces they may lie in, and why a placement missed.
+
+address ^      +--1--+         block = pieces 0, 1, 2 at fixed distances: the placer chooses one offset
+        |  +-0-+  +-2-+        for all three. Equal distances make gaps in a lifetime; pieces stacked in
+        +--+---+--+---+-> time address make a bucket of neighbours.
+"""
+
+from dataclasses import dataclass
+
+from tightrope.core.units import Bytes, Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A rectangle of time x address inside a block.
+
+    Attributes:
+        size: bytes.
+        start: first instant at which it is alive.
+        end: first instant at which it is not.
+        low: distance from the block's offset.
+    """
+
+    size: Bytes
+    start: int
+    end: int
+    low: Bytes = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Pieces that are placed together.
+
+    Attributes:
+        pieces: at least one; two that are alive together do not overlap in address.
+        alignment: the block's offset is a multiple of this.
+        fixed: the offset that it must have, in its space; None = free.
+        hint: an offset that it should have where possible; None = none.
+        forbidden: address ranges ``[low, high)`` that none of its bytes may lie in.
+        spaces: names of the spaces that it may lie in; empty = any.
+    """
+
+    pieces: tuple[Piece, ...]
+    alignment: Bytes = 1
+    fixed: Offset | None = None
+    hint: Offset | None = None
+    forbidden: tuple[tuple[Offset, Offset], ...] = ()
+    spaces: tuple[str, ...] = ()
+
+    @property
+    def height(self) -> Bytes:
+        """Distance from the block's offset to its highest byte."""
+        return max(piece.low + piece.size for piece in self.pieces)
+
+    @classmethod
+    def of(cls, size: Bytes, start: int, end: int) -> "Block":
+        """Make a block of one piece.
+
+        Example:
+            >>> Block.of(64, 0, 2).height
+            64
+        """
+        return cls((Piece(size, start, end),))
+
+    @classmethod
+    def alias(cls, size: Bytes, lifetimes: tuple[tuple[int, int], ...]) -> "Block":
+        """Make a block that is one address with several lifetimes: aliases, in-place pairs, gaps.
+
+        Lifetimes that meet or overlap are joined.
+
+        Example:
+            >>> Block.alias(64, ((0, 2), (2, 5), (8, 9))).pieces
+            (Piece(size=64, start=0, end=5, low=0), Piece(size=64, start=8, end=9, low=0))
+        """
+        joined: list[tuple[int, int]] = []
+        for start, end in sorted(lifetimes):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+            else:
+                joined.append((start, end))
+        return cls(tuple(Piece(size, start, end) for start, end in joined))
+
+    @classmethod
+    def bucket(cls, members: tuple[tuple[Bytes, int, int], ...], *, alignment: Bytes = 1) -> "Block":
+        """Make a block whose members (size, start, end) lie one above the other, each aligned.
+
+        Example:
+            >>> [piece.low for piece in Block.bucket(((60, 0, 2), (64, 1, 3)), alignment=64).pieces]
+            [0, 64]
+        """
+        pieces: list[Piece] = []
+        low = 0
+        for size, start, end in members:
+            pieces.append(Piece(size, start, end, low))
+            low += -(-size // alignment) * alignment
+        return cls(tuple(pieces), alignment=alignment)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One memory with addresses of its own.
+
+    Attributes:
+        name: what blocks call it.
+        capacity: bytes.
+    """
+
+    name: str
+    capacity: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A small set of intervals that was not placed within a capacity.
+
+    Attributes:
+        core: indices of the intervals, ascending.
+        start: first instant at which one of them is alive.
+        end: first instant after all of them.
+        need: bytes that the core takes: its load where that exceeds the capacity, else the smallest
+            peak found for it.
+        proved: no placement of the core fits. Otherwise none was found.
+    """
+
+    core: tuple[int, ...]
+    start: int
+    end: int
+    need: Bytes
+    proved: bool

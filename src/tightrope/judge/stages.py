@@ -1,0 +1,194 @@
+"""Derive a lower bound on added time again, from weights on what happens at and between a few ops.
+
+Idea        Pick some ops of the base order, the rows. At each, certain storages are live, and others
+            may be; together they fit the budget. Between a row and the next, certain ops run again.
+            What is live at the next row was live at this one or made between; what a first run or a
+            re-run between them reads was live at this row or made after it. Weights on these facts
+            bound the time of the re-runs from below.
+Source      the stages of Checkmate (MLSys 2020), with rows only where memory is short; weak duality
+Guarantee   Holds for every schedule without paging that keeps the base order and the budget, whatever
+            the weights are. All arithmetic is on integers.
+Complexity  O(nodes of the tree * weights), and O(rows * storages) to read the graph.
+Gaps        Memory is looked at during the first runs of the rows only.
+
+    row 0          row 1                  row 2
+    --+--------------+----------------------+---> op        live(s, 1), run(u, 1): after row 1's first
+      |   run(u, 0)  |      run(u, 1)       |               run, before row 2's
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import NoReturn, TypeAlias
+
+from tightrope.core import (
+    Bytes,
+    Graph,
+    JudgeError,
+    Nanoseconds,
+    Op,
+    OpId,
+    StageCase,
+    Stages,
+    StorageId,
+)
+from tightrope.judge.cover import Needs, rerun_unit, reruns, uses_of
+
+Fact: TypeAlias = tuple[str, int, int]
+"""``live`` or ``run``, a storage or an op, and a row: 1 when it is so, else 0."""
+Terms: TypeAlias = dict[Fact, int]
+
+
+def staged_time(graph: Graph, stages: Stages) -> Nanoseconds:
+    """Derive the time that staged weights prove every schedule within their budget to add.
+
+    Raises:
+        JudgeError: they name what the graph does not have, or leave a case open.
+    """
+    facts = _Facts(graph, stages)
+    unit = rerun_unit(graph) * stages.scale
+    least = min(facts.value(case, fixed) for case, fixed in _cases(stages, facts))
+    return max(0, -(-least // unit)) * (unit // stages.scale)
+
+
+def _cases(stages: Stages, facts: "_Facts") -> Iterator[tuple[StageCase, dict[Fact, int]]]:
+    waiting: list[dict[Fact, int]] = [{}]
+    for node in stages.tree:
+        if not waiting:
+            _fail("more cases than its choices open")
+        fixed = waiting.pop()
+        if isinstance(node, StageCase):
+            yield node, fixed
+            continue
+        fact = (node.what, node.item, node.row)
+        if fact in fixed or not facts.known(fact):
+            _fail(f"a choice on {node.what} {node.item} at row {node.row}, which is not open")
+        waiting += [fixed | {fact: 1}, fixed | {fact: 0}]
+    if waiting:
+        _fail(f"{len(waiting)} cases left open")
+
+
+class _Facts:
+    """What may be so at and between the rows, and what is certain."""
+
+    def __init__(self, graph: Graph, stages: Stages) -> None:
+        self.graph, self.ops, self.scale, self.budget = graph, stages.ops, stages.scale, stages.budget
+        if not self.ops or not all(0 <= op < len(graph.ops) for op in self.ops):
+            _fail("rows that are not ops")
+        if any(before >= after for before, after in pairwise(self.ops)):
+            _fail("rows out of order")
+        self.needs = Needs(graph, stages.budget, free_order=False)
+        self.maker: dict[StorageId, Op] = {}
+        self.uses: dict[StorageId, list[OpId]] = {}
+        for storage, op, uses in uses_of(graph):
+            self.maker[storage], self.uses[storage] = op, uses
+        self.around = [self._around(row) for row in self.ops]
+
+    def _around(self, row: OpId) -> dict[StorageId, bool]:
+        """List the storages that may be live or not at a row, and whether they are used later."""
+        idle = {name[0] for name, gap in self.needs.gaps.items() if gap.around(row)}
+        dead = {
+            storage
+            for storage, maker in self.maker.items()
+            if max(maker.id, *self.uses[storage], -1) < row
+            and not self.graph.storages[storage].resident_at_end
+        }
+        return dict.fromkeys(dead, False) | dict.fromkeys(idle, True)
+
+    def known(self, fact: Fact) -> bool:
+        """Tell whether a fact is open: neither certain nor impossible."""
+        what, item, row = fact
+        if not 0 <= row < len(self.ops):
+            return False
+        if what == "live":
+            return item in self.around[row]
+        return (
+            0 <= item < self.end(row)
+            and item < len(self.graph.ops)
+            and bool(reruns(self.graph, self.graph.ops[item]))
+        )
+
+    def end(self, row: int) -> OpId:
+        """First op whose first run comes after the stretch that follows a row."""
+        return self.ops[row + 1] if row + 1 < len(self.ops) else len(self.graph.ops)
+
+    def value(self, case: StageCase, fixed: Mapping[Fact, int]) -> int:
+        """Evaluate one case, in multiples of 1 / scale ns."""
+        total, terms = 0, Terms()
+        for at, divisor, weight in case.rows:
+            total += self._bytes(at, divisor, weight, terms)
+        for storage, at, weight in case.kept:
+            if not (self._is_row(at + 1) and storage in self.around[at + 1]):
+                _fail(f"storage {storage} kept to row {at + 1}, where it is certain")
+            total += self._supply(storage, at, weight, terms)
+            terms["live", storage, at + 1] = terms.get(("live", storage, at + 1), 0) - weight
+        for storage, at, weight in case.used:
+            last = self.end(at) if self._is_row(at + 1) else len(self.graph.ops) - 1
+            if not any(self.ops[at] < use <= last for use in self.uses.get(storage, ())):
+                _fail(f"storage {storage} used after row {at}, which it is not")
+            total += weight + self._supply(storage, at, weight, terms)
+        for op, storage, at, weight in case.fed:
+            if not self.known(("run", op, at)) or not self._always_reads(op, storage):
+                _fail(f"op {op} fed with storage {storage} after row {at}")
+            total += self._supply(storage, at, weight, terms)
+            terms["run", op, at] = terms.get(("run", op, at), 0) - weight
+        return total + self._least(terms, fixed)
+
+    def _least(self, terms: Terms, fixed: Mapping[Fact, int]) -> int:
+        """Choose every open fact as is cheapest, given what it costs and what its terms give back."""
+        total = 0
+        for fact in terms.keys() | fixed.keys():
+            rest = self._price(fact) * self.scale - terms.get(fact, 0)
+            total += rest * fixed[fact] if fact in fixed else min(0, rest)
+        return total
+
+    def _price(self, fact: Fact) -> Nanoseconds:
+        if fact[0] == "live":
+            return 0
+        return min(run.ns for run in reruns(self.graph, self.graph.ops[fact[1]]))
+
+    def _bytes(self, at: int, divisor: Bytes, weight: int, terms: Terms) -> int:
+        """Add the bytes of a row: plain, or with absent storages counted in rounded units."""
+        if not self._is_row(at):
+            _fail(f"row {at}, which it does not have")
+        size = {storage: self.graph.storages[storage].size for storage in self.around[at]}
+        fixed = self.needs.fixed[self.ops[at]]
+        short = fixed + sum(size[s] for s, later in self.around[at].items() if later) - self.budget
+        rest = short % divisor if divisor else 0
+        if not rest:
+            for storage in size:
+                terms["live", storage, at] = terms.get(("live", storage, at), 0) - weight * size[storage]
+            return weight * (fixed - self.budget)
+        if short <= 0:
+            return 0
+        total = weight * -(-short // divisor) * rest
+        for storage, later in self.around[at].items():
+            signed = size[storage] if later else -size[storage]
+            factor = weight * (signed // divisor * rest + min(signed % divisor, rest))
+            if later:
+                total -= factor
+            terms["live", storage, at] = terms.get(("live", storage, at), 0) + (-factor if later else factor)
+        return total
+
+    def _supply(self, storage: StorageId, at: int, weight: int, terms: Terms) -> int:
+        """Add ``live at the row, or made after it``; return minus the weight where that is certain."""
+        if storage not in self.maker:
+            _fail(f"storage {storage}, which no op makes")
+        if not self._is_row(at):
+            _fail(f"row {at}, which it does not have")
+        maker = self.maker[storage]
+        if maker.id >= self.ops[at] or storage not in self.around[at]:
+            return -weight
+        terms["live", storage, at] = terms.get(("live", storage, at), 0) + weight
+        if any(storage in run.creates for run in reruns(self.graph, maker)):
+            terms["run", maker.id, at] = terms.get(("run", maker.id, at), 0) + weight
+        return 0
+
+    def _always_reads(self, op: OpId, storage: StorageId) -> bool:
+        return all(storage in run.reads for run in reruns(self.graph, self.graph.ops[op]))
+
+    def _is_row(self, at: int) -> bool:
+        return 0 <= at < len(self.ops)
+
+
+def _fail(what: str) -> NoReturn:
+    raise JudgeError(f"certificate: the stages have {what}.")

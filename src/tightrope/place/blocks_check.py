@@ -1,0 +1,115 @@
+"""Refuse malformed blocks and spaces before anything is placed."""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from tightrope.core import Block, Bytes, Piece, Space, TightropeError
+from tightrope.place.placer import LARGEST
+
+_MAX_SPACES: Final = 1000
+
+
+def check_blocks(blocks: Sequence[Block], rooms: Sequence[Space]) -> tuple[Space, ...]:
+    """Refuse blocks and spaces that make no sense.
+
+    Returns:
+        The spaces, with capacities cut to what any placement can need.
+
+    Raises:
+        TightropeError: names the first block or space that is wrong, and what is wrong with it.
+    """
+    names = {room.name for room in rooms}
+    if len(names) != len(rooms) or len(rooms) > _MAX_SPACES:
+        raise TightropeError(
+            f"{len(rooms)} spaces with {len(names)} names: at most {_MAX_SPACES}, all different."
+        )
+    for room in rooms:
+        if not 0 <= room.capacity <= LARGEST:
+            raise TightropeError(f"space {room.name!r} has capacity {room.capacity}, outside 0..2^60.")
+    for number, block in enumerate(blocks):
+        if problem := _problem(block, names):
+            raise TightropeError(f"block {number} has {problem}.")
+    fixed = [number for number, block in enumerate(blocks) if block.fixed is not None]
+    if fixed and len(rooms) > 1:
+        raise TightropeError("fixed offsets need a single space: place blocks of other spaces separately.")
+    _check_fixed(blocks, fixed)
+    need = _need(blocks)
+    if need * max(len(rooms), 1) > LARGEST:
+        raise TightropeError(
+            f"the blocks may need {need} bytes in each of {len(rooms)} spaces; at most 2^60 can be placed."
+        )
+    return tuple(replace(room, capacity=min(room.capacity, need)) for room in rooms)
+
+
+def _need(blocks: Sequence[Block]) -> Bytes:
+    """Sum bytes above which no first fit goes."""
+    marks = [0]
+    for block in blocks:
+        marks += [high for _, high in block.forbidden]
+        marks += [offset for offset in (block.fixed, block.hint) if offset is not None]
+    return max(marks) + sum(block.height + block.alignment for block in blocks)
+
+
+def _problem(block: Block, names: set[str]) -> str:
+    if not block.pieces:
+        return "no pieces"
+    for piece in block.pieces:
+        if piece.size < 0 or piece.low < 0 or piece.low + piece.size > LARGEST:
+            return f"a piece of {piece.size} bytes at {piece.low}: neither may be negative or above 2^60"
+        if not -(2**61) <= piece.start < piece.end <= 2**61:
+            lifetime = f"[{piece.start}, {piece.end})"
+            return f"a piece with lifetime {lifetime}: it must begin before it ends, within 2^61"
+    if not 1 <= block.alignment <= LARGEST:
+        return f"alignment {block.alignment}, outside 1..2^60"
+    for what, offset in (("fixed offset", block.fixed), ("hint", block.hint)):
+        if offset is not None and (not 0 <= offset <= LARGEST or offset % block.alignment):
+            return f"{what} {offset}, negative or not a multiple of its alignment {block.alignment}"
+    if any(not 0 <= low < high <= LARGEST for low, high in block.forbidden):
+        return f"forbidden windows {block.forbidden[:3]}: each needs 0 <= low < high <= 2^60"
+    if not set(block.spaces) <= names:
+        return f"unknown spaces {sorted(set(block.spaces) - names)}; there are {sorted(names)}"
+    if _clash([(0, piece) for piece in block.pieces]) is not None:
+        return "pieces that overlap each other"
+    return ""
+
+
+def _check_fixed(blocks: Sequence[Block], fixed: Sequence[int]) -> None:
+    owners: list[int] = []
+    rows: list[tuple[int, Piece]] = []
+    for number in fixed:
+        offset = blocks[number].fixed
+        assert offset is not None
+        for piece in blocks[number].pieces:
+            low = offset + piece.low
+            if any(low < high and start < low + piece.size for start, high in blocks[number].forbidden):
+                raise TightropeError(f"block {number} is fixed at {offset}, in one of its forbidden windows.")
+            owners.append(number)
+            rows.append((offset, piece))
+    clash = _clash(rows)
+    if clash is not None:
+        a, b = sorted(owners[row] for row in clash)
+        raise TightropeError(f"fixed blocks {a} and {b} overlap in time and in address.")
+
+
+def _clash(rows: Sequence[tuple[int, Piece]]) -> tuple[int, int] | None:
+    """Find two (offset, piece) rows that are alive together and share bytes, by a sweep over time."""
+    events = []
+    for number, (_, piece) in enumerate(rows):
+        if piece.size:
+            events += [(piece.start, True, number), (piece.end, False, number)]
+    alive: list[tuple[int, int]] = []
+    for _, begins, number in sorted(events):
+        offset, piece = rows[number]
+        entry = (offset + piece.low, number)
+        at = bisect_left(alive, entry)
+        if not begins:
+            del alive[at]
+            continue
+        if at < len(alive) and alive[at][0] < entry[0] + piece.size:
+            return number, alive[at][1]
+        if at > 0 and alive[at - 1][0] + rows[alive[at - 1][1]][1].size > entry[0]:
+            return number, alive[at - 1][1]
+        insort(alive, entry)
+    return None

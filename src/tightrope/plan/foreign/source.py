@@ -1,0 +1,35 @@
+"""A graph as it was read: the graph, and what its file calls the nodes."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tightrope.core import Graph, OpId
+
+Format: TypeAlias = Literal["tightrope", "node-link", "dtr-log"]
+NodeId: TypeAlias = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A graph and where it comes from.
+
+    Attributes:
+        graph: in base order.
+        nodes: for every op, its node in the file; for a log, the number of its call.
+        format: of the file.
+    """
+
+    graph: Graph
+    nodes: tuple[NodeId, ...]
+    format: Format
+
+    @property
+    def placed(self) -> bool:
+        """Whether a budget for it counts planned addresses; the others' rule counts live bytes."""
+        return self.format == "tightrope"
+
+    def node(self, op: OpId) -> NodeId:
+        """Name an op, or the op that a replay belongs to, as the file does."""
+        if op < len(self.nodes):
+            return self.nodes[op]
+        return next(self.nodes[base.id] for base in self.graph.ops if base.replay == op)

@@ -1,0 +1,176 @@
+"""One search: ask a planner, place, move its target until the arena fits closely."""
+
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from tightrope.core import Bytes, Graph, Limits, Machine, Plan
+from tightrope.native.solver import available
+from tightrope.plan.assemble import assemble
+from tightrope.plan.bound import lower_bound
+from tightrope.plan.bound.certify import certify
+from tightrope.plan.bound.cover import TimeBound, time_bound
+from tightrope.plan.cache import with_budget
+from tightrope.plan.engine import live_limit
+from tightrope.plan.joint import Ordering
+from tightrope.plan.model import Pair, pairs_of
+from tightrope.plan.options import Options
+from tightrope.plan.order import best_choice
+from tightrope.plan.precedence import restore
+from tightrope.plan.reasons import reasons
+from tightrope.plan.registry import PLANNERS, stages
+
+_ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
+"""Searches and placements per planner: the greedy only has to bring a first plan early."""
+
+
+class Job:
+    """One search: what was asked, and what is known.
+
+    Attributes:
+        best: fastest plan that fits, placed.
+        unplaced: pairs whose live bytes fit the whole budget, though their arena may not.
+        fits: largest target for which annealing gave a plan that fits, placed; 0 = none.
+        placed: whether allocations get addresses; without, the budget counts live bytes.
+        bound: on the time of every plan within the budget, once it was derived.
+        asked: the graph asked for; ``graph`` holds its ops in the order that is planned in.
+        ordering: op of ``asked`` at each position of ``graph``, None = the base order.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        budget: Bytes,
+        machine: Machine | None,
+        options: Options,
+        *,
+        placed: bool = True,
+    ) -> None:
+        self.graph, self.budget, self.machine, self.options = graph, budget, machine, options
+        self.placed = placed
+        self.asked = graph
+        self.ordering: Ordering | None = None
+        self.bound: TimeBound | None = None
+        self.watch = options.watch
+        self.best: Plan | None = None
+        self.unplaced: tuple[Pair, ...] = ()
+        self.fits: Bytes = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can be gained: the plan is as fast as running every op once, or time is up."""
+        least = self.graph.base_ns + (self.bound.extra_ns if self.bound is not None else 0)
+        return self.watch.over or (self.best is not None and self.best.forecast.ns <= least)
+
+    def prove(self) -> None:
+        """Derive the bound on time, so that a plan that reaches it ends the search."""
+        if self.options.bound and self.bound is None and not self.done:
+            free, most = self.options.order == "free", None if self.options.bound is True else 0
+            self.bound = time_bound(self.asked, budget=self.budget, free_order=free, nodes=most)
+
+    def consider(self, plan: Plan) -> None:
+        """Keep a plan that fits and is faster, or equally fast and smaller."""
+        rank = (plan.forecast.ns, plan.forecast.total)
+        if plan.forecast.total > self.budget:
+            return
+        if self.best is None or rank < (self.best.forecast.ns, self.best.forecast.total):
+            self.best = with_budget(plan, self.budget)
+            self.watch.best_ns, self.watch.best_total = rank
+
+    def rounds(self, planner: str, options: Options) -> None:
+        """Ask one planner, place, and move its target until the arena fits closely."""
+        low, misses = self.fits, self.budget + 1
+        target = (low + self.budget) // 2 if low else self.budget
+        options = replace(options, start=self.unplaced)
+        for _ in range(_ROUNDS.get(planner, 6)):
+            plan = self._attempt(planner, options, target)
+            self.consider(plan)
+            over = plan.forecast.total - self.budget
+            unreached = over > 0 and plan.forecast.persistent + plan.forecast.peak > target
+            if target == self.budget and (planner == "anneal" or not self.unplaced):
+                self.unplaced = pairs_of(self.graph, plan.schedule)
+                if unreached:
+                    break
+            if over <= 0 or unreached:
+                low = max(low, target)
+                self.fits = low if planner == "anneal" and over <= 0 else self.fits
+            else:
+                misses = min(misses, target)
+            closed = misses > self.budget or misses - low <= self.budget // 500
+            if self.done or closed or (planner == "greedy" and over <= 0):
+                break
+            start = self.unplaced if unreached else pairs_of(self.graph, plan.schedule)
+            options = replace(options, start=start, seed=options.seed + 101, restarts=2)
+            target = (
+                (low + misses) // 2 if low else target - max(over if planner == "greedy" else over // 2, 64)
+            )
+            if target <= self.graph.persistent:
+                break
+
+    def _attempt(self, planner: str, options: Options, target: Bytes) -> Plan:
+        limits = Limits(bytes=(target,))
+        schedule = PLANNERS[planner](self.graph, self.machine, limits, replace(options, order="given"))
+        return assemble(
+            self.graph,
+            schedule,
+            budget=self.budget,
+            machine=self.machine,
+            planner=label(planner, options),
+            seed=self.options.seed,
+            placed=self.placed,
+        )
+
+    def run(self, planner: str) -> None:
+        """Run a planner or the portfolio, then search on with more effort while time is left."""
+        options = self.options
+        try:
+            for name in stages(planner):
+                if name == "anneal":
+                    self.prove()
+                if not self.done or self.best is None:
+                    self.rounds(name, options)
+            while self.watch.seconds is not None and not self.done and "anneal" in stages(planner):
+                options = replace(options, effort=options.effort * 2, seed=options.seed + 7919)
+                self.rounds("anneal", options)
+            self.watch.tell("searched", last=True)
+        except KeyboardInterrupt:
+            self.watch.interrupted = True
+        if self.watch.interrupted and self.best is None:
+            raise KeyboardInterrupt
+
+    def free_order(self) -> None:
+        """Find the order of first runs to plan in, with recomputations to begin from."""
+        limit = live_limit(self.asked, Limits(bytes=(self.budget,)))
+        choice = best_choice(self.asked, limit, self.options)
+        self.graph, self.ordering = choice.graph, choice.ordering
+        self.unplaced = choice.pairs if choice.state.excess == 0 else ()
+
+    def proved(self) -> Plan:
+        """Give the best plan its reasons and its certificate, in terms of the graph asked for."""
+        assert self.best is not None
+        plan = msgspec.structs.replace(self.best, reasons=reasons(self.graph, self.best))
+        if self.ordering is not None:
+            plan = _restored(self.asked, plan, self.ordering)
+        if not self.options.bound or (self.options.bound == "quick" and self.bound is None):
+            return plan
+        return certify(self.asked, plan, order=self.options.order, bound=self.bound)
+
+
+def label(planner: str, options: Options) -> str:
+    """Name a planner as plans do: the search without a compiler says so."""
+    if planner == "given" or (options.native and available()):
+        return planner
+    return "greedy in Python (no C++ compiler)"
+
+
+def _restored(graph: Graph, plan: Plan, ordering: Ordering) -> Plan:
+    """Name the ops of a plan in another order as ``graph`` does; its byte bound then holds in any order."""
+    least, witness = lower_bound(graph, free_order=True)
+    certificate = msgspec.structs.replace(plan.certificate, lower_bound=least, witness=witness, order="free")
+    return msgspec.structs.replace(
+        plan,
+        fingerprint=graph.fingerprint,
+        schedule=restore(plan.schedule, ordering),
+        certificate=certificate,
+    )

@@ -1,0 +1,166 @@
+"""Orders of first runs: precedences against the judge, peaks and joint plans against brute force."""
+
+from collections.abc import Iterator
+from itertools import permutations
+from random import Random
+
+import msgspec
+import pytest
+
+import oracles
+from tightrope.core import Flag, Graph, InfeasibleError, JudgeError, Limits, Op, Storage
+from tightrope.judge import problems
+from tightrope.judge.reorder import in_base_order
+from tightrope.native.solver import available
+from tightrope.native.solver_order import OrderSolver
+from tightrope.plan import PLANNERS, Options, lower_bound, solve
+from tightrope.plan.engine import open_solver
+from tightrope.plan.joint import roll, unroll
+from tightrope.plan.model import build, pairs_of
+from tightrope.plan.order import list_order, orders, tables
+from tightrope.plan.precedence import precedences, reorder, restore
+from tightrope.plan.schedule import base_schedule
+
+needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
+FREE = Options(order="free")
+
+
+def topological(graph: Graph) -> Iterator[tuple[int, ...]]:
+    """Enumerate the orders that keep all precedences."""
+    before = precedences(graph)
+    for order in permutations(range(len(graph.ops))):
+        position = {op: at for at, op in enumerate(order)}
+        if all(position[u] < position[v] for v, earlier in enumerate(before) for u in earlier):
+            yield order
+
+
+def accepted(graph: Graph, order: tuple[int, ...]) -> bool:
+    schedule = restore(base_schedule(reorder(graph, order)), order)
+    try:
+        return in_base_order(graph, schedule)[0] == reorder(graph, order)
+    except JudgeError:
+        return False
+
+
+def without_hand_over(seed: int, num_ops: int) -> Graph:
+    return msgspec.structs.replace(oracles.random_graph(seed, num_ops=num_ops), split=-1)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_precedences_allow_exactly_what_the_judge_accepts(seed: int) -> None:
+    graph = without_hand_over(seed, 5)
+    allowed = set(topological(graph))
+    for order in permutations(range(5)):
+        try:
+            schedule = restore(base_schedule(reorder(graph, order)), order)
+        except KeyError:
+            assert order not in allowed
+            continue
+        try:
+            in_base_order(graph, schedule)
+        except JudgeError:
+            assert order not in allowed
+        else:
+            assert order in allowed
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_hand_over_stays_where_it_is(seed: int) -> None:
+    graph = msgspec.structs.replace(oracles.random_graph(seed, num_ops=6), split=3)
+    for order in topological(graph):
+        assert set(order[:3]) == {0, 1, 2}
+        assert order[2] == 2
+        assert accepted(graph, order)
+
+
+def test_ops_with_effects_keep_their_order() -> None:
+    flags = (Flag.RANDOM, Flag.NONE, Flag.COLLECTIVE, Flag.SIDE_EFFECT)
+    ops = tuple(Op(i, str(i), "op", creates=(i,), flags=flag) for i, flag in enumerate(flags))
+    graph = Graph(ops, tuple(Storage(i, 64) for i in range(4)))
+    assert precedences(graph) == ((), (), (0,), (2,))
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(25))
+def test_the_smallest_peak_is_found(seed: int) -> None:
+    graph = oracles.random_graph(seed, num_ops=7)
+    peaks = [oracles.evaluate(reorder(graph, order), ())[0] for order in topological(graph)]
+    found = [oracles.evaluate(reorder(graph, order), ())[0] for order in orders(graph, min(peaks), FREE)]
+    assert min(found) == min(peaks)
+    assert all(accepted(graph, order) for order in orders(graph, 0, FREE))
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_are_exact_after_many_moves(seed: int) -> None:
+    graph = oracles.random_graph(seed, num_ops=30)
+    model, before = build(graph), precedences(graph)
+    solver, start = OrderSolver(tables(model, before)), list_order(model, before)
+    peak, over = solver.load(start, 0)
+    solver.begin(peak, seed=seed, iterations=3000, shrink=seed % 2 == 0, heat=2.0)
+    assert solver.run(10_000) == 0
+    order = solver.best()
+    now = solver.load(order, peak)
+    state = open_solver(build(reorder(graph, order))).state(peak)
+    assert (state.peak, state.excess) == now
+    assert now[0] <= peak
+    assert now[1] <= over
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(8))
+def test_joint_plans_equal_brute_force(seed: int) -> None:
+    graph = oracles.random_graph(seed, num_ops=5)
+    every = [reorder(graph, order) for order in topological(graph)]
+    given = oracles.evaluate(graph, ())[0]
+    for percent in (95, 75, 55):
+        capacity = given * percent // 100
+        limits = Limits(
+            bytes=(graph.persistent + sum(s.size for s in graph.storages if s.outside) + capacity,)
+        )
+        schedule = PLANNERS["order"](graph, None, limits, FREE)
+        moved, steps = in_base_order(graph, schedule)
+        pairs = pairs_of(moved, steps)
+        live, ns = oracles.evaluate(moved, pairs)
+        times = [best for g in every if (best := oracles.best_time(g, capacity, size=3)) is not None]
+        if sum(s.size for s in graph.storages if s.outside) == 0:
+            assert (live <= capacity) >= bool(times)
+            assert not times or ns <= min(times)
+            assert live > capacity or len(pairs) > 3 or ns >= min(times)
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_free_order_is_never_slower_and_passes_the_judge(
+    seed: int, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    graph = oracles.random_graph(seed, num_ops=14)
+    least = lower_bound(graph)[0]
+    budget = (solve(graph, budget=2**40).forecast.total + least) // 2
+    try:
+        given = solve(graph, budget=budget)
+    except InfeasibleError:
+        given = None
+    try:
+        free = solve(graph, budget=budget, order="free")
+    except InfeasibleError:
+        assert given is None
+        return
+    assert problems(graph, free) == []
+    assert given is None or free.forecast.ns <= given.forecast.ns
+    assert solve(graph, budget=budget, order="free") == free
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_unrolled_runs_roll_up_again(seed: int) -> None:
+    graph = oracles.random_graph(seed, num_ops=9)
+    model = build(graph)
+    allowed = oracles.allowed_pairs(graph)
+    pairs = tuple(sorted(Random(seed).sample(allowed, min(5, len(allowed)))))
+    runs = unroll(model, precedences(graph), pairs)
+    assert roll(runs, 9, runs.sequence) == (tuple(range(9)), pairs)
+    if available():
+        solver = OrderSolver(runs.tables)
+        assert solver.load(runs.sequence, 0)[0] == oracles.evaluate(graph, pairs)[0]

@@ -1,0 +1,92 @@
+"""Page-ins beside re-runs: valid for the judge whatever the set, and forecast to the byte."""
+
+import random
+
+import pytest
+
+from tests.judge.families import FAMILIES, again, possible_pairs
+from tightrope.core import Graph, JudgeError, Machine, PageIn, PageOut, Tier
+from tightrope.judge import judge_plan, problems, replay_schedule
+from tightrope.plan.assemble import assemble
+from tightrope.plan.clock import clock
+from tightrope.plan.paging import Page, expand_paged, pageable, useful_paged
+from tightrope.plan.reasons import reasons
+
+
+def machine(engines: int, *, capacity: int = 2**20) -> Machine:
+    slow = Tier("slow", capacity, 16, read=2e9, write=1e9, latency=1e-8, watts=3.0, engines=engines)  # type: ignore[arg-type]
+    return Machine("two tiers", (Tier("fast", 2**20), slow), watts=0.5)
+
+
+def drawn(graph: Graph, seed: int) -> tuple[list[tuple[int, int]], list[Page]]:
+    rng = random.Random(seed)
+    producer = {s: op.id for op in graph.ops for s in op.creates}
+    pairs = [pair for pair in possible_pairs(graph) if rng.random() < 0.1]
+    can = pageable(graph)
+    places = [
+        Page(t, s, rng.randrange(3))
+        for s in range(len(graph.storages))
+        if can[s]
+        for t in range(producer[s] + 1, len(graph.ops))
+    ]
+    return pairs, [page for page in places if rng.random() < 0.15]
+
+
+@pytest.mark.parametrize("engines", [0, 1, 2])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_set_is_valid_and_forecast_exactly(family: str, engines: int) -> None:
+    num_paged = 0
+    for seed in range(25):
+        graph = FAMILIES[family](seed)
+        pairs, pages = useful_paged(graph, *drawn(graph, seed))
+        of = machine(engines)
+        schedule = expand_paged(graph, pairs, pages, beside=engines > 0)
+        plan = assemble(graph, schedule, budget=None, machine=of)
+        plan = type(plan)(
+            **{f: getattr(plan, f) for f in plan.__struct_fields__} | {"reasons": reasons(graph, plan)}
+        )
+        judge_plan(graph, plan, of)
+        cost, replay = clock(graph, schedule, of), replay_schedule(graph, schedule, of)
+        assert (cost.ns, cost.tiers) == (replay.ns, replay.tiers)
+        assert cost.joules == pytest.approx(replay.joules, rel=1e-12)
+        num_paged += sum(isinstance(step, PageIn) for step in schedule.steps)
+        again_runs = len(schedule.computes()) - len(graph.ops)
+        assert again_runs == len(pairs)
+        assert sum(isinstance(step, PageOut) for step in schedule.steps) == len(
+            {page.storage for page in pages}
+        )
+    assert num_paged > 20
+
+
+def test_what_nobody_reads_is_left_out() -> None:
+    graph = FAMILIES["chain"](0)
+    read_last = max(t for op in graph.ops for t in [op.id])
+    producer = {s: op.id for op in graph.ops for s in op.creates}
+    storage = next(s for s in sorted(producer) if pageable(graph)[s])
+    last = max(op.id for op in graph.ops if storage in op.reads)
+    assert useful_paged(graph, (), [Page(last, storage), Page(read_last, storage)]) == (
+        (),
+        (Page(last, storage),),
+    )
+    assert again(graph, 0) is graph.ops[0]
+
+
+def test_a_plan_with_a_page_out_left_out_is_refused() -> None:
+    graph = FAMILIES["chain"](1)
+    pairs, pages = useful_paged(graph, *drawn(graph, 1))
+    plan = assemble(graph, expand_paged(graph, pairs, pages), budget=None, machine=machine(0))
+    outs = [i for i, step in enumerate(plan.schedule.steps) if isinstance(step, PageOut)]
+    assert outs
+    for out in outs:
+        steps = plan.schedule.steps[:out] + plan.schedule.steps[out + 1 :]
+        with pytest.raises(JudgeError):
+            replay_schedule(graph, type(plan.schedule)(steps), machine(0))
+
+
+def test_a_slower_tier_that_is_too_small_is_refused() -> None:
+    graph = FAMILIES["chain"](1)
+    pairs, pages = useful_paged(graph, *drawn(graph, 1))
+    plan = assemble(graph, expand_paged(graph, pairs, pages), budget=None, machine=machine(0))
+    (held,) = plan.forecast.tiers
+    assert not problems(graph, plan, machine(0, capacity=held))
+    assert "slow" in problems(graph, plan, machine(0, capacity=held - 16))[0]

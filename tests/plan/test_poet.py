@@ -1,0 +1,245 @@
+"""Joint recomputation and paging: the program and the search against brute force."""
+
+import random
+from itertools import chain, combinations
+
+import pytest
+
+from tests.judge.families import FAMILIES, Sketch, possible_pairs
+from tests.plan.test_paging import drawn, machine
+from tightrope.core import Graph, InfeasibleError, Limits, Machine, Tier, TightropeError
+from tightrope.judge import judge_plan, replay_schedule
+from tightrope.native.paging import PagingGoal, PagingSolver
+from tightrope.plan.assemble import assemble
+from tightrope.plan.bound import lower_bound
+from tightrope.plan.options import Options
+from tightrope.plan.paging import Page, expand_paged, pageable, useful_paged
+from tightrope.plan.paging_fallback import PythonPaging
+from tightrope.plan.paging_model import PagedSet, tables
+from tightrope.plan.paging_search import PagingKnobs, paged_schedule, paging, plan_paging, search_paged
+from tightrope.plan.poet import PoetKnobs, poet, solve_poet
+from tightrope.plan.schedule import base_schedule
+
+FEW = Options(effort=0.02, restarts=1)
+
+
+def small(seed: int, depth: int = 3) -> Graph:
+    """Up to ``depth`` ops forward, as many backward that read the forward's results, perhaps a skip."""
+    rng = random.Random(seed)
+    sketch = Sketch(rng)
+    made = [sketch.op((), 1).creates[0]]
+    for _ in range(rng.choice((depth - 2, depth - 1, depth - 1))):
+        made += sketch.op({made[-1], rng.choice(made)}, 1).creates
+    flow = made[-1]
+    for storage in reversed(made):
+        (flow,) = sketch.op({flow, storage}, 1).creates
+    sketch.mark(flow, resident_at_end=True)
+    return sketch.graph()
+
+
+def board(seed: int, *, engines: int = 0) -> Machine:
+    rng = random.Random(seed)
+    slow = Tier(
+        "slow", 2**16, 64, read=rng.choice((2e10, 1e11)), write=5e10, latency=1e-9, watts=3.0, engines=engines
+    )  # type: ignore[arg-type]
+    return Machine("board", (Tier("fast", 2**20), slow), watts=rng.choice((1.0, 20.0)))
+
+
+def choices(graph: Graph) -> list[tuple[int, int, int, int]]:
+    producer = {s: op.id for op in graph.ops for s in op.creates}
+    can = pageable(graph)
+    last = {s: max((op.id for op in graph.ops if s in op.reads), default=-1) for s in producer}
+    pairs = [(t, 0, u, 0) for t, u in possible_pairs(graph)]
+    return pairs + [(t, 1, s, 0) for s in producer if can[s] for t in range(producer[s] + 2, last[s] + 1)]
+
+
+def best_of_all(graph: Graph, of: Machine, limits: Limits, *, joules: bool) -> float | None:
+    """Measure every set of at most 4 decisions."""
+    solver = PagingSolver(tables(graph, of))
+    values = []
+    limit = limits.bytes[0] - graph.persistent
+    options = choices(graph)
+    for chosen in chain.from_iterable(combinations(options, count) for count in range(5)):
+        solver.load(chosen)
+        state = solver.state(limit, of.tiers[1].bytes)
+        if (
+            not state.excess
+            and not state.tier_excess
+            and (limits.seconds is None or state.ns <= limits.seconds * 1e9)
+        ):
+            values.append(state.joules if joules else state.ns)
+    return min(values, default=None)
+
+
+def value(
+    graph: Graph, of: Machine, chosen: PagedSet | None, limits: Limits, *, joules: bool
+) -> float | None:
+    """Judge a set, and check that it keeps the limits."""
+    if chosen is None:
+        return None
+    replay = replay_schedule(graph, paged_schedule(graph, of, chosen), of)
+    assert replay.peak + graph.persistent <= limits.bytes[0]
+    assert limits.seconds is None or replay.ns <= limits.seconds * 1e9
+    return replay.joules if joules else replay.ns
+
+
+def between(graph: Graph, share: float) -> int:
+    """A budget between what the largest op needs and what the base order needs."""
+    floor = lower_bound(graph)[0]
+    return int(floor + share * (graph.persistent + _peak(graph) - floor))
+
+
+def asked(graph: Graph, seed: int) -> Limits:
+    rng = random.Random(seed)
+    seconds = graph.base_ns * rng.choice((1.2, 2.0)) * 1e-9 if rng.random() < 0.5 else None
+    return Limits((between(graph, rng.choice((0.2, 0.5, 0.8))),), seconds)
+
+
+@pytest.mark.parametrize("joules", [True, False], ids=["joules", "seconds"])
+def test_program_and_search_find_the_best_of_all_sets(joules: bool) -> None:
+    solved = 0
+    for seed in range(14):
+        graph, of = small(seed), board(seed)
+        limits = asked(graph, seed)
+        objective = "joules" if joules else "seconds"
+        best = best_of_all(graph, of, limits, joules=joules)
+        answer = solve_poet(graph, of, limits, knobs=PoetKnobs(objective=objective))  # type: ignore[arg-type]
+        found = search_paged(
+            graph,
+            of,
+            limits,
+            knobs=PagingKnobs(objective=objective),
+            options=FEW,  # type: ignore[arg-type]
+        )
+        assert answer.proved
+        exact = value(graph, of, answer.chosen, limits, joules=joules)
+        heuristic = value(graph, of, found, limits, joules=joules)
+        if best is None:
+            assert answer.chosen is None
+            continue
+        solved += 1
+        assert exact == pytest.approx(best, rel=1e-6)
+        assert exact == pytest.approx(answer.bound, rel=1e-6)
+        assert heuristic == pytest.approx(best, rel=1e-6)
+    assert solved >= 8
+
+
+def test_switches_restrict_both_and_joint_is_never_dearer() -> None:
+    for seed in range(10):
+        graph, of = small(seed + 100), board(seed)
+        limits = asked(graph, seed)
+        found = {}
+        for recompute, pages in ((True, False), (False, True), (True, True)):
+            knobs = PagingKnobs(objective="joules", recompute=recompute, paging=pages)
+            chosen = search_paged(graph, of, limits, knobs=knobs, options=FEW)
+            exact = solve_poet(graph, of, limits, knobs=PoetKnobs(recompute=recompute, paging=pages))
+            assert (chosen is None) == (exact.chosen is None)
+            assert chosen is None or ((recompute or not chosen.pairs) and (pages or not chosen.pages))
+            found[recompute, pages] = value(graph, of, chosen, limits, joules=True) or float("inf")
+            expected = value(graph, of, exact.chosen, limits, joules=True) or float("inf")
+            assert found[recompute, pages] == pytest.approx(expected, rel=1e-6)
+        assert found[True, True] <= min(found[True, False], found[False, True])
+
+
+@pytest.mark.parametrize("engines", [0, 1, 2])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_both_searches_measure_what_the_judge_measures(family: str, engines: int) -> None:
+    for seed in range(12):
+        graph, of = FAMILIES[family](seed), machine(engines)
+        pairs, pages = useful_paged(graph, *drawn(graph, seed))
+        schedule = expand_paged(graph, pairs, pages, beside=engines > 0)
+        replay = replay_schedule(graph, schedule, of)
+        arena = assemble(graph, schedule, budget=None, machine=of, placed=False).forecast.arena
+        for search in (PagingSolver(tables(graph, of)), PythonPaging(tables(graph, of))):
+            search.load(PagedSet(pairs, pages).decisions())
+            state = search.state(arena - 1, 0)
+            assert (state.ns, state.peak) == (replay.ns, arena)
+            assert state.tier_peak == sum(replay.tiers)
+            assert state.joules == pytest.approx(replay.joules, rel=1e-9)
+            assert (state.excess > 0, state.tier_excess > 0) == (True, bool(pages))
+
+
+def test_the_search_in_python_fits_too() -> None:
+    fitted = 0
+    for seed in range(8):
+        graph, of = small(seed, 6), board(seed)
+        limits = asked(graph, seed)
+        chosen = search_paged(graph, of, limits, options=Options(native=False, restarts=0))
+        fitted += value(graph, of, chosen, limits, joules=False) is not None
+    assert fitted >= 4
+
+
+def test_copy_engines_hide_paging_behind_computing() -> None:
+    graph, alone, beside = small(3, 10), board(3), board(3, engines=2)
+    limits = Limits((between(graph, 0.5),))
+    taken = [
+        search_paged(graph, of, limits, knobs=PagingKnobs(recompute=False), options=FEW)
+        for of in (alone, beside)
+    ]
+    times = [value(graph, of, s, limits, joules=False) for of, s in zip((alone, beside), taken, strict=True)]
+    assert None not in times
+    assert times[1] < times[0]  # type: ignore[operator]
+
+
+def _peak(graph: Graph) -> int:
+    return assemble(graph, base_schedule(graph), budget=None, placed=False).forecast.peak
+
+
+def test_a_plan_is_placed_judged_and_explained() -> None:
+    graph, of = small(5, 10), board(5)
+    budget = between(graph, 0.5)
+    plan = plan_paging(graph, machine=of, budget=budget, knobs=PagingKnobs(recompute=False), options=FEW)
+    judge_plan(graph, plan, of)
+    assert plan.forecast.total <= budget
+    assert {reason.decision for reason in plan.reasons} == {"kept", "paged"}
+    assert any("brought back" in reason.text for reason in plan.reasons)
+
+
+def test_limits_that_nothing_keeps_are_refused_with_a_proved_bound() -> None:
+    graph, of = small(5, 10), board(5)
+    budget = between(graph, 0.3)
+    with pytest.raises(InfeasibleError, match="nothing that fits was found") as refused:
+        plan_paging(graph, machine=of, budget=budget, seconds=graph.base_ns * 1e-9, options=FEW)
+    assert 0 < refused.value.lower_bound <= budget
+    with pytest.raises(InfeasibleError, match="0 bytes of the slower tier"):
+        plan_paging(
+            graph, machine=of, budget=budget, tier_bytes=0, knobs=PagingKnobs(recompute=False), options=FEW
+        )
+
+
+def test_a_machine_without_a_slower_tier_or_with_engines_is_refused() -> None:
+    graph = FAMILIES["chain"](0)
+    plain = Machine("plain", (Tier("ram", 2**20),))
+    for planner in (paging, poet):
+        with pytest.raises(TightropeError, match="'plain' has one tier"):
+            planner(graph, plain, Limits((2**20,)), FEW)
+        with pytest.raises(TightropeError, match="no machine was given"):
+            planner(graph, None, Limits((2**20,)), FEW)
+    with pytest.raises(TightropeError, match='has 1: use planner="paging"'):
+        poet(graph, board(0, engines=1), Limits((2**20,)), FEW)
+    with pytest.raises(TightropeError, match="the limit is 10"):
+        solve_poet(graph, board(0), Limits((2**20,)), knobs=PoetKnobs(max_columns=10))
+
+
+def test_planners_return_the_base_schedule_where_the_budget_is_ample() -> None:
+    graph = FAMILIES["plain"](2)
+    for planner in (paging, poet):
+        schedule = planner(graph, board(1), Limits((2**40,)), FEW)
+        assert schedule.computes() == tuple(op.id for op in graph.ops)
+
+
+def test_equal_seeds_give_equal_sets_and_a_goal_without_paging_pages_nothing() -> None:
+    graph, of = small(7, 10), board(7)
+    solver = PagingSolver(tables(graph, of))
+    limit = between(graph, 0.5)
+    sets = []
+    for _ in range(2):
+        solver.load(())
+        solver.begin(PagingGoal(limit, 2**16, page=False), seed=3, iterations=3000)
+        assert solver.run(1000) == 2000
+        assert solver.run(5000) == 0
+        sets.append(solver.best())
+    assert sets[0] == sets[1]
+    assert sets[0]
+    assert not PagedSet.of(sets[0]).pages
+    assert PagedSet((), (Page(4, 2, 1),)).decisions() == ((4, 1, 2, 1),)
