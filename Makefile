@@ -6,7 +6,9 @@ STAMP := $(VENV)/.current
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all check bench native clean
+AXE := build/axe/package/axe.min.js
+
+.PHONY: demo test test-all test-page check bench native clean
 
 $(STAMP): pyproject.toml constraints.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +26,16 @@ test: native
 
 test-all: native
 	$(BIN)/python -m pytest -n 2
+
+# The page in a real browser. Root is needed where chromium or npm is missing; axe-core is never shipped.
+test-page: native $(AXE)
+	command -v chromium || (apt-get update && apt-get install -y --no-install-recommends chromium)
+	TIGHTROPE_AXE=$(CURDIR)/$(AXE) $(BIN)/python -m pytest tests/view
+
+$(AXE):
+	command -v npm || (apt-get update && apt-get install -y --no-install-recommends npm)
+	mkdir -p build/axe
+	cd build/axe && npm pack axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks examples

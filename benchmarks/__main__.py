@@ -4,10 +4,17 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import placement_safety
+from benchmarks import page, placement_safety, recorder
+from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
 
-_QUESTIONS = {"spine": spine.run, "placement_safety": placement_safety.run}
+_QUESTIONS = {
+    "page": page.run,
+    "spine": spine.run,
+    "planners": planners.run,
+    "placement_safety": placement_safety.run,
+    "recorder": recorder.run,
+}
 
 
 def main(arguments: list[str]) -> int:

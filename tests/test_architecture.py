@@ -8,7 +8,20 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "tightrope"
 FILES = sorted(SOURCE.rglob("*.py"))
-ORDER = ("core", "native", "judge", "price", "place", "plan", "capture", "run", "integrations", "cli")
+ORDER = (
+    "core",
+    "native",
+    "judge",
+    "price",
+    "place",
+    "plan",
+    "capture",
+    "run",
+    "record",
+    "view",
+    "integrations",
+    "cli",
+)
 """A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
 TORCH_FREE = ("core", "place", "plan")
 FORBIDDEN = ("torchvision", "triton", "pytorch-triton")

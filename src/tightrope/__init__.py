@@ -30,10 +30,20 @@ from tightrope.core import (
 from tightrope.plan.api import plan
 from tightrope.run.compile import compile
 from tightrope.run.replay import Replay, replay
-from tightrope.run.report import Report, report
+from tightrope.run.report import Report, draw_with, report
 from tightrope.run.step import Step, step
 
 __version__ = "0.1.0"
+
+
+def _page(graph: Graph, plan: Plan) -> str:
+    from tightrope.record import forecast
+    from tightrope.view import page
+
+    return page(forecast(graph, plan))
+
+
+draw_with(_page)
 
 __all__ = [
     "BudgetSyntaxError",

@@ -129,7 +129,7 @@ def test_plan_prints_the_figures_and_the_sequence_as_json(files: Files) -> None:
     assert found["lower_bound_bytes"] <= found["total_bytes"]
     assert found["persistent_bytes"] + found["peak_bytes"] <= found["total_bytes"]
     assert found["cpu_seconds"] > 0
-    assert found["bound_seconds"] <= found["base_seconds"] <= found["forecast_seconds"]
+    assert found["base_seconds"] <= found["bound_seconds"] <= found["forecast_seconds"]
     runs = [graph.op(op) for op in found["sequence"]]
     again = 100 * (sum(op.ns for op in runs) / graph.base_ns - 1)
     assert found["tdi_percent"] == pytest.approx(again)

@@ -7,23 +7,31 @@ errors are one line on standard error. With ``--json`` a refusal (exit code 3) i
 import math
 import os
 import sys
-import time
 from collections.abc import Sequence
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
 from rich.console import Console
 
-from tightrope.cli import show
+from tightrope.cli import place, report, show, trace
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes
-from tightrope.core.codec import dump_graph, load_graph, read_file
+from tightrope.core.codec import dump_graph
 
 FITS, ERROR, DOES_NOT_FIT = 0, 2, 3
 _WIDE = 400
 """Columns when standard output is not a terminal: lines are for programs then, and never folded."""
+
+
+class Order(StrEnum):
+    """Orders of first runs that a plan may have."""
+
+    GIVEN = "given"
+    FREE = "free"
+
 
 app = typer.Typer(
     name="tightrope",
@@ -153,54 +161,65 @@ def estimate(
     short_help="Plan a training step under a budget.",
     epilog=_examples(
         "tightrope plan step.graph.json --budget 80% -o step.plan.json",
+        "tightrope plan resnet50_train.json --budget 80% --planner anneal --order given --json",
         "tightrope plan train.py:build --budget 300MiB --save-graph step.graph.json -o step.plan.json",
         "tightrope plan train.py:build --budget 8GiB --machine rtx3060-12gb --json",
     ),
 )
 def plan(
     graph: Annotated[
-        str, typer.Argument(metavar="GRAPH", help="A graph file, or FILE.py:FUNCTION to capture and measure.")
+        str,
+        typer.Argument(
+            metavar="GRAPH",
+            help="A graph (ours, node-link JSON, a DTR log), or FILE.py:FUNCTION to capture and measure.",
+        ),
     ],
     budget: Annotated[
         str, typer.Option(help="Total bytes, or a share of what the given order needs: 8GiB, 80%.")
     ],
     planner: Annotated[str, typer.Option(help="auto, or the name of one planner.")] = "auto",
+    order: Annotated[
+        Order, typer.Option(help="First runs in the given order, or in any that gives the same values.")
+    ] = Order.GIVEN,
     seconds: Annotated[
         float | None, typer.Option(callback=_positive, help="Seconds of search; default: by size.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the search.")] = 0,
     machine: Machine = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of known plans: those for smaller budgets are candidates.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here.")] = None,
     save_graph: Annotated[Path | None, typer.Option(help="Write the captured graph here.")] = None,
     json: Json = False,
 ) -> None:
     """Plan a training step under a budget.
 
-    With a machine, times come from its table; else a function's ops are measured here.
+    With a machine, times come from its table; else a function's ops are measured here. The budget
+    counts planned addresses; for graphs of others it counts live bytes, as their authors do.
     """
     from tightrope.cli.machines import find_machine
-    from tightrope.cli.target import graph_of
-    from tightrope.plan import base_schedule, solve, timeline
+    from tightrope.cli.planning import Request, plan_source
+    from tightrope.cli.target import source_of
 
     parse_bytes(budget, whole=1)
     profile = find_machine(machine) if machine is not None else None
-    known = graph_of(graph, profile)
+    source = source_of(graph, profile)
     if save_graph is not None:
-        save_graph.write_bytes(dump_graph(known))
-    began = time.process_time()
-    whole = known.persistent + timeline(known, base_schedule(known)).peak
-    asked = parse_bytes(budget, whole=whole)
-    with show.searching(asked) as report:
-        found = solve(
-            known, budget=asked, machine=profile, planner=planner, seconds=seconds, seed=seed, progress=report
-        )
-    spent = time.process_time() - began
+        save_graph.write_bytes(dump_graph(source.graph))
+    request = Request(budget, planner, order.value, seconds, seed, profile, cache)
+    try:
+        found, spent = plan_source(source, request)
+    except InfeasibleError as error:
+        if json:
+            emit_json(show.infeasible(error, planner=planner))
+        _fail(str(error), DOES_NOT_FIT)
     if output is not None:
         found.save(output)
     if json:
-        emit_json(show.plan_summary(known, found, cpu_seconds=spent))
+        emit_json(show.plan_summary(source, found, cpu_seconds=spent))
     else:
-        show.plan(console(), known, found)
+        show.plan(console(), source.graph, found)
 
 
 @app.command(
@@ -214,16 +233,21 @@ def explain(
     plan: PlanFile,
     graph: GraphFile = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="How many storages to list.")] = 20,
+    save: Annotated[str | None, typer.Option(help="Say what would have to go to save these bytes.")] = None,
     json: Json = False,
 ) -> None:
     """Say why each storage was kept, recomputed or paged, largest first.
 
-    With the graph, storages have the names of their tensors and modules.
+    With the graph, storages have the names of their tensors and modules, and the stage and module that
+    take most time and the buffers alive at the peak are named.
     """
+    from tightrope.plan.foreign import read_source
+
     found = Plan.load(plan)
     path = graph or _beside(plan)
-    known = load_graph(read_file(path)) if path is not None else None
+    known = read_source(path).graph if path is not None else None
     text = found.explain(known, top=top)
+    answers = trace.answers_of(known, found, save, top) if known is not None else None
     if json:
         reasons = sorted(found.reasons, key=lambda reason: (-reason.bytes, reason.storage))
         emit_json(
@@ -233,10 +257,13 @@ def explain(
                 "forecast": found.forecast,
                 "certificate": found.certificate,
                 "reasons": reasons[:top],
+                "answers": None if answers is None else answers.to_dict(),
             }
         )
     else:
         console().print(text, markup=False, soft_wrap=True)
+        if answers is not None:
+            console().print(str(answers), markup=False, soft_wrap=True)
 
 
 @app.command(
@@ -251,12 +278,13 @@ def judge(plan: PlanFile, graph: GraphFile = None, json: Json = False) -> None:
     Exit code 0: it holds; 3: it does not.
     """
     from tightrope.judge import problems
+    from tightrope.plan.foreign import read_source
 
     found = Plan.load(plan)
     path = graph or _beside(plan)
     if path is None:
         raise TightropeError(f"a plan is judged against its graph: add --graph FILE to judge {str(plan)!r}.")
-    wrong = problems(load_graph(read_file(path)), found)
+    wrong = problems(read_source(path).graph, found)
     if json:
         emit_json({"holds": not wrong, "problems": wrong})
     elif wrong:
@@ -289,6 +317,11 @@ def doctor(json: Json = False) -> None:
         show.rows(console(), ("what", "state"), list(found.items()))
 
 
+place.register(app)
+report.register(app)
+trace.register(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code.
 
@@ -299,8 +332,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(given, prog_name="tightrope")
     except InfeasibleError as error:
-        if "--json" in given:
-            emit_json(show.infeasible(error))
         _fail(str(error), DOES_NOT_FIT)
     except TightropeError as error:
         _fail(str(error), ERROR)
@@ -309,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{what}: {str(error.filename)!r}." if error.filename else f"{what}.", ERROR)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     """Write one line to standard error and leave."""
     line = " ".join(message.split())
     sys.stderr.write(f"tightrope: {line}\n")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, format_bytes
 from tightrope.plan import Progress
+from tightrope.plan.foreign import Source
 from tightrope.run.progress import Progress as StatusLine
 
 
@@ -23,43 +24,56 @@ def searching(budget: Bytes) -> Iterator[Callable[[Progress], None]]:
         yield report
 
 
-def plan_summary(graph: Graph, plan: Plan, *, cpu_seconds: float) -> dict[str, Any]:
+def plan_summary(source: Source, plan: Plan, *, cpu_seconds: float) -> dict[str, Any]:
     """Figures of a plan as plain values; ``sequence`` re-evaluates it anywhere.
 
     Args:
-        graph: what was planned.
+        source: what was planned.
         plan: what was found.
         cpu_seconds: spent on planning, by all threads.
     """
     forecast, certificate = plan.forecast, plan.certificate
+    bound = 100.0 * (certificate.ns_bound - forecast.base_ns) / forecast.base_ns if forecast.base_ns else 0.0
     return {
         "feasible": True,
         "tdi_percent": forecast.tdi_percent,
         "peak_bytes": forecast.peak,
         "budget_bytes": plan.budget,
+        "bound_percent": max(0.0, bound),
+        "gap": forecast.tdi_percent - max(0.0, bound),
+        "proved": certificate.proved,
+        "cpu_seconds": cpu_seconds,
+        "planner": plan.planner,
+        "order": certificate.order,
+        "placed": plan.placed,
         "total_bytes": forecast.total,
         "persistent_bytes": forecast.persistent,
         "arena_bytes": forecast.arena,
         "outside_bytes": forecast.outside,
-        "planner": plan.planner,
         "machine": plan.machine,
         "seed": certificate.seed,
-        "cpu_seconds": cpu_seconds,
         "forecast_seconds": forecast.ns / 1e9,
         "base_seconds": forecast.base_ns / 1e9,
         "bound_seconds": certificate.ns_bound / 1e9,
         "lower_bound_bytes": certificate.lower_bound,
-        "proved": certificate.proved,
-        "num_ops": len(graph.ops),
+        "num_ops": len(source.graph.ops),
         "fingerprint": plan.fingerprint,
-        "sequence": list(plan.schedule.computes()),
+        "sequence": [source.node(op) for op in plan.schedule.computes()],
     }
 
 
-def infeasible(error: InfeasibleError) -> dict[str, Any]:
-    """A refusal as plain values."""
+def infeasible(error: InfeasibleError, *, planner: str) -> dict[str, Any]:
+    """A refusal as plain values; ``proved`` tells whether no plan exists, or just none was found."""
     return {
         "feasible": False,
+        "proved": error.lower_bound > error.asked,
+        "tdi_percent": None,
+        "peak_bytes": None,
+        "budget_bytes": error.asked,
+        "bound_percent": None,
+        "gap": None,
+        "planner": planner,
+        "sequence": [],
         "error": str(error),
         "asked": error.asked,
         "smallest_found_bytes": error.smallest_found,

@@ -6,6 +6,7 @@ a function in it; nothing else that is given to a command is ever executed.
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ import torch
 
 from tightrope.capture import Program, capture_program, measured
 from tightrope.core import Graph, Machine, TightropeError
-from tightrope.core.codec import load_graph, read_file
 from tightrope.native.allocator import allocator
+from tightrope.plan.foreign import Source, read_source
 from tightrope.price import price_graph
 
 
@@ -105,19 +106,31 @@ def captured(target: str) -> tuple[Program, list[Any]]:
         ) from error
 
 
-def graph_of(target: str, machine: Machine | None = None) -> Graph:
-    """Load a graph file, or capture ``FILE.py:FUNCTION`` and price its ops.
+def source_of(target: str, machine: Machine | None = None) -> Source:
+    """Read a graph file of any known format, or capture ``FILE.py:FUNCTION`` and price its ops.
 
     Args:
         target: see above.
         machine: prices come from its table; None = every op is measured here.
 
     Raises:
-        TightropeError: there is no graph; or the model is on the meta device, and no machine is given.
+        TightropeError: there is no graph; the model is on the meta device, and no machine is given; or
+            a machine is given for a file that has its own times.
     """
-    if not is_function(target):
-        graph = load_graph(read_file(target))
-        return graph if machine is None else price_graph(graph, machine)
+    if is_function(target):
+        graph = _priced(target, machine)
+        return Source(graph, tuple(range(len(graph.ops))), "tightrope")
+    found = read_source(target)
+    if machine is None:
+        return found
+    if found.format != "tightrope":
+        raise TightropeError(
+            f"{target!r} has times and no kernels that a machine could price: leave out --machine."
+        )
+    return replace(found, graph=price_graph(found.graph, machine))
+
+
+def _priced(target: str, machine: Machine | None) -> Graph:
     program, real = captured(target)
     if machine is not None:
         return price_graph(program.graph, machine)

@@ -1,15 +1,23 @@
 """What was planned, what happened, and why: one value per compiled model."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
 
-from tightrope.core import Bytes, Reason, format_bytes
+from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
 from tightrope.run.compile import handle_of
 from tightrope.run.replay import Replay
 from tightrope.run.runner import PlannedRunner
+
+_drawing: Callable[[Graph, Plan], str] | None = None
+
+
+def draw_with(drawing: Callable[[Graph, Plan], str]) -> None:
+    """Set what `Report.html` draws with: the page stands above this room, so the public surface brings it."""
+    global _drawing
+    _drawing = drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class Report:
         divergences: allocations that did not go as planned, since the start.
         reasons: one per storage made by an op; graph by graph where there are several.
         recomputed: (module, op, copies), most expensive first.
+        planned: the graphs that ran, each with its plan.
     """
 
     level: str
@@ -53,10 +62,22 @@ class Report:
     divergences: int
     reasons: tuple[Reason, ...]
     recomputed: tuple[tuple[str, str, int], ...]
+    planned: tuple[tuple[Graph, Plan], ...] = field(default=(), repr=False, compare=False)
+
+    def html(self) -> str:
+        """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
+
+        Raises:
+            TightropeError: no captured graph has run.
+        """
+        if not self.planned or _drawing is None:
+            raise TightropeError("there is no plan to draw: run a training step of a compiled model first.")
+        graph, plan = max(self.planned, key=lambda pair: pair[1].forecast.total)
+        return _drawing(graph, plan)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        found = asdict(self)
+        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "planned"}
         found["reasons"] = [
             {name: getattr(reason, name) for name in reason.__struct_fields__} for reason in self.reasons
         ]
@@ -174,6 +195,7 @@ def _together(runners: Sequence[PlannedRunner], why: str) -> Report:
         divergences=sum(part.divergences for part in parts),
         reasons=tuple(reason for part in parts for reason in part.reasons),
         recomputed=tuple(line for part in parts for line in part.recomputed),
+        planned=tuple(pair for part in parts for pair in part.planned),
     )
 
 
@@ -207,4 +229,5 @@ def planned_report(runner: PlannedRunner) -> Report:
         divergences=len(runner.divergences),
         reasons=plan.reasons,
         recomputed=tuple((graph.ops[op].module, graph.ops[op].target, n) for n, op in again),
+        planned=((graph, plan),),
     )

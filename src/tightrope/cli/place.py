@@ -1,0 +1,95 @@
+"""Place the buffers of a file: the command ``tightrope place``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
+from tightrope.place import Instance, Placement, draw_svg, place_file, write_csv
+
+_EPILOG = """\b
+Examples:
+  tightrope place buffers.csv --capacity 1MiB
+  tightrope place buffers.csv.gz --minimize --seconds 10 -o placed.csv --svg placed.svg
+  tightrope place snapshot.json --minimize --json"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("place", short_help="Place the buffers of a file at addresses.", epilog=_EPILOG)(place)
+
+
+def place(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="MiniMalloc CSV, SOMAS dump, CUDA memory snapshot as JSON, or trace; gzipped or not.",
+        ),
+    ],
+    capacity: Annotated[str | None, typer.Option(help="Bytes to fit in, such as 1MiB.")] = None,
+    minimize: Annotated[bool, typer.Option("--minimize", help="Make the peak as small as possible.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.001, max=1e6, help="Effort, in CPU seconds.")] = 10.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the search.")] = 0,
+    device: Annotated[
+        int | None, typer.Option(min=0, max=1023, help="Device of a snapshot with several.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the columns of FILE and offsets here.")
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Draw addresses over time here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Place the buffers of a file at addresses, so that those alive together never overlap.
+
+    Exit code 0: within the capacity, or none was asked; 3: not. A placement is written either way.
+    """
+    from tightrope.cli.app import DOES_NOT_FIT, console, emit_json
+
+    if capacity is None and not minimize:
+        raise TightropeError("say what is wanted: --capacity BYTES, --minimize, or both.")
+    asked = None if capacity is None else parse_bytes(capacity)
+    instance, placement = place_file(
+        file, capacity=asked, minimize=minimize, seconds=seconds, seed=seed, device=device
+    )
+    if output is not None:
+        write_csv(output, instance, placement.offsets)
+    if svg is not None:
+        _draw(svg, instance, placement, asked, file.name)
+    if json:
+        emit_json(summary(instance, placement))
+    else:
+        _show(console(), instance, placement, asked)
+    if asked is not None and placement.peak > asked:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def summary(instance: Instance, placement: Placement) -> dict[str, Any]:
+    """Figures of a placement as plain values."""
+    return {
+        "status": placement.status,
+        "peak_bytes": placement.peak,
+        "lower_bound_bytes": placement.lower_bound,
+        "cpu_seconds": placement.cpu_seconds,
+        "num_buffers": len(instance.buffers),
+        "method": placement.method,
+        "witness": [instance.names[index] for index in placement.witness],
+    }
+
+
+def _draw(path: Path, instance: Instance, placement: Placement, asked: Bytes | None, title: str) -> None:
+    picture = draw_svg(instance.buffers, placement.offsets, names=instance.names, capacity=asked, title=title)
+    path.write_text(picture, encoding="utf-8")
+
+
+def _show(console: Console, instance: Instance, placement: Placement, asked: Bytes | None) -> None:
+    excess = placement.peak / placement.lower_bound - 1 if placement.lower_bound else 0.0
+    limit = "" if asked is None else f", asked {format_bytes(asked)}"
+    console.print(
+        f"{placement.status}: {len(instance.buffers)} buffers in {placement.peak} bytes "
+        f"({format_bytes(placement.peak)}{limit}); the largest load is {placement.lower_bound} bytes "
+        f"({100 * excess:.2f} % above it); {placement.cpu_seconds:.3f} CPU s, {placement.method}.",
+        markup=False,
+    )

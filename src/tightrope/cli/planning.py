@@ -1,0 +1,51 @@
+"""The command ``plan``, without its words."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tightrope.cli import show
+from tightrope.core import Machine, Plan, parse_bytes
+from tightrope.plan import PlanCache, base_schedule, solve, timeline
+from tightrope.plan.foreign import Source
+from tightrope.plan.timeline import peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks of a planner."""
+
+    budget: str
+    planner: str
+    order: Literal["given", "free"]
+    seconds: float | None
+    seed: int
+    machine: Machine | None
+    cache: Path | None = None
+
+
+def plan_source(source: Source, request: Request) -> tuple[Plan, float]:
+    """Plan a graph with a proof; return the plan and the CPU seconds of all threads.
+
+    Raises:
+        InfeasibleError: no plan fits.
+    """
+    began, graph = time.process_time(), source.graph
+    whole = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    asked = parse_bytes(request.budget, whole=whole)
+    with show.searching(asked) as report:
+        found = solve(
+            graph,
+            budget=asked,
+            machine=request.machine,
+            planner=request.planner,
+            seconds=request.seconds,
+            seed=request.seed,
+            progress=report,
+            cache=PlanCache(request.cache) if request.cache is not None else None,
+            order=request.order,
+            placed=source.placed,
+            bound=True,
+        )
+    return found, time.process_time() - began

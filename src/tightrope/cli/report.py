@@ -1,0 +1,85 @@
+"""The ``report`` command: one offline page from a plan or a trace."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightrope.core import Plan, TightropeError, Trace
+from tightrope.core.errors import PlanFileError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    examples = (
+        "\b\nExamples:\n  tightrope report step.plan.json -o run.html\n"
+        "  tightrope report step.plan.json --also smaller.plan.json --also larger.plan.json -o run.html\n"
+        "  tightrope report run.trace --forecast step.plan.json --against yesterday.trace -o run.html"
+    )
+    app.command(name="report", short_help="Write one offline page about a plan or a run.", epilog=examples)(
+        report
+    )
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A plan file or a trace file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the page here.")] = Path("run.html"),
+    graph: Annotated[
+        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json beside NAME.plan.json.")
+    ] = None,
+    forecast: Annotated[
+        Path | None, typer.Option(help="A plan or trace, drawn as a ghost behind an observed trace.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="An earlier plan or trace: the page lists what changed.")
+    ] = None,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="A plan of the same graph for another budget; repeat it.")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="Needed by plans that page: a profile or TOML file.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write one HTML page that opens from disk and explains every byte of a plan or a run."""
+    from tightrope.cli.app import console, emit_json
+    from tightrope.view import page
+
+    shown = _trace(run, graph, machine, tuple(also or ()))
+    ghost = _trace(forecast, graph, machine) if forecast is not None else None
+    before = _trace(against, graph, machine) if against is not None else None
+    output.write_text(page(shown, forecast=ghost, against=before), encoding="utf-8")
+    size = output.stat().st_size
+    if json:
+        emit_json(
+            {"page": str(output), "ops": len(shown.events), "buffers": len(shown.buffers), "bytes": size}
+        )
+    else:
+        text = f"{output}: {len(shown.events)} ops, {len(shown.buffers)} buffers, {size} bytes"
+        console().print(text, markup=False, soft_wrap=True)
+
+
+def _trace(path: Path, graph: Path | None, machine: str | None, also: tuple[Path, ...] = ()) -> Trace:
+    """Read a trace file, or simulate a plan file."""
+    from tightrope.cli.machines import find_machine
+    from tightrope.plan.foreign import read_source
+    from tightrope.record import forecast, read
+    from tightrope.record.columns import MAGIC
+
+    with path.open("rb") as file:
+        is_trace = file.read(len(MAGIC)) == MAGIC
+    if is_trace:
+        if also:
+            raise TightropeError("--also adds plans to a plan; a trace file has its own list of budgets.")
+        return read(path)
+    try:
+        plan = Plan.load(path)
+    except PlanFileError as error:
+        raise PlanFileError(f"{str(path)!r} is neither a trace file nor a plan: {error}") from error
+    beside = path.with_name(path.name.removesuffix(".plan.json") + ".graph.json")
+    known = graph or (beside if path.name.endswith(".plan.json") and beside.is_file() else None)
+    if known is None:
+        raise TightropeError(f"a plan is drawn with its graph: add --graph FILE to report {str(path)!r}.")
+    others = tuple(Plan.load(other) for other in also)
+    profile = find_machine(machine) if machine is not None else None
+    return forecast(read_source(known).graph, plan, machine=profile, others=others)

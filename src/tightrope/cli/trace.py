@@ -1,0 +1,170 @@
+"""The commands ``trace`` (open, ask, export) and ``record`` (run and record)."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from tightrope.core import Bytes, Graph, PageIn, PageOut, Plan, TightropeError, Trace, parse_bytes
+
+if TYPE_CHECKING:
+    from tightrope.record import Answers
+
+_PROFILE_LIMIT: Final = 2**30
+_TRACE = """\b
+Examples:
+  tightrope trace step.plan.json --save 100MB
+  tightrope trace run.trace --against yesterday.trace --json
+  tightrope trace profile.json --model train.py:build -o run.trace --perfetto run.perfetto.json
+  tightrope trace run.trace --snapshot snapshot.pickle"""
+_RECORD = """\b
+Examples:
+  tightrope record train.py:build -o eager.trace
+  tightrope record train.py:build --budget 80% -o planned.trace"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("trace", short_help="Ask and export a plan, a run or a profile.", epilog=_TRACE)(trace)
+    app.command("record", short_help="Run a training step and record it.", epilog=_RECORD)(record)
+
+
+def trace(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A plan, a trace, or a profile by torch.profiler."),
+    ],
+    graph: Annotated[
+        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json beside NAME.plan.json.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="FILE.py:FUNCTION that builds the model of a profile.")
+    ] = None,
+    machine: Annotated[str | None, typer.Option(help="Needed by plans that page.")] = None,
+    save: Annotated[str | None, typer.Option(help="Say what would have to go to save these bytes.")] = None,
+    against: Annotated[Path | None, typer.Option(help="An earlier plan, trace or profile.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="Modules and buffers to list.")] = 10,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a trace file.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="Write Chrome JSON for Perfetto.")] = None,
+    snapshot: Annotated[Path | None, typer.Option(help="Write a PyTorch memory snapshot.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say where time and bytes go, what would save some, and what changed; export for other viewers."""
+    from tightrope.record import diff, explain, to_chrome, to_snapshot
+    from tightrope.record import save as save_trace
+
+    asked: Bytes = parse_bytes(save) if save is not None else 0
+    found = open_trace(file, graph=graph, model=model, machine=machine)
+    answers = explain(found, save=asked, top=top)
+    before = open_trace(against, graph=graph, model=model, machine=machine) if against is not None else None
+    changed = diff(before, found) if before is not None else None
+    if output is not None:
+        save_trace(found, output)
+    exports: tuple[tuple[Path | None, Callable[[Trace], bytes]], ...] = (
+        (perfetto, to_chrome), (snapshot, to_snapshot),
+    )  # fmt: skip
+    for path, export in exports:
+        if path is not None:
+            path.write_bytes(export(found))
+    if json:
+        value = answers.to_dict() | ({"changed": changed.to_dict()} if changed is not None else {})
+        _print_json(value)
+        return
+    sys.stdout.write(f"{answers}\n" + (f"against {against}:\n{changed}\n" if changed is not None else ""))
+
+
+def record(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns (model, inputs).")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the trace here.")] = Path("run.trace"),
+    budget: Annotated[
+        str | None, typer.Option(help="Run a plan for this budget; default: run eagerly.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a training step as it is, or under a budget, and record the third one.
+
+    The forward returns the loss. Nothing is updated: there is no optimizer.
+    """
+    from tightrope.cli.target import build
+    from tightrope.record import explain
+    from tightrope.record import save as save_trace
+
+    built = build(target)
+    found = _recorded(built.model, built.args, built.kwargs, budget)
+    save_trace(found, output)
+    answers = explain(found)
+    if json:
+        _print_json(answers.to_dict() | {"file": str(output)})
+    else:
+        sys.stdout.write(f"{answers}\n{output}: {len(found.events)} events, {len(found.buffers)} buffers\n")
+
+
+def open_trace(
+    path: Path, *, graph: Path | None = None, model: str | None = None, machine: str | None = None
+) -> Trace:
+    """Read a trace file, simulate a plan file, or annotate a profile.
+
+    Raises:
+        TightropeError: the file is none of these.
+    """
+    from tightrope.cli.machines import find_machine
+    from tightrope.cli.target import build
+    from tightrope.core.codec import read_file
+    from tightrope.plan.foreign import read_source
+    from tightrope.record import annotate, forecast, load, parse_profile, tree_of
+    from tightrope.record.columns import MAGIC
+
+    data = read_file(path, limit=_PROFILE_LIMIT)
+    if data[: len(MAGIC) - 1] == MAGIC[:-1]:
+        return load(data)
+    if b'"traceEvents"' in data[:1_000_000]:
+        tree = tree_of(build(model).model) if model is not None else None
+        slices = parse_profile(data, path.name)
+        return annotate(slices, name=path.name) if tree is None else annotate(slices, tree, name=path.name)
+    plan = Plan.load(path)
+    beside = path.with_name(path.name.removesuffix(".plan.json") + ".graph.json")
+    known = graph or (beside if path.name.endswith(".plan.json") and beside.is_file() else None)
+    if known is None:
+        raise TightropeError(f"a plan is simulated with its graph: add --graph FILE for {str(path)!r}.")
+    profile = find_machine(machine) if machine is not None else None
+    return forecast(read_source(known).graph, plan, machine=profile)
+
+
+def answers_of(graph: Graph, plan: Plan, save: str | None, top: int) -> "Answers | None":
+    """Answer what a plan's simulation can; None for a plan that pages, which needs a machine."""
+    from tightrope.record import explain, forecast
+
+    if any(isinstance(step, PageOut | PageIn) for step in plan.schedule.steps):
+        return None
+    return explain(forecast(graph, plan), save=parse_bytes(save) if save is not None else 0, top=top)
+
+
+def _recorded(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], budget: str | None) -> Trace:
+    import torch
+
+    from tightrope.record import record_eager, record_run
+    from tightrope.run.compile import compile as planned
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        loss = model(*args, **kwargs)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise TightropeError("the model's forward must return the loss, a tensor with one element.")
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    if budget is not None:
+        planned(model, budget=budget)
+    for _ in range(2):
+        step()
+    with record_run(model) if budget is not None else record_eager(model) as recording:
+        step()
+    return recording.trace
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")

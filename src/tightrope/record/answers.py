@@ -1,0 +1,286 @@
+"""Answers in words and numbers: where the time goes, what is alive at the peak, what would save bytes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tightrope.core import Bytes, EventPhase, Nanoseconds, Trace, format_bytes, format_time
+
+_STEP = tuple(EventPhase)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Time of a stage or a module, and its part of the whole."""
+
+    name: str
+    ns: Nanoseconds
+    percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """One buffer that is alive at the peak.
+
+    Attributes:
+        buffer: position in the trace.
+        bytes: charged.
+        category: what it is for.
+        module: that made it.
+        op: that made it.
+        source: line.
+        reason: what the plan says about it.
+    """
+
+    buffer: int
+    bytes: Bytes
+    category: str
+    module: str
+    op: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What would have to go to lower the bytes at the peak.
+
+    Attributes:
+        asked: bytes to save.
+        bytes: bytes that the chosen buffers take at the peak; less than ``asked`` where no more can go.
+        ns: price of recomputing them once.
+        buffers: positions in the trace, cheapest byte first.
+    """
+
+    asked: Bytes
+    bytes: Bytes
+    ns: Nanoseconds
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What `explain` found; ``str`` of it is for people."""
+
+    source: str
+    ns: Nanoseconds
+    peak: Bytes
+    peak_tick: int
+    persistent: Bytes
+    budget: Bytes
+    stages: tuple[Share, ...]
+    modules: tuple[Share, ...]
+    alive: tuple[Alive, ...]
+    num_alive: int
+    saving: Saving
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = []
+        if self.stages:
+            top = self.stages[0]
+            lines.append(
+                f"{top.name} dominates: {format_time(top.ns)} of {format_time(self.ns)} ({top.percent:.1f} %)"
+            )
+            lines += [f"  {s.name:<12}{format_time(s.ns):>12}{s.percent:7.1f} %" for s in self.stages]
+        if self.modules:
+            lines.append(
+                f"largest module: {self.modules[0].name} ({self.modules[0].percent:.1f} % of the time)"
+            )
+            lines += [f"  {format_time(s.ns):>12}{s.percent:7.1f} %  {s.name}" for s in self.modules]
+        if self.num_alive:
+            limit = f", budget {format_bytes(self.budget)}" if self.budget else ""
+            lines.append(
+                f"peak {format_bytes(self.peak)} above {format_bytes(self.persistent)} persistent{limit}; "
+                f"{self.num_alive} buffers alive"
+            )
+            lines += [f"  {_alive(row)}" for row in self.alive]
+        if self.saving.asked:
+            lines.append(_saving(self.saving))
+        return "\n".join(lines)
+
+
+def _alive(row: Alive) -> str:
+    place = " ".join(part for part in (row.module, row.op, row.source) if part)
+    return f"{format_bytes(row.bytes):>11}  {row.category:<16}{place}" + (
+        f": {row.reason}" if row.reason else ""
+    )
+
+
+def _saving(saving: Saving) -> str:
+    if not saving.buffers:
+        return f"to save {format_bytes(saving.asked)} at the peak: nothing alive there can be recomputed"
+    enough = "" if saving.bytes >= saving.asked else "; no more can go"
+    return (
+        f"to save {format_bytes(saving.asked)} at the peak: recompute {len(saving.buffers)} buffers "
+        f"({format_bytes(saving.bytes)}) for {format_time(saving.ns)}{enough}"
+    )
+
+
+def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
+    """Answer the usual questions about a trace.
+
+    Args:
+        trace: forecast or observed.
+        save: bytes to save at the peak; 0 = do not ask.
+        top: number of modules and buffers to list.
+
+    Example:
+        >>> from tightrope.core import Event
+        >>> step = Trace("observed", (), (Event(0, 5, 0, "aten::mm", phase=EventPhase.FORWARD),))
+        >>> print(explain(step).stages[0].name)
+        forward
+    """
+    own = trace.self_times()
+    total = sum(own)
+    stages: dict[str, Nanoseconds] = {}
+    modules: dict[int, Nanoseconds] = {}
+    for event, ns in zip(trace.events, own, strict=True):
+        stages[event.phase.value] = stages.get(event.phase.value, 0) + ns
+        modules[event.module] = modules.get(event.module, 0) + ns
+    named = {trace.modules[module].path or "(no module)": ns for module, ns in modules.items()}
+    tick = trace.peak_tick
+    there = [k for k, buffer in enumerate(trace.buffers) if buffer.start <= tick < buffer.end]
+    there.sort(key=lambda k: (-trace.buffers[k].size, k))
+    return Answers(
+        source=trace.source,
+        ns=total,
+        peak=trace.peak,
+        peak_tick=tick,
+        persistent=trace.summary.persistent,
+        budget=trace.summary.budget,
+        stages=_shares(stages, total, len(_STEP)),
+        modules=_shares(named, total, top),
+        alive=tuple(_row(trace, k) for k in there[:top]),
+        num_alive=len(there),
+        saving=_choose(trace, there, save),
+    )
+
+
+def module_times(trace: Trace) -> list[Nanoseconds]:
+    """Time of every module, the modules in it included; each is its own ops plus its children."""
+    found = [0] * len(trace.modules)
+    for event, ns in zip(trace.events, trace.self_times(), strict=True):
+        found[event.module] += ns
+    for position in range(len(found) - 1, 0, -1):
+        found[trace.modules[position].parent] += found[position]
+    return found
+
+
+def _shares(times: dict[str, Nanoseconds], total: Nanoseconds, top: int) -> tuple[Share, ...]:
+    ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))[:top]
+    return tuple(Share(name, ns, 100.0 * ns / total if total else 0.0) for name, ns in ordered)
+
+
+def _row(trace: Trace, number: int) -> Alive:
+    buffer = trace.buffers[number]
+    event = trace.events[buffer.creator] if buffer.creator >= 0 else None
+    return Alive(
+        buffer=number,
+        bytes=buffer.size,
+        category=buffer.category.value,
+        module=trace.modules[event.module].path if event else "",
+        op=event.name if event else "",
+        source=trace.lines[event.line] if event and event.line >= 0 else "",
+        reason=trace.reasons[buffer.reason].text if buffer.reason >= 0 else "",
+    )
+
+
+def _choose(trace: Trace, there: Sequence[int], save: Bytes) -> Saving:
+    """Take buffers that can be recomputed and that nothing needs at the peak, cheapest byte first."""
+    tick = trace.peak_tick
+    busy = {
+        k for k, event in enumerate(trace.events)
+        if trace.ticks and 0 <= tick < len(trace.ticks) and event.start <= trace.ticks[tick] <= event.end
+    }  # fmt: skip
+    candidates = []
+    for k in there if save else ():
+        buffer = trace.buffers[k]
+        if buffer.reason < 0 or buffer.creator in busy or busy.intersection(buffer.readers):
+            continue
+        reason = trace.reasons[buffer.reason]
+        later = (
+            any(trace.events[r].start > trace.ticks[tick] for r in buffer.readers) if trace.ticks else True
+        )
+        if "recomputing" in reason.text and later:
+            candidates.append((reason.ns / max(buffer.size, 1), k, reason.ns))
+    chosen: list[int] = []
+    freed, price = 0, 0
+    for _, k, ns in sorted(candidates):
+        if freed >= save:
+            break
+        chosen.append(k)
+        freed += trace.buffers[k].size
+        price += ns
+    return Saving(save, freed, price, tuple(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDiff:
+    """What changed from one trace to another; ``str`` of it is for people.
+
+    Attributes:
+        peak: bytes before and after.
+        ns: time of all events before and after.
+        stages: (name, ns before, ns after), largest change first.
+        modules: likewise, by module path.
+        num_buffers: allocations before and after.
+        decisions: (storage, before, after) where plans decide differently.
+    """
+
+    peak: tuple[Bytes, Bytes]
+    ns: tuple[Nanoseconds, Nanoseconds]
+    stages: tuple[tuple[str, Nanoseconds, Nanoseconds], ...]
+    modules: tuple[tuple[str, Nanoseconds, Nanoseconds], ...]
+    num_buffers: tuple[int, int]
+    decisions: tuple[tuple[int, str, str], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"peak: {format_bytes(self.peak[0])} -> {format_bytes(self.peak[1])} "
+            f"({self.peak[1] - self.peak[0]:+d} B)",
+            f"time: {format_time(self.ns[0])} -> {format_time(self.ns[1])}",
+            f"allocations: {self.num_buffers[0]} -> {self.num_buffers[1]}",
+        ]
+        lines += [f"{name}: {format_time(a)} -> {format_time(b)}" for name, a, b in self.stages if a != b]
+        lines += [
+            f"  {name}: {format_time(a)} -> {format_time(b)}" for name, a, b in self.modules[:10] if a != b
+        ]
+        lines += [f"storage {storage}: {a} -> {b}" for storage, a, b in self.decisions[:10]]
+        return "\n".join(lines)
+
+
+def diff(before: Trace, after: Trace) -> TraceDiff:
+    """Compare two traces of the same model.
+
+    Example:
+        >>> diff(Trace("observed", ()), Trace("observed", ())).peak
+        (0, 0)
+    """
+    old, new = explain(before, top=10**6), explain(after, top=10**6)
+    decided = [{r.storage: r.decision for r in trace.reasons} for trace in (before, after)]
+    return TraceDiff(
+        peak=(old.peak, new.peak),
+        ns=(old.ns, new.ns),
+        stages=_changes(old.stages, new.stages),
+        modules=_changes(old.modules, new.modules),
+        num_buffers=(len(before.buffers), len(after.buffers)),
+        decisions=tuple(
+            (storage, decided[0].get(storage, "absent"), decided[1].get(storage, "absent"))
+            for storage in sorted({*decided[0], *decided[1]})
+            if decided[0].get(storage) != decided[1].get(storage)
+        ),
+    )
+
+
+def _changes(old: Sequence[Share], new: Sequence[Share]) -> tuple[tuple[str, Nanoseconds, Nanoseconds], ...]:
+    was, now = ({share.name: share.ns for share in shares} for shares in (old, new))
+    rows = [(name, was.get(name, 0), now.get(name, 0)) for name in {**was, **now}]
+    return tuple(sorted(rows, key=lambda row: (-abs(row[2] - row[1]), row[0])))

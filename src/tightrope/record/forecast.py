@@ -1,0 +1,272 @@
+"""The trace that a plan promises.
+
+Events follow the plan's own clock: ops one after another, copies between tiers on a thread of their
+own. Ticks inside an op are spread evenly over its time; which tick comes first is exact.
+"""
+
+from dataclasses import dataclass, field
+
+from tightrope.core import (
+    BudgetPoint,
+    Buffer,
+    Bytes,
+    Category,
+    Compute,
+    Event,
+    EventPhase,
+    FingerprintError,
+    Free,
+    Graph,
+    Held,
+    Machine,
+    Nanoseconds,
+    Op,
+    OpId,
+    PageIn,
+    PageOut,
+    Plan,
+    Schedule,
+    StorageId,
+    Summary,
+    Trace,
+    Wait,
+)
+from tightrope.plan import timeline
+from tightrope.plan.clock import step_times
+from tightrope.record.attribution import attribute
+from tightrope.record.tables import ModuleTree, Texts, reason_rows
+
+COPY_THREAD = 1
+"""Thread number of copies between memory tiers in a forecast."""
+
+
+def forecast(
+    graph: Graph,
+    plan: Plan,
+    *,
+    machine: Machine | None = None,
+    others: tuple[Plan, ...] = (),
+    classes: dict[str, str] | None = None,
+) -> Trace:
+    """Simulate a plan: what runs when, what every allocation is for, where it lies and why.
+
+    Guarantees: buffers are those of `tightrope.plan.timeline`, with the plan's offsets; the peak and
+    the end of the last event are the plan's own figures.
+
+    Args:
+        graph: the one that the plan was made for.
+        plan: what to simulate.
+        machine: needed by plans that page, for the times of copies.
+        others: plans of the same graph for other budgets; they become `Summary.curve`.
+        classes: class names of modules by path.
+
+    Raises:
+        FingerprintError: a plan was made for another graph.
+        TightropeError: the schedule is not valid, or pages without a machine.
+
+    Example:
+        >>> from tightrope.core import Storage
+        >>> from tightrope.plan import solve
+        >>> graph = Graph((Op(0, "a", "aten.relu", creates=(0,), ns=7, module="net.act"),), (Storage(0, 64),))
+        >>> trace = forecast(graph, solve(graph, budget=64, planner="given"))
+        >>> trace.events[0].end, trace.modules[trace.events[0].module].path, trace.peak
+        (7, 'net.act', 64)
+    """
+    for one in (plan, *others):
+        if one.fingerprint != graph.fingerprint:
+            raise FingerprintError(
+                f"the plan was made for graph {one.fingerprint[:12]}, this one is {graph.fingerprint[:12]}: "
+                "give the graph that was planned."
+            )
+    tape = _Tape(graph, ModuleTree(classes), attribute(graph, classes))
+    tape.run(plan.schedule, machine)
+    rows = timeline(graph, plan.schedule)
+    assert rows.num_events == len(tape.ticks)
+    return Trace(
+        "forecast",
+        describe(graph, plan, rows.buffers, tape.creators, tape.readers),
+        tuple(tape.events),
+        rows.num_events,
+        ticks=tuple(tape.ticks),
+        modules=tape.tree.rows(),
+        lines=tape.lines.rows(),
+        reasons=plan.reasons,
+        held=held(graph),
+        summary=summary(graph, plan, others),
+    )
+
+
+def describe(
+    graph: Graph,
+    plan: Plan,
+    buffers: tuple[Buffer, ...],
+    creators: list[int],
+    readers: list[list[int]],
+) -> tuple[Buffer, ...]:
+    """Say of every allocation of a plan what it is for, where it lies and why.
+
+    Args:
+        graph: of the plan.
+        plan: its offsets and reasons.
+        buffers: allocations in order, with storages.
+        creators: event that makes each of them.
+        readers: events that read each of them.
+    """
+    reasons = reason_rows(plan.reasons)
+    copies: dict[StorageId, int] = {}
+    found = []
+    for position, buffer in enumerate(buffers):
+        offset = plan.offsets[position] if plan.placed and plan.offsets else -1
+        storage = buffer.storage
+        if storage < 0:
+            found.append(
+                Buffer(
+                    buffer.bytes,
+                    buffer.start,
+                    buffer.end,
+                    offset,
+                    -1,
+                    creators[position],
+                    Category.TEMPORARY,
+                    "temporary",
+                )
+            )
+            continue
+        reason = reasons.get(storage, -1)
+        copies[storage] = copy = copies.get(storage, -1) + 1
+        found.append(
+            Buffer(
+                buffer.bytes,
+                buffer.start,
+                buffer.end,
+                offset,
+                storage,
+                creators[position],
+                Category(graph.storages[storage].kind.value),
+                plan.reasons[reason].decision if reason >= 0 else "",
+                reason,
+                copy,
+                tuple(readers[position]),
+            )
+        )
+    return tuple(found)
+
+
+def held(graph: Graph) -> tuple[Held, ...]:
+    """Bytes that the caller holds during the whole step, by category; they add up to ``persistent``."""
+    sums: dict[str, Bytes] = {}
+    for storage in graph.storages:
+        if storage.external:
+            sums[storage.kind.value] = sums.get(storage.kind.value, 0) + storage.size
+    return tuple(Held(Category(kind), size) for kind, size in sorted(sums.items()) if size)
+
+
+def summary(graph: Graph, plan: Plan, others: tuple[Plan, ...] = ()) -> Summary:
+    """Collect the figures of a plan, and of plans for other budgets."""
+    said = plan.forecast
+    points = [_point(one) for one in (plan, *others)] if others else []
+    return Summary(
+        name=graph.name,
+        producer="plan",
+        fingerprint=plan.fingerprint,
+        budget=plan.budget,
+        persistent=said.persistent,
+        arena=said.arena,
+        outside=said.outside,
+        ns=said.ns,
+        base_ns=said.base_ns,
+        lower_bound=plan.certificate.lower_bound,
+        planner=plan.planner,
+        curve=tuple(sorted(points, key=lambda point: point.budget)),
+    )
+
+
+def _point(plan: Plan) -> BudgetPoint:
+    chosen = {
+        decision: tuple(reason.storage for reason in plan.reasons if reason.decision == decision)
+        for decision in ("recomputed", "paged")
+    }
+    said = plan.forecast
+    return BudgetPoint(plan.budget, said.total, said.ns, chosen["recomputed"], chosen["paged"])
+
+
+@dataclass
+class _Tape:
+    """Events and the time of every tick so far."""
+
+    graph: Graph
+    tree: ModuleTree
+    where: dict[OpId, tuple[str, EventPhase]]
+    lines: Texts = field(default_factory=Texts)
+    events: list[Event] = field(default_factory=list)
+    ticks: list[Nanoseconds] = field(default_factory=list)
+    creators: list[int] = field(default_factory=list)
+    readers: list[list[int]] = field(default_factory=list)
+    live: dict[StorageId, int] = field(default_factory=dict)
+    leaving: set[StorageId] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+
+    def run(self, schedule: Schedule, machine: Machine | None) -> None:
+        base_of = {op.replay: op.id for op in self.graph.ops if op.replay >= 0}
+        times = step_times(self.graph, schedule, machine)
+        for step, (start, end) in zip(schedule.steps, times, strict=True):
+            match step:
+                case Compute(op, drop):
+                    base = base_of.get(op, op)
+                    self.compute(self.graph.op(op), drop, start, again=base in self.seen)
+                    self.seen.add(base)
+                case Free(storage, 0):
+                    self.release(storage, start)
+                case PageOut(storage):
+                    self.leaving.add(storage)
+                    self.copy(storage, "page out", start, end)
+                case PageIn(storage):
+                    self.copy(storage, "page in", start, end)
+                    self.ticks.append(start)
+                    self.allocate(storage)
+                case Wait(storage) if storage in self.leaving:
+                    self.leaving.discard(storage)
+                    self.release(storage, end)
+                case Wait() | Free():
+                    pass
+        self.order()
+
+    def compute(self, op: Op, drop: tuple[StorageId, ...], start: Nanoseconds, *, again: bool) -> None:
+        number, line = len(self.events), self.lines.at(op.source)
+        module, phase = self.where[op.id]
+        phase = EventPhase.RECOMPUTE if again else phase
+        event = Event(start, start + op.ns, op.id, op.target, self.tree.at(module), phase, 0, line)
+        self.events.append(event)
+        for storage in op.reads:
+            if storage in self.live:
+                self.readers[self.live[storage]].append(number)
+        allocations = self.graph.allocations(op)
+        count = len(allocations) + sum(allocation.end >= 0 for allocation in allocations)
+        self.ticks += [start + (tick + 1) * op.ns // (count + 1) for tick in range(count)]
+        self.ticks += [start + op.ns] * len(drop)
+        for allocation in allocations:
+            self.allocate(allocation.storage, survives=allocation.storage not in drop)
+
+    def allocate(self, storage: StorageId, *, survives: bool = True) -> None:
+        if storage >= 0 and survives:
+            self.live[storage] = len(self.creators)
+        self.creators.append(len(self.events) - 1)
+        self.readers.append([])
+
+    def release(self, storage: StorageId, at: Nanoseconds) -> None:
+        self.live.pop(storage, None)
+        self.ticks.append(at)
+
+    def copy(self, storage: StorageId, name: str, start: Nanoseconds, end: Nanoseconds) -> None:
+        if storage in self.live:
+            self.readers[self.live[storage]].append(len(self.events))
+        module = self.tree.at(self.graph.storages[storage].module)
+        self.events.append(Event(start, end, -1, name, module, EventPhase.PAGE, COPY_THREAD))
+
+    def order(self) -> None:
+        """Put events in order of their starts: a copy may wait for its engine."""
+        order = sorted(range(len(self.events)), key=lambda number: self.events[number].start)
+        now_at = {number: position for position, number in enumerate(order)}
+        self.events = [self.events[number] for number in order]
+        self.creators = [now_at[number] for number in self.creators]
+        self.readers = [sorted(now_at[number] for number in row) for row in self.readers]

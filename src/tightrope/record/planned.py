@@ -1,0 +1,332 @@
+"""What a run of a plan did: every op with its time, every allocation with the op that made it.
+
+The plan's code is written once more with a probe around every call, so nothing is matched by name:
+a probe knows its op, and asks the allocator how many allocations it has seen. Probes keep no tensor
+and allocate nothing through torch, so the allocations are those of the plan.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from tightrope.capture import _torch
+from tightrope.capture.program import Program
+from tightrope.core import (
+    Buffer,
+    Bytes,
+    Counter,
+    Event,
+    Graph,
+    Nanoseconds,
+    OpId,
+    Plan,
+    StorageId,
+    TightropeError,
+    Trace,
+)
+from tightrope.core.trace import EventPhase
+from tightrope.native.allocator import Allocator, MemoryEvent
+from tightrope.record.attribution import attribute
+from tightrope.record.forecast import describe, held, summary
+from tightrope.record.tables import ModuleTree, Texts
+from tightrope.run.chosen import choose
+from tightrope.run.compile import handle_of
+from tightrope.run.emit import Code
+from tightrope.run.runner import PlannedRunner
+from tightrope.run.step import Step
+
+
+class _Run(NamedTuple):
+    """One run of one op: its time, and allocation events before and after."""
+
+    op: OpId
+    start: Nanoseconds
+    end: Nanoseconds
+    first: int
+    last: int
+    live: Bytes
+
+
+@dataclass
+class Recording:
+    """Filled by `record_run`; ask for ``trace`` after its ``with`` block.
+
+    Attributes:
+        graph: what ran.
+        plan: how.
+        classes: class names of modules by path.
+    """
+
+    graph: Graph
+    plan: Plan
+    classes: dict[str, str]
+    _native: Allocator
+    _runs: list[_Run] = field(default_factory=list)
+    _events: tuple[MemoryEvent, ...] = ()
+    _base: Bytes = 0
+    _active: bool = False
+    _done: bool = False
+
+    @property
+    def trace(self) -> Trace:
+        """The last training step that ran inside the block.
+
+        Raises:
+            TightropeError: no whole step ran.
+        """
+        if not self._done:
+            raise TightropeError(
+                "no whole training step ran while it was recorded: run forward and backward."
+            )
+        return _observed(self)
+
+    def begin(self) -> None:
+        """Start to record, anew if a step was recorded before."""
+        if self._active:
+            self._native.end_record()
+        self._runs.clear()
+        self._done, self._active = False, True
+        self._base = self._native.stats().live
+        self._native.begin_record()
+
+    def end(self, *, whole: bool) -> None:
+        """Stop; ``whole`` tells whether the step came to its end."""
+        if self._active:
+            self._events = self._native.end_record().events
+            self._active, self._done = False, whole
+
+    def probe(self, op: OpId, target: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the call behind an op."""
+        return partial(
+            self._call, op, getattr(target, "_op", target) if _torch.is_overload(target) else target
+        )
+
+    def _call(self, op: OpId, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._active:
+            return target(*args, **kwargs)
+        first, start = self._native.num_events(), time.perf_counter_ns()
+        result = target(*args, **kwargs)
+        end, stats = time.perf_counter_ns(), self._native.stats()
+        self._runs.append(_Run(op, start, end, first, self._native.num_events(), stats.live - self._base))
+        return result
+
+
+@contextmanager
+def record_run(planned: torch.nn.Module | Step) -> Iterator[Recording]:
+    """Record training steps of a compiled model, or of a `tightrope.step`, as they run their plan.
+
+    The step allocates what it allocates without a recording, at the same addresses; it takes a few
+    microseconds more per op. Run one step before: the first one is planned and verified.
+
+    Args:
+        planned: made by `tightrope.compile` or `tightrope.step`.
+
+    Raises:
+        TightropeError: nothing ran yet, the level is not L1, or the model became several graphs.
+        NativeError: there is no allocator to ask.
+
+    Example:
+        >>> import torch, tightrope
+        >>> model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB")
+        >>> model(torch.ones(2, 8)).sum().backward()
+        >>> with record_run(model) as recording:
+        ...     model(torch.ones(2, 8)).sum().backward()
+        >>> recording.trace.source, [event.name for event in recording.trace.events][0]
+        ('observed', 'aten.addmm.default')
+    """
+    runner, classes = _runner(planned)
+    chosen, native = runner.chosen, runner.ledger.allocator
+    if chosen is None or native is None or runner.note:
+        raise TightropeError(
+            f"this step has no planned addresses to record: {runner.note or runner.ledger.note}."
+        )
+    recording = Recording(runner.program.graph, chosen.plan, classes, native)
+    probed = choose(
+        _probed(runner.program, recording), chosen.plan, native, wrap=lambda code: _watched(code, recording)
+    )
+    runner.chosen = probed
+    try:
+        yield recording
+    finally:
+        recording.end(whole=False)
+        if runner.chosen is probed:
+            runner.chosen = chosen
+
+
+def _runner(planned: torch.nn.Module | Step) -> tuple[PlannedRunner, dict[str, str]]:
+    model = planned.model if isinstance(planned, Step) else planned
+    runners = planned.runners if isinstance(planned, Step) else handle_of(model).runners
+    if not runners:
+        raise TightropeError("no training step has run yet: run one, then record the next.")
+    if not isinstance(planned, Step) and handle_of(model).shares is not None:
+        raise TightropeError(
+            "this model became several graphs: record it with record_eager, which needs none."
+        )
+    classes = {name: type(module).__name__ for name, module in model.named_modules()}
+    return max(runners, key=lambda runner: runner.last_used), classes
+
+
+def _probed(program: Program, recording: Recording) -> Program:
+    calls = {
+        op: None if call is None else replace(call, target=recording.probe(op, call.target))
+        for op, call in program.calls.items()
+    }
+    return replace(program, calls=calls)
+
+
+def _watched(code: Code, recording: Recording) -> Code:
+    """Begin at the forward, end with the last part."""
+    behind = code.backward
+
+    def forward(args: list[Any]) -> tuple[list[Any], list[Any]]:
+        recording.begin()
+        try:
+            result = code.forward(args)
+        except BaseException:
+            recording.end(whole=False)
+            raise
+        if behind is None:
+            recording.end(whole=True)
+        return result
+
+    def backward(kept: list[Any], tangents: list[Any]) -> list[Any]:
+        assert behind is not None
+        whole = False
+        try:
+            result = behind(kept, tangents)
+            whole = True
+        finally:
+            recording.end(whole=whole)
+        return result
+
+    return replace(code, forward=forward, backward=None if behind is None else backward)
+
+
+def _observed(recording: Recording) -> Trace:
+    graph, plan = recording.graph, recording.plan
+    runs = recording._runs
+    start = runs[0].start if runs else 0
+    times = [(run.start - start, run.end - start) for run in runs]
+    rows = _ticks(recording, times)
+    readers, storages = _links(graph, runs, rows)
+    buffers = tuple(
+        Buffer(row.bytes, row.start, row.end, -1, storage)
+        for row, storage in zip(rows.buffers, storages, strict=True)
+    )
+    tree, lines = ModuleTree(recording.classes), Texts()
+    where = attribute(graph, recording.classes)
+    base_of = {op.replay: op.id for op in graph.ops if op.replay >= 0}
+    seen: set[OpId] = set()
+    events = []
+    for run, (begin, end) in zip(runs, times, strict=True):
+        base = base_of.get(run.op, run.op)
+        op, (module, phase) = graph.op(run.op), where[base]
+        phase = EventPhase.RECOMPUTE if base in seen else phase
+        seen.add(base)
+        events.append(Event(begin, end, run.op, op.target, tree.at(module), phase, 0, lines.at(op.source)))
+    served = len(buffers) == len(plan.offsets)
+    described = describe(
+        graph,
+        plan if served else msgspec.structs.replace(plan, offsets=(), placed=False),
+        buffers,
+        rows.creators,
+        readers,
+    )
+    live = Counter(
+        "live bytes of the step, as the allocator counts them",
+        "bytes",
+        tuple(end for _, end in times),
+        tuple(run.live for run in runs),
+    )
+    return Trace(
+        "observed",
+        described,
+        tuple(events),
+        rows.num_ticks,
+        ticks=rows.times,
+        modules=tree.rows(),
+        lines=lines.rows(),
+        reasons=plan.reasons,
+        counters=(live,),
+        held=held(graph),
+        summary=msgspec.structs.replace(summary(graph, plan), producer="run"),
+    )
+
+
+@dataclass
+class _Rows:
+    """Allocations made inside ops: ticks are renumbered without those of user code."""
+
+    buffers: list[Buffer]
+    creators: list[int]
+    times: tuple[Nanoseconds, ...]
+    num_ticks: int
+
+
+def _ticks(recording: Recording, times: list[tuple[Nanoseconds, Nanoseconds]]) -> _Rows:
+    """Keep the allocations of ops and their releases; everything else belongs to user code."""
+    starts: dict[int, int] = {}
+    found: list[tuple[Bytes, int, int]] = []
+    creators: list[int] = []
+    ends: dict[int, int] = {}
+    clock: list[Nanoseconds] = []
+    runs, number = recording._runs, 0
+    for tick, event in enumerate(recording._events):
+        while number < len(runs) and runs[number].last <= tick:
+            number += 1
+        inside = number < len(runs) and runs[number].first <= tick
+        if event.kind == "alloc" and inside:
+            starts[event.allocation] = len(found)
+            found.append((event.bytes, len(clock), -1))
+            creators.append(number)
+        elif event.kind == "free" and event.allocation in starts:
+            ends[starts[event.allocation]] = len(clock)
+        else:
+            continue
+        clock.append(_moment(runs, times, number, tick, inside=inside))
+    last = len(clock)
+    buffers = [Buffer(size, begin, ends.get(k, last)) for k, (size, begin, _) in enumerate(found)]
+    return _Rows(buffers, creators, tuple(clock), last)
+
+
+def _moment(
+    runs: list[_Run], times: list[tuple[Nanoseconds, Nanoseconds]], number: int, tick: int, *, inside: bool
+) -> Nanoseconds:
+    """Spread the ticks of an op evenly over its time; ticks between ops come right after the one before."""
+    if not inside:
+        return times[number - 1][1] if number else 0
+    run, (start, end) = runs[number], times[number]
+    return start + (tick - run.first + 1) * (end - start) // (run.last - run.first + 1)
+
+
+def _links(graph: Graph, runs: list[_Run], rows: _Rows) -> tuple[list[list[int]], list[StorageId]]:
+    """Which storage each allocation became, and which events read it.
+
+    The allocations that an op made are its own list, in order; where their number differs, they are
+    temporaries as far as anybody knows.
+    """
+    made: dict[int, list[int]] = {}
+    for position, creator in enumerate(rows.creators):
+        made.setdefault(creator, []).append(position)
+    storages: list[StorageId] = [-1] * len(rows.buffers)
+    readers: list[list[int]] = [[] for _ in rows.buffers]
+    live: dict[StorageId, int] = {}
+    for number, run in enumerate(runs):
+        op = graph.op(run.op)
+        for storage in op.reads:
+            if storage in live:
+                readers[live[storage]].append(number)
+        allocations, positions = graph.allocations(op), made.get(number, [])
+        if len(allocations) != len(positions):
+            continue
+        for allocation, position in zip(allocations, positions, strict=True):
+            storages[position] = allocation.storage
+            if allocation.storage >= 0:
+                live[allocation.storage] = position
+    return readers, storages

@@ -1,0 +1,238 @@
+// The questions that people ask of a training step, one tab each, answered in one sentence and one table.
+
+const HEAVY = /(^|[._:])(_?(add|b|badd)?b?mm|linear|matmul|einsum|(thnn_|mkldnn_|cudnn_|slow_)?conv\w*|\w*attention\w*|lstm|gru|\w*gemm\w*)/i;
+
+function answer(text) {
+  return make("p", { class: "answer" }, text);
+}
+
+/** A plain table; cells are text, or buttons made by `link`. */
+function grid(caption, heads, rows) {
+  const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)));
+  const body = rows.map((cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell))));
+  return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
+}
+
+function bar(part, whole, colour) {
+  const inner = make("i");
+  inner.style.width = `${whole ? (100 * part) / whole : 0}%`;
+  inner.style.background = colour;
+  return make("span", { class: "bar", "aria-hidden": "true" }, inner);
+}
+
+const byValue = (values) => [...values.keys()].sort((a, b) => values[b] - values[a]);
+
+/** Which stage, which layer, compute or memory? */
+function answerTime(root) {
+  const total = model.ownTotal;
+  const stages = new Float64Array(model.phases.length);
+  levels.top.forEach((i, k) => (stages[levels.stages[k]] += model.stop[i] - model.start[i]));
+  const whole = stages.reduce((a, b) => a + b, 0);
+  const order = byValue(stages).filter((k) => stages[k]);
+  if (!order.length) return root.replaceChildren(answer("This trace has no events with times."));
+  const again = model.phaseTimes[model.phases.indexOf("recompute")];
+  const stageRows = order.map((k) => [
+    spaced(model.phases[k]),
+    formatTime(stages[k]),
+    formatShare(stages[k], whole),
+    bar(stages[k], whole, colours.phase[k]),
+  ]);
+  const [most] = order;
+  root.replaceChildren(
+    answer(`Stage: ${spaced(model.phases[most])} takes most of the step, ${formatTime(stages[most])} (${formatShare(stages[most], whole)})${again ? `; recomputing takes ${formatTime(again)} (${formatShare(again, total)}) in all` : ""}.`),
+    answerBound(total),
+    layerSentence(),
+    make("div", { class: "columns" }, grid("Stages", ["stage", "time", "share", ""], stageRows), layerTable()),
+  );
+}
+
+function answerBound(total) {
+  const heavy = model.strings.map((name) => HEAVY.test(name));
+  let compute = 0;
+  for (let i = 0; i < model.numEvents; i++) if (heavy[model.eventName[i]]) compute += model.own[i];
+  const verdict = compute >= total / 2 ? "Compute" : "Memory";
+  return answer(
+    `${verdict}: ${formatShare(compute, total)} of the time is in matrix products, convolutions and attention, which wait for ` +
+      `arithmetic; ${formatShare(total - compute, total)} is in element-wise ops, norms and copies, which wait for memory.`,
+  );
+}
+
+function layers() {
+  return byValue(model.moduleOwn).filter((m) => model.moduleOwn[m]).slice(0, 15);
+}
+
+function layerSentence() {
+  const [m] = layers();
+  const time = model.moduleOwn[m];
+  return answer(`Layer: ${model.path(m)} takes most, ${formatTime(time)} (${formatShare(time, model.ownTotal)}).`);
+}
+
+function layerTable() {
+  const rows = layers().map((m) => [
+    link(model.path(m), "module", m),
+    formatTime(model.moduleOwn[m]),
+    formatShare(model.moduleOwn[m], model.ownTotal),
+    formatCount(model.moduleOps[m]),
+  ]);
+  return grid("Layers by their own time", ["module", "time", "share", "ops"], rows);
+}
+
+/** What is alive at the peak? */
+function answerPeak(root) {
+  if (model.peakTick < 0) return root.replaceChildren(answer("The step allocates nothing."));
+  const alive = model.alive(model.peakTick);
+  const event = model.eventAtTick(model.peakTick);
+  const during = event < 0 ? "" : `, while ${model.name(event)} runs in ${model.path(model.eventModule[event])}`;
+  const rows = alive.slice(0, 25).map((b) => [
+    link(model.bufferName(b), "buffer", b),
+    model.bufferModule(b),
+    formatBytes(model.size[b]),
+    formatShare(model.size[b], model.peak),
+    spaced(model.categories[model.category[b]]),
+    model.decisions[model.decision[b]] || "",
+  ]);
+  const waste = model.figures.arena > model.peak ? ` The arena has ${formatBytes(model.figures.arena)}: ${formatShare(model.figures.arena - model.peak, model.peak)} more than is alive.` : "";
+  root.replaceChildren(
+    answer(`At the peak ${plural(alive.length, "buffer")} with ${formatBytes(model.peak)} are alive, at ${formatTime(model.ticks[model.peakTick])}${during}.${waste}`),
+    grid(`The ${rows.length} largest of them`, ["made by", "module", "bytes", "share", "category", "decision"], rows),
+  );
+}
+
+/** Buffers alive at the peak that are not needed there and can be made again, cheapest byte first. */
+function droppable() {
+  const { peakTick } = model;
+  if (peakTick < 0) return [];
+  const event = model.eventAtTick(peakTick);
+  const at = model.ticks[peakTick];
+  const able = (b) => {
+    if (model.reason[b] >= 0) return model.decision[b] === 1 && model.columns.reason_free[model.reason[b]];
+    const readers = model.readers(b);
+    return model.creator[b] >= 0 && model.decision[b] === 0 && readers.length && readers.at(-1) > event && !readers.includes(event) && model.stop[model.creator[b]] <= at;
+  };
+  return model.alive(peakTick).filter(able).sort((a, b) => model.price(a) / model.size[a] - model.price(b) / model.size[b]);
+}
+
+/** What would have to go to save so many bytes, and at what price? */
+function answerSave(root) {
+  const field = make("input", { type: "number", id: "save-amount", min: "1", step: "any", value: "100" });
+  const result = make("div", { "aria-live": "polite" });
+  const candidates = droppable();
+  const tell = () => result.replaceChildren(...saving(candidates, Math.max(0, Number(field.value) || 0) * 1e6));
+  field.addEventListener("input", tell);
+  root.replaceChildren(make("p", { class: "ask" }, make("label", { for: "save-amount" }, "Save"), field, "MB at the peak"), result);
+  tell();
+}
+
+function saving(candidates, wanted) {
+  const rows = [];
+  let [bytes, time] = [0, 0];
+  for (const b of candidates) {
+    if (bytes >= wanted) break;
+    bytes += model.size[b];
+    time += model.price(b);
+    rows.push([link(model.bufferName(b), "buffer", b), model.bufferModule(b), formatBytes(model.size[b]), formatTime(model.price(b)), formatBytes(bytes), formatTime(time)]);
+  }
+  const reached = bytes >= wanted && rows.length;
+  const whole = `${fixed(wanted / 1e6, 1)} MB`;
+  const text = reached
+    ? `To save ${whole}, drop ${plural(rows.length, "buffer")} with ${formatBytes(bytes)}; making them again costs about ${formatTime(time)}.`
+    : `All that could go is ${formatBytes(bytes)} in ${plural(rows.length, "buffer")}, less than ${whole}; it costs about ${formatTime(time)}.`;
+  const lower = model.header.curve.find(([, total]) => total <= model.base + model.figures.arena + model.figures.outside - wanted);
+  const plan = lower ? ` A plan for ${formatBytes(lower[0])} exists, with ${formatTime(lower[2])} in all.` : "";
+  const note = "An estimate, one buffer at a time: what is recomputed may need others. A plan for the smaller budget says it exactly.";
+  const shown = rows.slice(0, 200);
+  return [answer(text + plan), make("p", { class: "note" }, note), grid("Cheapest bytes first", ["made by", "module", "bytes", "price", "bytes so far", "price so far"], shown)];
+}
+
+/** Time against budget, and what another budget would change. */
+function answerBudgets(root) {
+  const { curve } = model.header;
+  if (!curve.length) return root.replaceChildren(answer("No plans for other budgets are in this file: write it with --also PLAN."));
+  const here = Math.max(0, curve.findIndex(([budget]) => budget === model.figures.budget));
+  const slider = make("input", { type: "range", id: "budget", min: "0", max: String(curve.length - 1), value: String(here), "aria-label": "budget" });
+  const canvas = make("canvas", { class: "curve", role: "img", "aria-label": "time against budget; the table below has the numbers" });
+  const result = make("div", { "aria-live": "polite" });
+  const tell = () => {
+    const point = curve[Number(slider.value)];
+    slider.setAttribute("aria-valuetext", formatBytes(point[0]));
+    drawCurve(canvas, curve, Number(slider.value), here);
+    result.replaceChildren(...otherBudget(point, curve[here]));
+  };
+  slider.addEventListener("input", tell);
+  const fastest = Math.min(...curve.map(([, , ns]) => ns));
+  const rows = curve.map(([budget, total, ns, again, paged]) => [formatBytes(budget), formatBytes(total), formatTime(ns), formatShare(ns - fastest, fastest) || "0 %", String(again.length), String(paged.length)]);
+  const heads = ["budget", "bytes taken", "time", "more time", "recomputed", "paged"];
+  root.replaceChildren(slider, canvas, result, grid("Plans", heads, rows));
+  tell();
+}
+
+function otherBudget([budget, total, ns, again, paged], [, , nsHere, againHere, pagedHere]) {
+  const first = new Map();
+  for (let b = model.numBuffers - 1; b >= 0; b--) if (model.storage[b] >= 0) first.set(model.storage[b], b);
+  const differ = (now, was, more, less) => [
+    ...now.filter((s) => !was.includes(s)).map((s) => [s, more]),
+    ...was.filter((s) => !now.includes(s)).map((s) => [s, less]),
+  ];
+  const changed = [...differ(again, againHere, "recomputed", "no longer recomputed"), ...differ(paged, pagedHere, "paged", "no longer paged")];
+  const rows = changed
+    .filter(([s]) => first.has(s))
+    .map(([s, what]) => [first.get(s), what])
+    .sort(([a], [b]) => model.size[b] - model.size[a])
+    .map(([b, what]) => [link(model.bufferName(b), "buffer", b), model.bufferModule(b), formatBytes(model.size[b]), what]);
+  const slower = ns - nsHere;
+  const price = slower === 0 ? "as fast as" : `${formatTime(Math.abs(slower))} ${slower > 0 ? "slower" : "faster"} than`;
+  return [
+    answer(`With a budget of ${formatBytes(budget)} the step takes ${formatBytes(total)} and ${formatTime(ns)}, ${price} the plan shown; ${plural(rows.length, "storage")} would be treated differently.`),
+    grid("What changes, largest first", ["made by", "module", "bytes", "would be"], rows.slice(0, 50)),
+  ];
+}
+
+function drawCurve(canvas, curve, chosen, here) {
+  const ratio = window.devicePixelRatio || 1;
+  const [width, height] = [canvas.clientWidth || 600, 150];
+  Object.assign(canvas, { width: width * ratio, height: height * ratio });
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  const span = (values) => [Math.min(...values), Math.max(...values)];
+  const [low, high] = span(curve.map(([budget]) => budget));
+  const [fast, slow] = span(curve.map(([, , ns]) => ns));
+  const at = ([budget, , ns]) => [84 + ((budget - low) / (high - low || 1)) * (width - 114), 118 - ((ns - fast) / (slow - fast || 1)) * 96];
+  context.strokeStyle = colours.accent;
+  context.lineWidth = 2;
+  context.beginPath();
+  curve.forEach((point, k) => {
+    const [x, y] = at(point);
+    if (k) context.lineTo(x, at(curve[k - 1])[1]);
+    context.lineTo(x, y);
+  });
+  context.stroke();
+  curve.forEach((point, k) => {
+    context.fillStyle = k === chosen ? colours.budget : k === here ? colours.ink : colours.accent;
+    context.beginPath();
+    context.arc(...at(point), k === chosen || k === here ? 6 : 3.5, 0, 7);
+    context.fill();
+  });
+  context.fillStyle = colours.faint;
+  context.font = "11px system-ui, sans-serif";
+  context.fillText(formatTime(slow), 4, 26);
+  if (slow > fast) context.fillText(formatTime(fast), 4, 122);
+  context.fillText(formatBytes(low), 84, 142);
+  context.textAlign = "right";
+  context.fillText(formatBytes(high), width - 24, 142);
+}
+
+/** What changed since another trace? */
+function answerChanges(root) {
+  const { changes } = model.header;
+  if (changes === undefined) return root.replaceChildren(answer("Nothing to compare with: write the page with --against an earlier trace."));
+  const write = { B: formatBytes, ns: formatTime, count: formatCount };
+  const rows = changes.map(([what, before, after, unit]) => [
+    model.strings[what],
+    write[unit](before),
+    write[unit](after),
+    `${after > before ? "+" : "-"}${write[unit](Math.abs(after - before))}`,
+  ]);
+  const first = rows[0];
+  const text = first ? `${plural(rows.length, "figure")} changed; first of them ${first[0]}: ${first[1]} before, ${first[2]} now (${first[3]}).` : "Nothing changed.";
+  root.replaceChildren(answer(text), grid("Before and now", ["what", "before", "now", "difference"], rows));
+}

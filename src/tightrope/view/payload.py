@@ -1,0 +1,210 @@
+"""Pack a trace for the page: columns of numbers, one table of strings, a few figures.
+
+Names come from models and files of others: they are cut to 300 characters, reach the page as data and
+never as markup.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightrope.core import TightropeError, Trace
+from tightrope.core.trace import Category, EventPhase
+from tightrope.view.columns import Column, integers, pack
+from tightrope.view.sentences import changes, sentences, span
+
+NAME_LIMIT: Final = 300
+"""Characters of a name that the page carries."""
+CURVE_LIMIT: Final = 200
+"""Plans for other budgets that the page carries."""
+_Times: TypeAlias = NDArray[np.int64]
+_PHASES: Final = {phase: number for number, phase in enumerate(EventPhase)}
+_CATEGORIES: Final = {category: number for number, category in enumerate(Category)}
+_DECISIONS: Final = ("", "kept", "recomputed", "paged", "temporary")
+
+
+@dataclass(slots=True)
+class _Strings:
+    """Strings by number, each once."""
+
+    known: dict[str, int] = field(default_factory=lambda: {"": 0})
+
+    def number(self, text: str) -> int:
+        if len(text) > NAME_LIMIT:
+            text = text[: NAME_LIMIT - 1] + "\N{HORIZONTAL ELLIPSIS}"
+        return self.known.setdefault(text, len(self.known))
+
+    def table(self) -> list[str]:
+        # a lone surrogate cannot be written as UTF-8
+        return [text.encode("utf-8", "replace").decode() for text in self.known]
+
+
+def pack_trace(trace: Trace, *, forecast: Trace | None = None, against: Trace | None = None) -> bytes:
+    """Pack a trace into the deflated block that the page reads.
+
+    Args:
+        trace: what the page shows.
+        forecast: drawn as a ghost behind the memory curve; where it has as many allocations and releases
+            as the trace, on the trace's clock, so that equal bytes lie on each other.
+        against: an earlier trace, for the list of what changed.
+
+    Raises:
+        TightropeError: positions point outside their tables, or times are not finite whole numbers.
+
+    Example:
+        >>> from tightrope.core import Buffer
+        >>> block = pack_trace(Trace("observed", (Buffer(64, 0, 1),), num_events=2))
+        >>> len(block) < 2000
+        True
+    """
+    _check(trace)
+    strings = _Strings()
+    ticks, unit = _clock(trace)
+    start, end = _spans(trace, unit)
+    columns = _events(trace, strings, start, end) | _ticks(integers("ticks", ticks), start, end)
+    columns |= _modules(trace, strings) | _buffers(trace) | _reasons(trace, strings)
+    if forecast is not None:
+        _check(forecast)
+        same = forecast.num_events == trace.num_events
+        columns |= {"ghost_live": forecast.profile(), "ghost_ticks": ticks if same else _clock(forecast)[0]}
+    header = _header(trace, unit) | {"lines": [strings.number(line) for line in trace.lines]}
+    if against is not None:
+        _check(against)
+        header["changes"] = [(strings.number(c.what), *c[1:]) for c in changes(against, trace)]
+    return pack(header | {"strings": strings.table()}, columns)
+
+
+def _header(trace: Trace, unit: str) -> dict[str, Any]:
+    summary = trace.summary
+    figures = {name: getattr(summary, name) for name in summary.__struct_fields__ if name != "curve"}
+    curve = summary.curve
+    if len(curve) > CURVE_LIMIT:
+        curve = tuple(curve[round(k)] for k in np.linspace(0, len(curve) - 1, CURVE_LIMIT))
+    return {
+        "version": 1,
+        "source": trace.source,
+        "unit": unit,
+        "sentences": [text[:1000] for text in sentences(trace)],
+        "figures": figures | {"name": summary.name[:NAME_LIMIT]},
+        "curve": [(p.budget, p.total, p.ns, list(p.recomputed), list(p.paged)) for p in curve],
+        "held": [(_CATEGORIES[held.category], held.bytes) for held in trace.held],
+        "phases": [phase.value for phase in EventPhase],
+        "categories": [category.value for category in Category],
+        "decisions": list(_DECISIONS),
+    }
+
+
+def _clock(trace: Trace) -> tuple[Column, str]:
+    """Where each tick stands on the time axis, and the axis' unit: ``ns`` or ``ticks``."""
+    if len(trace.ticks) == trace.num_events and (trace.num_events == 0 or span(trace) > 0):
+        return trace.ticks, "ns"
+    return range(trace.num_events), "ticks"
+
+
+def _spans(trace: Trace, unit: str) -> tuple[_Times, _Times]:
+    """Starts and ends of events; without times they are spread over the ticks, in their order."""
+    start = integers("start", [event.start for event in trace.events])
+    end = integers("end", [event.end for event in trace.events])
+    if unit == "ticks":
+        edges = np.linspace(0, max(1, trace.num_events), len(trace.events) + 1).astype(np.int64)
+        start, end = edges[:-1], edges[1:]
+    if (end < start).any() or (np.diff(start) < 0).any():
+        raise TightropeError("the trace has an event that ends before it starts, or events out of order.")
+    return start, end
+
+
+def _ticks(ticks: _Times, start: _Times, end: _Times) -> dict[str, Column]:
+    """Times of ticks, from the event that began last: after its start, or -1 minus what is after its end.
+
+    Allocations mostly happen where an op starts or ends, so that the second column is mostly 0 or -1.
+    """
+    last = np.searchsorted(start, ticks, side="right") - 1
+    if not len(start):
+        return {"tick_event": last, "tick_rest": ticks}
+    since, after = ticks - start[last], ticks - end[last]
+    rest = np.where(last < 0, ticks, np.where(after >= 0, -1 - after, since))
+    return {"tick_event": last, "tick_rest": rest}
+
+
+def _events(trace: Trace, strings: _Strings, start: _Times, end: _Times) -> dict[str, Column]:
+    events = trace.events
+    before = np.concatenate(([0], end[:-1])) if len(end) else end
+    return {
+        "gap": start - before,
+        "duration": end - start,
+        "event_name": [strings.number(event.name) for event in events],
+        "event_module": [event.module for event in events],
+        "phase": [_PHASES[event.phase] for event in events],
+        "thread": [event.thread for event in events],
+        "line": [event.line for event in events],
+    }
+
+
+def _modules(trace: Trace, strings: _Strings) -> dict[str, Column]:
+    names: list[int] = []
+    whole: list[int] = []
+    for module in trace.modules:
+        around = trace.modules[module.parent].path if module.parent > 0 else ""
+        inside = bool(around) and module.path.startswith(around + ".")
+        names.append(strings.number(module.path[len(around) + 1 :] if inside else module.path))
+        whole.append(int(not inside))
+    return {
+        "module_name": names,
+        "module_whole": whole,
+        "module_kind": [strings.number(module.kind) for module in trace.modules],
+        "module_parent": [module.parent for module in trace.modules],
+    }
+
+
+def _buffers(trace: Trace) -> dict[str, Column]:
+    buffers = trace.buffers
+    creators = [buffer.creator for buffer in buffers]
+    return {
+        "bytes": [buffer.bytes for buffer in buffers],
+        "alloc": [buffer.start for buffer in buffers],
+        "life": [buffer.end - buffer.start for buffer in buffers],
+        "offset": [buffer.offset for buffer in buffers],
+        "storage": [buffer.storage for buffer in buffers],
+        "creator": creators,
+        "category": [_CATEGORIES[buffer.category] for buffer in buffers],
+        "decision": [_DECISIONS.index(buffer.decision) for buffer in buffers],
+        "reason": [buffer.reason for buffer in buffers],
+        "copy": [buffer.copy for buffer in buffers],
+        "num_readers": [len(buffer.readers) for buffer in buffers],
+        "readers": [reader - max(buffer.creator, 0) for buffer in buffers for reader in buffer.readers],
+    }
+
+
+def _reasons(trace: Trace, strings: _Strings) -> dict[str, Column]:
+    return {
+        "reason_text": [strings.number(reason.text) for reason in trace.reasons],
+        "reason_ns": [reason.ns for reason in trace.reasons],
+        "reason_free": [int(_may_go(reason.text)) for reason in trace.reasons],
+    }
+
+
+def _may_go(text: str) -> bool:
+    """Whether a reason says that the storage could be recomputed and is not needed at the peak itself."""
+    return "would free" in text and "needs it at the peak" not in text
+
+
+def _check(trace: Trace) -> None:
+    """Refuse positions that point outside their tables."""
+    num_events, num_modules = len(trace.events), len(trace.modules)
+    for number, module in enumerate(trace.modules):
+        if not (module.parent < number and (module.parent >= 0) == (number > 0)):
+            raise TightropeError(f"module {number} of the trace does not come after its parent.")
+    for number, event in enumerate(trace.events):
+        if not 0 <= event.module < num_modules or not -1 <= event.line < len(trace.lines):
+            raise TightropeError(f"event {number} of the trace points at no module or line.")
+    for number, buffer in enumerate(trace.buffers):
+        inside = 0 <= buffer.start < buffer.end <= trace.num_events and buffer.bytes >= 0
+        known = -1 <= buffer.creator < num_events and -1 <= buffer.reason < len(trace.reasons)
+        if not inside or not known or any(not 0 <= reader < num_events for reader in buffer.readers):
+            raise TightropeError(f"buffer {number} of the trace cannot live so or points nowhere.")
+    if any(later < earlier for earlier, later in zip(trace.ticks, trace.ticks[1:], strict=False)):
+        raise TightropeError("the ticks of the trace run backwards.")
+    if any(b.start < a.start for a, b in zip(trace.buffers, trace.buffers[1:], strict=False)):
+        raise TightropeError("the buffers of the trace are not in the order of their allocation.")

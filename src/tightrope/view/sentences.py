@@ -1,0 +1,115 @@
+"""What a trace says, in a few sentences and figures for its page."""
+
+from collections import Counter as Tally
+from typing import NamedTuple
+
+from tightrope.core import Buffer, Nanoseconds, Trace, format_bytes, format_time
+
+
+class Change(NamedTuple):
+    """One figure that differs between two traces; ``unit`` is ``B``, ``ns`` or ``count``."""
+
+    what: str
+    before: int
+    after: int
+    unit: str
+
+
+def sentences(trace: Trace) -> tuple[str, str, str]:
+    """Say the peak, the budget with its price, and the largest thing at the peak.
+
+    Returns:
+        Three sentences; bytes are those charged, rounded up to 64 per allocation.
+
+    Example:
+        >>> sentences(Trace("observed", (), num_events=0))[0]
+        'The step allocates nothing.'
+    """
+    return _peak(trace), _budget(trace), _largest(trace)
+
+
+def creator_name(trace: Trace, buffer: Buffer) -> str:
+    """Name a buffer for a person: what made it, and in which module."""
+    if not 0 <= buffer.creator < len(trace.events):
+        return buffer.category.value.replace("_", " ")
+    event = trace.events[buffer.creator]
+    path = trace.modules[event.module].path
+    return f"{event.name} in {path}" if path else event.name
+
+
+def _peak(trace: Trace) -> str:
+    if not trace.buffers:
+        return "The step allocates nothing."
+    tick = trace.peak_tick
+    when = f" after {format_time(trace.ticks[tick])}" if tick < len(trace.ticks) and trace.ns else ""
+    peak, persistent = trace.peak, trace.summary.persistent
+    held = f" above {format_bytes(persistent)} that the caller holds" if persistent else ""
+    said = "will make" if trace.source == "forecast" else "made"
+    return f"The step {said} at most {format_bytes(peak)}{held}{when}."
+
+
+def _budget(trace: Trace) -> str:
+    summary = trace.summary
+    if not summary.budget:
+        return "No budget was set."
+    total = summary.persistent + summary.arena + summary.outside
+    text = f"It keeps {format_bytes(total)} of the budget of {format_bytes(summary.budget)}"
+    if not summary.base_ns:
+        return f"{text}; times are not known."
+    extra = summary.ns - summary.base_ns
+    return f"{text} and takes {100 * extra / summary.base_ns:.1f} % more time ({format_time(extra)}) for it."
+
+
+def _largest(trace: Trace) -> str:
+    tick = trace.peak_tick
+    alive = [buffer for buffer in trace.buffers if buffer.start <= tick < buffer.end]
+    if not alive:
+        return "Nothing is alive at the peak."
+    largest = max(alive, key=lambda buffer: buffer.size)
+    share = 100 * largest.size / trace.peak
+    name = creator_name(trace, largest)
+    name = name if len(name) <= 120 else name[:119] + "\N{HORIZONTAL ELLIPSIS}"
+    return f"The largest thing at the peak is {format_bytes(largest.size)} ({share:.0f} %) from {name}."
+
+
+def changes(before: Trace, after: Trace, *, top: int = 40) -> tuple[Change, ...]:
+    """List what differs from one trace to another: bytes, times, decisions, then modules by time.
+
+    Args:
+        before: the earlier trace.
+        after: the later one.
+        top: number of modules to list.
+    """
+    rows = [
+        Change("peak of the step", before.peak, after.peak, "B"),
+        Change("arena", before.summary.arena, after.summary.arena, "B"),
+        Change("budget", before.summary.budget, after.summary.budget, "B"),
+        Change("allocations", len(before.buffers), len(after.buffers), "count"),
+        Change("time", before.ns, after.ns, "ns"),
+    ]
+    rows += _tallied("storages ", _decisions(before), _decisions(after), "count")
+    rows += _tallied("time of ", _times(before, phases=True), _times(after, phases=True), "ns")
+    modules = _tallied("module ", _times(before, phases=False), _times(after, phases=False), "ns")
+    modules.sort(key=lambda row: -abs(row.after - row.before))
+    return tuple(row for row in (*rows, *modules[:top]) if row.before != row.after)
+
+
+def _tallied(prefix: str, before: Tally[str], after: Tally[str], unit: str) -> list[Change]:
+    return [Change(f"{prefix}{name}", before[name], after[name], unit) for name in sorted({*before, *after})]
+
+
+def _decisions(trace: Trace) -> Tally[str]:
+    return Tally(buffer.decision for buffer in trace.buffers if buffer.decision and buffer.copy == 0)
+
+
+def _times(trace: Trace, *, phases: bool) -> Tally[str]:
+    spent: Tally[str] = Tally()
+    for event, own in zip(trace.events, trace.self_times(), strict=True):
+        module = trace.modules[event.module].path
+        spent[event.phase.value.replace("_", " ") if phases else module or "(root)"] += own
+    return spent
+
+
+def span(trace: Trace) -> Nanoseconds:
+    """End of the last event or allocation."""
+    return max(trace.ns, trace.ticks[-1] if trace.ticks else 0)
