@@ -10,6 +10,7 @@ import gc
 import itertools
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -149,7 +150,7 @@ class _Demo:
         _clean()
         model, _ = self._fresh()
         state = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        held = _held(model) + state + RESERVE + _SLACK
+        held = _held(model, self.batches) + state + RESERVE + _SLACK
         del model
         top = full.forecast.arena + full.forecast.outside
         low = least.forecast.arena + least.forecast.outside
@@ -246,9 +247,9 @@ def _most_recomputed(found: tuple[tuple[str, str, int], ...]) -> str:
     return f"{len(found)} ops: " + ", ".join(top)
 
 
-def _held(model: torch.nn.Module) -> Bytes:
-    """Bytes charged now, the parameters and buffers of ``model`` included."""
-    ledger().note_tensors(itertools.chain(model.parameters(), model.buffers()))
+def _held(model: torch.nn.Module, batches: Sequence[Batch]) -> Bytes:
+    """Bytes charged now, the parameters and buffers of ``model`` and all batches included."""
+    ledger().note_tensors(itertools.chain(model.parameters(), model.buffers(), *batches))
     return ledger().charged()
 
 
