@@ -5,6 +5,7 @@ import sys
 from rich.console import Console
 
 from benchmarks import page, placement_safety, recorder
+from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
 
@@ -12,6 +13,7 @@ _QUESTIONS = {
     "page": page.run,
     "spine": spine.run,
     "planners": planners.run,
+    "placement": placement.run,
     "placement_safety": placement_safety.run,
     "recorder": recorder.run,
 }

@@ -72,6 +72,7 @@ def run(script: str | Path) -> str:
     ("example", "prints"),
     [
         ("compile_a_model.py", "enforced"),
+        ("place_a_file.py", "optimal: 512 bytes, at least 512 are needed"),
         ("plan_a_graph.py", "smallest feasible found"),
         ("replay_any_loop.py", "0 elsewhere"),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),

@@ -16,6 +16,8 @@ QUESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "literature": ("P6", "table"),
     "treewidth": ("P7",),
     "brute": ("P12",),
+    "paging": ("P8",),
+    "partition": ("compile",),
 }
 """Module of each question, with the bars that it decides."""
 

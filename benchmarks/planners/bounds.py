@@ -57,7 +57,7 @@ def _bound(name: str, graph: Graph, percent: int) -> Iterator[Row]:
         "budget %": percent,
         "bound %": 100 * given.extra_ns / graph.base_ns,
         "any order %": 100 * free.extra_ns / graph.base_ns,
-        "cases": len(given.cover.tree) if given.cover is not None else 0,
+        "cases": len(numbers.tree) if (numbers := given.cover or given.stages) is not None else 0,
         "bound s": spent,
         "met": spent <= allowed if len(graph.ops) <= 353 or percent >= 70 else None,
     }

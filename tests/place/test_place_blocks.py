@@ -256,3 +256,13 @@ def legal(blocks: list[Block], offsets: list[int], capacity: int) -> bool:
             if any(meets(at, p, offsets[j], q) for p, q in product(block.pieces, blocks[j].pieces)):
                 return False
     return True
+
+
+def test_alignments_hold_in_every_space() -> None:
+    spaces = [Space("a", 10), Space("b", 10), Space("c", 10)]
+    blocks = [Block((Piece(7, 0, 2),), alignment=step) for step in (2, 3, 4)]
+    found = place_blocks(blocks, spaces=spaces)
+    judged(blocks, found, spaces)
+    assert sorted(found.spaces) == [0, 1, 2]
+    with pytest.raises(TightropeError, match="pass 2\\^60"):
+        place_blocks([Block((Piece(7, 0, 2),), alignment=step) for step in (2**40, 3**20)], spaces=spaces)

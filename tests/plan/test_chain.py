@@ -53,7 +53,7 @@ def check(seed: int) -> None:
         assert ns >= optimum
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(15))
 def test_rotor_equals_the_best_persistent_schedule(seed: int) -> None:
     check(seed)
 
@@ -108,11 +108,11 @@ def unit_chain(length: int) -> Graph:
 
 
 def test_sqrt_needs_about_two_square_roots() -> None:
-    length = 64
+    length = 36
     graph = unit_chain(length)
     peaks = [evaluate(graph, chain_of(graph, planner="sqrt").pairs(g))[0] for g in groupings_of(graph)]
     assert peaks[0] == 64 * length
-    assert min(peaks) <= 64 * (2 * 8 + 4)
+    assert min(peaks) <= 64 * (2 * 6 + 4)
 
 
 def groupings_of(graph: Graph) -> list[list[tuple[int, int]]]:
@@ -128,7 +128,7 @@ def test_sqrt_runs_nothing_more_than_twice(seed: int) -> None:
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_schedules_are_valid_fit_where_they_can_and_cost_no_less_than_the_optimum(
     planner: Any, seed: int
 ) -> None:

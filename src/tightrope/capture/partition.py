@@ -9,7 +9,7 @@ Complexity  Linear in the nodes.
 Gaps        Static shapes only; a random op's mask is kept together with its result.
 """
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from tightrope.capture import _torch
 from tightrope.capture.build import build_program
-from tightrope.capture.program import Program
 from tightrope.core import CaptureError, Graph, Kind, Op, OpId, StorageId
 
 _ALIKE = frozenset(
@@ -36,17 +35,21 @@ class Joint:
     """A joint graph and its storages.
 
     Attributes:
-        module: tidied in place.
-        program: the way from storages to nodes.
-        graph: of the program, with what torch's backward can make again: ops without replays.
+        module: as torch handed it over.
+        graph: its storages, with what torch's backward can make again: ops without replays.
+        storage_of: tensor node -> storage.
+        roots: storage -> the node that is its root tensor.
+        outputs: nodes that the forward returns.
         num_forward_outputs: as torch counts them.
         pointwise: ops that make one element from one element of each input.
         fusible: these, and reductions.
     """
 
     module: torch.fx.GraphModule
-    program: Program
     graph: Graph
+    storage_of: Mapping[torch.fx.Node, StorageId]
+    roots: Mapping[StorageId, torch.fx.Node]
+    outputs: tuple[torch.fx.Node, ...]
     num_forward_outputs: int
     pointwise: frozenset[OpId]
     fusible: frozenset[OpId]
@@ -58,19 +61,48 @@ def read_joint(module: torch.fx.GraphModule, *, num_forward_outputs: int) -> Joi
     Raises:
         CaptureError: dynamic shapes, or an op that is half a view.
     """
-    kinds = {node.name: Kind.INPUT for node in module.graph.find_nodes(op="placeholder")}
+    copy, original, written = _without_writes(module)
+    kinds = {node.name: Kind.INPUT for node in copy.graph.find_nodes(op="placeholder")}
     program = build_program(
-        module,
+        copy,
         kinds,
         num_forward_outputs=num_forward_outputs,
         user_outputs=range(num_forward_outputs),
+        written=written,
         name="joint graph",
     )
-    pointwise = frozenset(op for op, call in program.calls.items() if call and _is_pointwise(call.target))
-    fusible = pointwise | {
-        op for op, call in program.calls.items() if call and _name(call.target) in _REDUCTIONS
-    }
-    return Joint(module, program, _without_replays(program.graph), num_forward_outputs, pointwise, fusible)
+    calls = {op: call.target for op, call in program.calls.items() if call is not None}
+    pointwise = frozenset(op for op, target in calls.items() if _is_pointwise(target))
+    returned = [node for node in program.outputs[:num_forward_outputs] if isinstance(node, torch.fx.Node)]
+    return Joint(
+        module,
+        _without_replays(program.graph),
+        {original[node]: s for node, s in program.storage_of.items() if node in original},
+        {s: original[node] for s, node in program.roots.items() if node in original},
+        tuple(original[node] for node in returned),
+        num_forward_outputs,
+        pointwise,
+        pointwise | {op for op, target in calls.items() if _name(target) in _REDUCTIONS},
+    )
+
+
+def _without_writes(
+    module: torch.fx.GraphModule,
+) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node], list[str]]:
+    """Copy a joint graph without the writes to inputs at its end; name the inputs that they change."""
+    graph, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    results = graph.graph_copy(module.graph, copies)
+    end = graph.output(results)
+    (old,) = module.graph.find_nodes(op="output")
+    end.meta = dict(old.meta)
+    writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    changed = [node for node in writes if not node.users and node.args[0].op == "placeholder"]
+    names = [str(node.args[0].name) for node in changed]
+    for node in changed:
+        graph.erase_node(node)
+    gone = set(changed)
+    original = {new: node for node, new in copies.items() if new not in gone}
+    return torch.fx.GraphModule(module, graph), original, names
 
 
 def _is_pointwise(target: object) -> bool:
@@ -103,14 +135,11 @@ def split_joint(
     Raises:
         CaptureError: the backward would run an op again that must not run twice.
     """
-    outputs = joint.program.outputs[: joint.num_forward_outputs]
-    there = {joint.program.storage_of[n] for n in outputs if n in joint.program.storage_of}
+    there = {joint.storage_of[node] for node in joint.outputs if node in joint.storage_of}
     passing = kept | there | must_keep(joint.graph)
-    inputs = [node for node in joint.program.placeholders if not _is_tangent(node)]
-    names = {id(node) for node in inputs}
-    roots = [joint.program.roots[s] for s in sorted(passing) if s in joint.program.roots]
-    forward_nodes = _forward_nodes(joint)
-    saved = inputs + [node for node in roots if node in forward_nodes and id(node) not in names]
+    inputs = [n for n in joint.module.graph.find_nodes(op="placeholder") if not _is_tangent(n)]
+    early = _forward_nodes(joint).difference(inputs)
+    saved = inputs + [joint.roots[s] for s in sorted(passing) if joint.roots.get(s) in early]
     forward, backward = _torch.split_joint(
         joint.module, saved, num_forward_outputs=joint.num_forward_outputs, static=static
     )
@@ -154,8 +183,8 @@ def mark_nodes(joint: Joint, kept: Set[StorageId], again: Iterable[str]) -> None
         again: names of the ops to be run again.
     """
     for storage in kept | must_keep(joint.graph):
-        if storage in joint.program.roots:
-            joint.program.roots[storage].meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        if storage in joint.roots:
+            joint.roots[storage].meta["recompute"] = CheckpointPolicy.MUST_SAVE
     named = {node.name: node for node in joint.module.graph.nodes}
     for name in again:
         for node in (named[name], *named[name].users):

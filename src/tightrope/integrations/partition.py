@@ -179,7 +179,7 @@ def _choose_saved(
     joint = read_joint(module, num_forward_outputs=_num_forward_outputs(module, node_info))
     choice = choose(joint.graph, budget=budget, machine=machine)
     mark_nodes(joint, choice.kept, choice.again)
-    storages, stay = joint.program.storage_of, choice.kept | must_keep(joint.graph)
+    storages, stay = joint.storage_of, choice.kept | must_keep(joint.graph)
     again = [at for at, node in enumerate(banned) if node in storages and storages[node] not in stay]
     return sorted(set(range(len(banned))) - set(again)), again
 

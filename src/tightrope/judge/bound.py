@@ -14,6 +14,7 @@ Gaps        Recomputable storages are counted only where they are read. What an 
 from tightrope.core import Bytes, Graph, JudgeError, OpId, Plan, StorageId
 from tightrope.judge.cover import certain_bytes, extra_time
 from tightrope.judge.ledger import op_need
+from tightrope.judge.stages import staged_time
 from tightrope.judge.versions import runs_once
 
 
@@ -88,13 +89,16 @@ def check_time_bound(graph: Graph, plan: Plan) -> None:
         JudgeError: quotes the claim and what can be shown.
     """
     claim, shown, by = plan.certificate, graph.base_ns, "every op once"
+    for proof in (claim.cover, claim.stages):
+        if proof is not None and proof.budget < plan.budget:
+            raise JudgeError(f"certificate: its numbers hold up to {proof.budget} bytes, not {plan.budget}.")
     if claim.cover is not None:
-        if claim.cover.budget < plan.budget:
-            raise JudgeError(
-                f"certificate: the cover holds up to {claim.cover.budget} bytes, not for {plan.budget}."
-            )
-        shown += extra_time(graph, claim.cover, free_order=claim.order == "free")
-        by = "every op once and the cover"
+        extra = extra_time(graph, claim.cover, free_order=claim.order == "free")
+        shown, by = max(shown, graph.base_ns + extra), "the cover"
+    if claim.stages is not None:
+        if claim.order == "free":
+            raise JudgeError("certificate: stages prove nothing about schedules in any order.")
+        shown, by = max(shown, graph.base_ns + staged_time(graph, claim.stages)), "the stages"
     if claim.ns_bound > shown:
         raise JudgeError(f"certificate: time bound {claim.ns_bound} ns; only {shown} ({by}) can be shown.")
     if claim.proved and plan.forecast.ns != claim.ns_bound:

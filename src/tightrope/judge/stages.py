@@ -117,12 +117,14 @@ class _Facts:
         for at, divisor, weight in case.rows:
             total += self._bytes(at, divisor, weight, terms)
         for storage, at, weight in case.kept:
-            if not (self._is_row(at + 1) and storage in self.around[at + 1]):
+            self._check_row(at + 1)
+            if storage not in self.around[at + 1]:
                 _fail(f"storage {storage} kept to row {at + 1}, where it is certain")
             total += self._supply(storage, at, weight, terms)
             terms["live", storage, at + 1] = terms.get(("live", storage, at + 1), 0) - weight
         for storage, at, weight in case.used:
-            last = self.end(at) if self._is_row(at + 1) else len(self.graph.ops) - 1
+            self._check_row(at)
+            last = self.end(at) if at + 1 < len(self.ops) else len(self.graph.ops) - 1
             if not any(self.ops[at] < use <= last for use in self.uses.get(storage, ())):
                 _fail(f"storage {storage} used after row {at}, which it is not")
             total += weight + self._supply(storage, at, weight, terms)
@@ -148,8 +150,7 @@ class _Facts:
 
     def _bytes(self, at: int, divisor: Bytes, weight: int, terms: Terms) -> int:
         """Add the bytes of a row: plain, or with absent storages counted in rounded units."""
-        if not self._is_row(at):
-            _fail(f"row {at}, which it does not have")
+        self._check_row(at)
         size = {storage: self.graph.storages[storage].size for storage in self.around[at]}
         fixed = self.needs.fixed[self.ops[at]]
         short = fixed + sum(size[s] for s, later in self.around[at].items() if later) - self.budget
@@ -173,8 +174,7 @@ class _Facts:
         """Add ``live at the row, or made after it``; return minus the weight where that is certain."""
         if storage not in self.maker:
             _fail(f"storage {storage}, which no op makes")
-        if not self._is_row(at):
-            _fail(f"row {at}, which it does not have")
+        self._check_row(at)
         maker = self.maker[storage]
         if maker.id >= self.ops[at] or storage not in self.around[at]:
             return -weight
@@ -186,8 +186,9 @@ class _Facts:
     def _always_reads(self, op: OpId, storage: StorageId) -> bool:
         return all(storage in run.reads for run in reruns(self.graph, self.graph.ops[op]))
 
-    def _is_row(self, at: int) -> bool:
-        return 0 <= at < len(self.ops)
+    def _check_row(self, at: int) -> None:
+        if not 0 <= at < len(self.ops):
+            _fail(f"a row {at}; there are {len(self.ops)}")
 
 
 def _fail(what: str) -> NoReturn:

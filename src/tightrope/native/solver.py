@@ -110,14 +110,14 @@ def _rows(rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
 
 
 class Solver:
-    """One search: a current set of pairs, and the best one found.
+    """One search over ``num_ops`` ops: a current set of pairs, and the best one found.
 
     Raises:
         NativeError: there is no compiler, or the library does not build.
     """
 
     def __init__(self, tables: Tables) -> None:
-        self._native = _library()
+        self._native, self.num_ops = _library(), len(tables.ops)
         arrays = (
             _array(list(chain.from_iterable(tables.ops))),
             _array(list(chain.from_iterable(tables.storages))),

@@ -28,7 +28,8 @@ class Rebuild : public Anneal {
     void rebuild() {
         cool();
         ++done_;
-        if (profile.again_key.empty() || profile.excess > 0.5) {
+        if (profile.excess > 0.5) return repair();
+        if (profile.again_key.empty()) {
             done_ = total_;
             return;
         }
@@ -43,6 +44,20 @@ class Rebuild : public Anneal {
             undo();
         else
             keep();
+    }
+
+    // Make a set fit that does not: evict where bytes exceed the limit, in another order every time.
+    void repair() {
+        const i64 most = 64 + 2 * static_cast<i64>(profile.again_key.size());
+        log_.clear();
+        if (fill(most)) {
+            done_ += static_cast<i64>(log_.size());
+            prune();
+            keep();
+        } else {
+            done_ += static_cast<i64>(log_.size()) + (total_ >> 3);
+            undo();
+        }
     }
 
     // Take out `count` of the pairs that stand nearest to a random one.

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import lcm
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -93,7 +94,7 @@ def place_blocks(
     if capacity is not None and spaces:
         raise TightropeError("give a capacity or spaces, not both: every space has its own capacity.")
     rooms = tuple(spaces) or (Space("memory", LARGEST if capacity is None else capacity),)
-    line = _Line(check_blocks(blocks, rooms), max((block.alignment for block in blocks), default=1))
+    line = _Line(check_blocks(blocks, rooms), lcm(*(block.alignment for block in blocks)))
     bound, witness = _largest_load(blocks)
     goal = capacity if stop_at is None else stop_at
     if not spaces and all(map(_plain, blocks)):
@@ -129,9 +130,11 @@ class _Line:
 
     def __init__(self, rooms: tuple[Space, ...], alignment: Bytes) -> None:
         self.rooms = rooms
-        self.names = {room.name: number for number, room in enumerate(rooms)}
-        lengths = [-(-room.capacity // alignment) * alignment for room in rooms]
+        step = alignment if len(rooms) > 1 else 1
+        lengths = [-(-room.capacity // step) * step for room in rooms]
         self.bases = [0, *accumulate(lengths)]
+        if len(rooms) > 1 and self.end > LARGEST:
+            raise TightropeError(f"spaces that begin at multiples of {step}, as alignments ask, pass 2^60.")
 
     @property
     def end(self) -> Offset:

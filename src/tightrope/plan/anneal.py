@@ -6,7 +6,8 @@ Idea        Annealing begins from nothing. Moves: evict at an event over the lim
             current set fits. Ruin and recreate works on sets that fit: it takes out a few
             neighbouring pairs and fills the hole with what frees most bytes per nanosecond. Irregular
             graphs gain from the first, training graphs with many equal layers from the second, so
-            each run does both, and the greedy set is a second start.
+            each run does both, and the greedy set is a second start. A start that does not fit is
+            filled up in the same way until it does.
 Source      set representation after Moccasin (ICML 2023), whose retention it generalises; Schrimpf et
             al., Record Breaking Optimization Results Using the Ruin and Recreate Principle (2000)
 Guarantee   Never worse than its start where that fits. Equal seeds and efforts give equal sets.
@@ -14,10 +15,12 @@ Complexity  1 to 3 microseconds per move at 250 to 1,000 ops, see ``native/solve
 Gaps        The order of first runs is fixed; no proof of optimality.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
 from tightrope.native.solver import NUM_RULES, Mode, Solver
+from tightrope.plan.blocks import copy_pairs, find_layers, share, shorten
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.greedy import greedy_pairs
@@ -33,7 +36,9 @@ _REBUILD_HEATS = (1.0, 3.0, 0.3, 10.0)
 _GAIN = 0.98
 """Ruin and recreate pays where it leaves at most this share of the time that it was given."""
 _MOVES_PER_OP, _REBUILDS_PER_OP = 1_000, 2_000
-_MOST_MOVES = 4_000_000
+_MOST_MOVES = 1_500_000
+_FEW_RESTARTS, _MANY_OPS = 2, 2_000
+"""Graphs of more ops get no more restarts than this."""
 _SLICE = 20_000
 """Moves between two looks at the clock: about 30 ms."""
 
@@ -43,7 +48,37 @@ def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     del machine
     model = build(graph)
     solver = open_solver(model, native=options.native)
-    return expand(graph, useful(graph, anneal_pairs(solver, model, live_limit(graph, limits), options)))
+    limit, asked = live_limit(graph, limits), options
+    if options.blocks and isinstance(solver, Solver):
+        options = _from_layers(graph, solver, limit, options)
+    pairs = anneal_pairs(solver, model, limit, options)
+    if asked.start and options is not asked:
+        pairs = min(pairs, tuple(asked.start), key=lambda found: _rank(solver, found, limit))
+    return expand(graph, useful(graph, pairs))
+
+
+def _rank(solver: Solver | PythonSolver, pairs: tuple[Pair, ...], limit: Bytes) -> tuple[Bytes, Nanoseconds]:
+    solver.load(pairs)
+    state = solver.state(limit)
+    return state.excess, state.ns
+
+
+def _from_layers(graph: Graph, solver: Solver, limit: Bytes, options: Options) -> Options:
+    """Where layers repeat, begin from what a few of them need, and spend the moves of those few."""
+    layers = find_layers(graph)
+    if layers is None:
+        return options
+    short = shorten(graph, layers)
+    model = build(short.graph)
+    small = open_solver(model, native=options.native)
+    solver.load(())
+    scaled = share(solver.state(limit).peak, small.state(limit).peak, limit, short)
+    pairs = copy_pairs(
+        short,
+        anneal_pairs(small, model, scaled, replace(options, start=(), restarts=min(options.restarts, 2))),
+    )
+    effort = options.effort * len(short.graph.ops) / len(graph.ops)
+    return replace(options, start=pairs, restarts=1, fresh=False, effort=effort)
 
 
 def anneal_pairs(
@@ -53,7 +88,7 @@ def anneal_pairs(
     start = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
     if not isinstance(solver, Solver):
         return start
-    search = _Search(solver, model, limit, options)
+    search = _Search(solver, model, limit, options, start, annealing=options.fresh)
     search.consider(start)
     if not search.done:
         search.run()
@@ -73,6 +108,7 @@ class _Search:
     model: Model
     limit: Bytes
     options: Options
+    start: tuple[Pair, ...]
     best: tuple[Pair, ...] | None = None
     cost: Nanoseconds = 0
     annealing: bool = True
@@ -93,7 +129,8 @@ class _Search:
     def run(self) -> None:
         """Run cycles until the restarts are used up, or two in a row gain nothing."""
         idle = 0
-        for restart in range(self.options.restarts):
+        restarts = self.options.restarts
+        for restart in range(min(restarts, _FEW_RESTARTS) if len(self.model.need) > _MANY_OPS else restarts):
             before = (self.best is None, self.cost)
             self._cycle(restart)
             idle = 0 if (self.best is None, self.cost) != before else idle + 1
@@ -103,18 +140,18 @@ class _Search:
     def _cycle(self, restart: int) -> None:
         """Rebuild the best set; anneal from nothing and rebuild that too."""
         rebuilt = annealed = self.best
-        if self.best is not None and self.rebuilding:
-            rebuilt = self._rebuild(self.best, restart)
-        others = self.cost
+        if self.rebuilding:
+            rebuilt = self._rebuild(self.start if self.best is None else self.best, restart)
+        others = math.inf if self.best is None else self.cost
         if self.annealing and not self.done:
             annealed = self._run((), restart, _HEAT, Mode.ANNEAL)
             if annealed is not None and self.rebuilding and not self.done:
                 rebuilt = self._rebuild(annealed, restart)
-        improved = self.best is not None and self.cost < others
-        gained = (
-            self.best == rebuilt and annealed is not None and self.cost < _GAIN * self.model.cost(annealed)
-        )
-        self.annealing = self.annealing and (improved or not gained)
+        if annealed is None:
+            self.annealing, self.rebuilding = self.best is None, True
+            return
+        gained = self.best == rebuilt and self.cost < _GAIN * self.model.cost(annealed)
+        self.annealing = self.annealing and (self.cost < others or not gained)
         self.rebuilding = gained or not self.annealing
 
     def _rebuild(self, start: tuple[Pair, ...], restart: int) -> tuple[Pair, ...] | None:

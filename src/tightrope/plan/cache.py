@@ -26,10 +26,16 @@ def with_budget(plan: Plan, budget: Bytes) -> Plan:
     """Present a plan as an answer to another budget that it fits."""
     assert plan.forecast.total <= budget
     proof = plan.certificate
-    if proof.cover is not None and proof.cover.budget < budget:
+    held = [numbers.budget for numbers in (proof.cover, proof.stages) if numbers is not None]
+    if min(held, default=budget) < budget:
         base = plan.forecast.base_ns
         proof = msgspec.structs.replace(
-            proof, cover=None, ns_bound=base, proved=plan.forecast.ns == base, method="single-op floor"
+            proof,
+            cover=None,
+            stages=None,
+            ns_bound=base,
+            proved=plan.forecast.ns == base,
+            method="single-op floor",
         )
     return msgspec.structs.replace(plan, budget=budget, limits=Limits(bytes=(budget,)), certificate=proof)
 

@@ -38,7 +38,7 @@ class DtrKnobs:
     """
 
     score: DtrScore = "eq"
-    patience: float = 10.0
+    patience: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Idea        Walk the events of the base order; where bytes exceed the limit, giv
             scores and five limits at and below the one asked for; keep the cheapest that fits.
 Source      the scores are those of Dynamic Tensor Rematerialization (ICLR 2021) and simpler ones
 Guarantee   None: where no try fits, the one closest to the limit is returned.
-Complexity  25 walks of O(ops + evictions * storages).
+Complexity  at most 25 walks of O(ops + evictions * storages).
 Gaps        An eviction is never taken back, except where it turns out to be useless.
 """
 
@@ -22,6 +22,9 @@ from tightrope.plan.schedule import expand, useful
 _TIGHTER = (100, 97, 94, 90, 85)
 """Limits of the tries, percent: what a chain of recomputations needs later is not known when evicting."""
 
+_MANY_OPS = 1_000
+"""Larger graphs are content with the first limit at which a score fits: one walk takes 0.1 s at 4,500 ops."""
+
 
 def greedy(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
     """Evict greedily under several scores and limits; return the cheapest schedule that fits."""
@@ -35,7 +38,8 @@ def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> t
     best: tuple[int, int, int] | None = None
     pairs: tuple[Pair, ...] = ()
     for percent, rule in product(_TIGHTER, range(NUM_RULES)):
-        if best is not None and watch.over:
+        enough = best is not None and best[0] == 0 and rule == 0 and solver.num_ops > _MANY_OPS
+        if best is not None and (watch.over or enough):
             break
         solver.greedy(limit * percent // 100, rule)
         state = solver.state(limit)

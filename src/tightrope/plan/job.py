@@ -25,6 +25,10 @@ _ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
 """Searches and placements per planner: the greedy only has to bring a first plan early."""
 
 
+_FULL_OPS: Final = 800
+"""Largest graph that is searched in full again when the target moves."""
+
+
 class Job:
     """One search: what was asked, and what is known.
 
@@ -67,7 +71,10 @@ class Job:
         """Derive the bound on time, so that a plan that reaches it ends the search."""
         if self.options.bound and self.bound is None and not self.done:
             free, most = self.options.order == "free", None if self.options.bound is True else 0
-            self.bound = time_bound(self.asked, budget=self.budget, free_order=free, nodes=most)
+            upper = None if self.best is None else self.best.forecast.ns - self.graph.base_ns
+            self.bound = time_bound(
+                self.asked, budget=self.budget, free_order=free, nodes=most, upper_ns=upper
+            )
 
     def consider(self, plan: Plan) -> None:
         """Keep a plan that fits and is faster, or equally fast and smaller."""
@@ -101,7 +108,7 @@ class Job:
             if self.done or closed or (planner == "greedy" and over <= 0):
                 break
             start = self.unplaced if unreached else pairs_of(self.graph, plan.schedule)
-            options = replace(options, start=start, seed=options.seed + 101, restarts=2)
+            options = replace(_later(options, len(self.graph.ops)), start=start, seed=options.seed + 101)
             target = (
                 (low + misses) // 2 if low else target - max(over if planner == "greedy" else over // 2, 64)
             )
@@ -155,6 +162,15 @@ class Job:
         if not self.options.bound or (self.options.bound == "quick" and self.bound is None):
             return plan
         return certify(self.asked, plan, order=self.options.order, bound=self.bound)
+
+
+def _later(options: Options, num_ops: int) -> Options:
+    """Search less at the next target: the start is close to an answer, and the more so in large graphs."""
+    if not options.blocks:
+        return options
+    share = min(1.0, _FULL_OPS / num_ops)
+    fresh = options.fresh and share == 1.0
+    return replace(options, blocks=False, fresh=fresh, restarts=2, effort=options.effort * share)
 
 
 def label(planner: str, options: Options) -> str:

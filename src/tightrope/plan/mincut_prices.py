@@ -14,6 +14,9 @@ from tightrope.core import Graph, Op, OpId, StorageId
 from tightrope.plan.model import again
 
 _MOST_READS: Final = 4
+_MOST_READS_ONCE: Final = 8
+_MOST_STEPS: Final = 30
+_STEPS: Final = 2
 _LABEL: Final = re.compile(r"(?:[a-z]+?)(\d+)\w*\[")
 _EXPENSIVE: Final = {
     "exp": ("exp", "exp2", "expm1", "sigmoid", "silu", "softplus", "logsumexp", "mish", "elu"),
@@ -83,24 +86,33 @@ def fused_prices(graph: Graph, rates: FusedRates | None = None) -> Prices:
 def inlined(graph: Graph, fusible: Set[OpId], pointwise: Set[OpId]) -> frozenset[StorageId]:
     """Find the storages that a fusing compiler does not write unless the backward is to read them.
 
-    What a pointwise op makes is read from its inputs again by every reader that is fused with it,
-    unless something else reads it, it stays to the end, or that would mean more than 4 reads.
+    What a pointwise op makes is computed again inside every reader that is fused with it. It is written
+    where something else reads it, where it stays to the end, and where several readers would repeat
+    more than 4 reads, 30 operations or an exponential; one reader alone may repeat 8 reads.
 
     Args:
         graph: of a step.
         fusible: ops that may be fused with what they read.
         pointwise: those of them that make one element from one element of each input.
     """
-    unfused = {s for op in graph.ops if op.id not in fusible for s in op.reads}
+    readers: dict[StorageId, list[OpId]] = {}
+    for op in graph.ops:
+        for s in op.reads:
+            readers.setdefault(s, []).append(op.id)
     reads: dict[StorageId, int] = {}
+    work: dict[StorageId, int] = {}
     for op in graph.ops:
         if op.id not in pointwise or not op.recomputable:
             continue
         count = sum(reads.get(s, 1) for s in op.reads)
+        steps = _STEPS + sum(work.get(s, 1) for s in op.reads)
         for s in op.creates:
-            made = graph.storages[s]
-            if s not in unfused and count <= _MOST_READS and not (made.resident_at_end or made.outside):
-                reads[s] = max(count, 1)
+            many = len(readers.get(s, ())) > 1
+            heavy = many and (steps > _MOST_STEPS or pointwise_class(op) == "exp")
+            written = heavy or count > (_MOST_READS if many else _MOST_READS_ONCE)
+            seen = graph.storages[s].resident_at_end or graph.storages[s].outside
+            if not (written or seen or any(reader not in fusible for reader in readers.get(s, ()))):
+                reads[s], work[s] = max(count, 1), steps
     return frozenset(reads)
 
 

@@ -48,6 +48,8 @@ class PoetKnobs:
         max_columns: above it the program is refused.
         recompute: whether ops may run again.
         paging: whether storages may be paged.
+        below: only sets with at most this objective (joules, or ns) are asked for, which is often far
+            quicker to refute than an optimum is to prove; None = all.
     """
 
     objective: Objective = "joules"
@@ -56,6 +58,7 @@ class PoetKnobs:
     max_columns: int = 250_000
     recompute: bool = True
     paging: bool = True
+    below: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class PoetAnswer:
 
     Attributes:
         chosen: the best set, None where none is known.
-        proved: whether ``chosen`` is optimal, or, without one, whether no set fits.
+        proved: whether ``chosen`` is optimal, or, without one, that no set fits (below what was asked).
         bound: no set has a smaller objective (joules, or ns), infinite where no set fits.
     """
 
@@ -296,12 +299,14 @@ class _Stages:
         once = sum(op[2] for op in facts.ops)
         if goal.ns is not None:
             self._most(ns, float(goal.ns - once))
+        watts = facts.watts * 1e-9
+        joules = [(column, watts * facts.ops[op][3]) for (_, op), column in self.run.items()]
+        joules += [(column, facts.joules[s][1]) for (_, s), column in self.page.items()]
+        joules += [(column, facts.joules[s][0]) for s, column in self.out.items()]
         if goal.joules is not None:
-            watts = facts.watts * 1e-9
-            joules = [(column, watts * facts.ops[op][3]) for (_, op), column in self.run.items()]
-            joules += [(column, facts.joules[s][1]) for (_, s), column in self.page.items()]
-            joules += [(column, facts.joules[s][0]) for s, column in self.out.items()]
             self._most(joules, goal.joules - watts * once)
+        if self.knobs.below is not None:
+            self._most(joules if goal.by_joules else ns, self.knobs.below - self.fixed)
 
     def _most(self, terms: list[tuple[int, float]], limit: float) -> None:
         """Add ``sum <= limit`` unless it holds anyway, scaled to the limit."""

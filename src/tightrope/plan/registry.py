@@ -11,9 +11,12 @@ from tightrope.plan.checkmate import checkmate, checkmate_lp
 from tightrope.plan.dtr import dtr
 from tightrope.plan.given import given
 from tightrope.plan.greedy import greedy
+from tightrope.plan.mincut import mincut
 from tightrope.plan.moccasin import moccasin, polish
 from tightrope.plan.options import Planner
 from tightrope.plan.order import order
+from tightrope.plan.paging_search import paging
+from tightrope.plan.poet import poet
 from tightrope.plan.selective import selective
 from tightrope.plan.treewidth import treewidth
 
@@ -32,6 +35,9 @@ PLANNERS: Final[dict[str, Planner]] = {
     "rotor": rotor,
     "revolve": revolve,
     "dtr": dtr,
+    "mincut": mincut,
+    "paging": paging,
+    "poet": poet,
 }
 
 PORTFOLIO: Final = ("given", "greedy", "anneal")

@@ -27,7 +27,7 @@ def certify(graph: Graph, plan: Plan, *, order: Order = "given", bound: TimeBoun
     """
     base, taken = graph.base_ns, plan.forecast.ns
     if any(isinstance(step, PageIn) for step in plan.schedule.steps):
-        bound = TimeBound(0, None)
+        bound = TimeBound(0)
     elif bound is None:
         bound = time_bound(
             graph, budget=plan.budget, free_order=order == "free", upper_ns=max(0, taken - base)
@@ -39,11 +39,18 @@ def certify(graph: Graph, plan: Plan, *, order: Order = "given", bound: TimeBoun
             plan.certificate,
             lower_bound=least,
             witness=witness,
-            method="single-op floor" + (", gap cover" if bound.cover is not None else ""),
+            method=_method(bound),
             ns_bound=base + bound.extra_ns,
             proved=taken == base + bound.extra_ns,
             versions=(("tightrope", version("tightrope")), ("highspy", version("highspy"))),
             order=order,
             cover=bound.cover,
+            stages=bound.stages,
         ),
     )
+
+
+def _method(bound: TimeBound) -> str:
+    if bound.stages is not None:
+        return "single-op floor, stages"
+    return "single-op floor" + (", gap cover" if bound.cover is not None else "")

@@ -10,25 +10,32 @@ Guarantee   The value is evaluated on integers from the multipliers alone, so th
             adds less time, in base order or, with a free order, in any order.
 Complexity  one linear program of as many columns as gaps per case; the effort is counted in work, so
             equal calls give equal bounds.
-Gaps        Re-runs are not charged for what they need themselves: loose where recomputing needs long
-            chains (irregular graphs at tight budgets).
+Gaps        The cover does not charge re-runs for what they need themselves. `tightrope.plan.bound.stages`
+            does, and is tried first; the better of the two is returned.
 """
 
 import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 import numpy as np
 
-from tightrope.core import Bytes, Case, Cover, Graph, Nanoseconds, Split
+from tightrope.core import Bytes, Case, Cover, Graph, Nanoseconds, OpId, Split, Stages
 from tightrope.plan.bound.problem import MAX_FREE_OPS, problem
-from tightrope.plan.bound.relaxation import Relaxation, RowKey, Solution
+from tightrope.plan.bound.relaxation import Relaxation, RowKey, Solution, peaks
+from tightrope.plan.bound.staged import Effort, best_rows
 
 _WORK: Final = (15_000, 40_000)
 """Most units of work (about 20 us) on graphs of up to 400 ops, and on larger ones."""
 _SMALL_OPS: Final = 400
+_STAGED_EFFORT: Final = (300_000, 2_500_000)
+"""The same for stages, in units of about a microsecond."""
+_STAGED_OPS: Final = 2_500
+_CANDIDATES: Final = 8
+_WORTH: Final = 1.001
 _SCALE_BITS: Final = 52
 _WEIGHT_BITS: Final = 61
 
@@ -39,11 +46,12 @@ class TimeBound:
 
     Attributes:
         extra_ns: time beyond running every op once.
-        cover: the numbers behind it; None when it is 0.
+        cover, stages: the numbers behind it, one of the two; none when it is 0.
     """
 
     extra_ns: Nanoseconds
-    cover: Cover | None
+    cover: Cover | None = None
+    stages: Stages | None = None
 
 
 @dataclass(slots=True)
@@ -61,6 +69,7 @@ def time_bound(
     free_order: bool = False,
     upper_ns: Nanoseconds | None = None,
     nodes: int | None = None,
+    stages: bool = True,
 ) -> TimeBound:
     """Bound from below the time that every schedule within a budget adds.
 
@@ -71,6 +80,7 @@ def time_bound(
             `MAX_FREE_OPS` ops then get 0.
         upper_ns: added time of a known schedule; the search for a better bound ends there.
         nodes: most linear programs after the first; None = a fixed amount of work, by size.
+        stages: whether to try the staged bound, which charges re-runs for what they read.
 
     Example:
         >>> from tightrope.core import Op, Storage
@@ -80,22 +90,49 @@ def time_bound(
         5
     """
     if free_order and len(graph.ops) > MAX_FREE_OPS:
-        return TimeBound(0, None)
+        return TimeBound(0)
     relaxation = Relaxation(problem(graph, free_order=free_order), budget)
     over, lost = (relaxation.short > 0).any(), (relaxation.problem.fixed > budget).any()
     if upper_ns == 0 or not over or lost:
-        return TimeBound(0, None)
-    search = _Search(relaxation, upper_ns)
+        return TimeBound(0)
+    upper = math.inf if upper_ns is None else upper_ns
+    search = _Search(relaxation, upper)
+    staged = (
+        None if free_order or not stages else _staged(graph, relaxation, search.root.solution, upper, nodes)
+    )
+    if staged is not None and staged.extra_ns >= min(upper, search.root.solution.value * _WORTH):
+        return staged
     search.run(nodes, relaxation.work + _WORK[len(graph.ops) > _SMALL_OPS])
-    return search.result()
+    return max(search.result(), staged or TimeBound(0), key=lambda found: found.extra_ns)
+
+
+def _staged(
+    graph: Graph, relaxation: Relaxation, found: Solution, upper: float, nodes: int | None
+) -> TimeBound | None:
+    """Bound with stages between the ops that the cover weighs most, and those that lack most."""
+    if len(graph.ops) > _STAGED_OPS:
+        return None
+    worth: dict[OpId, float] = {}
+    for (op, _), weight in found.weights.items():
+        worth[op] = worth.get(op, 0.0) + weight * float(relaxation.short[op])
+    weighed = sorted(worth, key=lambda op: -worth[op])
+    highest = sorted(peaks(relaxation.short).tolist(), key=lambda op: -int(relaxation.short[op]))
+    candidates = dict.fromkeys(op for pair in zip_longest(weighed, highest) for op in pair if op is not None)
+    effort = Effort(_STAGED_EFFORT[len(graph.ops) > _SMALL_OPS] if nodes is None else 0)
+    few = list(candidates)[: _CANDIDATES if nodes is None else 1]
+    search = best_rows(graph, relaxation.problem, relaxation.budget, few, effort=effort, upper=upper)
+    if search is None:
+        return None
+    search.run()
+    extra, stages = search.result()
+    return TimeBound(extra, None, stages if extra else None)
 
 
 class _Search:
     """Best-first branch and bound."""
 
-    def __init__(self, relaxation: Relaxation, upper_ns: Nanoseconds | None) -> None:
-        self.relaxation, self.problem = relaxation, relaxation.problem
-        self.upper = math.inf if upper_ns is None else upper_ns
+    def __init__(self, relaxation: Relaxation, upper: float) -> None:
+        self.relaxation, self.problem, self.upper = relaxation, relaxation.problem, upper
         self.root = _Node({}, relaxation.solve({}, ()))
 
     def run(self, nodes: int | None, work: int) -> None:
@@ -132,7 +169,11 @@ class _Search:
     def result(self) -> TimeBound:
         """Write the tree down and evaluate it exactly."""
         leaves = [node for node in _preorder(self.root) if not node.children]
-        numbers = [[*self._weights(leaf).values(), *leaf.solution.shares.values()] for leaf in leaves]
+        most = self._everything()
+        numbers = [
+            [*self._weights(leaf).values(), *(min(share, most) for share in leaf.solution.shares.values())]
+            for leaf in leaves
+        ]
         heaviest = max((number for row in numbers for number in row), default=1.0)
         bits = max(0, min(_SCALE_BITS, _WEIGHT_BITS - math.ceil(math.log2(max(heaviest, 1e-9)))))
         scale = 1 << bits
@@ -154,8 +195,11 @@ class _Search:
         """Multipliers of a leaf; where a row cannot be filled, as much as makes it dearer than everything."""
         if not math.isinf(node.solution.value):
             return node.solution.weights
-        everything = sum(sum(way.ns for way in ways) for ways in self.problem.runs.values()) + 1.0
-        return dict.fromkeys(node.solution.weights, 2.0 * len(self.problem.runs) * everything)
+        return dict.fromkeys(node.solution.weights, 2.0 * len(self.problem.runs) * self._everything())
+
+    def _everything(self) -> float:
+        """More than all runs together cost, ns: a larger charge says nothing more."""
+        return sum(sum(way.ns for way in ways) for ways in self.problem.runs.values()) + 1.0
 
     def _case(self, node: _Node, scale: int) -> tuple[Case, int]:
         weights = {key: int(weight * scale) for key, weight in self._weights(node).items()}
@@ -169,7 +213,8 @@ class _Search:
 
     def _shares(self, found: Mapping[int, float], scale: int) -> dict[int, int]:
         """Round shares down so that no run is charged more than it costs."""
-        exact = {gap: int(share * scale) for gap, share in found.items()}
+        most = self._everything()
+        exact = {gap: int(min(share, most) * scale) for gap, share in found.items()}
         kept: dict[int, int] = {}
         for gap in (gap for gap, share in exact.items() if share):
             kept[gap] = exact[gap]

@@ -116,7 +116,7 @@ class Relaxation:
         program = _Program(self, fixed)
         program.add(key for key in start if program.short[key[0]] > 0)
         if not start:
-            program.add((int(op), 0) for op in _peaks(program.short))
+            program.add((int(op), 0) for op in peaks(program.short))
         for _ in range(rounds):
             if not program.run() or not program.add(program.broken()):
                 break
@@ -273,7 +273,7 @@ class _Program:
         return {}
 
 
-def _peaks(short: Integers) -> Integers:
+def peaks(short: Integers) -> Integers:
     """List the ops that lack most among their neighbours."""
     left = np.concatenate(([0], short[:-1]))
     right = np.concatenate((short[1:], [0]))

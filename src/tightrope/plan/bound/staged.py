@@ -4,22 +4,22 @@ Idea        Solve the relaxation; add rows rounded by sizes that it splits; bran
             run that is most undecided; take the cheapest case next.
 Source      mixed-integer rounding; best-first branch and bound
 Guarantee   as of `tightrope.plan.bound.stages`
-Complexity  at most ``work`` simplex iterations and cases; deterministic
+Complexity  a fixed effort, counted in constraints and simplex steps; deterministic
 Gaps        One solver for all nodes: rounded rows are kept globally.
 """
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import highspy
 import numpy as np
 
-from tightrope.core import Choice, Nanoseconds, StageCase, Stages, TightropeError
+from tightrope.core import Bytes, Choice, Graph, Nanoseconds, OpId, StageCase, Stages, TightropeError
 from tightrope.plan.bound.problem import Problem
-from tightrope.plan.bound.stages import Constraint, Fact, StagedProblem
+from tightrope.plan.bound.stages import Constraint, Fact, StagedProblem, staged_problem
 
 _SCALE_BITS: Final = 52
 _WEIGHT_BITS: Final = 61
@@ -28,6 +28,66 @@ _DIVISORS: Final = 6
 _BROKEN: Final = 1e-4
 _BINDING: Final = 1e-12
 _UNDECIDED: Final = 1e-6
+_WORTH: Final = 1.002
+"""Factor by which a further row must raise the bound."""
+_CHOOSING_ONE, _CHOOSING_MORE = 0.3, 0.6
+"""Shares of the effort after which no more rows are tried, alone and together."""
+
+
+@dataclass(slots=True)
+class Effort:
+    """Work allowed and done, in units of about a microsecond; counted, so equal calls do equal work."""
+
+    most: int
+    spent: int = 0
+
+    def left(self, share: float = 1.0) -> bool:
+        """Tell whether less than a share of what is allowed was spent."""
+        return self.spent < share * self.most
+
+
+def best_rows(
+    graph: Graph,
+    problem: Problem,
+    budget: Bytes,
+    candidates: Sequence[OpId],
+    *,
+    effort: Effort,
+    upper: float,
+) -> "StagedSearch | None":
+    """Choose rows: the best one alone, then others in order of their worth, while they raise the bound.
+
+    Args:
+        graph: in base order.
+        problem: of the graph.
+        budget: total bytes.
+        candidates: ops whose first runs are short of bytes, most promising first.
+        effort: part of it is spent on choosing, the rest is for `StagedSearch.run`.
+        upper: added time of a known schedule; where it is reached, no row is added.
+
+    Returns:
+        The search with its first relaxation solved; None without candidates.
+    """
+
+    def search(rows: Sequence[OpId]) -> StagedSearch:
+        return StagedSearch(staged_problem(graph, problem, sorted(rows), budget), problem, upper, effort)
+
+    alone: list[tuple[float, OpId, StagedSearch]] = []
+    for op in candidates:
+        if not alone or effort.left(_CHOOSING_ONE):
+            found = search([op])
+            alone.append((-found.root.value, op, found))
+    if not alone:
+        return None
+    alone.sort(key=lambda entry: entry[:2])
+    best, rows = alone[0][2], [alone[0][1]]
+    for _, op, _ in alone[1:]:
+        if best.root.value >= upper or not effort.left(_CHOOSING_MORE):
+            break
+        wider = search([*rows, op])
+        if wider.root.value > best.root.value * _WORTH:
+            best, rows = wider, [*rows, op]
+    return best
 
 
 @dataclass(slots=True)
@@ -42,14 +102,10 @@ class _Node:
 
 
 class StagedSearch:
-    """A staged problem in the solver.
+    """A staged problem in the solver."""
 
-    Attributes:
-        work: columns of all linear programs solved so far.
-    """
-
-    def __init__(self, staged: StagedProblem, problem: Problem, upper: float) -> None:
-        self.staged, self.unit, self.upper, self.work = staged, problem.unit, upper, 0
+    def __init__(self, staged: StagedProblem, problem: Problem, upper: float, effort: Effort) -> None:
+        self.staged, self.unit, self.upper, self.effort = staged, problem.unit, upper, effort
         self.facts: list[Fact] = sorted({fact for c in staged.constraints for fact, _ in c.terms})
         self.column = {fact: number for number, fact in enumerate(self.facts)}
         self.price = [staged.price.get(fact, 0) for fact in self.facts]
@@ -64,16 +120,16 @@ class StagedSearch:
         self.highs.addCols(
             count, cost, np.zeros(count), np.ones(count), 0, none, none, np.array([], np.float64)
         )
-        for constraint in staged.constraints:
-            self._add(constraint)
+        self._add(staged.constraints)
+        effort.spent += 12 * len(staged.constraints)
         self.found: Any = None
         self.root = self._node({}, rounds=_ROUNDS)
 
-    def run(self, work: int) -> None:
+    def run(self) -> None:
         """Split the cheapest case until it is dear enough, nothing is undecided, or the effort is spent."""
         heap = [(self.root.value, 0, self.root)]
         count = 0
-        while heap and self.work < work:
+        while heap and self.effort.left():
             value, _, node = heapq.heappop(heap)
             if node.split < 0 or self._rounded_up(value) >= self.upper:
                 break
@@ -86,13 +142,22 @@ class StagedSearch:
         safe = value - 1e-6 * abs(value) - 1e-3
         return value if math.isinf(value) else math.ceil(safe / self.unit) * self.unit
 
-    def _add(self, constraint: Constraint) -> None:
-        where = np.array([self.column[fact] for fact, _ in constraint.terms], np.int32)
-        values = np.array([factor for _, factor in constraint.terms], np.float64)
-        factor = float(np.abs(values).max(initial=1.0))
-        self.highs.addRow(constraint.least / factor, highspy.kHighsInf, len(where), where, values / factor)
-        self.constraints.append(constraint)
-        self.factors.append(factor)
+    def _add(self, constraints: Sequence[Constraint]) -> None:
+        """Add rows to the program, each divided by its largest factor."""
+        starts, where, values, least = [0], list[int](), list[float](), list[float]()
+        for constraint in constraints:
+            factor = float(max((abs(factor) for _, factor in constraint.terms), default=1))
+            where += [self.column[fact] for fact, _ in constraint.terms]
+            values += [value / factor for _, value in constraint.terms]
+            least.append(constraint.least / factor)
+            starts.append(len(where))
+            self.factors.append(factor)
+        self.constraints += constraints
+        count, none = len(constraints), highspy.kHighsInf
+        self.highs.addRows(
+            count, np.array(least), np.full(count, none), len(where), np.array(starts[:-1], np.int32),
+            np.array(where, np.int32), np.array(values),
+        )  # fmt: skip
 
     def _node(self, fixed: dict[int, int], *, rounds: int) -> _Node:
         for column in [*self.now, *fixed]:
@@ -101,7 +166,8 @@ class StagedSearch:
         self.now = fixed
         for number in range(rounds):
             self.highs.run()
-            self.work += len(self.facts)
+            steps = self.highs.getInfo().simplex_iteration_count
+            self.effort.spent += 2 * len(self.constraints) + steps * len(self.constraints) // 80
             status = self.highs.getModelStatus()
             if status == highspy.HighsModelStatus.kInfeasible:
                 return _Node(fixed, math.inf, self._ray())
@@ -147,7 +213,7 @@ class StagedSearch:
 
     def _round(self) -> int:
         """Add rounded rows that the solution breaks; return how many."""
-        values, added = self.found.col_value, 0
+        values, new = self.found.col_value, list[Constraint]()
         for row in range(len(self.staged.ops)):
             sizes = {
                 size
@@ -163,9 +229,9 @@ class StagedSearch:
                 size = max(abs(factor) for _, factor in constraint.terms)
                 if held < constraint.least - _BROKEN * size:
                     self.rounded.add((row, divisor))
-                    self._add(constraint)
-                    added += 1
-        return added
+                    new.append(constraint)
+        self._add(new)
+        return len(new)
 
     def result(self) -> tuple[Nanoseconds, Stages]:
         """Write the tree down and evaluate it exactly."""

@@ -85,8 +85,9 @@ class _Builder:
         self.uses = uses(graph)
         self.inputs = {op: self._inputs(op) for op, ways in problem.runs.items() if ways}
         self.remade = {storage for ways in problem.runs.values() for way in ways for storage in way.creates}
-        self.wanted = set().union(*self.inputs.values()) if self.inputs else set[StorageId]()
         self.ends = [*made.ops[1:], len(graph.ops)]
+        self.useful = self._useful()
+        self.wanted = {storage for op in self.useful for storage in self.inputs[op]}
 
     def build(self) -> StagedProblem:
         for row in range(len(self.made.ops)):
@@ -100,8 +101,20 @@ class _Builder:
         common = frozenset.intersection(*(way.reads for way in self.problem.runs[op]))
         return frozenset(s for s in common if self.producer[s] >= 0)
 
+    def _useful(self) -> list[OpId]:
+        """List the ops that idle storages, or re-runs of other useful ops, may need again."""
+        members = {int(g) for op in self.made.ops for g in self.problem.members(op)}
+        waiting = [int(self.problem.producer[gap]) for gap in members]
+        found: set[OpId] = set()
+        while waiting:
+            op = waiting.pop()
+            if op not in found and op in self.inputs:
+                found.add(op)
+                waiting += [self.producer[storage] for storage in self.inputs[op]]
+        return sorted(found)
+
     def _facts(self, row: int) -> None:
-        op, end, sizes = self.made.ops[row], self.ends[row], self.graph.storages
+        op, sizes = self.made.ops[row], self.graph.storages
         members = self.problem.members(op)
         idle = {int(self.problem.storage[g]): int(self.problem.size[g]) for g in members}
         self.made.idle.append(idle)
@@ -109,9 +122,9 @@ class _Builder:
             {s: sizes[s].size for s in self.wanted if self.uses[s][-1] < op and not sizes[s].resident_at_end}
         )
         self.made.short.append(int(self.problem.fixed[op]) + sum(idle.values()) - self.made.budget)
-        for again, ways in self.problem.runs.items():
-            if ways and again < end:
-                self.made.price["run", again, row] = min(way.ns for way in ways)
+        for again in self.useful:
+            if again < op:
+                self.made.price["run", again, row] = min(way.ns for way in self.problem.runs[again])
 
     def _bytes(self, row: int) -> Constraint:
         sizes = self.made.idle[row] | self.made.dead[row]
@@ -136,10 +149,10 @@ class _Builder:
                 yield Constraint(("kept", storage, row, 0), (*terms, (_live(storage, row + 1), -1)), 0)
 
     def _fed(self, row: int) -> Iterator[Constraint]:
-        for op, inputs in self.inputs.items():
-            if op >= self.ends[row]:
-                continue
-            for storage in sorted(inputs):
+        for op in self.useful:
+            if op >= self.made.ops[row]:
+                continue  # what it makes is there anyway: its first run comes after the row
+            for storage in sorted(self.inputs[op]):
                 terms = self._supply(storage, row)
                 if terms is not None:
                     run: Fact = ("run", op, row)
@@ -151,7 +164,7 @@ class _Builder:
         if self.producer[storage] >= self.made.ops[row] or not open_here:
             return None
         run: Fact = ("run", self.producer[storage], row)
-        made = ((run, 1),) if storage in self.remade else ()
+        made = ((run, 1),) if storage in self.remade and run in self.made.price else ()
         return ((_live(storage, row), 1), *made)
 
 

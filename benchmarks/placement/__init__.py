@@ -1,0 +1,1 @@
+"""Placement: how close to the load bound, how fast, and beside whom."""

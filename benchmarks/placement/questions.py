@@ -1,0 +1,221 @@
+"""The questions: each yields rows as they are measured."""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from benchmarks.placement import peers, planned, steps
+from benchmarks.placement.generators import perfect
+from tightrope.core import Bytes
+from tightrope.judge import Interval as Judged
+from tightrope.judge import check_offsets
+from tightrope.place import Interval, Placement, place, read_csv
+
+CAPACITY: Bytes = 2**20
+SEEDS = range(5)
+_DEEP = ("stack24", "stack96")
+_NETS = ("gpt2", "vit", "resnet18", "resnet50", "unet", "densenet121", "mobilenetv2")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asked for."""
+
+    data: Path | None = None
+    minimalloc: Path | None = None
+    cp_sat: float = 0.0
+    quick: bool = False
+    seeds: Sequence[int] = field(default_factory=lambda: list(SEEDS))
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.data.rglob("*.csv")) if self.data else []
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; ``met`` is None where a row is a peer or one part of a bar."""
+
+    bar: str
+    question: str
+    figure: str
+    wanted: str = ""
+    met: bool | None = None
+
+
+def checked(buffers: Sequence[Interval], found: Placement) -> Placement:
+    """Let the judge look at a placement."""
+    first = min((start for _, start, _ in buffers), default=0)
+    rows = [Judged(size, start - first, end - first, alignment=1) for size, start, end in buffers]
+    check_offsets(rows, found.offsets, arena=found.peak, alignment=1)
+    return found
+
+
+def fits(asked: Asked) -> Iterator[Row]:
+    """F1: fit into the capacity that the files were made for."""
+    totals = dict.fromkeys(asked.seeds, 0.0)
+    worst, solved, count = 0.0, 0, 0
+    for file in asked.files:
+        buffers = read_csv(file).buffers
+        times = []
+        for seed in asked.seeds:
+            found = checked(buffers, place(buffers, capacity=CAPACITY, seconds=30, seed=seed))
+            times.append(found.cpu_seconds)
+            totals[seed] += found.cpu_seconds
+            solved += found.peak <= CAPACITY
+            count += 1
+        worst = max(worst, *times)
+        yield Row("F1", file.name, f"median {median(times):.3f} s, worst {max(times):.3f} s")
+    other = yield from _minimalloc(asked)
+    total = median(totals.values()) if count else 0.0
+    text = (
+        f"{solved}/{count} solved and judged, total {total:.2f} s (worst seed {max(totals.values()):.2f} s)"
+    )
+    wanted = "all; <= 1/10 of MiniMalloc; none above 3 s"
+    if other is not None:
+        text += f", 1/{other / total:.0f} of MiniMalloc's {other:.1f} s"
+    if count:
+        met = solved == count and worst <= 3 and (other is None or total <= other / 10)
+        yield Row("F1", "all files", text, wanted, met if other is not None else met and None)
+
+
+def _minimalloc(asked: Asked) -> Generator[Row, None, float | None]:
+    """Time MiniMalloc on every file; return the total."""
+    if asked.minimalloc is None:
+        return None
+    program = peers.build_minimalloc(asked.minimalloc)
+    total = 0.0
+    for file in asked.files:
+        seconds, solved = peers.minimalloc(program, file, CAPACITY, seconds=300)
+        total += seconds
+        yield Row(
+            "F1", f"MiniMalloc, {file.name}", f"{seconds:.2f} s, {'solved' if solved else 'no solution'}"
+        )
+    return total
+
+
+def minimised(asked: Asked) -> Iterator[Row]:
+    """F2: the smallest peak, proved where it can be."""
+    for file in asked.files:
+        buffers = read_csv(file).buffers
+        found = [checked(buffers, place(buffers, seconds=10, seed=seed)) for seed in asked.seeds]
+        peaks = sorted(p.peak for p in found)
+        proved = sum(p.status == "optimal" for p in found)
+        text = f"{peaks[0]} .. {peaks[-1]}, median {median(peaks):.0f}, proved {proved}/{len(found)}, "
+        text += f"load {found[0].lower_bound}, worst {max(p.cpu_seconds for p in found):.1f} s"
+        hard = file.name.startswith("D.")
+        wanted = "<= 1,019,904 in 10 s" if hard else "proved"
+        met = median(peaks) <= 1_019_904 if hard else proved == len(found)
+        yield Row("F2", file.name, text, wanted, met)
+        yield from _heuristics("F2", file.name, buffers, asked)
+
+
+def _heuristics(bar: str, name: str, buffers: Sequence[Interval], asked: Asked) -> Iterator[Row]:
+    bound = place(buffers, seconds=0.001).lower_bound
+    found = {
+        "size-descending first fit": peers.first_fit_decreasing(buffers) / bound,
+        "SOMAS-style portfolio": peers.somas(buffers) / bound,
+    }
+    text = ", ".join(f"{who} {ratio:.4f}" for who, ratio in found.items())
+    if asked.cp_sat:
+        begun = _children()
+        peak, proved = peers.cp_sat(buffers, seconds=asked.cp_sat)
+        shown = "no answer" if peak is None else f"{peak / bound:.4f}{' proved' if proved else ''}"
+        text += f", CP-SAT {shown} in {_children() - begun:.0f} s"
+    yield Row(bar, f"peers, {name}", text + " (peak / load)")
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def captured(asked: Asked) -> Iterator[Row]:
+    """F3: recorded training steps, plain and rematerialised, with and without Adam."""
+    slow, above = 0, 0
+    count = 0
+    for scale, names in (("test", _DEEP), ("bench", _NETS[: 2 if asked.quick else None])):
+        for name, buffers in steps.steps(list(names), "test" if scale == "test" else "bench"):
+            found = checked(buffers, place(buffers, seconds=5))
+            n = len(buffers)
+            limit = 0.1 if n <= 1000 else 1.0 if n <= 6500 else 5.0
+            count += 1
+            slow += found.cpu_seconds > limit
+            above += found.peak != found.lower_bound
+            text = f"n = {n}, peak / load {found.peak / found.lower_bound:.5f}, {found.cpu_seconds:.4f} s"
+            caching = peers.caching_allocator(buffers) / found.lower_bound
+            text += f"; first fit {peers.first_fit_decreasing(buffers) / found.lower_bound:.4f}"
+            text += f", caching allocator {caching:.3f}"
+            yield Row("F3", name, text)
+    text = f"{count - above}/{count} at the load bound, {slow} above the time limit"
+    yield Row("F3", "all steps", text, "all; 0.1 / 1 / 5 s by size", not slow and not above)
+
+
+_LARGE = """
+import resource, sys
+from benchmarks.placement.generators import training_step
+from tightrope.place import place
+count, recompute = int(sys.argv[1]), sys.argv[2] == "1"
+buffers = training_step(count, recompute=recompute)
+found = place(buffers, seconds=float(sys.argv[3]))
+mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+print(len(buffers), found.peak / found.lower_bound, found.cpu_seconds, mb)
+"""
+
+
+def large(asked: Asked) -> Iterator[Row]:
+    """F4: many buffers, each case in a process of its own so that its memory is its own."""
+    for count, seconds, limit in ((10**5, 0.6, 1.0), (10**6, 5.0, 30.0)):
+        for recompute in (False, True):
+            command = [sys.executable, "-c", _LARGE, str(count), str(int(recompute)), str(seconds)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            n, ratio, cpu, mb = (float(word) for word in done.stdout.split())
+            text = f"n = {n:.0f}, ratio {ratio:.5f}, {cpu:.2f} s, {mb:.0f} MB"
+            name = f"training step{' with recompute' if recompute else ''}"
+            met = ratio <= 1.001 and cpu <= limit and mb <= 2000
+            yield Row("F4", name, text, f"<= 1.001, {limit:.0f} s, 2000 MB", met)
+
+
+def waste_free(asked: Asked) -> Iterator[Row]:
+    """F5: cuts of a rectangle, whose optimum leaves no byte unused."""
+    for count, seconds, wanted in ((160, 1.0, 10), (320, 10.0, 9), (640, 10.0, 0)):
+        found = [place(perfect(count, seed), capacity=100_000, seconds=seconds) for seed in range(10)]
+        solved = sum(p.peak <= 100_000 for p in found)
+        text = f"{solved}/10, worst {max(p.cpu_seconds for p in found):.2f} s"
+        yield Row("F5", f"n = {count}", text, f">= {wanted}/10" if wanted else "", solved >= wanted or None)
+
+
+def spine(asked: Asked) -> Iterator[Row]:
+    """F6: plans at 80 to 40 % of the live bytes."""
+    worst_plan = worst = 0.0
+    for name in planned.NETS[: 2 if asked.quick else None]:
+        for share, graph, plan in planned.plans(name, "test" if asked.quick else "bench"):
+            given, again, n = planned.arena_ratio(graph, plan)
+            worst_plan, worst = max(worst_plan, given), max(worst, again)
+            yield Row("F6", f"{name} at {share:.0%}", f"n = {n}, in the plan {given:.4f}, lowest {again:.5f}")
+    yield Row("F6", "all plans", f"worst arena / live bytes {worst:.5f}", "<= 1.01", worst <= 1.01)
+    yield Row("F6", "all plans", f"as planned (placement stops once the budget is met) {worst_plan:.4f}")
+
+
+def replay(asked: Asked) -> Iterator[Row]:
+    """F11: planned addresses on a CPU."""
+    nets = ("gpt2", "resnet18") if asked.quick else ("gpt2", "vit", "resnet18", "unet")
+    for row in planned.replays(nets, "bench", quick=asked.quick):
+        text = f"{row['misses']} misses, losses equal {row['losses_equal']}, time {row['interval']}"
+        met = not row["misses"] and bool(row["losses_equal"]) and float(str(row["ratio"])) <= 1.05
+        yield Row("F11", str(row["net"]), text, "0, equal, <= 1.05", met)
+
+
+QUESTIONS: dict[str, Callable[[Asked], Iterator[Row]]] = {
+    "F1": fits,
+    "F2": minimised,
+    "F3": captured,
+    "F4": large,
+    "F5": waste_free,
+    "F6": spine,
+    "F11": replay,
+}
