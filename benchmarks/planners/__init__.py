@@ -11,7 +11,8 @@ from typing import Final
 from benchmarks.planners.question import Question
 
 QUESTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "search": ("P1", "P2", "P3", "P4", "P9", "P10"),
+    "search": ("P1", "P2", "P3", "P4"),
+    "scale": ("P9", "P10"),
     "bounds": ("P4", "P5", "P11"),
     "literature": ("P6", "table"),
     "treewidth": ("P7",),

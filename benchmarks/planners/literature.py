@@ -158,7 +158,7 @@ def _dtr(settings: Settings) -> Iterator[Row]:
                 "DTR": other, "ours": found, "CPU s": spent,
                 "met": found is not None and found <= other + 1e-9,
             }  # fmt: skip
-        least = min((p for p in range(98, 0, -2) if _dtr_at(graph, p) is not None), default=100)
+        least = min((p for p in range(95, 0, -5) if _dtr_at(graph, p) is not None), default=100)
         below = ours(graph, _budget(graph, least - 10), settings.seeds[:1])[0] if least > 10 else None
         lower += below is not None
         yield {

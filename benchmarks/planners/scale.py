@@ -1,0 +1,136 @@
+"""P9 and P10: large captured transformers, and time against bytes on captured nets of the zoo.
+
+Times of ops are estimated for one machine profile, so that every run plans the same graphs.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
+from benchmarks.planners.search import budget_of
+from benchmarks.zoo import build
+from tightrope.capture.api import capture
+from tightrope.core import Graph, InfeasibleError, Machine, Plan
+from tightrope.judge import problems
+from tightrope.plan import smallest, solve
+from tightrope.price import price_graph
+
+_NETS = ("gpt2_small_vocab", "resnet18", "unet", "vit")
+_PERCENTS = (90, 80, 70, 60, 50, 40)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = self.attention(self.norms[0](x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2) / 8).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).reshape(batch, length, width))
+        mixed: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.norms[1](x))))
+        return mixed
+
+
+class _Transformer(nn.Module):
+    """Loss of a plain transformer without dropout."""
+
+    def __init__(self, num_layers: int, width: int = 64) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(100, width), nn.Linear(width, 100)
+        self.blocks = nn.Sequential(*(_Block(width, 4) for _ in range(num_layers)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits = self.head(self.blocks(self.embed(ids)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Yield one row per graph and budget."""
+    if settings.wants("P9"):
+        yield from _scale(settings)
+    if settings.wants("P10"):
+        for name in _NETS:
+            yield from _curve(name, settings)
+
+
+def _priced(model: nn.Module, inputs: tuple[Any, ...]) -> Graph:
+    return price_graph(capture(model, *inputs), Machine.load("laptop-16gb"))
+
+
+def _scale(settings: Settings) -> Iterator[Row]:
+    base: float | None = None
+    for num_layers, most in ((12, None), (96, 60.0), *(() if settings.quick else ((213, 300.0),))):
+        torch.manual_seed(0)
+        graph = _priced(_Transformer(num_layers), (torch.randint(0, 100, (2, 64)),))
+        start = cpu_seconds()
+        plan = solve(graph, budget=budget_of(graph, 50), bound=True)
+        seconds = cpu_seconds(start)
+        base = base or seconds
+        ratio = seconds / base
+        fast = most is None or (seconds <= most and (num_layers != 96 or ratio <= 2))
+        yield {
+            "bar": "P9",
+            "layers": num_layers,
+            "ops": len(graph.ops),
+            "budget %": 50,
+            "tdi %": plan.forecast.tdi_percent,
+            "bound %": 100.0 * (plan.certificate.ns_bound - graph.base_ns) / graph.base_ns,
+            "cpu s": seconds,
+            "<= s": most,
+            "x 12 layers": ratio,
+            "met": fast and not problems(graph, plan),
+        }
+
+
+def _curve(name: str, settings: Settings) -> Iterator[Row]:
+    """Compare with greedy eviction, the first planner there was, at every budget."""
+    case = build(name, scale="test" if settings.quick else "bench")
+    graph = _priced(case.model, case.inputs)
+    peak = budget_of(graph, 100) - graph.persistent
+    for percent in _PERCENTS:
+        budget = budget_of(graph, percent)
+        start = cpu_seconds()
+        ours, seconds = _tdi(graph, budget, "auto"), cpu_seconds(start)
+        greedy = _tdi(graph, budget, "greedy")
+        met = ours is not None and (greedy is None or ours <= greedy)
+        yield {
+            "bar": "P10",
+            "net": name,
+            "ops": len(graph.ops),
+            "budget %": percent,
+            "tdi %": ours,
+            "greedy %": greedy,
+            "cpu s": seconds,
+            "met": met if ours is not None or greedy is not None else None,
+        }
+    least = smallest(graph)
+    share = (least.forecast.total - graph.persistent) / peak
+    met_share = share <= 0.5 if name in ("resnet18", "unet") else None
+    yield {
+        "bar": "P10",
+        "net": name,
+        "smallest share": share,
+        "tdi %": least.forecast.tdi_percent,
+        "met": met_share,
+    }
+
+
+def _tdi(graph: Graph, budget: int, planner: str) -> float | None:
+    try:
+        plan: Plan = solve(graph, budget=budget, planner=planner)
+    except InfeasibleError:
+        return None
+    assert not problems(graph, plan)
+    return plan.forecast.tdi_percent
+
+
+QUESTION = Question(("P9", "P10"), "scale: large graphs and captured nets", run)
