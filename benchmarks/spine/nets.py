@@ -20,8 +20,8 @@ from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError
 from tightrope.native.allocator import Allocator
 from tightrope.run.compile import Handle, handle_of
 from tightrope.run.ledger import ledger
+from tightrope.run.refusal import RESERVE
 from tightrope.run.report import Report, report
-from tightrope.run.runner import RESERVE
 
 UNLIMITED: Bytes = 2**46
 """A budget that no net of the zoo needs."""

@@ -20,7 +20,7 @@ from benchmarks.spine.nets import clean, eager_loop, fresh, held, native
 from benchmarks.zoo import Case
 from tightrope.core import Bytes, InfeasibleError, round_up
 from tightrope.run.ledger import ledger
-from tightrope.run.runner import RESERVE
+from tightrope.run.refusal import RESERVE
 
 _NUM_STEPS = 5
 

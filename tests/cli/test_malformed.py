@@ -310,6 +310,32 @@ def test_a_plan_with_one_thing_wrong_is_refused(place: tuple[Path, Path], edit: 
     refused(run("judge", plan, "--graph", graph))
 
 
+@pytest.mark.parametrize("edit", PLAN_EDITS.values(), ids=PLAN_EDITS)
+def test_a_plan_with_one_thing_wrong_is_explained_or_refused(place: tuple[Path, Path], edit: Edit) -> None:
+    plan, graph = place
+    tree = json.loads(PLAN_BYTES)
+    edit(tree)
+    plan.write_text(json.dumps(tree))
+    found = run("explain", plan, "--graph", graph)
+    if found.code:
+        refused(found)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1])
+def test_a_plan_with_offsets_for_other_allocations_is_not_explained(
+    place: tuple[Path, Path], count: int
+) -> None:
+    plan, graph = place
+    tree = json.loads(PLAN_BYTES)
+    tree["offsets"] = [*tree["offsets"], 0][: len(tree["offsets"]) + count]
+    plan.write_text(json.dumps(tree))
+    found = run("explain", plan, "--graph", graph)
+    assert bool(found.code) == bool(count), found
+    if count:
+        refused(found)
+        assert "offsets" in found.err
+
+
 @pytest.mark.parametrize("edit", GRAPH_EDITS.values(), ids=GRAPH_EDITS)
 def test_a_graph_with_one_thing_wrong_is_refused(place: tuple[Path, Path], edit: Edit) -> None:
     plan, graph = place

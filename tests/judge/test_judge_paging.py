@@ -234,11 +234,8 @@ def test_windows_of_one_engine_never_overlap(order: list[int], engines: int, gap
     steps: list[Step] = [Compute(i) for i in range(count)]
     steps += [PageOut(i) for i in order]
     steps += [Wait(i) for i in order]
-    arrive = {max(0, i - gap): [] for i in range(count)} | {}
     for i in range(count):
-        arrive[max(0, i - gap)].append(i)
-    for i in range(count):
-        steps += [PageIn(s) for s in arrive.get(i, ())]
+        steps += [PageIn(s) for s in range(count) if max(0, s - gap) == i]
         steps += [Wait(i), Compute(count + i), Free(i), Free(i, 1)]
     of = machine(engines=engines, capacity=2**20)
     replay = replay_schedule(graph, Schedule(tuple(steps)), of)

@@ -231,3 +231,84 @@ def test_losses_from_logits_find_room_between_forward_and_backward() -> None:
     model = compiled(share=0.6, extra=512 << 10)
     assert play(model, loop) == wanted
     assert tightrope.report(model).observed_total <= tightrope.report(model).budget
+
+
+class Outputs(nn.Module):
+    """Its outputs are as large as anything inside, and their loss takes four times as much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for _ in range(4):
+            layers += [nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)
+        return result
+
+
+def squares(model: nn.Module, x: Tensor) -> list[str]:
+    model.zero_grad()
+    torch.manual_seed(5)
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    return [digest(loss), *(digest(p.grad) for p in model.parameters())]
+
+
+@pytest.fixture(scope="module")
+def wide() -> Tensor:
+    return torch.randn(2048, 64)
+
+
+def smallest_for_squares(x: Tensor) -> int:
+    model = tightrope.compile(built(Outputs), budget=2 << 20, progress=False)
+    with pytest.raises(
+        InfeasibleError, match=r"Of it, 2\.00 MiB are for a loss outside the model"
+    ) as refused:
+        squares(model, x)
+    assert refused.value.smallest_found is not None
+    return refused.value.smallest_found
+
+
+def test_the_budget_that_a_refusal_names_has_room_for_a_mean_of_squares(wide: Tensor) -> None:
+    wanted = squares(built(Outputs), wide)
+    gc.collect()
+    model = tightrope.compile(built(Outputs), budget=smallest_for_squares(wide), progress=False)
+    assert squares(model, wide) == wanted
+    report = tightrope.report(model)
+    assert report.observed_total <= report.budget
+    assert report.num_recomputed > 0
+
+
+def test_a_loss_that_runs_out_is_left_more_or_refused_by_the_next_step(wide: Tensor) -> None:
+    gc.collect()
+    budget = smallest_for_squares(wide) - (3 << 18)
+    model = tightrope.compile(built(Outputs), budget=budget, progress=False)
+    with pytest.raises(torch.OutOfMemoryError, match="were left for code between forward and backward"):
+        squares(model, wide)
+    gc.collect()
+    with pytest.raises(InfeasibleError):
+        for _ in range(3):
+            with pytest.raises(torch.OutOfMemoryError):
+                squares(model, wide)
+            gc.collect()
+
+
+def test_room_that_a_loss_does_not_need_goes_to_the_plan(wide: Tensor) -> None:
+    def mean(model: nn.Module) -> Any:
+        model.zero_grad()
+        torch.manual_seed(5)
+        loss = model(wide).mean()
+        loss.backward()
+        return [digest(loss), *(digest(p.grad) for p in model.parameters())]
+
+    wanted = mean(built(Outputs))
+    gc.collect()
+    model = tightrope.compile(built(Outputs), budget=smallest_for_squares(wide), progress=False)
+    assert mean(model) == wanted
+    first = tightrope.report(model)
+    assert mean(model) == wanted
+    second = tightrope.report(model)
+    assert first.num_recomputed > second.num_recomputed
+    assert second.observed_total <= second.budget

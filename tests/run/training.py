@@ -13,7 +13,7 @@ from tightrope.capture import capture_program, measured
 from tightrope.plan import smallest, solve
 from tightrope.run.compile import handle_of
 from tightrope.run.ledger import ledger
-from tightrope.run.runner import RESERVE
+from tightrope.run.refusal import RESERVE
 
 SLACK = 256 * 1024
 """Room for gradients that outlive a step, counted by page, and for the optimizer of a small net."""

@@ -132,6 +132,7 @@ def unsupported_errors() -> tuple[type[BaseException], ...]:
 
     names = (
         "Unsupported",
+        "TorchRuntimeError",
         "UserError",
         "InternalTorchDynamoError",
         "FailOnRecompileLimitHit",

@@ -8,6 +8,7 @@ import torch
 from tightrope.capture import _torch
 from tightrope.capture.costs import price_program
 from tightrope.capture.dynamo import make_backend
+from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
 from tightrope.core import CaptureError, Graph, TightropeError
 from tightrope.native.allocator import Allocator
@@ -49,11 +50,7 @@ def capture_program(
         with _torch.calling(RECOMPILE_LIMIT):
             planned(*args, **(kwargs or {}))
     except _torch.unsupported_errors() as error:
-        first = str(error).strip().splitlines()[0]
-        raise CaptureError(
-            f"{type(model).__name__} cannot be captured as one graph: {first}. Remove the data-dependent "
-            "part, or use tightrope.replay(budget=...), which needs no capture."
-        ) from error
+        raise uncaptured(error, type(model).__name__, call="capture(model, x, y)") from error
     except Exception as error:
         cause = _torch.cause_in_backend(error)
         if isinstance(cause, _Captured):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.fx
 
+_OWN = PurePath(__file__).parents[1]
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
 _MODULE = re.compile(r"\._modules\['([^']+)'\]|\[(\d+)\]")
@@ -27,8 +28,8 @@ def module_path(node: torch.fx.Node) -> str:
 
 def source_line(node: torch.fx.Node) -> str:
     """Name the user's line that made ``node`` as ``file.py:123``, or the empty string."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    if not frames:
-        return ""
-    file, line = frames[-1]
-    return f"{PurePath(file).name}:{line}"
+    for file, line in reversed(_FRAME.findall(node.meta.get("stack_trace") or "")):
+        path = PurePath(file)
+        if not path.is_relative_to(_OWN):
+            return f"{path.name}:{line}"
+    return ""

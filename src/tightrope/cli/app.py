@@ -18,7 +18,8 @@ import typer
 from rich.console import Console
 
 from tightrope.cli import place, report, show, trace
-from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes
+from tightrope.cli.sound import graph_beside, machine_of, read_sound
+from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
 from tightrope.core.codec import dump_graph
 
 FITS, ERROR, DOES_NOT_FIT = 0, 2, 3
@@ -234,6 +235,7 @@ def explain(
     graph: GraphFile = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="How many storages to list.")] = 20,
     save: Annotated[str | None, typer.Option(help="Say what would have to go to save these bytes.")] = None,
+    machine: Machine = None,
     json: Json = False,
 ) -> None:
     """Say why each storage was kept, recomputed or paged, largest first.
@@ -241,13 +243,13 @@ def explain(
     With the graph, storages have the names of their tensors and modules, and the stage and module that
     take most time and the buffers alive at the peak are named.
     """
-    from tightrope.plan.foreign import read_source
-
-    found = Plan.load(plan)
-    path = graph or _beside(plan)
-    known = read_source(path).graph if path is not None else None
-    text = found.explain(known, top=top)
-    answers = trace.answers_of(known, found, save, top) if known is not None else None
+    if graph is None and graph_beside(plan) is None:
+        found, answers = Plan.load(plan), None
+        text = found.explain(top=top)
+    else:
+        sound = read_sound(plan, graph, machine)
+        found, answers = sound.plan, trace.answers_of(sound, save, top)
+        text = found.explain(sound.graph, top=top)
     if json:
         reasons = sorted(found.reasons, key=lambda reason: (-reason.bytes, reason.storage))
         emit_json(
@@ -272,8 +274,10 @@ def explain(
         "tightrope judge step.plan.json", "tightrope judge step.plan.json --graph step.graph.json --json"
     ),
 )
-def judge(plan: PlanFile, graph: GraphFile = None, json: Json = False) -> None:
+def judge(plan: PlanFile, graph: GraphFile = None, machine: Machine = None, json: Json = False) -> None:
     """Check a plan with code that shares nothing with the planner.
+
+    A plan that pages is checked on its machine: the one given, or the profile of that name.
 
     Exit code 0: it holds; 3: it does not.
     """
@@ -281,10 +285,10 @@ def judge(plan: PlanFile, graph: GraphFile = None, json: Json = False) -> None:
     from tightrope.plan.foreign import read_source
 
     found = Plan.load(plan)
-    path = graph or _beside(plan)
+    path = graph or graph_beside(plan)
     if path is None:
         raise TightropeError(f"a plan is judged against its graph: add --graph FILE to judge {str(plan)!r}.")
-    wrong = problems(read_source(path).graph, found)
+    wrong = problems(read_source(path).graph, found, machine_of(found, machine))
     if json:
         emit_json({"holds": not wrong, "problems": wrong})
     elif wrong:
@@ -295,14 +299,6 @@ def judge(plan: PlanFile, graph: GraphFile = None, json: Json = False) -> None:
         )
     if wrong:
         raise typer.Exit(DOES_NOT_FIT)
-
-
-def _beside(plan: Path) -> Path | None:
-    """NAME.graph.json beside NAME.plan.json, where it exists."""
-    if not plan.name.endswith(".plan.json"):
-        return None
-    path = plan.with_name(plan.name.removesuffix(".plan.json") + ".graph.json")
-    return path if path.is_file() else None
 
 
 @app.command(epilog=_examples("tightrope doctor", "tightrope doctor --json"))
@@ -342,6 +338,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _fail(message: str, code: int) -> NoReturn:
     """Write one line to standard error and leave."""
-    line = " ".join(message.split())
+    line = printable(" ".join(message.split()))
     sys.stderr.write(f"tightrope: {line}\n")
     sys.exit(code)

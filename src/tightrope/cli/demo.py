@@ -25,8 +25,8 @@ from tightrope.run.compile import compile as compile_model
 from tightrope.run.compile import handle_of
 from tightrope.run.ledger import ledger
 from tightrope.run.progress import Progress
+from tightrope.run.refusal import RESERVE
 from tightrope.run.report import report
-from tightrope.run.runner import RESERVE
 from tightrope.run.verify import digest
 
 _SHARES = (1.0, 0.75, 0.55, 0.0)
@@ -102,7 +102,7 @@ class _Demo:
 
     def __init__(self, name: str, steps: int, console: Console | None) -> None:
         self.name, self.steps, self.console = name, steps, console
-        self.progress = Progress()
+        self.progress = Progress(lines=True)
 
     def run(self, budget: str | None) -> list[Row]:
         ledger()  # installs the allocator hook, so that every tensor from here on is counted
@@ -110,7 +110,8 @@ class _Demo:
         self.batches = list(itertools.islice(job.batches, self.steps))
         self._print(f"\n{job.title}: {self.steps} steps, SGD with momentum, one thread")
         del job
-        eager = self._train(self._fresh())
+        with self.progress.task("training eagerly, for comparison", self.steps):
+            eager = self._train(self._fresh())
         graph, full, least = self._range()
         self._header()
         rows = []

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from tightrope.cli.sound import read_sound
 from tightrope.core import Plan, TightropeError, Trace
 from tightrope.core.errors import PlanFileError
 
@@ -61,8 +62,6 @@ def report(
 
 def _trace(path: Path, graph: Path | None, machine: str | None, also: tuple[Path, ...] = ()) -> Trace:
     """Read a trace file, or simulate a plan file."""
-    from tightrope.cli.machines import find_machine
-    from tightrope.plan.foreign import read_source
     from tightrope.record import forecast, read
     from tightrope.record.columns import MAGIC
 
@@ -73,13 +72,8 @@ def _trace(path: Path, graph: Path | None, machine: str | None, also: tuple[Path
             raise TightropeError("--also adds plans to a plan; a trace file has its own list of budgets.")
         return read(path)
     try:
-        plan = Plan.load(path)
+        sound = read_sound(path, graph, machine)
     except PlanFileError as error:
         raise PlanFileError(f"{str(path)!r} is neither a trace file nor a plan: {error}") from error
-    beside = path.with_name(path.name.removesuffix(".plan.json") + ".graph.json")
-    known = graph or (beside if path.name.endswith(".plan.json") and beside.is_file() else None)
-    if known is None:
-        raise TightropeError(f"a plan is drawn with its graph: add --graph FILE to report {str(path)!r}.")
     others = tuple(Plan.load(other) for other in also)
-    profile = find_machine(machine) if machine is not None else None
-    return forecast(read_source(known).graph, plan, machine=profile, others=others)
+    return forecast(sound.graph, sound.plan, machine=sound.machine, others=others)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from tightrope.core import Bytes, Graph, PageIn, PageOut, Plan, TightropeError, Trace, parse_bytes
+from tightrope.cli.sound import Sound, read_sound
+from tightrope.core import Bytes, TightropeError, Trace, parse_bytes
 
 if TYPE_CHECKING:
     from tightrope.record import Answers
@@ -112,10 +113,8 @@ def open_trace(
     Raises:
         TightropeError: the file is none of these.
     """
-    from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build
     from tightrope.core.codec import read_file
-    from tightrope.plan.foreign import read_source
     from tightrope.record import annotate, forecast, load, parse_profile, tree_of
     from tightrope.record.columns import MAGIC
 
@@ -126,22 +125,16 @@ def open_trace(
         tree = tree_of(build(model).model) if model is not None else None
         slices = parse_profile(data, path.name)
         return annotate(slices, name=path.name) if tree is None else annotate(slices, tree, name=path.name)
-    plan = Plan.load(path)
-    beside = path.with_name(path.name.removesuffix(".plan.json") + ".graph.json")
-    known = graph or (beside if path.name.endswith(".plan.json") and beside.is_file() else None)
-    if known is None:
-        raise TightropeError(f"a plan is simulated with its graph: add --graph FILE for {str(path)!r}.")
-    profile = find_machine(machine) if machine is not None else None
-    return forecast(read_source(known).graph, plan, machine=profile)
+    sound = read_sound(path, graph, machine)
+    return forecast(sound.graph, sound.plan, machine=sound.machine)
 
 
-def answers_of(graph: Graph, plan: Plan, save: str | None, top: int) -> "Answers | None":
-    """Answer what a plan's simulation can; None for a plan that pages, which needs a machine."""
+def answers_of(sound: Sound, save: str | None, top: int) -> "Answers":
+    """Answer what a plan's simulation can."""
     from tightrope.record import explain, forecast
 
-    if any(isinstance(step, PageOut | PageIn) for step in plan.schedule.steps):
-        return None
-    return explain(forecast(graph, plan), save=parse_bytes(save) if save is not None else 0, top=top)
+    simulated = forecast(sound.graph, sound.plan, machine=sound.machine)
+    return explain(simulated, save=parse_bytes(save) if save is not None else 0, top=top)
 
 
 def _recorded(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], budget: str | None) -> Trace:

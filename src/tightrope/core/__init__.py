@@ -50,6 +50,7 @@ from tightrope.core.units import (
     format_bytes,
     format_time,
     parse_bytes,
+    printable,
     round_up,
 )
 
@@ -114,5 +115,6 @@ __all__ = [
     "format_bytes",
     "format_time",
     "parse_bytes",
+    "printable",
     "round_up",
 ]

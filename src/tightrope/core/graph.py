@@ -24,7 +24,16 @@ from typing import Final, Literal
 
 import msgspec
 
-from tightrope.core.units import ALIGNMENT, Bytes, Nanoseconds, OpId, StepIndex, StorageId, round_up
+from tightrope.core.units import (
+    ALIGNMENT,
+    Bytes,
+    Nanoseconds,
+    OpId,
+    StepIndex,
+    StorageId,
+    printable,
+    round_up,
+)
 
 SCHEMA_VERSION: Final = 1
 
@@ -156,7 +165,7 @@ class Op(msgspec.Struct, frozen=True):
     def describe(self) -> str:
         """Name the op for a person: target, module path and source line."""
         place = f" in {self.module}" if self.module else ""
-        return f"{self.target}{place}" + (f" ({self.source})" if self.source else "")
+        return printable(f"{self.target}{place}" + (f" ({self.source})" if self.source else ""))
 
 
 class Graph(msgspec.Struct, frozen=True, dict=True):

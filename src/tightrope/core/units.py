@@ -36,6 +36,18 @@ _AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([a-z%]*)\s*", re.IGNORECAS
 _LIMIT: Bytes = 2**62
 
 
+def printable(text: str) -> str:
+    r"""Escape what a terminal would obey instead of showing: names come from files.
+
+    Example:
+        >>> print(printable("a\x1b[2Jb"))
+        a\x1b[2Jb
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def round_up(size: Bytes, alignment: Bytes = ALIGNMENT) -> Bytes:
     """Round ``size`` up to the next multiple of ``alignment``.
 

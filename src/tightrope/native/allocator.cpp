@@ -53,7 +53,7 @@ void deallocate(void* pointer) {
 std::string refusal(Bytes asked, const Refused& refused) {
   return "tightrope: asked " + std::to_string(asked) + " bytes; " + std::to_string(refused.charged) +
          " are charged now and the limit is " + std::to_string(refused.limit) +
-         " bytes. Raise the budget, use a smaller batch, or free tensors before this step.";
+         " bytes. Raise the budget, use a smaller batch, or free tensors before this step." + refused.note;
 }
 
 struct Hook final : c10::Allocator {
@@ -122,6 +122,11 @@ int64_t tr_install() {
   return 0;
 }
 
+void tr_set_note(const char* note) {
+  Lock lock(state->mutex);
+  state->note = note;
+}
+
 void tr_set_limit(Bytes limit) {
   Lock lock(state->mutex);
   state->limit = limit;
@@ -135,7 +140,8 @@ Bytes tr_limit() {
 void tr_stats(int64_t* out) {
   Lock lock(state->mutex);
   const Stats& now = state->stats;
-  const int64_t values[] = {now.charged, now.charged_peak, now.heap_live, now.live, now.live_peak, now.num_allocations};
+  const int64_t values[] = {now.charged,   now.charged_peak,    now.heap_live, now.live,
+                            now.live_peak, now.num_allocations, now.refused};
   std::copy(std::begin(values), std::end(values), out);
 }
 
@@ -143,6 +149,7 @@ void tr_reset_peaks() {
   Lock lock(state->mutex);
   state->stats.charged_peak = state->stats.charged;
   state->stats.live_peak = state->stats.live;
+  state->stats.refused = 0;
 }
 
 int64_t tr_owns(const void* pointer) {

@@ -26,7 +26,7 @@ from tightrope.native.build import library
 
 
 class MemoryStats(NamedTuple):
-    """What the allocator counts; all but the last in bytes, each block rounded up to 64.
+    """What the allocator counts; all but ``num_allocations`` in bytes, each block rounded up to 64.
 
     Attributes:
         charged: what the limit holds: heap blocks, plus arenas (see `Allocator.open_arena`).
@@ -35,6 +35,8 @@ class MemoryStats(NamedTuple):
         live: live blocks on the heap and in arenas.
         live_peak: largest ``live`` since `Allocator.reset_peaks`.
         num_allocations: allocations served since the process began to count.
+        refused: largest ``charged`` that a refused allocation would have made, since
+            `Allocator.reset_peaks`; 0 = none was refused.
     """
 
     charged: Bytes
@@ -43,6 +45,7 @@ class MemoryStats(NamedTuple):
     live: Bytes
     live_peak: Bytes
     num_allocations: int
+    refused: Bytes
 
 
 class MemoryEvent(NamedTuple):
@@ -140,6 +143,7 @@ _I64, _TABLE = ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tr_error": (ctypes.c_char_p, ()),
     "tr_install": (_I64, ()),
+    "tr_set_note": (None, (ctypes.c_char_p,)),
     "tr_set_limit": (None, (_I64,)),
     "tr_limit": (_I64, ()),
     "tr_stats": (None, (_TABLE,)),
@@ -205,8 +209,12 @@ class Allocator:
         self._native.tr_stats(out)
         return MemoryStats(*out)
 
+    def explain(self, note: str) -> None:
+        """End the message of every refusal with ``note``: what the reader should know of the limit."""
+        self._native.tr_set_note(f" {note}".encode() if note else b"")
+
     def reset_peaks(self) -> None:
-        """Set both peaks to the present values."""
+        """Set both peaks to the present values, and forget what was refused."""
         self._native.tr_reset_peaks()
 
     def owns(self, address: int) -> bool:

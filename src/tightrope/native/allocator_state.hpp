@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -49,10 +50,12 @@ struct Replay {
 struct Stats {
   Bytes charged = 0, charged_peak = 0, heap_live = 0, live = 0, live_peak = 0;
   int64_t num_allocations = 0;
+  Bytes refused = 0;  // most that a refused allocation would have charged
 };
 
 struct Refused {
   Bytes charged, limit;
+  std::string note;
 };
 
 class State {
@@ -60,6 +63,7 @@ class State {
   std::mutex mutex;
   Stats stats;
   Bytes limit = -1;
+  std::string note;  // ends every refusal
   c10::DeleterFnPtr previous_deleter = nullptr;
 
   std::optional<Replay> replay;
@@ -182,7 +186,8 @@ class State {
       trim(*arena);
       if (stats.charged + bytes <= limit) return;
     }
-    throw Refused{stats.charged, limit};
+    stats.refused = std::max(stats.refused, stats.charged + bytes);
+    throw Refused{stats.charged, limit, note};
   }
 
   Arena* arena_of(const void* pointer) const {

@@ -25,6 +25,7 @@ from tightrope.core import (
     PageIn,
     PageOut,
     Plan,
+    PlanFileError,
     Schedule,
     StorageId,
     Summary,
@@ -111,7 +112,15 @@ def describe(
         buffers: allocations in order, with storages.
         creators: event that makes each of them.
         readers: events that read each of them.
+
+    Raises:
+        PlanFileError: a plan with offsets for another number of allocations.
     """
+    if plan.placed and plan.offsets and len(plan.offsets) != len(buffers):
+        raise PlanFileError(
+            f"the plan has {len(plan.offsets)} offsets and its schedule makes {len(buffers)} allocations: "
+            "tightrope judge says what else is wrong with it."
+        )
     reasons = reason_rows(plan.reasons)
     copies: dict[StorageId, int] = {}
     found = []

@@ -17,12 +17,14 @@ import torch
 from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import Runner, make_backend
+from tightrope.capture.failures import fails_anyway
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, CaptureError, Machine, TightropeError, parse_bytes
 from tightrope.run.ledger import Ledger, ledger
 from tightrope.run.progress import Progress
+from tightrope.run.refusal import RESERVE
 from tightrope.run.replay import Replay, replay
-from tightrope.run.runner import RESERVE, InferenceRunner, Options, PlannedRunner
+from tightrope.run.runner import InferenceRunner, Options, PlannedRunner
 from tightrope.run.sequence import Shares
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -289,7 +291,7 @@ def _entry(
             return plain(*args, **kwargs)
         handle.ledger.mark()
         if handle.shares is None:
-            result, reason = _captured(whole, args, kwargs)
+            result, reason = _captured(whole, args, kwargs, trial)
             if not reason:
                 return result
             if not isinstance(handle.options.budget, int):
@@ -298,12 +300,20 @@ def _entry(
                 handle.break_up(reason)
         return in_pieces(*args, **kwargs)
 
+    def trial(*args: Any, **kwargs: Any) -> None:
+        owner = model()
+        assert owner is not None
+        restore = _state_of(owner)
+        with torch.no_grad():
+            plain(*args, **kwargs)
+        restore()
+
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
         owner = model()
         assert owner is not None
         known, restore = handle.num_graphs, _state_of(owner)
         handle.next_call()
-        result, reason = _captured(pieces, args, kwargs)
+        result, reason = _captured(pieces, args, kwargs, trial)
         if not reason and not handle.num_graphs:
             reason = f"No part of it can be captured: {handle.broken}"
         if not reason:
@@ -321,22 +331,26 @@ def _entry(
     return call
 
 
-def _captured(run: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, str]:
-    """Call what Dynamo compiles; where that cannot be captured, return the reason and nothing else."""
+def _captured(run: Callable[..., Any], args: Any, kwargs: Any, trial: Callable[..., None]) -> tuple[Any, str]:
+    """Call what Dynamo compiles; where that cannot be captured, return the reason and nothing else.
+
+    A call that fails without capture too raises its own error: ``trial`` finds out.
+    """
     try:
         with _torch.calling(RECOMPILE_LIMIT):
             return run(*args, **kwargs), ""
     except _torch.unsupported_errors() as error:
-        return None, _reason(error)
+        refused, reason, anyway = None, _reason(error), fails_anyway(error)
     except Exception as error:
         cause = _torch.cause_in_backend(error)
         if cause is None or cause is error:
             raise
-        refused = None if isinstance(cause, CaptureError) else cause
-        reason = _reason(cause)
+        refused, reason, anyway = None if isinstance(cause, CaptureError) else cause, _reason(cause), False
     if refused is not None:
         refused.__context__ = None  # the frames of the capture would hold memory
         raise refused.with_traceback(None)
+    if anyway:
+        trial(*args, **kwargs)
     return None, reason
 
 

@@ -36,12 +36,12 @@ class Flight:
     peak: Bytes
     charged: Bytes
     num_backwards: int = 0
-    release: Callable[[], None] = field(default=lambda: None)
+    release: Callable[["Flight"], None] = field(default=lambda _: None)
 
     def land(self) -> None:
         """Give the arena back, once."""
-        release, self.release = self.release, lambda: None
-        release()
+        release, self.release = self.release, lambda _: None
+        release(self)
 
     def __del__(self) -> None:
         self.land()

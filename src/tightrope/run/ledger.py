@@ -10,6 +10,7 @@ Between steps the limit stays on: loss, optimizer and user code live under it to
 """
 
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -59,6 +60,7 @@ class Ledger:
         self.marked: Bytes = 0
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
+        self._less = self._room = ""
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._older: dict[int, tuple[Callable[[], bool], Bytes]] = {}
 
@@ -82,7 +84,21 @@ class Ledger:
         if self.allocator is None:
             return
         budget = max(self._budgets.values(), default=None)
-        self.allocator.limit = None if budget is None else max(budget - self.older, 0)
+        older = self.older
+        self.allocator.limit = None if budget is None else max(budget - older, 0)
+        self._less = ""
+        if budget is not None and older:
+            self._less = (
+                f"The limit is the budget of {budget} less {older} bytes of tensors made before tightrope "
+                "began to count."
+            )
+        self.explain(self._room)
+
+    def explain(self, room: str) -> None:
+        """Say what the memory beside the plan is for, should it run out."""
+        self._room = room
+        if self.allocator is not None:
+            self.allocator.explain(f"{self._less} {room}".strip())
 
     @property
     def older(self) -> Bytes:
@@ -129,6 +145,13 @@ class Ledger:
             end = self.allocator.stats()
             found.charged = end.charged_peak + self.older
             found.above, found.left = end.live_peak - start.live, end.live - start.live
+            self._peak = max(self._peak, found.charged)
+            self.allocator.reset_peaks()
+
+    def refused(self) -> Bytes:
+        """Bytes that would have been held had the largest refusal since the last window been granted."""
+        refused = self.allocator.stats().refused if self.allocator is not None else 0
+        return refused + self.older if refused else 0
 
     def take_peak(self) -> Bytes:
         """Return the most bytes held since the last call of this, and start afresh; 0 without a hook."""
@@ -150,9 +173,16 @@ class Ledger:
             before()
 
     def survey(self) -> None:
-        """Without a hook, count the tensors that Python knows: nobody else does."""
+        """Let go of what nobody uses before a plan counts it as held: models form reference cycles.
+
+        Without a hook, count the tensors that Python knows: nobody else does.
+        """
         if self.allocator is None:
             self.marked = uncounted_bytes(None)
+            return
+        before = self._counted()
+        gc.collect()
+        self.marked -= max(before - self._counted(), 0)
 
     def mark(self) -> None:
         """Remember what is charged now: a capture that follows holds transient bytes of its own."""

@@ -1,4 +1,7 @@
-"""Progress on anything that may take over two seconds; silent when standard error is not a terminal."""
+"""Progress on anything that may take over two seconds.
+
+Where standard error is not a terminal a library is silent, and a command may write one line per task.
+"""
 
 import sys
 import time
@@ -19,15 +22,19 @@ class Progress:
 
     Args:
         shown: None = only on a terminal.
+        lines: where it is not shown, whether to write a line when a task begins.
     """
 
-    def __init__(self, *, shown: bool | None = None) -> None:
+    def __init__(self, *, shown: bool | None = None, lines: bool = False) -> None:
         self.shown = sys.stderr.isatty() if shown is None else shown
+        self.lines = lines
         self._console = Console(stderr=True)
 
     @contextmanager
     def _status(self, text: str) -> Iterator[Status | None]:
         if not self.shown:
+            if self.lines:
+                sys.stderr.write(f"{text} ...\n")
             yield None
             return
         with self._console.status(text) as status:
@@ -37,7 +44,7 @@ class Progress:
     def task(self, text: str, total: int) -> Iterator[Callable[[int, int, str], None]]:
         """Show ``text`` with a count while the block runs; call the result with (done, total, what)."""
         last = time.monotonic()
-        with self._status(f"tightrope: {text} ({total})") as status:
+        with self._status(f"tightrope: {text}" + (f" ({total})" if total > 1 else "")) as status:
 
             def tick(done: int, of: int, what: str) -> None:
                 nonlocal last

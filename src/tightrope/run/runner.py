@@ -10,7 +10,9 @@ The next one is measured and planned anew; after a second such step the program 
 
 import gc
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,17 +28,18 @@ from tightrope.native.allocator import Divergence
 from tightrope.plan import PlanCache, base_schedule, smallest, solve
 from tightrope.price.store import PriceStore
 from tightrope.run.arenas import Arenas
+from tightrope.run.between import Between
 from tightrope.run.chosen import Chosen, choose
 from tightrope.run.emit import emit
 from tightrope.run.flight import Flight, FreshPrices, Replayed
 from tightrope.run.ledger import Ledger, Window
 from tightrope.run.progress import Progress
+from tightrope.run.refusal import RESERVE, Refusal
 from tightrope.run.verify import Verified, digest, made_up_tangents, unplanned_step, verify
 
 _SCALAR: Bytes = 64
-RESERVE: Bytes = 65536
-"""Held back for the runtime itself: copies of the generator's state (5,056 bytes each) that are made
-while a graph is captured and while the first step is checked."""
+_SPARE = 16
+"""A plan is made anew where more than this part of its arena was left free in vain."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ class PlannedRunner:
     ) -> None:
         self.options, self.ledger, self.progress = options, ledger, progress
         ledger.note_tensors(real)
-        ledger.note_tensors(tensor.grad for tensor in real if isinstance(tensor, torch.nn.Parameter))
+        parameters = [tensor for tensor in real if isinstance(tensor, torch.nn.Parameter)]
+        ledger.note_tensors(parameter.grad for parameter in parameters)
+        self._stateless = self._without_state(parameters)
         self.raw = program
         self.program = self._price(real, PriceStore(program.graph.environment))
         self.cache = PlanCache()
@@ -106,9 +111,9 @@ class PlannedRunner:
         self.num_forwards = self.num_steps = 0
         self.last_used = time.monotonic_ns()
         self._stale = False
-        self._between: Bytes = 2 * sum(size for size in self._tangent_sizes() if size > _SCALAR)
-        self._between_known = False
-        self._planned_for: Bytes | None = None
+        self.between = Between(sum(size for size in self._tangent_sizes() if size > _SCALAR))
+        self._aloft: weakref.ref[Flight] | None = None
+        self._planned_for: tuple[Bytes | None, Bytes] = (None, 0)
         self.budget = self._budget()
         if shared:
             self._start_small()
@@ -125,7 +130,11 @@ class PlannedRunner:
             return asked
         whole = solve(self.program.graph, budget=2**60, planner="given").forecast
         held = max(self.ledger.charged_at_mark() + self._tangents(), whole.persistent)
-        return asked(held + whole.arena + whole.outside + self._between + RESERVE)
+        return asked(held + whole.arena + whole.outside + self.between.rooms()[0] + RESERVE)
+
+    def _without_state(self, parameters: Sequence[torch.nn.Parameter]) -> Bytes:
+        """Bytes of parameters whose optimizer has made no state yet, as far as can be seen."""
+        return sum(p.untyped_storage().nbytes() for p in parameters if p.requires_grad)
 
     def _start_small(self) -> None:
         """Take the smallest plan's bytes as the share; what others take is theirs to count."""
@@ -136,7 +145,7 @@ class PlannedRunner:
         whole = solve(graph, budget=2**60, planner="given").forecast
         self.least = self.share = plan.forecast.arena + plan.forecast.outside
         self.most = whole.arena + whole.outside
-        self._between, self._between_known = 0, True
+        self.between = Between(0)
 
     def _available(self, charged: Bytes) -> Bytes:
         """Bytes that the step may still use when ``charged`` are held by everything else."""
@@ -153,29 +162,39 @@ class PlannedRunner:
     def _choose(self, available: Bytes) -> Chosen:
         """Keep the present plan while it fits; else find one for ``available`` bytes.
 
-        What the user's code takes between forward and backward (a loss from logits) is left free: as
-        observed, or at first a guess, which is given up where no plan would fit beside it.
+        What the user's code takes between forward and backward (a loss from logits) is left free.
         """
         now = self.chosen
-        free = available - self._between
-        if self.share is not None:
-            free = min(free, self.share)
-        fits = now is not None and now.plan.forecast.arena + now.plan.forecast.outside <= free
-        if now is not None and fits and self.share == self._planned_for:
+        if now is not None and self._suits(now.plan, available):
             return now
-        try:
-            plan = self._solve(free, planner=self.options.planner)
-        except InfeasibleError:
-            if self._between_known or not self._between:
-                raise
-            plan = self._solve(available, planner=self.options.planner)
-            self._between = 0
+        *rooms, least = self.between.rooms()
+        plan = None
+        for room in rooms:
+            with suppress(InfeasibleError):
+                plan = self._solve(self._free(available, room))
+                break
+        else:
+            room = least
+            plan = self._solve(self._free(available, least), beside=rooms[0] - least if rooms else 0)
         self.persistent = self.budget - available - RESERVE
-        self._planned_for = self.share
+        self._planned_for = self.share, room
         self.chosen = choose(self.program, plan, self.ledger.allocator)
         return self.chosen
 
-    def _solve(self, available: Bytes, *, planner: str) -> Plan:
+    def _free(self, available: Bytes, room: Bytes) -> Bytes:
+        free = available - room
+        return free if self.share is None else min(free, self.share)
+
+    def _suits(self, plan: Plan, available: Bytes) -> bool:
+        """Tell whether a plan fits, and does not recompute for room that turned out not to be needed."""
+        share, room = self._planned_for
+        said, needed = plan.forecast, self.between.needed
+        fits = said.arena + said.outside <= self._free(available, needed)
+        spare = self.between.seen and said.ns > said.base_ns and (room - needed) * _SPARE > said.arena
+        return fits and self.share == share and not spare
+
+    def _solve(self, available: Bytes, *, beside: Bytes = 0) -> Plan:
+        """Find a plan; a refusal adds ``beside`` to the budget that it suggests."""
         graph = self.program.graph
         shift = self.budget - available - graph.persistent
         with self.progress.search(self.budget) as report:
@@ -183,15 +202,17 @@ class PlannedRunner:
                 return solve(
                     graph,
                     budget=max(available + graph.persistent, 1),
-                    planner=planner,
+                    planner=self.options.planner,
                     seconds=self.options.seconds,
                     seed=self.options.seed,
                     progress=report,
                     cache=self.cache,
                 )
             except InfeasibleError as error:
-                waiting = self.arenas.num_busy if self.arenas is not None else 0
-                raise _shifted(error, self.budget, shift, waiting) from None
+                waiting = max(self.arenas.num_busy - 1, 0) if self.arenas is not None else 0
+                trained = 0 if self.num_steps else self._stateless
+                refusal = Refusal(self.budget, shift, beside, waiting, trained)
+                raise refusal.restated(error) from None
 
     # the three entry points
 
@@ -202,6 +223,8 @@ class PlannedRunner:
         self.last_used = time.monotonic_ns()
         if self._stale:
             self._measure_again(args)
+        if self._aloft is not None and (waiting := self._aloft()) is not None:
+            self._learn(waiting)
         arena, charge = self.arenas.reclaim() if self.arenas is not None else (None, 0)
         try:
             chosen = self._choose(self._available(self.ledger.charged() - charge))
@@ -220,7 +243,12 @@ class PlannedRunner:
         reached = self._reached(replayed, chosen.num_forward)
         flight = Flight(chosen, kept, versions, arena, reached, window.left, window.above, self.ledger.held())
         runner, retire = self, replayed.divergence is not None
-        flight.release = lambda: runner._finish(arena, retire=retire)
+        flight.release = lambda flight: runner._landed(flight, retire=retire)
+        self._aloft = weakref.ref(flight)
+        self.ledger.explain(
+            f"{format_bytes(max(self.budget - flight.charged, 0))} were left for code between forward and "
+            "backward; the next forward leaves what it lacked."
+        )
         token = torch.empty(0)
         token.flight = flight  # type: ignore[attr-defined]
         self.observed_peak = window.above or self.observed_peak
@@ -241,6 +269,7 @@ class PlannedRunner:
         # Planned addresses are for a backward that frees what the forward kept, and for the only one.
         start = flight.reached if flight.kept is None and not flight.num_backwards else -1
         flight.num_backwards += 1
+        self.ledger.explain("")
         with self.ledger.window(profiled=self.num_steps == 0, held=flight.held) as window:
             replayed = self._replayed(flight.chosen, flight.arena, start, lambda: backward(kept, tangents))
         self._note(window)
@@ -348,11 +377,18 @@ class PlannedRunner:
 
     def _note_between(self, extra: Bytes) -> None:
         """Learn what user code takes between forward and backward, tangents aside."""
-        if self.share is not None:
-            return
-        known = self._between if self._between_known else 0
-        self._between = max(known, extra - self._tangents(), 0)
-        self._between_known = True
+        if self.share is None:
+            self.between.took(extra - self._tangents())
+
+    def _landed(self, flight: Flight, *, retire: bool) -> None:
+        self._learn(flight)
+        self._finish(flight.arena, retire=retire)
+
+    def _learn(self, flight: Flight) -> None:
+        """Learn from a forward whose backward never began what the code after it lacked."""
+        refused = self.ledger.refused()
+        if refused and not flight.num_backwards and self.share is None:
+            self.between.lacked(refused - flight.charged - self._tangents())
 
     def _verify(self, chosen: Chosen, args: list[Any]) -> Verified:
         """Compare with the unplanned graph where it fits, else with a second plan."""
@@ -442,33 +478,3 @@ class InferenceRunner:
     def backward(self, args: list[Any]) -> list[Any]:
         """Not used: there is no backward."""
         raise TightropeError("this program has no backward.")
-
-
-_CAPTURE_SLACK: Bytes = 16384
-"""A first capture leaves some small tensors behind (9 KiB seen); a second try must still fit."""
-
-
-def _shifted(error: InfeasibleError, budget: Bytes, shift: Bytes, waiting: int) -> InfeasibleError:
-    """Restate the planner's numbers in bytes on the device: other holders of memory included."""
-    found = None if error.smallest_found is None else error.smallest_found + shift + _CAPTURE_SLACK
-    bound = error.lower_bound + shift - RESERVE
-    best = (
-        "no feasible budget was found"
-        if found is None
-        else f"smallest feasible found {format_bytes(found)} ({found} bytes)"
-    )
-    hint = (
-        f"Try budget={found}, a smaller batch or a shorter sequence."
-        if found is not None
-        else "Try a smaller batch."
-    )
-    if waiting > 1:
-        hint += (
-            f" {waiting - 1} earlier forwards still hold what their backward needs: run it, drop their "
-            "outputs, or call the model under torch.no_grad()."
-        )
-    return InfeasibleError(
-        f"asked {format_bytes(budget)} ({budget} bytes); {best}; proved: no plan of this graph needs less "
-        f"than {format_bytes(bound)}. The op that sets the bound: {error.op}. {hint}",
-        asked=budget, smallest_found=found, lower_bound=bound, op=error.op,
-    )  # fmt: skip

@@ -18,6 +18,7 @@ import torch
 
 from tightrope.capture import _torch
 from tightrope.capture.dynamo import make_backend
+from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
 from tightrope.core import Bytes, CaptureError, TightropeError, parse_bytes
@@ -145,7 +146,7 @@ class Step:
             with torch.enable_grad(), _torch.calling(_RECOMPILE_LIMIT):
                 result = self._planned(*args, **kwargs)
         except _torch.unsupported_errors() as error:
-            raise _uncapturable(error) from error
+            raise uncaptured(error, "the step", call="step(x, y)") from error
         except Exception as error:
             cause = _torch.cause_in_backend(error)
             if cause is None or cause is error:
@@ -188,6 +189,7 @@ class _Captured:
 
     def __init__(self, owner: Step, program: Program, real: Sequence[Any]) -> None:
         self.owner, self.program, self.number = weakref.ref(owner), program, len(owner.runners)
+        owner.ledger.survey()
         owner.runners.append(owner.runner(program, real))
 
     def forward(self, args: list[Any]) -> list[Any]:
@@ -257,12 +259,3 @@ def _detached(value: Any) -> Any:
 
 def _handed_out(result: Any) -> Any:
     return (result[0].detach(), *result[1:]) if isinstance(result, tuple) else result.detach()
-
-
-def _uncapturable(error: BaseException) -> CaptureError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[0].rstrip(".") if lines else type(error).__name__
-    return CaptureError(
-        f"the step cannot be captured as one graph: {reason}. "
-        "Remove the data-dependent part, or use tightrope.replay(budget=...), which needs no capture."
-    )

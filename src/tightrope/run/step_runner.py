@@ -12,7 +12,7 @@ import torch.fx
 from tightrope.capture import _torch
 from tightrope.capture.program import Program
 from tightrope.capture.whole import whole_program, with_summaries, with_updates
-from tightrope.core import Allocation, Phase, TightropeError
+from tightrope.core import Allocation, Bytes, Phase, TightropeError
 from tightrope.judge import replay_schedule
 from tightrope.price.store import PriceStore
 from tightrope.run.chosen import Chosen
@@ -122,6 +122,10 @@ class StepRunner(PlannedRunner):
             states = self.updates.states(self.updated)
             settings = self.updates.settings(self.updated)
         return [*args, *(tensor for state in states for tensor in state), *settings]
+
+    def _without_state(self, parameters: Sequence[torch.nn.Parameter]) -> Bytes:
+        """All state exists when a whole step is planned."""
+        return 0
 
     def _price(self, real: Sequence[Any], store: PriceStore) -> Program:
         program = super()._price(real, store)

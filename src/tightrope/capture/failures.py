@@ -1,0 +1,37 @@
+"""Say why a step is not one graph, and what to do about it."""
+
+import re
+
+from tightrope.core import CaptureError
+
+_FAILS_EAGERLY = "result in an error when running in eager"
+_DETAIL = re.compile(r"got \w+\((['\"])(?P<got>.+?)\1\)|Developer debug context: (?P<context>\S.*)")
+_REPLAY = "or use tightrope.replay(budget=...), which needs no capture."
+
+
+def fails_anyway(error: BaseException) -> bool:
+    """Tell whether Dynamo expects that the plain call would fail too."""
+    return _FAILS_EAGERLY in str(error)
+
+
+def uncaptured(error: BaseException, who: str, *, call: str) -> CaptureError:
+    """Restate an error of Dynamo.
+
+    Args:
+        error: that Dynamo raised.
+        who: could not be captured.
+        call: how it is called rightly, for calls that fail without capture too.
+    """
+    text = str(error).strip()
+    reason = text.splitlines()[0].strip().rstrip(".") if text else type(error).__name__
+    if fails_anyway(error):
+        found = _DETAIL.search(text)
+        detail = f": {found['got'] or found['context']}" if found else ""
+        return CaptureError(
+            f"{who} fails with these arguments, capture or not ({reason}{detail}). See that the plain call "
+            f"works; arguments are given as in {call}."
+        )
+    return CaptureError(
+        f"{who} cannot be captured as one graph: {reason}. Remove what depends on values of tensors or "
+        f"leaves torch, {_REPLAY}"
+    )

@@ -1,0 +1,57 @@
+"""Plan files with their graphs, judged before anything is said about them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from tightrope.core import Graph, JudgeError, Machine, Plan, TightropeError
+
+
+class Sound(NamedTuple):
+    """A plan that holds, its graph, and the machine that it was judged on, if any."""
+
+    graph: Graph
+    plan: Plan
+    machine: Machine | None
+
+
+def graph_beside(plan: Path) -> Path | None:
+    """NAME.graph.json beside NAME.plan.json, where it exists."""
+    if not plan.name.endswith(".plan.json"):
+        return None
+    path = plan.with_name(plan.name.removesuffix(".plan.json") + ".graph.json")
+    return path if path.is_file() else None
+
+
+def machine_of(plan: Plan, given: str | None) -> Machine | None:
+    """The machine given, else the profile that the plan names, if there is one of that name."""
+    from tightrope.cli.machines import find_machine, names
+
+    known = given or (plan.machine if plan.machine in names() else None)
+    return find_machine(known) if known else None
+
+
+def read_sound(path: Path, graph: Path | None = None, machine: str | None = None) -> Sound:
+    """Read a plan and its graph, and judge them.
+
+    Args:
+        path: of the plan file.
+        graph: of its graph's file; default: the one beside it.
+        machine: needed by plans that page; default: the profile that the plan names.
+
+    Raises:
+        JudgeError: the plan does not hold.
+        TightropeError: there is no graph, or a file cannot be read.
+    """
+    from tightrope.judge import problems
+    from tightrope.plan.foreign import read_source
+
+    plan = Plan.load(path)
+    known = graph or graph_beside(path)
+    if known is None:
+        raise TightropeError(f"a plan needs its graph here: add --graph FILE for {str(path)!r}.")
+    found = Sound(read_source(known).graph, plan, machine_of(plan, machine))
+    wrong = problems(*found)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more: tightrope judge lists them)" if len(wrong) > 1 else ""
+        raise JudgeError(f"{str(path)!r} does not hold for {str(known)!r}: {wrong[0]}{more}")
+    return found
