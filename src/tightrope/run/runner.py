@@ -36,6 +36,7 @@ from tightrope.run.ledger import Ledger, Window
 from tightrope.run.progress import Progress
 from tightrope.run.refusal import RESERVE, Refusal
 from tightrope.run.verify import Verified, digest, made_up_tangents, unplanned_step, verify
+from tightrope.run.watched import watched
 
 _SCALAR: Bytes = 64
 _SPARE = 16
@@ -391,7 +392,7 @@ class PlannedRunner:
             self.between.lacked(refused - flight.charged - self._tangents())
 
     def _verify(self, chosen: Chosen, args: list[Any]) -> Verified:
-        """Compare with the unplanned graph where it fits, else with a second plan."""
+        """Compare with the unplanned graph where it fits, else value by value within the budget."""
 
         def planned(inputs: list[Any], tangents: list[Any]) -> tuple[list[str], list[str]]:
             return self._digested(chosen, inputs, tangents)
@@ -406,55 +407,36 @@ class PlannedRunner:
                     return verify(planned, unplanned_step(self.program), name, args, tangents)
                 except torch.OutOfMemoryError:
                     gc.collect()
-            second = self._second_plan(chosen, room)
-            same = second.schedule == chosen.plan.schedule
-            other = choose(self.program, second, self.ledger.allocator)
+            program, count = watched(self.program, chosen.plan.schedule)
 
             def reference(inputs: list[Any], given: list[Any]) -> tuple[list[str], list[str]]:
-                return self._digested(other, inputs, given)
+                return self._digested(chosen, inputs, given, program)
 
-            name = (
-                "the same plan, run twice (no other plan was found that fits)"
-                if same
-                else f"a second plan ({second.planner}) with other recomputations"
-            )
+            name = f"the same ops without planned addresses; {count} recomputed values equal their first"
             return verify(planned, reference, name, args, tangents)
 
-    def _second_plan(self, chosen: Chosen, room: Bytes) -> Plan:
-        """A plan that fits and differs from the chosen one: another planner, or fewer bytes."""
-        graph = self.program.graph
-        for planner, percent in (("greedy", 100), ("anneal", 97), ("anneal", 90), ("anneal", 80)):
-            budget = graph.persistent + room * percent // 100
-            try:
-                plan = solve(graph, budget=budget, planner=planner, seed=self.options.seed + 1)
-            except InfeasibleError:
-                continue
-            if plan.schedule != chosen.plan.schedule:
-                return plan
-        least = smallest(graph, seed=self.options.seed + 1)
-        return least if least.forecast.arena + least.forecast.outside <= room else chosen.plan
-
     def _digested(
-        self, chosen: Chosen, inputs: list[Any], tangents: list[Any]
+        self, chosen: Chosen, inputs: list[Any], tangents: list[Any], program: Program | None = None
     ) -> tuple[list[str], list[str]]:
-        """Run a whole step in an arena of its own and keep only digests."""
-        backward = chosen.code.backward
+        """Run a whole step in an arena of its own, or ``program`` from the heap, and keep only digests."""
+        code = chosen.code if program is None else emit(program, chosen.plan.schedule)
+        backward = code.backward
         assert backward is not None
-        arena = self.arenas.fit(None, chosen.arena) if self.arenas is not None else None
+        arena = self._own_arena(chosen, program)
         try:
-            (outputs, kept), reached, _ = self._replayed(
-                chosen, arena, 0, lambda: chosen.code.forward(inputs)
-            )
+            (outputs, kept), reached, _ = self._replayed(chosen, arena, 0, lambda: code.forward(inputs))
             left = [digest(value) for value in outputs]
             del outputs
             gradients, *_ = self._replayed(chosen, arena, reached, lambda: backward(kept, tangents))
             right = [digest(value) for value in gradients]
             del gradients
         finally:
-            if arena is not None and self.arenas is not None:
-                self.arenas.finish(arena)
-                self.arenas.close()
+            self._finish(arena)
+            self.close()
         return left, right
+
+    def _own_arena(self, chosen: Chosen, program: Program | None) -> int | None:
+        return self.arenas.fit(None, chosen.arena) if self.arenas is not None and program is None else None
 
 
 class InferenceRunner:

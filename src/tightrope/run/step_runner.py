@@ -147,12 +147,12 @@ class StepRunner(PlannedRunner):
         return super()._verify(chosen, args)
 
     def _digested(
-        self, chosen: Chosen, inputs: list[Any], tangents: list[Any]
+        self, chosen: Chosen, inputs: list[Any], tangents: list[Any], program: Program | None = None
     ) -> tuple[list[str], list[str]]:
         """Run the step without changing anything: updates only look at their gradients."""
         seen: dict[torch.fx.Node, str] = {}
-        code = emit(_probed(self.program, seen), chosen.plan.schedule)
-        arena = self.arenas.fit(None, chosen.arena) if self.arenas is not None else None
+        code = emit(_probed(program or self.program, seen), chosen.plan.schedule)
+        arena = self._own_arena(chosen, program)
         try:
             (outputs, _), *_ = self._replayed(chosen, arena, 0, lambda: code.forward(inputs))
             left = [digest(value) for value in outputs]

@@ -1,9 +1,9 @@
 """Compare a planned step with a reference on the same inputs, bit for bit.
 
 The reference is the captured graph without a plan, run node by node by torch's own interpreter,
-where its peak fits the budget; else a second, different plan. Both run forward and backward from
-the same inputs, the same generator state and the same tangents (ones for a loss). Only digests
-are kept, so that the comparison needs no bytes beyond one step at a time.
+where its peak fits the budget; else the plan's own steps, watched (`tightrope.run.watched`). Both
+run forward and backward from the same inputs, the same generator state and the same tangents (ones
+for a loss). Only digests are kept, so that the comparison needs no bytes beyond one step at a time.
 """
 
 import hashlib
