@@ -2,6 +2,7 @@
 
 import random
 
+from tightrope.core import Bytes
 from tightrope.place import Interval
 
 
@@ -34,10 +35,10 @@ def training_step(count: int, *, recompute: bool, seed: int = 0) -> list[Interva
     return buffers + [(size, start, now + index) for index, (size, start) in enumerate(grad_times)]
 
 
-def perfect(count: int, seed: int) -> list[Interval]:
-    """Cut 20 * count steps x 100,000 bytes at random until there are ``count`` buffers."""
+def perfect(count: int, seed: int, *, height: Bytes = 100_000) -> list[Interval]:
+    """Cut 20 * count steps x ``height`` bytes into ``count`` buffers: the optimum wastes nothing."""
     draw = random.Random(seed)
-    pieces = [(0, 20 * count, 0, 100_000)]
+    pieces = [(0, 20 * count, 0, height)]
     while len(pieces) < count:
         at = draw.randrange(len(pieces))
         start, end, low, high = pieces[at]

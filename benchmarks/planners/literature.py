@@ -6,15 +6,13 @@ The published figures are those of the Moccasin paper (ICML 2023), wall seconds 
 """
 
 import math
-import resource
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.planners.question import Question, Row, Settings
+from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Graph, InfeasibleError, Limits, Schedule, TightropeError
 from tightrope.judge.schedule import replay_schedule
 from tightrope.plan import PLANNERS, Options, base_schedule, solve, timeline
@@ -54,12 +52,6 @@ def run(settings: Settings) -> Iterator[Row]:
             yield from rows
             if not settings.quick:
                 _plot(name, graph, settings.out)
-
-
-def cpu_seconds(start: float = 0.0) -> float:
-    """Processor seconds of this process and of those that it started and that ended, since ``start``."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime - start
 
 
 @cache

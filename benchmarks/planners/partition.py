@@ -28,6 +28,8 @@ _MIB = 2**20
 
 
 class Dropped(nn.Module):
+    """Residual blocks with dropout: random ops between everything that can be made again."""
+
     def __init__(self, width: int = 256, depth: int = 6) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))

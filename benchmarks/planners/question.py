@@ -4,6 +4,7 @@ A row that decides something has ``bar`` (its id) and ``met`` (True, False, or N
 stands for itself). Everything else in it is a column.
 """
 
+import resource
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -55,5 +56,6 @@ class Question:
 
 
 def cpu_seconds(start: float = 0.0) -> float:
-    """Processor seconds of this process, since ``start``."""
-    return time.process_time() - start
+    """Processor seconds of this process and of those that it started and that ended, since ``start``."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime - start

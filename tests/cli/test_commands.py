@@ -207,7 +207,7 @@ def test_a_user_function_that_fails_is_an_error_of_one_line(net: Path) -> None:
         ("fails", "no such data"),
         ("leaves", "SystemExit"),
         ("wrong", "must return (model, inputs)"),
-        ("mismatch", "calling the model failed"),
+        ("mismatch", "fails with these arguments"),
         ("breaks", "cannot be captured"),
         ("number", "must return"),
         ("absent", "no function"),

@@ -11,6 +11,7 @@ import torch
 import torch._functorch.config as functorch
 from torch import Tensor, nn
 
+from benchmarks.planners.partition import Dropped
 from tightrope.capture import _torch
 from tightrope.capture._torch import reset_dynamo
 from tightrope.capture.partition import read_joint, split_joint
@@ -32,18 +33,9 @@ def _clean() -> Iterator[None]:
     gc.collect()
 
 
-class Dropped(nn.Module):
+def small() -> nn.Module:
     """Residual blocks with dropout: random ops between everything that can be made again."""
-
-    def __init__(self, width: int = 32, depth: int = 4) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = x + nn.functional.dropout(nn.functional.gelu(layer(norm(x))), 0.2)
-        return x.square().mean()
+    return Dropped(width=32, depth=4)
 
 
 class Convolved(nn.Module):
@@ -77,7 +69,7 @@ class Attending(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "dropped": (Dropped, (256, 32)),
+    "dropped": (small, (256, 32)),
     "convolved": (Convolved, (4, 4, 8, 8)),
     "attending": (Attending, (4, 48, 32)),
 }
@@ -230,7 +222,7 @@ def test_a_split_that_would_draw_twice_is_refused(monkeypatch: pytest.MonkeyPatc
         raise InfeasibleError("enough")
 
     backend = _torch.aot_backend(ours, lambda part, _: part, lambda part, _: part, lambda part, _: part)
-    model = torch.compile(Dropped(), backend=backend, dynamic=False)
+    model = torch.compile(small(), backend=backend, dynamic=False)
     with pytest.raises(Exception, match="enough"):
         model(torch.randn(8, 32))
     assert seen

@@ -100,25 +100,6 @@ def tangle(seed: int, count: int = 7, *, span: int = 8, largest: int = 9) -> lis
     return buffers
 
 
-def perfect(count: int, seed: int, *, height: int = 100_000) -> list[Buffer]:
-    """Cut a rectangle of time x address into ``count`` buffers: the optimum is ``height``, without waste."""
-    draw = random.Random(seed)
-    pieces = [(0, 20 * count, 0, height)]
-    while len(pieces) < count:
-        at = draw.randrange(len(pieces))
-        start, end, low, high = pieces[at]
-        if draw.random() < 0.5 and end - start > 1:
-            cut = draw.randrange(start + 1, end)
-            pieces[at] = (start, cut, low, high)
-            pieces.append((cut, end, low, high))
-        elif high - low > 1:
-            cut = draw.randrange(low + 1, high)
-            pieces[at] = (start, end, low, cut)
-            pieces.append((start, end, cut, high))
-    draw.shuffle(pieces)
-    return [(high - low, start, end) for start, end, low, high in pieces]
-
-
 def training_step(num_layers: int, *, recompute: bool, seed: int = 0) -> list[Buffer]:
     """Forward activations, their recomputed copies, gradients and workspaces of a stack of layers."""
     draw = random.Random(seed)

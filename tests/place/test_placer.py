@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placements import GAPS, check, load_bound, perfect, smallest_peak, tangle, training_step
+from placements import GAPS, check, load_bound, smallest_peak, tangle, training_step
 
+from benchmarks.placement.generators import perfect
 from tightrope.core import NativeError, TightropeError
 from tightrope.place import PlaceOptions, place
 from tightrope.place import placer as placer_module

@@ -5,8 +5,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placements import GAPS, check, load_bound, perfect, smallest_peak, tangle, training_step
+from placements import GAPS, check, load_bound, smallest_peak, tangle, training_step
 
+from benchmarks.placement.generators import perfect
 from tightrope.core import TightropeError
 from tightrope.place import conflict, place, repack
 

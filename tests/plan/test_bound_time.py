@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from oracles import random_graph
 from tests.plan.bound_oracle import least_time, plain_graph, training_graph
 from tightrope.core import Case, Choice, Cover, Graph, JudgeError, Op, Split, StageCase, Stages, Storage
+from tightrope.judge import problems
 from tightrope.judge.cover import extra_time
 from tightrope.judge.stages import staged_time
 from tightrope.plan import lower_bound, solve
+from tightrope.plan.bound.close import close_bound
 from tightrope.plan.bound.cover import TimeBound, time_bound
 from tightrope.plan.bound.problem import problem
 from tightrope.plan.foreign import random_layered
@@ -51,6 +53,10 @@ def check(seed: int, *, free_order: bool) -> bool:
         weaker = time_bound(graph, budget=budget, free_order=free_order, nodes=nodes, stages=stages)
         assert truth is None or graph.base_ns + weaker.extra_ns <= truth
         assert derived(graph, weaker, free_order=free_order) == weaker.extra_ns
+    if not free_order and truth is not None:
+        closest = close_bound(graph, budget=budget, upper_ns=2**50) or bound
+        assert graph.base_ns + closest.extra_ns <= truth
+        assert derived(graph, closest) == closest.extra_ns
     assert derived(graph, bound, free_order=free_order) == bound.extra_ns
     return bound.extra_ns > 0
 
@@ -114,6 +120,8 @@ def test_no_staged_weights_make_the_judge_derive_too_much(seed: int, data: st.Da
         "kept": st.tuples(storage, row, weight),
         "used": st.tuples(storage, row, weight),
         "fed": st.tuples(op, storage, row, weight),
+        "held": st.tuples(storage, row, weight),
+        "during": st.tuples(op, row, weight),
     }
     weights = {name: data.draw(st.lists(entry, max_size=4).map(tuple)) for name, entry in names.items()}
     budget_only = {name: weights[name] if data.draw(st.booleans()) else () for name in names}
@@ -144,9 +152,7 @@ def shaken(stages: Stages, draw: Random) -> Stages:
     tree = tuple(
         node
         if isinstance(node, Choice)
-        else StageCase(
-            *(tuple(map(entry, field)) for field in (node.rows, node.kept, node.used, node.fed))  # type: ignore[arg-type]
-        )
+        else StageCase(*(tuple(map(entry, getattr(node, field))) for field in StageCase.__struct_fields__))
         for node in stages.tree
     )
     return Stages(stages.budget, max(1, stages.scale // draw.choice((1, 1, 2))), stages.ops, tree)
@@ -156,8 +162,9 @@ def test_shaken_numbers_never_prove_too_much() -> None:
     refused = told = 0
     for seed in range(300):
         graph, budget = drawn(seed)
-        stages = time_bound(graph, budget=budget).stages
-        truth = least_time(graph, budget) if stages is not None else None
+        truth = least_time(graph, budget)
+        bounds = (time_bound(graph, budget=budget), close_bound(graph, budget=budget, upper_ns=2**50))
+        stages = bound.stages if (bound := bounds[seed % 2]) is not None else None
         for number in range(12 if stages is not None and truth is not None else 0):
             assert stages is not None
             assert truth is not None
@@ -183,6 +190,31 @@ def test_a_re_run_pays_for_what_it_reads() -> None:
     assert least_time(graph, 128) == graph.base_ns + 12
     assert bound.extra_ns == derived(graph, bound) == 12
     assert bound.stages is not None
+
+
+@pytest.mark.parametrize("seed", [10, 34, 60, 134, 229, 346, 361])
+def test_bytes_during_re_runs_close_the_gap_to_the_optimum(seed: int) -> None:
+    graph, budget = drawn(seed)
+    truth = least_time(graph, budget)
+    closest = close_bound(graph, budget=budget, upper_ns=2**50)
+    assert truth is not None
+    assert closest is not None
+    assert time_bound(graph, budget=budget).extra_ns < closest.extra_ns == truth - graph.base_ns
+
+
+def test_the_bound_is_not_closed_where_nothing_is_short_or_nothing_fits() -> None:
+    graph = Graph((Op(0, "a", "a", (), (0,), ns=5),), (Storage(0, 64),))
+    assert close_bound(graph, budget=64, upper_ns=5) is None
+    assert close_bound(graph, budget=63, upper_ns=5) is None
+
+
+@pytest.mark.parametrize("seed", [10, 229, 346])
+def test_a_plan_asked_for_with_its_bound_is_proved_by_looking_closer(seed: int) -> None:
+    graph, budget = drawn(seed)
+    plan = solve(graph, budget=budget, placed=False, bound=True)
+    assert plan.certificate.proved
+    assert plan.forecast.ns - graph.base_ns > time_bound(graph, budget=budget).extra_ns
+    assert not problems(graph, plan)
 
 
 def test_a_chain_that_must_be_run_again_is_bounded_exactly() -> None:

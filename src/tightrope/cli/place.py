@@ -8,12 +8,21 @@ from rich.console import Console
 
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
 from tightrope.place import Instance, Placement, draw_svg, place_file, write_csv
+from tightrope.place.streams import (
+    StreamPlacement,
+    fit_streams,
+    has_streams,
+    place_streams,
+    read_streams,
+    write_streams,
+)
 
 _EPILOG = """\b
 Examples:
   tightrope place buffers.csv --capacity 1MiB
   tightrope place buffers.csv.gz --minimize --seconds 10 -o placed.csv --svg placed.svg
-  tightrope place snapshot.json --minimize --json"""
+  tightrope place snapshot.json --minimize --json
+  tightrope place step.streams.json --capacity 1GiB -o placed.streams.json"""
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +35,8 @@ def place(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="MiniMalloc CSV, SOMAS dump, CUDA memory snapshot as JSON, or trace; gzipped or not.",
+            help="MiniMalloc CSV, SOMAS dump, CUDA memory snapshot as JSON, trace, or ops on parallel "
+            "streams; gzipped or not.",
         ),
     ],
     capacity: Annotated[str | None, typer.Option(help="Bytes to fit in, such as 1MiB.")] = None,
@@ -45,12 +55,21 @@ def place(
     """Place the buffers of a file at addresses, so that those alive together never overlap.
 
     Exit code 0: within the capacity, or none was asked; 3: not. A placement is written either way.
+    Ops on parallel streams also get the waits that the capacity needs, and nothing where none suffice.
     """
     from tightrope.cli.app import DOES_NOT_FIT, console, emit_json
 
     if capacity is None and not minimize:
         raise TightropeError("say what is wanted: --capacity BYTES, --minimize, or both.")
     asked = None if capacity is None else parse_bytes(capacity)
+    if has_streams(file):
+        if svg is not None or (minimize and asked is not None):
+            raise TightropeError(
+                "ops on parallel streams: say --capacity (adds waits) or --minimize (adds none), and no "
+                "--svg, since they have no common time axis."
+            )
+        streams(file, asked, seconds=seconds, seed=seed, output=output, json=json)
+        return
     instance, placement = place_file(
         file, capacity=asked, minimize=minimize, seconds=seconds, seed=seed, device=device
     )
@@ -66,16 +85,46 @@ def place(
         raise typer.Exit(DOES_NOT_FIT)
 
 
+def streams(
+    file: Path, asked: Bytes | None, *, seconds: float, seed: int, output: Path | None, json: bool
+) -> None:
+    """Place storages of parallel streams; with a capacity, also choose the waits that it needs."""
+    from tightrope.cli.app import console, emit_json
+
+    graph, alignments = read_streams(file)
+    waits: tuple[tuple[int, int], ...] = ()
+    if asked is None:
+        placement = place_streams(graph, seconds=seconds, seed=seed, alignments=alignments)
+    else:
+        lag, placement = fit_streams(graph, asked, seconds=seconds, seed=seed, alignments=alignments)
+        graph, waits = lag.graph, lag.added
+    if output is not None:
+        write_streams(output, graph, placement.offsets, alignments=alignments)
+    if json:
+        emit_json({**_figures(placement), "added_waits": waits, "witness": placement.witness})
+        return
+    added = ", ".join(f"op {later} for op {earlier}" for earlier, later in waits) or "none"
+    console().print(
+        f"{placement.status}: {len(placement.offsets)} storages on {graph.num_streams} streams in "
+        f"{placement.peak} bytes ({format_bytes(placement.peak)}); {placement.lower_bound} bytes can be "
+        f"alive at once; waits added: {added}; {placement.cpu_seconds:.3f} CPU s, {placement.method}.",
+        markup=False,
+    )
+
+
 def summary(instance: Instance, placement: Placement) -> dict[str, Any]:
     """Figures of a placement as plain values."""
+    return {**_figures(placement), "witness": [instance.names[index] for index in placement.witness]}
+
+
+def _figures(placement: Placement | StreamPlacement) -> dict[str, Any]:
     return {
         "status": placement.status,
         "peak_bytes": placement.peak,
         "lower_bound_bytes": placement.lower_bound,
         "cpu_seconds": placement.cpu_seconds,
-        "num_buffers": len(instance.buffers),
+        "num_buffers": len(placement.offsets),
         "method": placement.method,
-        "witness": [instance.names[index] for index in placement.witness],
     }
 
 

@@ -88,12 +88,18 @@ class StageCase(msgspec.Struct, frozen=True, tag="stage_case", array_like=True):
         used: (storage, row, weight): a first run before the next row reads it, so it is live at this
             row, or made again after it.
         fed: (op, storage, row, weight): a re-run after the row reads it: live at the row, or made again.
+        held: (storage, row, weight): live at this row and at the next, and not made again between, so
+            live all the while.
+        during: (op, row, weight): bytes while an op runs again between this row and the next: what it
+            allocates and reads, and what is live all the while.
     """
 
     rows: tuple[tuple[int, Bytes, int], ...] = ()
     kept: tuple[tuple[StorageId, int, int], ...] = ()
     used: tuple[tuple[StorageId, int, int], ...] = ()
     fed: tuple[tuple[OpId, StorageId, int, int], ...] = ()
+    held: tuple[tuple[StorageId, int, int], ...] = ()
+    during: tuple[tuple[OpId, int, int], ...] = ()
 
 
 StageNode = Choice | StageCase

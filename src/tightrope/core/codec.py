@@ -274,7 +274,7 @@ def _check_proof(proof: Cover | Stages, where: str) -> None:
                 _within(item, at, high=_MAX_ID)
                 _within(row, at, high=_MAX_ID)
             case StageCase():
-                for field in ("rows", "kept", "used", "fed"):
+                for field in StageCase.__struct_fields__:
                     _few(getattr(node, field), f"{at}.{field}")
                     for number in chain.from_iterable(getattr(node, field)):
                         _within(number, f"{at}.{field}")

@@ -9,7 +9,7 @@ Source      the stages of Checkmate (MLSys 2020), with rows only where memory is
 Guarantee   Holds for every schedule without paging that keeps the base order and the budget, whatever
             the weights are. All arithmetic is on integers.
 Complexity  O(nodes of the tree * weights), and O(rows * storages) to read the graph.
-Gaps        Memory is looked at during the first runs of the rows only.
+Gaps        Memory is looked at during the first runs of the rows, and during re-runs between rows.
 
     row 0          row 1                  row 2
     --+--------------+----------------------+---> op        live(s, 1), run(u, 1): after row 1's first
@@ -32,9 +32,10 @@ from tightrope.core import (
     StorageId,
 )
 from tightrope.judge.cover import Needs, rerun_unit, reruns, uses_of
+from tightrope.judge.ledger import op_need
 
 Fact: TypeAlias = tuple[str, int, int]
-"""``live`` or ``run``, a storage or an op, and a row: 1 when it is so, else 0."""
+"""``live``, ``run`` or ``held``, a storage or an op, and a row: 1 when it is so, else 0."""
 Terms: TypeAlias = dict[Fact, int]
 
 
@@ -133,7 +134,43 @@ class _Facts:
                 _fail(f"op {op} fed with storage {storage} after row {at}")
             total += self._supply(storage, at, weight, terms)
             terms["run", op, at] = terms.get(("run", op, at), 0) - weight
+        total += sum(self._held(storage, at, weight, terms) for storage, at, weight in case.held)
+        total += sum(self._during(op, at, weight, terms) for op, at, weight in case.during)
         return total + self._least(terms, fixed)
+
+    def _held(self, storage: StorageId, at: int, weight: int, terms: Terms) -> int:
+        """Add ``held = live at the row and at the next, unless its maker runs between``."""
+        if not self._may_be_held(storage, at):
+            _fail(f"storage {storage} held from row {at} to the next")
+        total = weight
+        terms["held", storage, at] = terms.get(("held", storage, at), 0) + weight
+        for end in (at, at + 1):
+            if storage in self.around[end]:
+                terms["live", storage, end] = terms.get(("live", storage, end), 0) - weight
+                total -= weight
+        maker = self.maker[storage]
+        if any(storage in run.creates for run in reruns(self.graph, maker)):
+            terms["run", maker.id, at] = terms.get(("run", maker.id, at), 0) + weight
+        return total
+
+    def _may_be_held(self, storage: StorageId, at: int) -> bool:
+        """Tell whether a storage is made by the first run of a row at the latest, and the row has a next."""
+        known = 0 <= at < len(self.ops) - 1 and storage in self.maker
+        return known and self.maker[storage].id <= self.ops[at]
+
+    def _during(self, op: OpId, at: int, weight: int, terms: Terms) -> int:
+        """Add the bytes while an op runs again between a row and the next."""
+        if not self.known(("run", op, at)) or at + 1 >= len(self.ops):
+            _fail(f"bytes of a re-run of op {op} between row {at} and the next")
+        ways = list(reruns(self.graph, self.graph.ops[op]))
+        read = {s for s in ways[0].reads if s in self.maker and self._always_reads(op, s)}
+        need = min(op_need(self.graph, way) for way in ways) + sum(self.graph.storages[s].size for s in read)
+        terms["run", op, at] = terms.get(("run", op, at), 0) - weight * need
+        for storage in self.maker.keys() - read:
+            if self._may_be_held(storage, at):
+                size = self.graph.storages[storage].size
+                terms["held", storage, at] = terms.get(("held", storage, at), 0) - weight * size
+        return weight * (self.graph.persistent - self.budget)
 
     def _least(self, terms: Terms, fixed: Mapping[Fact, int]) -> int:
         """Choose every open fact as is cheapest, given what it costs and what its terms give back."""
@@ -144,7 +181,7 @@ class _Facts:
         return total
 
     def _price(self, fact: Fact) -> Nanoseconds:
-        if fact[0] == "live":
+        if fact[0] != "run":
             return 0
         return min(run.ns for run in reruns(self.graph, self.graph.ops[fact[1]]))
 

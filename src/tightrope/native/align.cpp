@@ -8,9 +8,9 @@ using i64 = std::int64_t;
 constexpr i64 kFar = i64{1} << 60;
 }  // namespace
 
-extern "C" void tightrope_align(i64 items, i64 slots, const i64* kind, const i64* cost, const i64* skip,
+extern "C" i64 tightrope_align(i64 items, i64 slots, const i64* kind, const i64* cost, const i64* skip,
                                 const i64* family, i64 back, i64 far, i64* path) {
-    if (!items || !slots) return;
+    if (!items || !slots) return 0;
     std::vector<i64> before(slots), through(slots), total(slots), jumped(slots), next(slots);
     i64 sum = 0, families = 0;
     for (i64 j = 0; j < slots; ++j) {
@@ -61,6 +61,8 @@ extern "C" void tightrope_align(i64 items, i64 slots, const i64* kind, const i64
     }
     for (i64 j = 0; j < slots; ++j) total[j] += sum - through[j];
     path[items - 1] = std::min_element(total.begin(), total.end()) - total.begin();
+    const i64 least_total = total[path[items - 1]];
     for (i64 row = items - 1; row > 0; --row)
         path[row - 1] = steps[static_cast<std::size_t>(row * slots + path[row])];
+    return least_total;
 }

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,13 @@ from tightrope.core import NativeError
 from tightrope.native.build import compiler, library
 
 _Ints = npt.NDArray[np.int64]
+
+
+class Path(NamedTuple):
+    """A slot per item, and the sum of all costs."""
+
+    slots: list[int]
+    cost: int
 
 
 def cheapest_path(
@@ -22,7 +30,7 @@ def cheapest_path(
     back: int,
     far: int,
     native: bool = True,
-) -> list[int]:
+) -> Path:
     """Assign every item to a slot so that the sum of all costs is smallest.
 
     Between two items the path stays in its slot, goes on to a later one, paying ``skip`` for each slot
@@ -39,17 +47,17 @@ def cheapest_path(
         native: whether C++ may be used; the sum of costs is the same without.
 
     Returns:
-        A slot per item.
+        A slot per item, and the sum of all costs.
 
     Raises:
         NativeError: there is a compiler, but the library does not build or load.
 
     Example:
         >>> cheapest_path([0, 1], np.array([[0, 9], [9, 0]]), [1, 1], [0, 0], back=5, far=7)
-        [0, 1]
+        Path(slots=[0, 1], cost=0)
     """
     if not len(kinds) or not len(skip):
-        return []
+        return Path([], 0)
     table = np.ascontiguousarray(cost, dtype=np.int64)
     rows = np.asarray(kinds, dtype=np.int64)
     skips, families = np.asarray(skip, dtype=np.int64), np.asarray(family, dtype=np.int64)
@@ -57,11 +65,11 @@ def cheapest_path(
         return _path(rows, table, skips, families, back, far)
     found = np.empty(len(rows), dtype=np.int64)
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (rows, table, skips, families, found)]
-    _library().tightrope_align(len(rows), len(skips), *pointers[:4], back, far, pointers[4])
-    return [int(slot) for slot in found]
+    cost_of_path = _library().tightrope_align(len(rows), len(skips), *pointers[:4], back, far, pointers[4])
+    return Path(found.tolist(), int(cost_of_path))
 
 
-def _path(rows: _Ints, cost: _Ints, skip: _Ints, family: _Ints, back: int, far: int) -> list[int]:
+def _path(rows: _Ints, cost: _Ints, skip: _Ints, family: _Ints, back: int, far: int) -> Path:
     prices, families, width = cost.tolist(), family.tolist(), len(skip)
     through = np.cumsum(skip).tolist()
     before = [0, *through[:-1]]
@@ -80,9 +88,10 @@ def _path(rows: _Ints, cost: _Ints, skip: _Ints, family: _Ints, back: int, far: 
         steps.append(step)
         total = following
     path = [min(range(width), key=lambda slot: total[slot] - through[slot])]
+    least = total[path[0]] - through[path[0]] + through[-1]
     for step in reversed(steps):
         path.append(step[path[-1]])
-    return path[::-1]
+    return Path(path[::-1], least)
 
 
 def _jumps(total: list[int], family: list[int], back: int, far: int) -> tuple[list[int], list[int]]:
@@ -111,5 +120,5 @@ def _library() -> ctypes.CDLL:
         ) from error
     pointer, whole = ctypes.c_void_p, ctypes.c_int64
     native.tightrope_align.argtypes = [whole, whole, *[pointer] * 4, whole, whole, pointer]
-    native.tightrope_align.restype = None
+    native.tightrope_align.restype = whole
     return native

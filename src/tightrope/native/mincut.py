@@ -4,10 +4,9 @@ import ctypes
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain
 
-from tightrope.core import NativeError
-from tightrope.native.build import compiler, library
+from tightrope.native.build import compiler
+from tightrope.native.interface import INTEGER, POINTER, load, table
 
 INFINITE = 2**60
 """Capacity of an edge that no cut may take."""
@@ -42,24 +41,16 @@ def min_cut(
     """
     if not (native and compiler()):
         return _Flow(num_vertices, edges).cut(source, sink)
-    side = (ctypes.c_int64 * num_vertices)()
-    flat = (ctypes.c_int64 * max(3 * len(edges), 1))(*chain.from_iterable(edges))
-    total = int(_library().tightrope_mincut(num_vertices, len(edges), flat, source, sink, side))
+    side = (INTEGER * num_vertices)()
+    total = int(_library().tightrope_mincut(num_vertices, len(edges), table(edges), source, sink, side))
     return total, tuple(bool(mark) for mark in side)
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    path = library("mincut")
-    try:
-        native = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(
-            f"the minimum cut was built but does not load: {error}. Delete {path} and retry."
-        ) from error
-    pointer, whole = ctypes.c_void_p, ctypes.c_int64
-    native.tightrope_mincut.restype = whole
-    native.tightrope_mincut.argtypes = [whole, whole, pointer, whole, whole, pointer]
+    native = load("mincut")
+    native.tightrope_mincut.restype = INTEGER
+    native.tightrope_mincut.argtypes = [INTEGER, INTEGER, POINTER, INTEGER, INTEGER, POINTER]
     return native
 
 

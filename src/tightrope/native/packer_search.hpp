@@ -62,7 +62,7 @@ class Search final : public Searcher {
     Search(const Part& part, Pruning prune) : part_(part), prune_(prune), obstacles_(part), n_(part.count()) {
         size_.assign(part.size.begin(), part.size.end());
         low_.resize(n_), bound_.resize(n_), rank_.resize(n_), placed_.resize(n_);
-        rest_.resize(part.num_sections), floor_.resize(part.num_sections + 8);
+        rest_.resize(part.num_sections), floor_.resize(part.num_sections + kLanes);
         for (Index j = 0; j < n_; ++j)
             if (part.fixed[j] < 0) by_start_.push_back(j);
         std::sort(by_start_.begin(), by_start_.end(), [&](Index a, Index b) { return part.start[a] < part.start[b]; });
@@ -149,7 +149,7 @@ class Search final : public Searcher {
 
     Answer expand(Span span, H key, Index rank) {
         ++nodes_;
-        if (nodes_ > last_node_ || !budget_->spend(15 * span.second) || ((nodes_ & 255) == 0 && budget_->late()))
+        if (nodes_ > last_node_ || !budget_->spend(12 * span.second) || ((nodes_ & 255) == 0 && budget_->late()))
             return Answer::unknown;
         const State state = prune_.memory ? state_of(span, key, rank) : State{};
         if (prune_.memory && failed_.contains(state)) return Answer::none;
@@ -267,16 +267,18 @@ class Search final : public Searcher {
         return true;
     }
 
-    // Eight sections at a time, those outside the life untouched: most lives are short, and a loop over
+    // Many sections at a time, those outside the life untouched: most lives are short, and a loop over
     // single sections takes twice the time of the whole search.
     void lower_floor(Section start, Section end, H bound) {
-        using Lanes [[gnu::vector_size(8 * sizeof(H))]] = H;
-        const Lanes lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-        for (Section block = start & ~7; block < end; block += 8) {
+        using Lanes [[gnu::vector_size(kLanes * sizeof(H))]] = H;
+        Lanes lanes;
+        for (Section at = 0; at < kLanes; ++at) lanes[at] = static_cast<H>(at);
+        for (Section block = start & ~(kLanes - 1); block < end; block += kLanes) {
             Lanes floor;
             std::memcpy(&floor, floor_.data() + block, sizeof(floor));
+            const Lanes least = bound + Lanes{};
             const auto inside = (lanes >= static_cast<H>(start - block)) & (lanes < static_cast<H>(end - block));
-            floor = inside & (floor > bound) ? bound + 0 * lanes : floor;
+            floor = inside & (floor > least) ? least : floor;
             std::memcpy(floor_.data() + block, &floor, sizeof(floor));
         }
     }
@@ -296,6 +298,7 @@ class Search final : public Searcher {
     }
 
     static constexpr std::size_t kMemory = 1 << 20;
+    static constexpr Section kLanes = sizeof(H) == 2 ? 16 : 8;
     const Part& part_;
     Pruning prune_;
     Obstacles obstacles_;
@@ -317,7 +320,9 @@ class Search final : public Searcher {
 inline std::unique_ptr<Searcher> make_search(const Part& part, Pruning prune, Bytes largest) {
     // An offset rounded up to its alignment must not leave the type either.
     const Bytes align = *std::max_element(part.align.begin(), part.align.end());
-    if (largest < (Bytes{1} << 29) && align < (Bytes{1} << 29)) return std::make_unique<Search<i32>>(part, prune);
+    const auto below = [&](int bits) { return largest < (Bytes{1} << bits) && align < (Bytes{1} << bits); };
+    if (below(13) && part.num_sections < (1 << 14)) return std::make_unique<Search<std::int16_t>>(part, prune);
+    if (below(29)) return std::make_unique<Search<i32>>(part, prune);
     return std::make_unique<Search<i64>>(part, prune);
 }
 

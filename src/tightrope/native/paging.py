@@ -8,11 +8,11 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, chain
-from typing import Any, TypeAlias
+from itertools import chain
+from typing import TypeAlias
 
-from tightrope.core import Bytes, Nanoseconds, NativeError
-from tightrope.native.build import library
+from tightrope.core import Bytes, Nanoseconds
+from tightrope.native.interface import INTEGER, POINTER, REAL, Handle, declare, integers, load, ragged, table
 
 Decision: TypeAlias = tuple[int, int, int, int]
 """(stage, 0 = re-run or 1 = page-in, op or storage, lag)."""
@@ -83,42 +83,20 @@ class PagingState:
 
 @cache
 def _library() -> ctypes.CDLL:
-    path = library("paging")
-    try:
-        native = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(
-            f"the paging search was built but does not load: {error}. Delete {path} and retry."
-        ) from error
-    pointer, whole, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    native.tightrope_paging_new.restype = pointer
-    native.tightrope_paging_new.argtypes = [whole, whole, *[pointer] * 11, whole, real]
-    native.tightrope_paging_run.restype = whole
-    native.tightrope_paging_best.restype = whole
-    signatures: dict[str, list[Any]] = {
-        "delete": [],
-        "load": [pointer, whole],
-        "state": [whole, whole, pointer],
-        "begin": [pointer, real, ctypes.c_uint64, whole, real],
-        "run": [whole],
-        "best": [pointer],
-        "read_best": [pointer],
+    native = load("paging")
+    native.tightrope_paging_best.restype = INTEGER
+    methods = {
+        "load": (POINTER, INTEGER),
+        "state": (INTEGER, INTEGER, POINTER),
+        "begin": (POINTER, REAL, ctypes.c_uint64, INTEGER, REAL),
+        "best": (POINTER,),
+        "read_best": (POINTER,),
     }
-    for name, arguments in signatures.items():
-        getattr(native, f"tightrope_paging_{name}").argtypes = [pointer, *arguments]
+    declare(native, "tightrope_paging", [INTEGER, INTEGER, *[POINTER] * 11, INTEGER, REAL], methods)
     return native
 
 
-def _array(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * max(len(values), 1))(*values)
-
-
-def _rows(rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-    starts = list(accumulate((len(row) for row in rows), initial=0))
-    return _array(starts), _array(list(chain.from_iterable(rows)))
-
-
-class PagingSolver:
+class PagingSolver(Handle):
     """One search: a current set of decisions, and the best one found.
 
     Raises:
@@ -126,55 +104,46 @@ class PagingSolver:
     """
 
     def __init__(self, tables: PagingTables) -> None:
-        self._native = _library()
         joules = list(chain.from_iterable(tables.joules))
-        self._handle: int | None = self._native.tightrope_paging_new(
+        super().__init__(
+            _library(),
+            "tightrope_paging",
             len(tables.ops),
             len(tables.storages),
-            _array(list(chain.from_iterable(tables.ops))),
-            _array(list(chain.from_iterable(tables.storages))),
-            (ctypes.c_double * max(len(joules), 1))(*joules),
-            *_rows(tables.reads),
-            *_rows(tables.again_reads),
-            *_rows(tables.creates),
-            *_rows(tables.again_creates),
+            table(tables.ops),
+            table(tables.storages),
+            (REAL * max(len(joules), 1))(*joules),
+            *ragged(tables.reads),
+            *ragged(tables.again_reads),
+            *ragged(tables.creates),
+            *ragged(tables.again_creates),
             tables.engines,
             tables.watts,
         )
 
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
-            self._native.tightrope_paging_delete(self._handle)
-            self._handle = None
-
     def load(self, decisions: Sequence[Decision]) -> None:
         """Make ``decisions`` the current set."""
-        rows = _array(list(chain.from_iterable(decisions)))
-        self._native.tightrope_paging_load(self._handle, rows, len(decisions))
+        self.call("load", table(decisions), len(decisions))
 
     def state(self, limit: Bytes, tier_limit: Bytes) -> PagingState:
         """Measure the current set against the limits of both tiers."""
         out = (ctypes.c_double * 6)()
-        self._native.tightrope_paging_state(self._handle, limit, tier_limit, out)
+        self.call("state", limit, tier_limit, out)
         return PagingState(out[0], int(out[1]), int(out[2]), int(out[3]), int(out[4]), int(out[5]))
 
     def begin(self, goal: PagingGoal, *, seed: int, iterations: int, heat: float = 1.0) -> None:
         """Start annealing from the current set."""
-        row = _array(
+        row = integers(
             [goal.limit, goal.tier_limit, goal.ns or 0, int(goal.by_joules), int(goal.rerun), int(goal.page)]
         )
-        self._native.tightrope_paging_begin(self._handle, row, goal.joules or 0.0, seed, iterations, heat)
-
-    def run(self, iterations: int) -> int:
-        """Run at most ``iterations`` moves; return how many are left of those asked for in `begin`."""
-        return int(self._native.tightrope_paging_run(self._handle, iterations))
+        self.call("begin", row, goal.joules or 0.0, seed, iterations, heat)
 
     def best(self) -> tuple[Decision, ...] | None:
         """List the best fitting set since `begin`, or None when none fitted."""
         value = ctypes.c_double()
-        count = int(self._native.tightrope_paging_best(self._handle, ctypes.byref(value)))
+        count = int(self.call("best", ctypes.byref(value)))
         if count < 0:
             return None
-        rows = _array([0] * (4 * count))
-        self._native.tightrope_paging_read_best(self._handle, rows)
+        rows = integers([0] * (4 * count))
+        self.call("read_best", rows)
         return tuple((rows[4 * i], rows[4 * i + 1], rows[4 * i + 2], rows[4 * i + 3]) for i in range(count))

@@ -9,9 +9,10 @@ from tightrope.core import Bytes, Graph, Limits, Machine, Plan
 from tightrope.native.solver import available
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
-from tightrope.plan.bound.certify import certify
+from tightrope.plan.bound.certify import certify, closer
 from tightrope.plan.bound.cover import TimeBound, time_bound
 from tightrope.plan.cache import with_budget
+from tightrope.plan.cut import cut
 from tightrope.plan.engine import live_limit
 from tightrope.plan.joint import Ordering
 from tightrope.plan.model import Pair, pairs_of
@@ -24,6 +25,8 @@ from tightrope.plan.registry import PLANNERS, stages
 _ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
 """Searches and placements per planner: the greedy only has to bring a first plan early."""
 
+_CUTS: Final = 3
+"""Plans asked for with room left where the addresses of a faster plan missed."""
 
 _FULL_OPS: Final = 800
 """Largest graph that is searched in full again when the target moves."""
@@ -90,9 +93,11 @@ class Job:
         low, misses = self.fits, self.budget + 1
         target = (low + self.budget) // 2 if low else self.budget
         options = replace(options, start=self.unplaced)
+        missed: Plan | None = None
         for _ in range(_ROUNDS.get(planner, 6)):
             plan = self._attempt(planner, options, target)
             self.consider(plan)
+            missed = plan if self._faster(plan) and (missed is None or _quicker(plan, missed)) else missed
             over = plan.forecast.total - self.budget
             unreached = over > 0 and plan.forecast.persistent + plan.forecast.peak > target
             if target == self.budget and (planner == "anneal" or not self.unplaced):
@@ -114,10 +119,14 @@ class Job:
             )
             if target <= self.graph.persistent:
                 break
+        if planner == "anneal" and missed is not None and self._faster(missed) and not self.done:
+            self._cut(_later(options, len(self.graph.ops)), missed)
 
-    def _attempt(self, planner: str, options: Options, target: Bytes) -> Plan:
+    def _attempt(self, planner: str, options: Options, target: Bytes, graph: Graph | None = None) -> Plan:
         limits = Limits(bytes=(target,))
-        schedule = PLANNERS[planner](self.graph, self.machine, limits, replace(options, order="given"))
+        schedule = PLANNERS[planner](
+            graph or self.graph, self.machine, limits, replace(options, order="given")
+        )
         return assemble(
             self.graph,
             schedule,
@@ -127,6 +136,27 @@ class Job:
             seed=self.options.seed,
             placed=self.placed,
         )
+
+    def _faster(self, plan: Plan) -> bool:
+        """Whether live bytes fit and addresses do not, in a plan that is worth making fit."""
+        live = plan.forecast.persistent + plan.forecast.peak
+        over = plan.forecast.total > self.budget >= live
+        return over and (self.best is None or plan.forecast.ns < self.best.forecast.ns)
+
+    def _cut(self, options: Options, plan: Plan) -> None:
+        """Ask again near a plan whose addresses miss, with room left where they do."""
+        reserved: Graph = self.graph
+        for _ in range(_CUTS):
+            spare = self.budget - plan.forecast.total + plan.forecast.arena
+            found = cut(self.graph, plan.schedule, capacity=spare, reserved=reserved)
+            if found is None or self.done:
+                break
+            reserved = found
+            near = replace(options, start=pairs_of(self.graph, plan.schedule), seed=options.seed + 101)
+            plan = self._attempt("anneal", near, self.budget, reserved)
+            self.consider(plan)
+            if not self._faster(plan):
+                break
 
     def run(self, planner: str) -> None:
         """Run a planner or the portfolio, then search on with more effort while time is left."""
@@ -161,7 +191,13 @@ class Job:
             plan = _restored(self.asked, plan, self.ordering)
         if not self.options.bound or (self.options.bound == "quick" and self.bound is None):
             return plan
+        if self.options.bound is True and self.bound is not None and not self.watch.interrupted:
+            self.bound = closer(self.asked, plan, self.bound, order=self.options.order)
         return certify(self.asked, plan, order=self.options.order, bound=self.bound)
+
+
+def _quicker(plan: Plan, other: Plan) -> bool:
+    return plan.forecast.ns < other.forecast.ns
 
 
 def _later(options: Options, num_ops: int) -> Options:

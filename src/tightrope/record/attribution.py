@@ -1,12 +1,12 @@
 """Module and phase of every op of a captured graph.
 
 Captured ops carry module paths already, backward ones those of their forward. What is left:
-sums of gradients, which belong to the module around everything that contributes, and the loss.
+sums and copies of gradients, which belong to the module around everything that contributes, and the loss.
 """
 
 from collections.abc import Iterable, Mapping
 
-from tightrope.core import EventPhase, Graph, Op, OpId, Phase
+from tightrope.core import EventPhase, Graph, Op, OpId, Phase, StorageId
 
 LOSS_WORDS = ("loss", "cross_entropy", "log_softmax", "kl_div")
 """A forward op with one of these in its target computes a loss, unless modules with weights follow."""
@@ -50,17 +50,38 @@ def common_path(paths: Iterable[str]) -> str:
 
 
 def _modules(graph: Graph) -> dict[OpId, str]:
+    """Module paths of all ops; a sum or copy of gradients goes with those that made what it reads.
+
+    A view tells more than the op behind it: a slice of a gradient is made by the module that slices. The
+    backward of an op that writes in place carries no path: it goes with the op of its name that reads or
+    makes what was saved for it.
+    """
     found = {op.id: op.module for op in graph.all_ops()}
-    makers = {storage: op for op in graph.ops for storage in op.creates}
+    forward = {
+        (_bare(op), storage): op.module
+        for op in graph.ops
+        if op.phase is Phase.FORWARD
+        for storage in (*op.reads, *op.creates)
+    }
+    makers: dict[StorageId, OpId] = {}
     for op in graph.ops:
-        if op.phase is Phase.BACKWARD and not op.module and _adds(op):
-            inputs = [found[makers[storage].id] for storage in op.reads if storage in makers]
+        if op.phase is Phase.BACKWARD and not op.module and _passes_on(op):
+            inputs = [found[makers[storage]] for storage in op.reads if storage in makers]
             found[op.id] = common_path(path for path in inputs if path)
+        elif op.phase is Phase.BACKWARD and not op.module and (name := _bare(op)).endswith("_backward"):
+            keys = ((name.removesuffix("_backward"), storage) for storage in op.reads)
+            found[op.id] = next((forward[key] for key in keys if key in forward), "")
+        makers |= dict.fromkeys(op.creates or (() if op.mutates else op.reads), op.id)
     return found
 
 
-def _adds(op: Op) -> bool:
-    return op.target.startswith(("aten.add.", "aten.add_."))
+def _bare(op: Op) -> str:
+    """The name of an op whether or not it writes in place."""
+    return op.target.split(".")[1].removesuffix("_") if "." in op.target else op.target
+
+
+def _passes_on(op: Op) -> bool:
+    return op.target.startswith(("aten.add.", "aten.add_.")) or "own_gradient" in op.target
 
 
 def _loss_ops(graph: Graph, modules: dict[OpId, str], classes: Mapping[str, str]) -> set[OpId]:

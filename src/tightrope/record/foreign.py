@@ -13,6 +13,8 @@ from tightrope.record.slices import Slice
 from tightrope.record.stages import stages
 from tightrope.record.tables import ROOT_TREE
 
+_SEED = "aten::ones_like"
+
 
 def annotate(slices: Sequence[Slice], modules: Sequence[Module] = ROOT_TREE, *, name: str = "") -> Trace:
     """Tell a profile in the words of a model.
@@ -42,6 +44,8 @@ def assign(slices: Sequence[Slice], phases: Sequence[EventPhase], modules: Seque
     outer = [k for k, one in enumerate(slices) if _outermost(slices, phases, k, one)]
     for position, module in zip(outer, align([slices[k].name for k in outer], modules), strict=True):
         owners[position] = module
+    if outer and slices[outer[-1]].name == _SEED:  # of the backward, made by who calls it
+        owners[outer[-1]] = 0
     inherit(slices, owners, frozenset(outer))
     known = by_sequence(slices, phases)
     nodes = known if known else forward_of(slices, phases)

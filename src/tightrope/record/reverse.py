@@ -15,9 +15,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from tightrope.core import EventPhase
-from tightrope.record.align import plain
 from tightrope.record.slices import Slice
 from tightrope.record.stages import ENGINE
+from tightrope.record.vocabulary import plain
 
 _NODE = re.compile(r"Backward\d*$")
 

@@ -2,6 +2,7 @@
 
 from tightrope.place.streams.assign import needed_waits, side_streams, stream_graph
 from tightrope.place.streams.bound import LiveBound, live_bound
+from tightrope.place.streams.files import has_streams, read_streams, write_streams
 from tightrope.place.streams.fit import fit_streams
 from tightrope.place.streams.graph import StreamGraph, StreamStorage
 from tightrope.place.streams.lag import Lag, bounded_lag
@@ -18,10 +19,13 @@ __all__ = [
     "bounded_lag",
     "check_streams",
     "fit_streams",
+    "has_streams",
     "live_bound",
     "needed_waits",
     "place_streams",
+    "read_streams",
     "reuse_relation",
     "side_streams",
     "stream_graph",
+    "write_streams",
 ]

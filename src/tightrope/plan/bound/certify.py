@@ -1,15 +1,22 @@
 """Attach a proof to a plan."""
 
 from importlib.metadata import version
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-from tightrope.core import Graph, PageIn, Plan
+from tightrope.core import Graph, Nanoseconds, PageIn, Plan
+from tightrope.plan.bound.close import close_bound
 from tightrope.plan.bound.cover import TimeBound, time_bound
 from tightrope.plan.bound.floor import lower_bound
 
 Order = Literal["given", "free"]
+
+_CLOSE: Final = 0.03
+_FAR: Final = 0.4
+_EFFORT: Final = (16, 2)
+"""Factor on the effort where a bound is close, for graphs of up to `_SMALL_OPS` ops and larger ones."""
+_SMALL_OPS: Final = 400
 
 
 def certify(graph: Graph, plan: Plan, *, order: Order = "given", bound: TimeBound | None = None) -> Plan:
@@ -48,6 +55,35 @@ def certify(graph: Graph, plan: Plan, *, order: Order = "given", bound: TimeBoun
             stages=bound.stages,
         ),
     )
+
+
+def closer(graph: Graph, plan: Plan, bound: TimeBound, *, order: Order = "given") -> TimeBound:
+    """Try harder where the time that a plan adds may be the optimum.
+
+    Within 3 %, the same search goes on; within 40 %, every op that is short of bytes is looked at.
+
+    Args:
+        graph: what was planned, in base order.
+        plan: any plan of it.
+        bound: on the time at the plan's budget.
+        order: whether the bound holds in base order, or in any order.
+
+    Returns:
+        The better of the two bounds.
+    """
+    added = plan.forecast.ns - graph.base_ns
+    if 0 < added - bound.extra_ns <= _CLOSE * added:
+        effort = _EFFORT[len(graph.ops) > _SMALL_OPS]
+        free = order == "free"
+        harder = time_bound(graph, budget=plan.budget, free_order=free, upper_ns=added, effort=effort)
+        bound = max(bound, harder, key=_extra)
+    if order == "given" and 0 < added - bound.extra_ns <= _FAR * added:
+        bound = max(bound, close_bound(graph, budget=plan.budget, upper_ns=added) or bound, key=_extra)
+    return bound
+
+
+def _extra(bound: TimeBound) -> Nanoseconds:
+    return bound.extra_ns
 
 
 def _method(bound: TimeBound) -> str:

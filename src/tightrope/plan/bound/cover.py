@@ -27,6 +27,7 @@ from tightrope.core import Bytes, Case, Cover, Graph, Nanoseconds, OpId, Split, 
 from tightrope.plan.bound.problem import MAX_FREE_OPS, problem
 from tightrope.plan.bound.relaxation import Relaxation, RowKey, Solution, peaks
 from tightrope.plan.bound.staged import Effort, best_rows
+from tightrope.plan.bound.tree import preorder
 
 _WORK: Final = (15_000, 40_000)
 """Most units of work (about 20 us) on graphs of up to 400 ops, and on larger ones."""
@@ -70,6 +71,7 @@ def time_bound(
     upper_ns: Nanoseconds | None = None,
     nodes: int | None = None,
     stages: bool = True,
+    effort: int = 1,
 ) -> TimeBound:
     """Bound from below the time that every schedule within a budget adds.
 
@@ -81,6 +83,7 @@ def time_bound(
         upper_ns: added time of a known schedule; the search for a better bound ends there.
         nodes: most linear programs after the first; None = a fixed amount of work, by size.
         stages: whether to try the staged bound, which charges re-runs for what they read.
+        effort: factor on the amount of work.
 
     Example:
         >>> from tightrope.core import Op, Storage
@@ -97,17 +100,19 @@ def time_bound(
         return TimeBound(0)
     upper = math.inf if upper_ns is None else upper_ns
     search = _Search(relaxation, upper)
+    large = len(graph.ops) > _SMALL_OPS
+    most = effort * _STAGED_EFFORT[large] if nodes is None else 0
     staged = (
-        None if free_order or not stages else _staged(graph, relaxation, search.root.solution, upper, nodes)
+        None if free_order or not stages else _staged(graph, relaxation, search.root.solution, upper, most)
     )
     if staged is not None and staged.extra_ns >= min(upper, search.root.solution.value * _WORTH):
         return staged
-    search.run(nodes, relaxation.work + _WORK[len(graph.ops) > _SMALL_OPS])
+    search.run(nodes, relaxation.work + effort * _WORK[large])
     return max(search.result(), staged or TimeBound(0), key=lambda found: found.extra_ns)
 
 
 def _staged(
-    graph: Graph, relaxation: Relaxation, found: Solution, upper: float, nodes: int | None
+    graph: Graph, relaxation: Relaxation, found: Solution, upper: float, most: int
 ) -> TimeBound | None:
     """Bound with stages between the ops that the cover weighs most, and those that lack most."""
     if len(graph.ops) > _STAGED_OPS:
@@ -118,9 +123,8 @@ def _staged(
     weighed = sorted(worth, key=lambda op: -worth[op])
     highest = sorted(peaks(relaxation.short).tolist(), key=lambda op: -int(relaxation.short[op]))
     candidates = dict.fromkeys(op for pair in zip_longest(weighed, highest) for op in pair if op is not None)
-    effort = Effort(_STAGED_EFFORT[len(graph.ops) > _SMALL_OPS] if nodes is None else 0)
-    few = list(candidates)[: _CANDIDATES if nodes is None else 1]
-    search = best_rows(graph, relaxation.problem, relaxation.budget, few, effort=effort, upper=upper)
+    few = list(candidates)[: _CANDIDATES if most else 1]
+    search = best_rows(graph, relaxation.problem, relaxation.budget, few, effort=Effort(most), upper=upper)
     if search is None:
         return None
     search.run()
@@ -168,7 +172,7 @@ class _Search:
 
     def result(self) -> TimeBound:
         """Write the tree down and evaluate it exactly."""
-        leaves = [node for node in _preorder(self.root) if not node.children]
+        leaves = [node for node in preorder(self.root, lambda node: node.children) if not node.children]
         most = self._everything()
         numbers = [
             [*self._weights(leaf).values(), *(min(share, most) for share in leaf.solution.shares.values())]
@@ -179,7 +183,7 @@ class _Search:
         scale = 1 << bits
         tree: list[Split | Case] = []
         least: int | None = None
-        for node in _preorder(self.root):
+        for node in preorder(self.root, lambda node: node.children):
             if node.children:
                 tree.append(Split(self._storage(node.split), self._until(node.split)))
                 continue
@@ -261,12 +265,3 @@ class _Search:
 
     def _until(self, gap: int) -> int:
         return int(self.problem.until[gap])
-
-
-def _preorder(root: _Node) -> list[_Node]:
-    found, waiting = [], [root]
-    while waiting:
-        node = waiting.pop()
-        found.append(node)
-        waiting.extend(reversed(node.children))
-    return found

@@ -25,7 +25,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tightrope.core import Flag, Graph, Nanoseconds, Op, OpId, StorageId
+from tightrope.core import Bytes, Flag, Graph, Nanoseconds, Op, OpId, StorageId
 from tightrope.core.certificate import ANY
 from tightrope.plan.model import event_peak, producers
 
@@ -45,11 +45,13 @@ class Run:
         ns: time of one run.
         creates: storages that it makes.
         reads: storages that it reads.
+        need: bytes that it allocates at its peak.
     """
 
     ns: Nanoseconds
     creates: frozenset[StorageId]
     reads: frozenset[StorageId]
+    need: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +173,10 @@ def problem(graph: Graph, *, free_order: bool = False) -> Problem:
 
 
 def _reruns(graph: Graph, op: Op) -> Iterator[Run]:
-    if not (op.flags & _ONCE or op.mutates):
-        yield Run(op.ns, frozenset(op.creates), frozenset(op.reads))
-    if op.replay >= 0:
-        replay = graph.op(op.replay)
-        yield Run(replay.ns, frozenset(replay.creates), frozenset(replay.reads))
+    ways = [] if op.flags & _ONCE or op.mutates else [op]
+    for way in [*ways, graph.op(op.replay)] if op.replay >= 0 else ways:
+        need = event_peak(graph, graph.allocations(way))
+        yield Run(way.ns, frozenset(way.creates), frozenset(way.reads), need)
 
 
 def uses(graph: Graph) -> dict[StorageId, list[OpId]]:

@@ -20,6 +20,7 @@ import numpy as np
 from tightrope.core import Bytes, Choice, Graph, Nanoseconds, OpId, StageCase, Stages, TightropeError
 from tightrope.plan.bound.problem import Problem
 from tightrope.plan.bound.stages import Constraint, Fact, StagedProblem, staged_problem
+from tightrope.plan.bound.tree import preorder
 
 _SCALE_BITS: Final = 52
 _WEIGHT_BITS: Final = 61
@@ -30,6 +31,7 @@ _BINDING: Final = 1e-12
 _UNDECIDED: Final = 1e-6
 _WORTH: Final = 1.002
 """Factor by which a further row must raise the bound."""
+_KINDS: Final = ("row", "kept", "used", "fed", "held", "during")
 _CHOOSING_ONE, _CHOOSING_MORE = 0.3, 0.6
 """Shares of the effort after which no more rows are tried, alone and together."""
 
@@ -203,6 +205,8 @@ class StagedSearch:
         best, choice = 0.0, -1
         for column in np.flatnonzero(part > _UNDECIDED):
             what, item, row = self.facts[column]
+            if what == "held":
+                continue  # it follows from what is live and run
             size = (
                 self.staged.idle[row].get(item, self.staged.dead[row].get(item, 0)) if what == "live" else 0
             )
@@ -235,14 +239,16 @@ class StagedSearch:
 
     def result(self) -> tuple[Nanoseconds, Stages]:
         """Write the tree down and evaluate it exactly."""
-        nodes = _preorder(self.root)
+        nodes = preorder(self.root, lambda node: node.children)
         heaviest = max((w for node in nodes for w in node.weights.values()), default=1.0)
         bits = max(0, min(_SCALE_BITS, _WEIGHT_BITS - math.ceil(math.log2(max(heaviest, 1e-9)))))
         scale, least = 1 << bits, math.inf
         tree: list[Choice | StageCase] = []
         for node in nodes:
             if node.children:
-                tree.append(Choice(*self.facts[node.split]))
+                what, item, row = self.facts[node.split]
+                assert what != "held"
+                tree.append(Choice(what, item, row))
                 continue
             weights = {row: int(w * scale) for row, w in node.weights.items() if int(w * scale)}
             tree.append(self._case(weights))
@@ -252,11 +258,11 @@ class StagedSearch:
         return extra, Stages(self.staged.budget, scale, self.staged.ops, tuple(tree))
 
     def _case(self, weights: Mapping[int, int]) -> StageCase:
-        kinds: dict[str, list[Any]] = {"row": [], "kept": [], "used": [], "fed": []}
+        kinds: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
         for number, weight in weights.items():
             kind, *name = self.constraints[number].key
             kinds[kind].append((*name[: 3 if kind == "fed" else 2], weight))
-        return StageCase(*(tuple(kinds[kind]) for kind in ("row", "kept", "used", "fed")))
+        return StageCase(*map(tuple, kinds.values()))
 
 
 def _value(search: StagedSearch, fixed: Mapping[int, int], weights: Mapping[int, int], scale: int) -> int:
@@ -272,15 +278,6 @@ def _value(search: StagedSearch, fixed: Mapping[int, int], weights: Mapping[int,
         rest = search.price[column] * scale - given.get(column, 0)
         total += rest * fixed[column] if column in fixed else min(0, rest)
     return total
-
-
-def _preorder(root: _Node) -> list[_Node]:
-    found, waiting = [], [root]
-    while waiting:
-        node = waiting.pop()
-        found.append(node)
-        waiting.extend(reversed(node.children))
-    return found
 
 
 def _solver() -> Any:

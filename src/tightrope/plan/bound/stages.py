@@ -7,8 +7,11 @@ Idea        Choose rows among the ops of the base order. A binary per row and st
 Source      Checkmate (MLSys 2020) with frontier-advancing stages, merged between the rows
 Guarantee   The value is evaluated on integers from weights alone; no schedule within the budget that
             recomputes, keeps the base order and does not page adds less time.
+            Asked for, memory during re-runs counts too: what one allocates and reads, and what is live
+            from the row before it to the row after it without being made again.
 Complexity  rows * (storages + ops) binaries; ``nodes`` linear programs from a warm basis.
-Gaps        Memory between rows, and during re-runs, is not looked at.
+Gaps        Memory at base ops between rows is not looked at; during a re-run, what was made since the
+            last row for another one is not counted, since re-runs may come in any order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +22,9 @@ from tightrope.core import Bytes, Graph, Nanoseconds, OpId, StorageId
 from tightrope.plan.bound.problem import Problem, uses
 from tightrope.plan.model import producers
 
-Fact: TypeAlias = tuple[Literal["live", "run"], int, int]
+Fact: TypeAlias = tuple[Literal["live", "run", "held"], int, int]
 Key: TypeAlias = tuple[str, int, int, int]
-"""Name of a constraint: ``row``, ``kept``, ``used`` or ``fed``, with its three numbers."""
+"""Name of a constraint: as the fields of `StageCase`, ``row`` for ``rows``; with its three numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,7 @@ class StagedProblem:
     def rounded(self, row: int, divisor: Bytes) -> Constraint | None:
         """Round a row by mixed-integer rounding; None where the divisor leaves no rest."""
         short = self.short[row]
-        rest = short % divisor
-        if short <= 0 or not rest:
+        if short <= 0 or not (rest := short % divisor):
             return None
         least = -(-short // divisor) * rest
         terms: list[tuple[Fact, int]] = []
@@ -73,9 +75,24 @@ class StagedProblem:
         return Constraint(("row", row, divisor, 0), tuple(terms), least)
 
 
-def staged_problem(graph: Graph, problem: Problem, rows: Sequence[OpId], budget: Bytes) -> StagedProblem:
-    """State what must hold at and between the first runs of some ops, ``rows``, ascending."""
-    return _Builder(graph, problem, StagedProblem(tuple(rows), budget)).build()
+def staged_problem(
+    graph: Graph, problem: Problem, rows: Sequence[OpId], budget: Bytes, *, during: bool = False
+) -> StagedProblem:
+    """State what must hold at and between the first runs of some ops, ``rows``, ascending.
+
+    Args:
+        graph: in base order.
+        problem: of the graph.
+        rows: ops.
+        budget: total bytes.
+        during: whether to count the bytes during re-runs: many more constraints.
+    """
+    builder = _Builder(graph, problem, StagedProblem(tuple(rows), budget))
+    made = builder.build()
+    if during:
+        for row in range(len(rows) - 1):
+            made.constraints += builder.during(row)
+    return made
 
 
 class _Builder:
@@ -124,7 +141,10 @@ class _Builder:
         self.made.short.append(int(self.problem.fixed[op]) + sum(idle.values()) - self.made.budget)
         for again in self.useful:
             if again < op:
-                self.made.price["run", again, row] = min(way.ns for way in self.problem.runs[again])
+                self.made.price["run", again, row] = self._price(again)
+
+    def _price(self, op: OpId) -> Nanoseconds:
+        return min(way.ns for way in self.problem.runs[op])
 
     def _bytes(self, row: int) -> Constraint:
         sizes = self.made.idle[row] | self.made.dead[row]
@@ -157,6 +177,50 @@ class _Builder:
                 if terms is not None:
                     run: Fact = ("run", op, row)
                     yield Constraint(("fed", op, storage, row), (*terms, (run, -1)), 0)
+
+    def during(self, row: int) -> Iterator[Constraint]:
+        """Count the bytes while an op runs again between a row and the next."""
+        held = dict[StorageId, int]()
+        for storage, size in self._at_both(row):
+            held[storage] = size
+            yield self._held(storage, row)
+        for op in self.useful:
+            if ("run", op, row) not in self.made.price:
+                continue
+            read = self.inputs[op]
+            need = min(way.need for way in self.problem.runs[op])
+            need += sum(self.graph.storages[storage].size for storage in read)
+            terms: list[tuple[Fact, int]] = [
+                (("held", s, row), -size) for s, size in held.items() if s not in read
+            ]
+            least = self.graph.persistent - self.made.budget
+            yield Constraint(("during", op, row, 0), ((("run", op, row), -need), *terms), least)
+
+    def _at_both(self, row: int) -> Iterator[tuple[StorageId, Bytes]]:
+        """List what may be live all the while from a row to the next, with its bytes."""
+        first = self.made.ops[row]
+        for storage, producer in enumerate(self.producer):
+            made = 0 <= producer <= first
+            if made and self._may_be_live(storage, row) and self._may_be_live(storage, row + 1):
+                yield storage, self.graph.storages[storage].size
+
+    def _may_be_live(self, storage: StorageId, row: int) -> bool:
+        resident = self.graph.storages[storage].resident_at_end
+        return resident or self.uses[storage][-1] >= self.made.ops[row] or storage in self.made.dead[row]
+
+    def _held(self, storage: StorageId, row: int) -> Constraint:
+        """Say that what is live at a row and at the next, and not made between, is live all the while."""
+        terms: list[tuple[Fact, int]] = [(("held", storage, row), 1)]
+        least = 1
+        for at in (row, row + 1):
+            if storage in self.made.idle[at] or storage in self.made.dead[at]:
+                terms.append((_live(storage, at), -1))
+                least -= 1
+        run: Fact = ("run", self.producer[storage], row)
+        if storage in self.remade:
+            self.made.price[run] = self._price(self.producer[storage])
+            terms.append((run, 1))
+        return Constraint(("held", storage, row, 0), tuple(terms), least)
 
     def _supply(self, storage: StorageId, row: int) -> tuple[tuple[Fact, int], ...] | None:
         """List the facts of which one must hold for a storage to be had after a row; None = it is."""

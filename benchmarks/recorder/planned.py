@@ -1,0 +1,81 @@
+"""H5: forecast and observed curves of planned whole steps, byte by byte."""
+
+from bisect import bisect_right
+from typing import Final
+
+import tightrope
+from benchmarks.recorder.nets import Net, net
+from benchmarks.recorder.row import Row
+from benchmarks.zoo import Scale
+from tightrope.core import EventPhase, InfeasibleError, TightropeError, Trace
+from tightrope.judge import compare_traces
+from tightrope.record import explain, forecast, module_times, record_run
+from tightrope.run.step import Step
+
+_BUDGETS: Final = ("75%", "90%", "100%")
+_PLAN_SECONDS: Final = 5.0
+
+
+def run_under_budget(one: Net) -> tuple[Step, str]:
+    """Run two steps under the smallest of a few budgets that is feasible."""
+    for budget in _BUDGETS:
+        step = tightrope.step(
+            one.model, budget=budget, model=one.model, optimizer=one.optimizer, seconds=_PLAN_SECONDS
+        )
+        try:
+            for _ in range(2):
+                step(*one.inputs)
+        except InfeasibleError:
+            continue
+        return step, budget
+    raise TightropeError(f"{one.name}: no budget of {', '.join(_BUDGETS)} is feasible.")
+
+
+def planned(name: str, scale: Scale) -> Row:
+    """Compare the third step of a plan with its forecast, under a budget that makes it recompute."""
+    one = net(name, scale)
+    step, budget = run_under_budget(one)
+    with record_run(step) as recording:
+        step(*one.inputs)
+    seen = recording.trace
+    said = forecast(recording.graph, recording.plan, classes=recording.classes)
+    result = compare_traces(said, seen)
+    curve = said.profile() == seen.profile()
+    agrees, adds = _allocator_agrees(seen), _adds_up(seen)
+    return Row(
+        {
+            "net": name,
+            "budget": budget,
+            "recomputed": sum(event.phase is EventPhase.RECOMPUTE for event in seen.events),
+            "buffers": result.num_buffers,
+            "peak difference": result.peak_difference,
+            "curves equal": curve,
+            "allocator agrees": agrees,
+            "children add up": adds,
+        },
+        result.equal and curve and agrees and adds,
+    )
+
+
+def _allocator_agrees(trace: Trace) -> bool:
+    """Whether the allocator's count after each op is the curve's value at that moment."""
+    profile = trace.profile()
+    (counter,) = trace.counters
+    return all(
+        value == (profile[tick - 1] if (tick := bisect_right(trace.ticks, when)) else 0)
+        or value in profile[max(tick - 8, 0) : tick]
+        for when, value in zip(counter.times, counter.values, strict=True)
+    )
+
+
+def _adds_up(trace: Trace) -> bool:
+    own = [0] * len(trace.modules)
+    for event, ns in zip(trace.events, trace.self_times(), strict=True):
+        own[event.module] += ns
+    whole = module_times(trace)
+    below = [0] * len(whole)
+    for position, module in enumerate(trace.modules[1:], start=1):
+        below[module.parent] += whole[position]
+    return (
+        all(a == b + c for a, b, c in zip(whole, own, below, strict=True)) and whole[0] == explain(trace).ns
+    )

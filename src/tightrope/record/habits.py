@@ -1,0 +1,112 @@
+"""In which order people run the children of a module: what names and definitions suggest.
+
+Alignments that are equally cheap exist: a net that normalizes before its blocks and one that does it
+after them run the same ops. So an order costs a little for what it does against habit: a child that is
+called input is not the first, a final one not the last, a leaf changed sides with a list of modules.
+Children of one class keep the order of their definition, for nothing else tells them apart, but
+projections to query, key and value run in this order.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Final
+
+Units = list[list[int]]
+"""Children of a class by position in the order of definition; a list of modules is one unit."""
+
+_SURPRISE: Final = 40
+_ACROSS_LIST: Final = 30
+_LONG: Final = 2
+_FIRST: Final = frozenset({"input", "pre", "in", "before", "first"})
+_LAST: Final = frozenset({"final", "last"})
+_PROJECTION: Final = re.compile(r"^(?:w|to)?_?(q|k|v|query|key|value)(?:_?(?:proj|lin|linear|layer))?$")
+
+
+def units_of(names: Sequence[str]) -> Units:
+    """Group the children of a module: lists stay together; query, key and value in this order.
+
+    Example:
+        >>> units_of(["k_proj", "v_proj", "q_proj", "h.0", "h.1"])
+        [[2], [0], [1], [3, 4]]
+    """
+    found: dict[str, list[int]] = {}
+    for position, name in enumerate(names):
+        found.setdefault(name.partition(".")[0], []).append(position)
+    units = list(found.values())
+    places = [place for place, name in enumerate(found) if _PROJECTION.match(name)]
+    ordered = sorted(places, key=lambda place: "qkv".index(_role(list(found)[place])))
+    moved = [units[place] for place in ordered]
+    for place, unit in zip(places, moved, strict=True):
+        units[place] = unit
+    return units
+
+
+def _role(name: str) -> str:
+    match = _PROJECTION.match(name)
+    assert match is not None
+    return match[1][0]
+
+
+def named_first(names: Sequence[str]) -> Units:
+    """Group children and put those whose names say so to the front and to the end."""
+    return sorted(units_of(names), key=lambda unit: _rank(names[unit[0]]))
+
+
+def _rank(name: str) -> int:
+    words = set(re.split(r"[_.]", name.lower())) | ({"before"} if name.endswith("_before") else set())
+    return -1 if words & _FIRST else 1 if words & _LAST else 0
+
+
+def surprise(units: Units, names: Sequence[str]) -> int:
+    """What an order costs for all it does against habit.
+
+    Args:
+        units: the order.
+        names: of the children, in the order of their definition.
+
+    Example:
+        >>> names = ["attn", "input_norm"]
+        >>> surprise([[0], [1]], names), surprise([[1], [0]], names)
+        (40, 0)
+    """
+    ranks = [_rank(names[unit[0]]) for unit in units]
+    total = _SURPRISE * sum(rank < 0 for rank in ranks[1:])
+    if any(len(unit) >= _LONG for unit in units):
+        total += _SURPRISE * sum(rank > 0 for rank in ranks[:-1])
+    for one, other in combinations(units, 2):
+        if one[0] > other[0] and max(len(one), len(other)) >= _LONG:
+            total += _ACROSS_LIST
+    return total
+
+
+def moves(units: Units, kinds: Sequence[str], start: Units) -> Iterator[Units]:
+    """List the orders that one move away: a unit to another place, or two lists that alternate.
+
+    Args:
+        units: the present order.
+        kinds: class names of the children, in the order of their definition.
+        start: the order in which children of one class stay.
+    """
+    rank = {child: place for place, child in enumerate(child for unit in start for child in unit)}
+    for candidate in _neighbours(units):
+        last: dict[str, int] = {}
+        for child in (child for unit in candidate for child in unit):
+            if last.get(kinds[child], -1) > rank[child]:
+                break
+            last[kinds[child]] = rank[child]
+        else:
+            yield candidate
+
+
+def _neighbours(units: Units) -> Iterator[Units]:
+    for source, unit in enumerate(units):
+        rest = units[:source] + units[source + 1 :]
+        for target in range(len(units)):
+            if target != source:
+                yield [*rest[:target], unit, *rest[target:]]
+    for first, second in combinations(range(len(units)), 2):
+        one, other = units[first], units[second]
+        if len(one) == len(other) > 1:
+            both = [child for pair in zip(one, other, strict=True) for child in pair]
+            yield [*units[:first], both, *units[first + 1 : second], *units[second + 1 :]]
