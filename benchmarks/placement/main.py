@@ -22,7 +22,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
     if unknown:
         console.print(f"unknown: {', '.join(unknown)}; there are: {', '.join(QUESTIONS)}")
         return 2
-    asked = Asked(options.data, options.minimalloc, options.cp_sat, options.quick)
+    nets = tuple(name for name in options.nets.split(",") if name)
+    asked = Asked(options.data, options.minimalloc, options.cp_sat, options.quick, nets)
     rows: list[Row] = []
     for name in chosen:
         for row in QUESTIONS[name](asked):
@@ -49,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minimalloc", type=Path, help="its sources, abseil in external/abseil-cpp")
     parser.add_argument("--cp-sat", type=float, default=0.0, help="seconds of CP-SAT per file")
     parser.add_argument("--only", default="", help="questions, e.g. F1,F3")
+    parser.add_argument("--nets", default="", help="only these nets in F3, F6 and F11, e.g. gpt2,vit")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller nets")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is missed")

@@ -1,5 +1,6 @@
 """The questions: each yields rows as they are measured."""
 
+import random
 import resource
 import subprocess
 import sys
@@ -9,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.placement import peers, planned, steps
-from benchmarks.placement.generators import perfect
-from tightrope.core import Bytes
+from benchmarks.placement.generators import perfect, training_step
+from tightrope.core import Bytes, JudgeError
 from tightrope.judge import Interval as Judged
 from tightrope.judge import check_offsets
 from tightrope.place import Interval, Placement, place, read_csv
@@ -29,7 +30,12 @@ class Asked:
     minimalloc: Path | None = None
     cp_sat: float = 0.0
     quick: bool = False
+    nets: tuple[str, ...] = ()
     seeds: Sequence[int] = field(default_factory=lambda: list(SEEDS))
+
+    def of(self, names: Sequence[str]) -> list[str]:
+        """Choose among the nets of a question."""
+        return [name for name in names if not self.nets or name in self.nets]
 
     @property
     def files(self) -> list[Path]:
@@ -106,10 +112,11 @@ def minimised(asked: Asked) -> Iterator[Row]:
         peaks = sorted(p.peak for p in found)
         proved = sum(p.status == "optimal" for p in found)
         text = f"{peaks[0]} .. {peaks[-1]}, median {median(peaks):.0f}, proved {proved}/{len(found)}, "
-        text += f"load {found[0].lower_bound}, worst {max(p.cpu_seconds for p in found):.1f} s"
+        times = [p.cpu_seconds for p in found]
+        text += f"load {found[0].lower_bound}, median {median(times):.1f} s, worst {max(times):.1f} s"
         hard = file.name.startswith("D.")
         wanted = "<= 1,019,904 in 10 s" if hard else "proved"
-        met = median(peaks) <= 1_019_904 if hard else proved == len(found)
+        met = median(peaks) <= 1_019_904 and median(times) <= 10 if hard else proved == len(found)
         yield Row("F2", file.name, text, wanted, met)
         yield from _heuristics("F2", file.name, buffers, asked)
 
@@ -139,7 +146,7 @@ def captured(asked: Asked) -> Iterator[Row]:
     slow, above = 0, 0
     count = 0
     for scale, names in (("test", _DEEP), ("bench", _NETS[: 2 if asked.quick else None])):
-        for name, buffers in steps.steps(list(names), "test" if scale == "test" else "bench"):
+        for name, buffers in steps.steps(asked.of(names), "test" if scale == "test" else "bench"):
             found = checked(buffers, place(buffers, seconds=5))
             n = len(buffers)
             limit = 0.1 if n <= 1000 else 1.0 if n <= 6500 else 5.0
@@ -152,7 +159,7 @@ def captured(asked: Asked) -> Iterator[Row]:
             text += f", caching allocator {caching:.3f}"
             yield Row("F3", name, text)
     text = f"{count - above}/{count} at the load bound, {slow} above the time limit"
-    yield Row("F3", "all steps", text, "all; 0.1 / 1 / 5 s by size", not slow and not above)
+    yield Row("F3", "all steps", text, "all; 0.1 / 1 / 5 s by size", count > 0 and not slow and not above)
 
 
 _LARGE = """
@@ -189,22 +196,66 @@ def waste_free(asked: Asked) -> Iterator[Row]:
         yield Row("F5", f"n = {count}", text, f">= {wanted}/10" if wanted else "", solved >= wanted or None)
 
 
+def mutants(asked: Asked) -> Iterator[Row]:
+    """F10: move one buffer of a valid placement; the judge must say what brute force over all pairs says."""
+    draw = random.Random(0)
+    tight = [perfect(40, seed, height=1000) for seed in range(5)]
+    loose = [training_step(150, recompute=True, seed=seed) for seed in range(5)]
+    for name, cases in (("cuts without waste", tight), ("training steps", loose)):
+        placed = [(buffers, checked(buffers, place(buffers, seconds=5))) for buffers in cases]
+        refused = broken = agreed = 0
+        for _ in range(1000):
+            buffers, found = draw.choice(placed)
+            moved = draw.randrange(len(buffers))
+            offsets = list(found.offsets)
+            offsets[moved] += draw.choice((-1, 1)) * draw.randint(1, max(1, found.peak // 10))
+            says, bad = (
+                not _accepted(buffers, offsets, found.peak),
+                _collides(buffers, offsets, moved, found.peak),
+            )
+            refused, broken, agreed = refused + says, broken + bad, agreed + (says == bad)
+        text = f"{refused} refused, {broken} invalid by brute force, equal verdicts {agreed}/1000"
+        met = agreed == 1000 and (name == "training steps" or refused == 1000)
+        yield Row("F10", f"one buffer moved, {name}", text, "each invalid one refused", met)
+
+
+def _accepted(buffers: Sequence[Interval], offsets: Sequence[int], arena: Bytes) -> bool:
+    rows = [Judged(size, start, end, alignment=1) for size, start, end in buffers]
+    try:
+        check_offsets(rows, offsets, arena=arena, alignment=1)
+    except JudgeError:
+        return False
+    return True
+
+
+def _collides(buffers: Sequence[Interval], offsets: Sequence[int], moved: int, arena: Bytes) -> bool:
+    """Compare the moved buffer with every other."""
+    size, start, end = buffers[moved]
+    low = offsets[moved]
+    return not 0 <= low <= arena - size or any(
+        j != moved and low < offsets[j] + other and offsets[j] < low + size and start < last and first < end
+        for j, (other, first, last) in enumerate(buffers)
+    )
+
+
 def spine(asked: Asked) -> Iterator[Row]:
     """F6: plans at 80 to 40 % of the live bytes."""
     worst_plan = worst = 0.0
-    for name in planned.NETS[: 2 if asked.quick else None]:
+    count = 0
+    for name in asked.of(planned.NETS[: 2 if asked.quick else None]):
         for share, graph, plan in planned.plans(name, "test" if asked.quick else "bench"):
             given, again, n = planned.arena_ratio(graph, plan)
+            count += 1
             worst_plan, worst = max(worst_plan, given), max(worst, again)
             yield Row("F6", f"{name} at {share:.0%}", f"n = {n}, in the plan {given:.4f}, lowest {again:.5f}")
-    yield Row("F6", "all plans", f"worst arena / live bytes {worst:.5f}", "<= 1.01", worst <= 1.01)
-    yield Row("F6", "all plans", f"as planned (placement stops once the budget is met) {worst_plan:.4f}")
+    text = f"worst arena / live bytes of {count} plans {worst_plan:.5f}; placed again for 1 s {worst:.5f}"
+    yield Row("F6", "all plans", text, "<= 1.01", count > 0 and worst_plan <= 1.01)
 
 
 def replay(asked: Asked) -> Iterator[Row]:
     """F11: planned addresses on a CPU."""
     nets = ("gpt2", "resnet18") if asked.quick else ("gpt2", "vit", "resnet18", "unet")
-    for row in planned.replays(nets, "bench", quick=asked.quick):
+    for row in planned.replays(tuple(asked.of(nets)), "bench", quick=asked.quick):
         text = f"{row['misses']} misses, losses equal {row['losses_equal']}, time {row['interval']}"
         met = not row["misses"] and bool(row["losses_equal"]) and float(str(row["ratio"])) <= 1.05
         yield Row("F11", str(row["net"]), text, "0, equal, <= 1.05", met)
@@ -217,5 +268,6 @@ QUESTIONS: dict[str, Callable[[Asked], Iterator[Row]]] = {
     "F4": large,
     "F5": waste_free,
     "F6": spine,
+    "F10": mutants,
     "F11": replay,
 }

@@ -17,6 +17,7 @@ QUESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "literature": ("P6", "table"),
     "treewidth": ("P7",),
     "brute": ("P12",),
+    "exhaustive": ("P12",),
     "paging": ("P8",),
     "partition": ("compile",),
 }

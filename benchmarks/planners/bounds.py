@@ -12,6 +12,7 @@ from pathlib import Path
 from time import process_time
 
 from benchmarks.planners.question import Question, Row, Settings
+from tests.judge.test_judge_certificate import CORRUPTIONS, proved_plans
 from tightrope.core import Graph, InfeasibleError, Plan
 from tightrope.judge import problems
 from tightrope.plan import PlanCache, base_schedule, lower_bound, solve, timeline
@@ -39,6 +40,7 @@ def run(settings: Settings) -> Iterator[Row]:
     if settings.wants("P11"):
         for name, graph in [*_published(settings, ""), ("layered 100", random_layered(100, seed=1))]:
             yield _twenty_budgets(name, graph)
+        yield _corrupted(5 if settings.quick else 11)
 
 
 def _bound(name: str, graph: Graph, percent: int) -> Iterator[Row]:
@@ -107,6 +109,27 @@ def _twenty_budgets(name: str, graph: Graph) -> Row:
         "to": 100 * (times[-1] / graph.base_ns - 1) if times else None,
         "CPU s": process_time() - began,
         "met": inversions == 0 and accepted == len(plans) > 0,
+    }
+
+
+def _corrupted(number: int) -> Row:
+    """Spoil certificates in thirteen ways; the judge must refuse each, and accept each as it was."""
+    refused = asked = sound = 0
+    plans = proved_plans(number)
+    for seed, (graph, plan) in enumerate(plans):
+        sound += not problems(graph, plan)
+        for corrupt in CORRUPTIONS:
+            wrong = corrupt(plan, random.Random(seed))
+            if wrong is not None:
+                asked += 1
+                refused += any(line.startswith("certificate: ") for line in problems(graph, wrong))
+    return {
+        "bar": "P11",
+        "certificates": len(plans),
+        "accepted as they are": sound,
+        "corrupted": asked,
+        "refused": refused,
+        "met": sound == len(plans) and refused == asked >= 100,
     }
 
 

@@ -129,7 +129,7 @@ def owners_by_bits(
     found: list[frozenset[str] | None] = []
     for event, one in zip(trace.events, made, strict=True):
         if event.op not in first:
-            rows = waiting.get((one.name, *one.digests[:1]), [])
+            rows = waiting.get((one.name, one.digests[0]), []) if one.digests else []
             named = (rows.pop(0) if len(rows) > 1 else rows[0]).owners if rows else None
             first[event.op] = one.owners or named or _only(makers, one.digests)
         found.append(first[event.op])

@@ -3,8 +3,9 @@
 import gc
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks._measure import Ratio, bootstrap
 from benchmarks.recorder.nets import Net, net
 from benchmarks.recorder.row import Row
-from benchmarks.recorder.witness import Nodes, State
+from benchmarks.recorder.witness import Nodes, State, hooked
 from benchmarks.zoo import Scale
 from tightrope.record import record_eager, tree_of
 
-_NUM_ROUNDS = 16
+Way = Callable[[], AbstractContextManager[object]]
+_MIN_ROUNDS, _MAX_ROUNDS, _COST_SECONDS = 5, 20, 30.0
 
 
 def eager(name: str, scale: Scale) -> Row:
@@ -26,9 +28,15 @@ def eager(name: str, scale: Scale) -> Row:
     for _ in range(2):
         one.step()
     share = _share(one)
-    hooks, full = _costs(one)
+    hooks, noise, full = _costs(one)
     return Row(
-        {"net": name, "time right %": share, "recorded/profiled": str(hooks), "recorded/plain": str(full)},
+        {
+            "net": name,
+            "time right %": share,
+            "hooked/profiled": str(hooks),
+            "profiled/profiled": str(noise),
+            "recorded/plain": str(full),
+        },
         share >= 97 and hooks.median <= 1.02 and full.median <= 1.5,
     )
 
@@ -43,22 +51,16 @@ def _share(net: Net) -> float:
     marks: list[tuple[int, int]] = []
     state = State()
 
-    def enter(path: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            state.open_now.append(path)
-            marks.append((time.time_ns(), at[path]))
+    def enter(path: str) -> None:
+        state.open_now.append(path)
+        marks.append((time.time_ns(), at[path]))
 
-        return hook
-
-    def leave(*_: object) -> None:
+    def leave() -> None:
         state.open_now.pop()
         marks.append((time.time_ns(), at[state.open_now[-1]]))
 
-    handles: list[Any] = []
-    for path, module in net.model.named_modules():
-        handles += [module.register_forward_pre_hook(enter(path)), module.register_forward_hook(leave)]
     net.optimizer.zero_grad()
-    with record_eager(net.model, memory=False) as recording:
+    with hooked(net.model, enter, leave), record_eager(net.model, memory=False) as recording:
         with Nodes(state):
             loss = net.model(*net.inputs)
         for node, path in state.nodes.items():
@@ -66,8 +68,6 @@ def _share(net: Net) -> float:
                 _watch(node, at[path], marks)
         marks.append((time.time_ns(), -1))
         loss.backward()
-    for handle in handles:
-        handle.remove()
     trace = recording.trace
     results: Any = recording._profile.profiler and recording._profile.profiler.kineto_results
     base = min(row.start_ns() for row in results.events() if not row.name().startswith("["))
@@ -86,26 +86,36 @@ def _watch(node: Any, owner: int, marks: list[tuple[int, int]]) -> None:
     node.register_hook(lambda *_: marks.append((time.time_ns(), -1)))
 
 
-def _costs(net: Net) -> tuple[Ratio, Ratio]:
-    """CPU time with hooks over the plain profiler, and of the full recording over the plain step.
+def _costs(net: Net) -> tuple[Ratio, Ratio, Ratio]:
+    """Ratios of CPU time: hooks to profiler, profiler to itself, full recording to plain step.
 
-    Rounds run forwards and backwards in turn, so that what warms up or drifts meets every side.
+    A round is a palindrome, so that what drifts meets every side alike; the profiler over itself says how
+    much of a ratio is noise.
     """
-    ways: tuple[Callable[[], AbstractContextManager[object]], ...] = (
-        nullcontext,
-        lambda: profile(activities=[ProfilerActivity.CPU]),
-        lambda: record_eager(net.model, memory=False),
-        lambda: record_eager(net.model),
+    profiled = partial(profile, activities=[ProfilerActivity.CPU])
+    hooked, full = partial(record_eager, net.model, memory=False), partial(record_eager, net.model)
+    half: list[Way] = [nullcontext, full, profiled, hooked, profiled]
+    _round(net, half)
+    rounds: list[list[float]] = []
+    until = time.thread_time() + _COST_SECONDS
+    while len(rounds) < _MIN_ROUNDS or (len(rounds) < _MAX_ROUNDS and time.thread_time() < until):
+        rounds.append(_round(net, half))
+    plain, recorded, before, hooks, after = np.array(rounds).T
+    return (
+        bootstrap(list(2 * hooks / (before + after))),
+        bootstrap(list(after / before)),
+        bootstrap(list(recorded / plain)),
     )
-    rows = []
-    for number in range(_NUM_ROUNDS + 1):
-        order = range(len(ways)) if number % 2 else reversed(range(len(ways)))
-        rows.append(dict(sorted((way, _seconds(net, ways[way])) for way in order)))
-    plain, profiled, hooked, full = (np.array([row[way] for row in rows[1:]]) for way in range(len(ways)))
-    return bootstrap(list(hooked / profiled)), bootstrap(list(full / plain))
 
 
-def _seconds(net: Net, way: Callable[[], AbstractContextManager[object]]) -> float:
+def _round(net: Net, half: Sequence[Way]) -> list[float]:
+    """Seconds of each way, there and back."""
+    there = [_seconds(net, way) for way in half]
+    back = [_seconds(net, way) for way in reversed(half)]
+    return [a + b for a, b in zip(there, reversed(back), strict=True)]
+
+
+def _seconds(net: Net, way: Way) -> float:
     """Thread-CPU seconds of one step inside a context, without what opening and closing it takes."""
     gc.collect()
     gc.disable()

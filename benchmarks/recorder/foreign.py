@@ -2,13 +2,14 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.recorder.nets import Net, net
 from benchmarks.recorder.row import Row
+from benchmarks.recorder.witness import hooked
 from benchmarks.zoo import Scale
 from tightrope.core import EventPhase, Module, Trace
 from tightrope.record import annotate, parse_profile, tree_of
@@ -23,27 +24,20 @@ NOT_COUNTED = frozenset({"empty", "zeros", "zero_", "view", "transpose", "as_str
 
 def annotated(net: Net) -> bytes:
     """A profile with one annotation per module call."""
-    handles, stack = [], []
+    stack: list[record_function] = []
 
-    def enter(path: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            span = record_function(f"span:{path}")
-            span.__enter__()
-            stack.append(span)
+    def enter(path: str) -> None:
+        stack.append(record_function(f"span:{path}"))
+        stack[-1].__enter__()  # type: ignore[no-untyped-call]
 
-        return hook
-
-    def leave(*_: object) -> None:
+    def leave() -> None:
         stack.pop().__exit__(None, None, None)
 
-    for path, module in net.model.named_modules():
-        handles += [module.register_forward_pre_hook(enter(path)), module.register_forward_hook(leave)]
-    for _ in range(2):
-        net.step()
-    with profile(activities=[ProfilerActivity.CPU]) as watcher:
-        net.step()
-    for handle in handles:
-        handle.remove()
+    with hooked(net.model, enter, leave):
+        for _ in range(2):
+            net.step()
+        with profile(activities=[ProfilerActivity.CPU]) as watcher:
+            net.step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         watcher.export_chrome_trace(str(path))
@@ -55,10 +49,10 @@ def truth_of(slices: Sequence[Slice], modules: Sequence[Module]) -> list[int]:
     at = {module.path: number for number, module in enumerate(modules)}
     phases = stages(slices)
     owners = [0] * len(slices)
-    spans = {k for k, one in enumerate(slices) if one.name.startswith("span:")}
+    spans = frozenset(k for k, one in enumerate(slices) if one.name.startswith("span:"))
     for k in spans:
         owners[k] = at[slices[k].name[5:]]
-    inherit(slices, owners, frozenset(spans))
+    inherit(slices, owners, spans)
     known, last = by_sequence(slices, phases), 0
     nodes = [k for k, one in enumerate(slices) if one.name.startswith(ENGINE)]
     for node in nodes:
@@ -90,7 +84,7 @@ def foreign(name: str, scale: Scale) -> Row:
     )
 
 
-def recovered(slices: Sequence[Slice], modules: Sequence[Module]) -> tuple[Trace, list[int]]:
+def recovered(slices: tuple[Slice, ...], modules: Sequence[Module]) -> tuple[Trace, list[int]]:
     """Annotate a profile without its own annotations; the trace, and the true owner of every event."""
     truth = truth_of(slices, modules)
     kept = [

@@ -1,6 +1,6 @@
 """H5: forecast and observed curves of planned whole steps, byte by byte."""
 
-from bisect import bisect_right
+from bisect import bisect_left
 from typing import Final
 
 import tightrope
@@ -58,12 +58,14 @@ def planned(name: str, scale: Scale) -> Row:
 
 
 def _allocator_agrees(trace: Trace) -> bool:
-    """Whether the allocator's count after each op is the curve's value at that moment."""
-    profile = trace.profile()
+    """Whether the allocator's count at the end of every op is the curve's value at that moment.
+
+    What an op allocates happens before its end; what is released behind it has its end as time.
+    """
+    profile = [0, *trace.profile()]
     (counter,) = trace.counters
     return all(
-        value == (profile[tick - 1] if (tick := bisect_right(trace.ticks, when)) else 0)
-        or value in profile[max(tick - 8, 0) : tick]
+        value == profile[bisect_left(trace.ticks, when)]
         for when, value in zip(counter.times, counter.values, strict=True)
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.recorder.foreign import annotated
 from benchmarks.recorder.nets import net
-from benchmarks.recorder.row import Row
+from benchmarks.recorder.row import Figure, Row
 from benchmarks.zoo import Scale
 from tightrope.record import annotate, dump, parse_profile, tree_of
 from tightrope.record.slices import Slice, without_annotations
@@ -26,7 +26,12 @@ def speed(name: str, scale: Scale) -> list[Row]:
         trace = annotate(many, modules)
         spent = time.thread_time() - start
         each = len(dump(trace)) / len(trace.events)
-        figures = {"net": name, "events": len(many), "analysis, CPU s": spent, "bytes per event": each}
+        figures: dict[str, Figure] = {
+            "net": name,
+            "events": len(many),
+            "analysis, CPU s": spent,
+            "bytes per event": each,
+        }
         rows.append(Row(figures, spent <= limit and each <= 7))
     return rows
 

@@ -95,11 +95,11 @@ class Nodes(TorchFunctionMode):
         return result
 
 
-class _Ops(TorchDispatchMode):
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every op that makes a tensor, its bits and its owners."""
 
     def __init__(self, state: State) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.state = state
 
     def __torch_dispatch__(
@@ -143,16 +143,24 @@ def _around(read: list[frozenset[str]]) -> str:
 
 
 @contextmanager
-def _hooked(model: nn.Module, state: State) -> Iterator[None]:
-    def enter(path: str) -> Callable[..., None]:
-        return lambda *_: state.open_now.append(path)
+def hooked(model: nn.Module, enter: Callable[[str], object], leave: Callable[[], object]) -> Iterator[None]:
+    """Call back with the path when a module begins, and when it ends."""
 
-    def leave(*_: object) -> None:
-        state.open_now.pop()
+    def entering(path: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            enter(path)
+
+        return hook
+
+    def leaving(*_: object) -> None:
+        leave()
 
     handles: list[Any] = []
     for path, module in model.named_modules():
-        handles += [module.register_forward_pre_hook(enter(path)), module.register_forward_hook(leave)]
+        handles += [
+            module.register_forward_pre_hook(entering(path)),
+            module.register_forward_hook(leaving),
+        ]
     try:
         yield
     finally:
@@ -165,7 +173,7 @@ def watch(net: Net) -> list[Seen]:
     state = State()
     net.optimizer.zero_grad()
     with _Ops(state):
-        with _hooked(net.model, state), Nodes(state):
+        with hooked(net.model, state.open_now.append, state.open_now.pop), Nodes(state):
             loss = net.model(*net.inputs)
         state.phase = "backward"
         for node, path in state.nodes.items():

@@ -146,11 +146,10 @@ CORRUPTIONS: tuple[Corruption, ...] = (
 )
 
 
-@pytest.fixture(scope="module")
-def proved() -> list[tuple[Graph, Plan]]:
-    """Plans that need recomputation, each with a cover that is worth something."""
+def proved_plans(number: int) -> list[tuple[Graph, Plan]]:
+    """Plans of ``number`` graphs that need recomputation, each with a bound that is worth something."""
     found = []
-    for seed in range(11):
+    for seed in range(number):
         graph = random_layered(60, seed=seed) if seed % 2 else training_graph(seed, depth=16)
         peak = assemble(graph, base_schedule(graph), budget=None, placed=False).forecast.peak
         limits = Limits(bytes=(peak * (85 if seed % 2 else 70) // 100,))
@@ -160,6 +159,12 @@ def proved() -> list[tuple[Graph, Plan]]:
             bound = time_bound(graph, budget=plan.budget, stages=stages, nodes=20)
             if bound.extra_ns:
                 found.append((graph, certify(graph, plan, bound=bound)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def proved() -> list[tuple[Graph, Plan]]:
+    found = proved_plans(11)
     assert sum(plan.certificate.cover is not None for _, plan in found) > 5
     assert sum(plan.certificate.stages is not None for _, plan in found) > 5
     return found

@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
-import oracles
+from tests import oracles
 from tightrope.core import Flag, Graph, InfeasibleError, JudgeError, Limits, Op, Storage
 from tightrope.judge import problems
 from tightrope.judge.reorder import in_base_order

@@ -107,6 +107,21 @@ def test_a_class_of_ones_own_may_do_more_than_the_class_of_torch() -> None:
     assert owners(rows, ops)[1::2] == ["conv", "table"]
 
 
+@pytest.mark.parametrize(
+    ("defined", "ran"),
+    [
+        (("k_proj", "v_proj", "q_proj", "out_proj"), ("q_proj", "k_proj", "v_proj", "out_proj")),
+        (("word", "position_embeddings", "token_type_embeddings"),
+         ("word", "token_type_embeddings", "position_embeddings")),
+        (("key_table", "position"), ("key_table", "position")),
+    ],
+)  # fmt: skip
+def test_children_run_in_the_order_that_their_names_go_by(
+    defined: tuple[str, ...], ran: tuple[str, ...]
+) -> None:
+    assert tuple(defined[child] for unit in units_of(defined) for child in unit) == ran
+
+
 NAMES = st.lists(
     st.sampled_from(["q_proj", "v_proj", "h.0", "h.1", "input_norm", "final", "fc"]), unique=True, max_size=6
 )

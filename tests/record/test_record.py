@@ -4,6 +4,7 @@ import json
 import pickle
 import random
 import zlib
+from bisect import bisect_left
 
 import msgspec
 import pytest
@@ -76,8 +77,9 @@ def test_the_observed_step_is_the_forecast_one_to_the_byte(recorded: Recording) 
 def test_the_allocators_own_count_is_on_the_curve(recorded: Recording) -> None:
     trace = recorded.trace
     (counter,) = trace.counters
-    assert max(counter.values) <= trace.peak
-    assert set(counter.values) <= {0, *trace.profile()}
+    profile = [0, *trace.profile()]
+    assert len(counter.values) == len(trace.events)
+    assert list(counter.values) == [profile[bisect_left(trace.ticks, when)] for when in counter.times]
 
 
 def test_children_add_up_to_their_parents(recorded: Recording) -> None:

@@ -11,11 +11,15 @@ from torch.nn import functional
 from training import Blocks, Seen, batches, budget_for, built, digest, play
 
 import tightrope
+from benchmarks.zoo import build
 from tightrope.core import InfeasibleError
 from tightrope.native.allocator import allocator
+from tightrope.plan import smallest
 from tightrope.price.measure import Measured
 from tightrope.price.store import PriceStore
 from tightrope.run.compile import handle_of
+from tightrope.run.ledger import ledger
+from tightrope.run.refusal import RESERVE
 from tightrope.run.runner import PlannedRunner
 
 DATA = batches(2)
@@ -287,11 +291,14 @@ def test_a_loss_that_runs_out_is_left_more_or_refused_by_the_next_step(wide: Ten
     model = tightrope.compile(built(Outputs), budget=budget, progress=False)
     with pytest.raises(torch.OutOfMemoryError, match="were left for code between forward and backward"):
         squares(model, wide)
-    for _ in range(3):
-        gc.collect()
+    kinds = []
+    for _ in range(4):
         with pytest.raises((torch.OutOfMemoryError, InfeasibleError)) as refused:
             squares(model, wide)
-    assert refused.type is InfeasibleError
+        kinds.append(refused.type)
+        del refused
+        gc.collect()
+    assert InfeasibleError in kinds
 
 
 def test_room_that_a_loss_does_not_need_goes_to_the_plan(wide: Tensor) -> None:
@@ -311,3 +318,22 @@ def test_room_that_a_loss_does_not_need_goes_to_the_plan(wide: Tensor) -> None:
     second = tightrope.report(model)
     assert first.num_recomputed > second.num_recomputed
     assert second.observed_total <= second.budget
+
+
+def test_the_smallest_plan_has_its_budget_though_a_capture_leaves_constants_behind() -> None:
+    """The graph of GPT-2 holds numbers as tensors: 64 bytes each, made by the capture."""
+    case = build("gpt2", scale="test")
+    tightrope.compile(case.model, budget="8GiB", progress=False)
+    case.model(*case.inputs).backward()
+    least = smallest(only_runner(case.model).program.graph).forecast
+    del case
+    gc.collect()
+    case = build("gpt2", scale="test")
+    budget = ledger().charged() + 64 + RESERVE + least.arena + least.outside
+    tightrope.compile(case.model, budget=budget, progress=False)
+    for _ in range(2):
+        case.model.zero_grad()
+        case.model(*case.inputs).backward()
+    report = tightrope.report(case.model)
+    assert report.arena + report.outside == least.arena + least.outside
+    assert report.observed_total <= budget

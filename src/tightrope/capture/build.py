@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch, replays
-from tightrope.capture.attribution import module_path, source_line
+from tightrope.capture.attribution import module_paths, source_line, target_name
 from tightrope.capture.program import Call, Program, tensor_of
 from tightrope.core import CaptureError, Flag, Graph, Kind, Op, OpId, Phase, Storage, StorageId
 
@@ -79,6 +79,7 @@ class _Builder:
         phase_of: Callable[[torch.fx.Node], Phase],
     ) -> None:
         self.module, self.kinds, self.phase_of = module, kinds, phase_of
+        self.paths = module_paths(module.graph, phase_of)
         self.storages: list[Storage] = []
         self.by_key: dict[int, StorageId] = {}
         self.storage_of: dict[torch.fx.Node, StorageId] = {}
@@ -145,7 +146,7 @@ class _Builder:
         shape = "x".join(map(str, value.shape)) or "scalar"
         label = f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
         bytes_ = int(value.untyped_storage().nbytes())
-        module = "" if external else module_path(node)
+        module = "" if external else self.paths[node]
         self.storages.append(Storage(storage, bytes_, kind, external=external, label=label, module=module))
         self.by_key[_torch.storage_key(value)] = storage
         if external:
@@ -210,9 +211,9 @@ class _Builder:
             self.replays.append((op, replay))
         self.ops.append(
             Op(
-                op, node.name, str(node.target), reads, tuple(created),
+                op, node.name, target_name(node.target), reads, tuple(created),
                 flags=flags, phase=self.phase_of(node),
-                module=module_path(node), source=source_line(node),
+                module=self.paths[node], source=source_line(node),
             )
         )  # fmt: skip
         self.calls[op] = call
@@ -235,7 +236,7 @@ class _Builder:
                 (storage,),
                 flags=flags,
                 phase=self.phase_of(node),
-                module=module_path(node),
+                module=self.paths[node],
             )
         )
         self.calls[op] = call

@@ -4,7 +4,8 @@
 //             dives, squeaky wheel, and where those miss the goal a canonical depth-first search with
 //             restarts. Stop at the largest load, which no placement can beat.
 // Source      MiniMalloc (Moffitt, ASPLOS 2023) for canonical search, dominance and decomposition;
-//             the skip inference, the memory of failed states and the address tree are our own.
+//             the skip inference, the memory of failed states, the trials of restarts and the address
+//             tree are our own.
 // Guarantee   An answer always exists. Equal input, options and seed give equal answers, unless the
 //             clock stops the run. "infeasible" is said only after a completed search.
 // Complexity  First fit is O(n log^2 n) on traces of training steps; the search is exponential and

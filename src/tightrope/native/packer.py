@@ -36,6 +36,7 @@ SWITCHES: Final = (
     "neighbourhoods",
     "hot_core",
     "weights",
+    "trials",
 )
 """Names of the techniques, in the order of their bits."""
 

@@ -43,11 +43,19 @@ inline u64 mix(u64 z) {
     return z ^ (z >> 31);
 }
 
+// A run whose best node so far leaves more than `allowed` buffers to place is given up after `nodes` nodes.
+struct Trial {
+    i64 nodes = 0;  // 0 = no trial
+    Index allowed = 0;
+    Index left = -1;  // result: fewest buffers left when the trial ended, -1 = the run ended first
+};
+
 class Searcher {
    public:
     virtual ~Searcher() = default;
-    // Search with ranks from `order` until `node_limit` more nodes or the budget are used up.
-    virtual Answer run(const std::vector<Index>& order, Bytes capacity, i64 node_limit, Budget& budget) = 0;
+    // Search with ranks from `order` until `node_limit` more nodes, the trial or the budget end it.
+    virtual Answer run(const std::vector<Index>& order, Bytes capacity, i64 node_limit, Trial& trial,
+                       Budget& budget) = 0;
     virtual std::vector<Offset> offsets() const = 0;
     virtual i64 nodes() const = 0;
     // How often each section ran out of bytes; aged by `forget`, so that recent failures weigh more.
@@ -70,10 +78,13 @@ class Search final : public Searcher {
         connect();
     }
 
-    Answer run(const std::vector<Index>& order, Bytes capacity, i64 node_limit, Budget& budget) override {
+    Answer run(const std::vector<Index>& order, Bytes capacity, i64 node_limit, Trial& trial,
+               Budget& budget) override {
         if (capacity > remembered_for_) failed_.clear();
         remembered_for_ = capacity, capacity_ = static_cast<H>(capacity), budget_ = &budget;
-        last_node_ = nodes_ + node_limit;
+        last_node_ = nodes_ + node_limit, trial_ = &trial;
+        trial_node_ = trial.nodes ? nodes_ + trial.nodes : 0;
+        left_ = least_left_ = static_cast<Index>(by_start_.size());
         std::fill(placed_.begin(), placed_.end(), char{0});
         for (Index at = 0; at < n_; ++at) rank_[order[at]] = at;
         std::fill(rest_.begin(), rest_.end(), H{0});
@@ -149,7 +160,8 @@ class Search final : public Searcher {
 
     Answer expand(Span span, H key, Index rank) {
         ++nodes_;
-        if (nodes_ > last_node_ || !budget_->spend(12 * span.second) || ((nodes_ & 255) == 0 && budget_->late()))
+        if (nodes_ == trial_node_ && hopeless()) last_node_ = 0;
+        if (nodes_ > last_node_ || !budget_->spend(13 * span.second) || ((nodes_ & 255) == 0 && budget_->late()))
             return Answer::unknown;
         const State state = prune_.memory ? state_of(span, key, rank) : State{};
         if (prune_.memory && failed_.contains(state)) return Answer::none;
@@ -157,6 +169,11 @@ class Search final : public Searcher {
         const Answer answer = branch(span, key, rank);
         if (answer == Answer::none && prune_.memory && nodes_ > before && failed_.size() < kMemory) failed_.insert(state);
         return answer;
+    }
+
+    bool hopeless() {
+        trial_->left = least_left_;
+        return least_left_ > trial_->allowed;
     }
 
     State state_of(Span span, H key, Index rank) const {
@@ -205,7 +222,7 @@ class Search final : public Searcher {
     // Place j at its floor and lift its unplaced conflicts; true when there are none.
     bool place(Index j) {
         const H top = low_[j] + size_[j];
-        placed_[j] = 1;
+        placed_[j] = 1, least_left_ = std::min(least_left_, --left_);
         bool alone = true;
         for (i64 at = first_[j]; at < first_[j + 1]; ++at) {
             const Index k = near_[at];
@@ -229,7 +246,7 @@ class Search final : public Searcher {
                 continue;
             }
             const Index j = -1 - entry;
-            placed_[j] = 0;
+            placed_[j] = 0, ++left_;
             for (Section s = part_.start[j]; s < part_.end[j]; ++s) rest_[s] += size_[j];
         }
     }
@@ -312,8 +329,10 @@ class Search final : public Searcher {
     std::unordered_set<State, StateHash> failed_;
     Bytes remembered_for_ = -1;
     H capacity_ = 0;
-    i64 nodes_ = 0, last_node_ = 0;
+    i64 nodes_ = 0, last_node_ = 0, trial_node_ = 0;
+    Index left_ = 0, least_left_ = 0;
     Budget* budget_ = nullptr;
+    Trial* trial_ = nullptr;
 };
 
 // `largest` = largest capacity that will be asked.

@@ -28,6 +28,7 @@ class PlaceOptions:
         neighbourhoods: free the buffers around a time window of the best answer and search again.
         hot_core: settle the time around the largest load first and fit the rest around it.
         weights: restart with orders that favour the instants at which the search failed most.
+        trials: give a restart up early unless it is among the deepest tenth of the recent ones.
     """
 
     scaling: bool = True
@@ -48,6 +49,7 @@ class PlaceOptions:
     neighbourhoods: bool = True
     hot_core: bool = True
     weights: bool = True
+    trials: bool = True
 
     @property
     def bits(self) -> int:

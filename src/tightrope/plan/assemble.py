@@ -37,8 +37,8 @@ def assemble(
     Args:
         graph: what the schedule runs.
         schedule: valid for ``graph``.
-        budget: total bytes asked for; the placer stops as soon as it fits. None = as small as possible,
-            and the plan's budget is what it needs.
+        budget: total bytes asked for; once it fits, the placer goes on for a moment to waste less. None =
+            as small as possible, and the plan's budget is what it needs.
         machine: named in the plan; its tiers and power give the time and energy of paging.
         planner: named in the plan.
         seed: of the placer.
@@ -106,6 +106,9 @@ def _offsets(
     ]
     alignments = wanted if any(a > ALIGNMENT for a in wanted) else None
     placement = place(buffers, capacity=capacity, seconds=_PLACE_SECONDS, seed=seed, alignments=alignments)
+    if capacity is not None and placement.lower_bound < placement.peak <= capacity:
+        lower = place(buffers, seconds=_PLACE_SECONDS, seed=seed, alignments=alignments)
+        placement = min(placement, lower, key=lambda found: found.peak)
     offsets = [-1] * len(outside)
     for i, offset in zip(inside, placement.offsets, strict=True):
         offsets[i] = offset

@@ -4,7 +4,7 @@ Alignments that are equally cheap exist: a net that normalizes before its blocks
 after them run the same ops. So an order costs a little for what it does against habit: a child that is
 called input is not the first, a final one not the last, a leaf changed sides with a list of modules.
 Children of one class keep the order of their definition, for nothing else tells them apart, but
-projections to query, key and value run in this order.
+projections to query, key and value run in this order, and embeddings of types before those of positions.
 """
 
 import re
@@ -20,11 +20,21 @@ _ACROSS_LIST: Final = 30
 _LONG: Final = 2
 _FIRST: Final = frozenset({"input", "pre", "in", "before", "first"})
 _LAST: Final = frozenset({"final", "last"})
-_PROJECTION: Final = re.compile(r"^(?:w|to)?_?(q|k|v|query|key|value)(?:_?(?:proj|lin|linear|layer))?$")
+_CONVENTIONS: Final = tuple(
+    tuple(map(re.compile, patterns))
+    for patterns in (
+        [
+            rf"^(?:w|to)?_?(?:{role})(?:_?(?:proj|lin|linear|layer))?$"
+            for role in ("q|query", "k|key", "v|value")
+        ],
+        [r"^token_type_embeddings?$", r"^position_embeddings?$"],
+    )
+)
+"""Names of children that run in this order, wherever they are defined: most attention, and BERT's kin."""
 
 
 def units_of(names: Sequence[str]) -> Units:
-    """Group the children of a module: lists stay together; query, key and value in this order.
+    """Group the children of a module: lists stay together; what goes by a convention runs in its order.
 
     Example:
         >>> units_of(["k_proj", "v_proj", "q_proj", "h.0", "h.1"])
@@ -34,18 +44,16 @@ def units_of(names: Sequence[str]) -> Units:
     for position, name in enumerate(names):
         found.setdefault(name.partition(".")[0], []).append(position)
     units = list(found.values())
-    places = [place for place, name in enumerate(found) if _PROJECTION.match(name)]
-    ordered = sorted(places, key=lambda place: "qkv".index(_role(list(found)[place])))
-    moved = [units[place] for place in ordered]
-    for place, unit in zip(places, moved, strict=True):
-        units[place] = unit
+    for convention in _CONVENTIONS:
+        ranks = {place: rank for place, name in enumerate(found) if (rank := _role(name, convention)) >= 0}
+        moved = [units[place] for place in sorted(ranks, key=ranks.__getitem__)]
+        for place, unit in zip(ranks, moved, strict=True):
+            units[place] = unit
     return units
 
 
-def _role(name: str) -> str:
-    match = _PROJECTION.match(name)
-    assert match is not None
-    return match[1][0]
+def _role(name: str, convention: Sequence[re.Pattern[str]]) -> int:
+    return next((rank for rank, pattern in enumerate(convention) if pattern.match(name)), -1)
 
 
 def named_first(names: Sequence[str]) -> Units:

@@ -3,7 +3,8 @@
 Idea        That code is not captured, so its need is learned: at first a generous guess, taken back
             where no plan fits beside it; then what a finished step took, or what a step that ran out
             would have taken.
-Guarantee   What is left free is never less than the most that was seen to be needed.
+Guarantee   What is left free is never less than the most that was seen to be needed, until no plan
+            fits beside it.
 Gaps        The first step may run out where the budget has no room for the guess.
 """
 
@@ -24,6 +25,7 @@ class Between:
     def __init__(self, gradients: Bytes) -> None:
         self.needed: Bytes = 0
         self.seen = False
+        self._gradients = gradients
         self._guesses = tuple(times * gradients for times in _GUESSES)
 
     def rooms(self) -> tuple[Bytes, ...]:
@@ -38,3 +40,8 @@ class Between:
         """Learn from a step that ran out when it would have held ``size``: it may need more still."""
         self.needed = max(self.needed, size)
         self._guesses = tuple(sorted({2 * self.needed, *self._guesses}, reverse=True))
+
+    def forget(self) -> None:
+        """Guess again: no plan fits beside what was seen, and the next step may need less."""
+        self.needed, self.seen = 0, False
+        self._guesses = tuple(times * self._gradients for times in _GUESSES)

@@ -5,6 +5,7 @@ in which a call runs changes (torch's own per-module compile slot is used). Each
 captured and planned once.
 """
 
+import gc
 import time
 import warnings
 import weakref
@@ -19,7 +20,7 @@ from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, CaptureError, Machine, TightropeError, parse_bytes
+from tightrope.core import Bytes, CaptureError, InfeasibleError, Machine, TightropeError, parse_bytes
 from tightrope.run.ledger import Ledger, ledger
 from tightrope.run.progress import Progress
 from tightrope.run.refusal import RESERVE
@@ -56,7 +57,7 @@ class Handle:
         self.replay: Replay | None = None
         self.forget: Callable[[], None] = lambda: None
         self.ledger: Ledger = ledger()
-        self._inside_step = False
+        self._inside_step = self._lifted = False
         self._called, self.broken = 0, ""
 
     def __del__(self) -> None:
@@ -85,6 +86,8 @@ class Handle:
         runner = PlannedRunner(program, real, self.options, self.ledger, self.progress, shared=shared)
         self.ledger.hold(self, max(runner.budget for runner in [*self.runners, runner]))
         self.runners.append(runner)
+        handle = weakref.ref(self)
+        runner.when_fits = lambda: _hold_again(handle())
         return runner
 
     def break_up(self, reason: str) -> None:
@@ -102,8 +105,21 @@ class Handle:
             warnings.warn(
                 "tightrope: level L1 in pieces (each graph is planned within its share of the budget; what "
                 f"runs between them is limited, not planned). {self.broken}",
-                stacklevel=4,
+                stacklevel=5,
             )
+
+    def refused(self) -> None:
+        """Lift the budget of a model of which no step ever fitted, until it is called again."""
+        if not any(runner.num_steps for runner in self.runners):
+            self.ledger.release(self)
+            self._lifted = True
+
+    def hold_again(self) -> None:
+        """Hold the process to the budget once more if a refusal lifted it."""
+        if self._lifted:
+            self._lifted = False
+            known = self.options.budget if isinstance(self.options.budget, int) else 0
+            self.ledger.hold(self, max([known, *(runner.budget for runner in self.runners)]))
 
     def last_run(self) -> list[PlannedRunner]:
         """List the graphs that ran last: one, or all of the last call of a sequence of them."""
@@ -134,7 +150,7 @@ class Handle:
         self.replay = replay(budget=self.options.budget)
         warnings.warn(
             f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def next_step(self) -> None:
@@ -158,6 +174,11 @@ class Handle:
             self._inside_step = False
             assert self.replay is not None
             self.replay.__exit__(None, None, None)
+
+
+def _hold_again(handle: Handle | None) -> None:
+    if handle is not None:
+        handle.hold_again()
 
 
 _HANDLES: "weakref.WeakKeyDictionary[torch.nn.Module, Handle]" = weakref.WeakKeyDictionary()
@@ -237,6 +258,9 @@ def compile(
     pieces = torch.compile(one_call, backend=backend, dynamic=False)
     if model in _HANDLES:
         _HANDLES[model].close()
+    gc.collect()  # models that nobody uses any more hold the process to their budgets until then
+    if handle.ledger.budget and isinstance(handle.options.budget, int):
+        handle.ledger.hold(handle, handle.options.budget)
     model._compiled_call_impl = _entry(weakref.ref(model), handle, whole, pieces, one_call)
     _HANDLES[model] = handle
     if example is not None:
@@ -290,6 +314,13 @@ def _entry(
             handle.next_step()
             return plain(*args, **kwargs)
         handle.ledger.mark()
+        try:
+            return steps(*args, **kwargs)
+        except InfeasibleError:
+            handle.refused()
+            raise
+
+    def steps(*args: Any, **kwargs: Any) -> Any:
         if handle.shares is None:
             result, reason = _captured(whole, args, kwargs, trial)
             if not reason:

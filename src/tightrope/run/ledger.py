@@ -11,6 +11,7 @@ Between steps the limit stays on: loss, optimizer and user code live under it to
 
 import functools
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -51,6 +52,7 @@ class Ledger:
     Attributes:
         allocator: the hook, or None when it could not be built.
         marked: bytes charged when `mark` was called last.
+        turn: held while planned code runs: the allocator serves one plan at a time.
         note: why there is no hook, in one sentence, or the empty string.
     """
 
@@ -58,6 +60,7 @@ class Ledger:
         self.allocator: Allocator | None = allocator() if compiler() is not None else None
         self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
         self.marked: Bytes = 0
+        self.turn = threading.RLock()
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
         self._less = self._room = ""
@@ -80,10 +83,15 @@ class Ledger:
         """Look up what ``owner`` holds the process to; 0 = nothing yet."""
         return self._budgets.get(owner, 0)
 
+    @property
+    def budget(self) -> Bytes:
+        """What the process is held to: the largest budget alive; 0 = there is none."""
+        return max(self._budgets.values(), default=0)
+
     def _apply(self) -> None:
         if self.allocator is None:
             return
-        budget = max(self._budgets.values(), default=None)
+        budget = self.budget or None
         older = self.older
         self.allocator.limit = None if budget is None else max(budget - older, 0)
         self._less = ""
@@ -194,7 +202,10 @@ class Ledger:
         return self._counted() + self.older
 
     def _counted(self) -> Bytes:
-        return self.allocator.stats().charged - reclaimable() if self.allocator is not None else self.marked
+        if self.allocator is None:
+            return self.marked
+        with self.turn:
+            return self.allocator.stats().charged - reclaimable()
 
     def held(self) -> Bytes:
         """Bytes charged now, idle arenas included, plus older tensors."""

@@ -7,8 +7,9 @@ from tightrope.core import Bytes, InfeasibleError, format_bytes
 RESERVE: Bytes = 65536
 """Held back for the runtime itself: copies of the generator's state (5,056 bytes each) that are made
 while a graph is captured and while the first step is checked."""
-_CAPTURE_SLACK: Bytes = 16384
-"""A first capture leaves some small tensors behind (9 KiB seen); a second try must still fit."""
+CAPTURE_SLACK: Bytes = 16384
+"""A capture leaves small tensors behind: constants of the graph, caches (9 KiB seen). They come out of
+the reserve, and a budget that a refusal names has room for them."""
 
 
 @dataclass(frozen=True)
@@ -18,22 +19,26 @@ class Refusal:
     Attributes:
         budget: asked for.
         others: bytes of everything that is no part of the plan, `RESERVE` included.
-        beside: bytes to leave free for code between forward and backward, not in ``others``.
+        room: bytes that were left free for code between forward and backward, not in ``others``.
+        wanted: bytes that should be.
         num_waiting: forwards that hold memory for a backward that did not run.
         trained: bytes of parameters whose optimizer may have no state yet.
+        grown: bytes held now and not when the step was planned first.
     """
 
     budget: Bytes
     others: Bytes
-    beside: Bytes = 0
+    room: Bytes = 0
+    wanted: Bytes = 0
     num_waiting: int = 0
     trained: Bytes = 0
+    grown: Bytes = 0
 
     def restated(self, error: InfeasibleError) -> InfeasibleError:
         """Restate the planner's numbers: other holders of memory included."""
         found = error.smallest_found
         if found is not None:
-            found += self.others + _CAPTURE_SLACK + self.beside
+            found += self.others + CAPTURE_SLACK + self.wanted
         bound = error.lower_bound + self.others - RESERVE
         best = (
             "no feasible budget was found"
@@ -54,14 +59,20 @@ class Refusal:
         if found is None:
             hint = "Try a smaller batch."
         else:
-            hint = f"Try budget={found}, a smaller batch or a shorter sequence."
-            if self.beside:
-                hint += f" Of it, {format_bytes(self.beside)} are for a loss outside the model."
-            if self.trained:
+            later = 3 * self.trained
+            hint = f"Try budget={found + later}, a smaller batch or a shorter sequence."
+            if self.wanted:
+                hint += f" Of it, {format_bytes(self.wanted)} are for a loss outside the model."
+            if later:
                 hint += (
-                    " Optimizer state that does not exist yet comes on top (AdamW: "
-                    f"{format_bytes(2 * self.trained)})."
+                    f" Of it, {format_bytes(later)} are for gradients that stay until the next step and the "
+                    "state of AdamW: less will do for an optimizer that holds less."
                 )
+        if self.grown:
+            hint += (
+                f" {format_bytes(self.grown)} more are held than before the first step: optimizer state, "
+                "gradients, and tensors that the loop keeps."
+            )
         if self.num_waiting:
             hint += (
                 f" {self.num_waiting} earlier forwards still hold what their backward needs: run it, drop "

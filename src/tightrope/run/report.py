@@ -8,6 +8,7 @@ import torch
 
 from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
 from tightrope.run.compile import handle_of
+from tightrope.run.ledger import ledger
 from tightrope.run.replay import Replay
 from tightrope.run.runner import PlannedRunner
 
@@ -43,6 +44,7 @@ class Report:
         reasons: one per storage made by an op; graph by graph where there are several.
         recomputed: (module, op, copies), most expensive first.
         planned: the graphs that ran, each with its plan.
+        limit: total bytes that the process is held to, the largest budget alive in it; 0 = none is.
     """
 
     level: str
@@ -63,6 +65,7 @@ class Report:
     reasons: tuple[Reason, ...]
     recomputed: tuple[tuple[str, str, int], ...]
     planned: tuple[tuple[Graph, Plan], ...] = field(default=(), repr=False, compare=False)
+    limit: Bytes = 0
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -83,11 +86,17 @@ class Report:
         ]
         return found
 
+    def _enforcement(self) -> str:
+        if not self.enforced:
+            return "checked, not enforced"
+        if self.limit > self.budget:
+            return f"planned for; the process is held to {format_bytes(self.limit)}, the largest budget in it"
+        return "enforced by the allocator"
+
     def __str__(self) -> str:
         lines = [
             f"level {self.level}" + (f" ({self.why})" if self.why else ""),
-            f"budget {format_bytes(self.budget)}, "
-            + ("enforced by the allocator" if self.enforced else "checked, not enforced"),
+            f"budget {format_bytes(self.budget)}, " + self._enforcement(),
             f"persistent {format_bytes(self.persistent)} + arena {format_bytes(self.arena)}"
             + (f" + outside {format_bytes(self.outside)}" if self.outside else ""),
             f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
@@ -108,8 +117,8 @@ class Reporting(Protocol):
         """Describe the plan and the last step."""
 
 
-def report(model: torch.nn.Module | Reporting) -> Report:
-    """Describe the plan and the last step of a compiled model, or of a `tightrope.step`.
+def report(model: torch.nn.Module | Reporting | Replay) -> Report:
+    """Describe the plan and the last step of a compiled model, a `tightrope.step` or a `tightrope.replay`.
 
     Raises:
         TightropeError: the model was not compiled, or the step has not run.
@@ -121,6 +130,12 @@ def report(model: torch.nn.Module | Reporting) -> Report:
         >>> tightrope.report(model).level
         'L1'
     """
+    return replace(_report(model), limit=ledger().budget)
+
+
+def _report(model: torch.nn.Module | Reporting | Replay) -> Report:
+    if isinstance(model, Replay):
+        return _replaying("", model)
     if not isinstance(model, torch.nn.Module):
         return model.report()
     handle = handle_of(model)

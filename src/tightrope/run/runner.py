@@ -34,7 +34,7 @@ from tightrope.run.emit import emit
 from tightrope.run.flight import Flight, FreshPrices, Replayed
 from tightrope.run.ledger import Ledger, Window
 from tightrope.run.progress import Progress
-from tightrope.run.refusal import RESERVE, Refusal
+from tightrope.run.refusal import CAPTURE_SLACK, RESERVE, Refusal
 from tightrope.run.verify import Verified, digest, made_up_tangents, unplanned_step, verify
 from tightrope.run.watched import watched
 
@@ -72,12 +72,14 @@ class PlannedRunner:
         num_replans: plans made because of them.
         note: why planned addresses are off, or the empty string.
         last_used: when a forward began last.
+        when_fits: called in every forward once its plan is known to fit.
         share: bytes that the arena, and what lives outside of it, may take where several graphs run
             under one budget; None = whatever is left.
         least: the same of the smallest plan, found where there is a share.
         most: the same of the plan that recomputes nothing, likewise.
     """
 
+    when_fits: Callable[[], None] = staticmethod(lambda: None)
     share: Bytes | None = None
     least: Bytes = 0
     most: Bytes = 0
@@ -114,6 +116,8 @@ class PlannedRunner:
         self._stale = False
         self.between = Between(sum(size for size in self._tangent_sizes() if size > _SCALAR))
         self._aloft: weakref.ref[Flight] | None = None
+        self._left_behind: Bytes = 0
+        self._held_first: Bytes = 0
         self._planned_for: tuple[Bytes | None, Bytes] = (None, 0)
         self.budget = self._budget()
         if shared:
@@ -150,7 +154,7 @@ class PlannedRunner:
 
     def _available(self, charged: Bytes) -> Bytes:
         """Bytes that the step may still use when ``charged`` are held by everything else."""
-        return self.budget - charged - self._tangents() - RESERVE
+        return self.budget - charged - self._tangents() - RESERVE + self._left_behind
 
     def _tangents(self) -> Bytes:
         return sum(self._tangent_sizes())
@@ -176,11 +180,21 @@ class PlannedRunner:
                 break
         else:
             room = least
-            plan = self._solve(self._free(available, least), beside=rooms[0] - least if rooms else 0)
+            plan = self._last_resort(available, least, wanted=rooms[0] if rooms else least)
         self.persistent = self.budget - available - RESERVE
+        if not self.num_steps:
+            self._held_first = self.budget - available - self.program.graph.persistent
         self._planned_for = self.share, room
         self.chosen = choose(self.program, plan, self.ledger.allocator)
         return self.chosen
+
+    def _last_resort(self, available: Bytes, least: Bytes, *, wanted: Bytes) -> Plan:
+        """Plan beside the least room; a refusal forgets what was learned, perhaps from a single case."""
+        try:
+            return self._solve(self._free(available, least), room=least, wanted=wanted)
+        except InfeasibleError:
+            self.between.forget()
+            raise
 
     def _free(self, available: Bytes, room: Bytes) -> Bytes:
         free = available - room
@@ -194,8 +208,8 @@ class PlannedRunner:
         spare = self.between.seen and said.ns > said.base_ns and (room - needed) * _SPARE > said.arena
         return fits and self.share == share and not spare
 
-    def _solve(self, available: Bytes, *, beside: Bytes = 0) -> Plan:
-        """Find a plan; a refusal adds ``beside`` to the budget that it suggests."""
+    def _solve(self, available: Bytes, *, room: Bytes = 0, wanted: Bytes = 0) -> Plan:
+        """Find a plan beside ``room``; the budget that a refusal suggests leaves the ``wanted`` room."""
         graph = self.program.graph
         shift = self.budget - available - graph.persistent
         with self.progress.search(self.budget) as report:
@@ -212,23 +226,32 @@ class PlannedRunner:
             except InfeasibleError as error:
                 waiting = max(self.arenas.num_busy - 1, 0) if self.arenas is not None else 0
                 trained = 0 if self.num_steps else self._stateless
-                refusal = Refusal(self.budget, shift, beside, waiting, trained)
+                grown = max(shift - room - self._held_first, 0) if self.num_steps else 0
+                refusal = Refusal(self.budget, shift - room, room, wanted, waiting, trained, grown)
                 raise refusal.restated(error) from None
 
     # the three entry points
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the forward part; the last result is the token that carries what is kept."""
+        with self.ledger.turn:
+            return self._forward(args)
+
+    def _forward(self, args: list[Any]) -> list[Any]:
         self.ledger.open_step(None)
         self.ledger.note_tensors(args)
         self.last_used = time.monotonic_ns()
         if self._stale:
             self._measure_again(args)
-        if self._aloft is not None and (waiting := self._aloft()) is not None:
-            self._learn(waiting)
+        self._look_back()
         arena, charge = self.arenas.reclaim() if self.arenas is not None else (None, 0)
         try:
-            chosen = self._choose(self._available(self.ledger.charged() - charge))
+            held = self.ledger.charged() - charge
+            if not self.num_forwards and self.share is None:
+                left = min(held - self.ledger.charged_at_mark(), CAPTURE_SLACK)
+                self._left_behind = max(self._left_behind, left)
+            chosen = self._choose(self._available(held))
+            self.when_fits()
             if self.options.verify and self.verified is None:
                 self.verified = self._verify(chosen, args)
             arena = self._fit(arena, chosen)
@@ -264,6 +287,10 @@ class PlannedRunner:
         flight: Flight = args[0].flight
         tangents = args[1:]
         args.clear()
+        with self.ledger.turn:
+            return self._backward(flight, tangents)
+
+    def _backward(self, flight: Flight, tangents: list[Any]) -> list[Any]:
         kept = self._take(flight)
         backward = flight.chosen.code.backward
         assert backward is not None
@@ -381,9 +408,18 @@ class PlannedRunner:
         if self.share is None:
             self.between.took(extra - self._tangents())
 
+    def _look_back(self) -> None:
+        """Learn from a backward that failed before it came here; autograd holds its memory until the next."""
+        waiting = self._aloft() if self._aloft is not None else None
+        if waiting is not None and not waiting.num_backwards and self.ledger.refused():
+            self._learn(waiting)
+            del waiting
+            _torch.run_tiny_backward()
+
     def _landed(self, flight: Flight, *, retire: bool) -> None:
-        self._learn(flight)
-        self._finish(flight.arena, retire=retire)
+        with self.ledger.turn:
+            self._learn(flight)
+            self._finish(flight.arena, retire=retire)
 
     def _learn(self, flight: Flight) -> None:
         """Learn from a forward whose backward never began what the code after it lacked."""

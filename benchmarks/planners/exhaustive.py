@@ -1,0 +1,115 @@
+"""The other planners against exhaustive search: cuts, orders, paging, attention cores.
+
+Each has its own kind of answer, so each is compared with the best of all answers of that kind: all sets
+of kept storages (at most 14 ops), all orders of first runs (7 ops), all sets of up to four decisions to
+recompute or to page, all numbers of attention cores.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from benchmarks.planners.question import Question, Row, Settings
+from tests import oracles
+from tests.plan import test_mincut, test_order, test_poet, test_selective
+from tightrope.core import Limits
+from tightrope.judge import replay_schedule
+from tightrope.plan import Options
+from tightrope.plan.mincut import backward_begin, cheapest_cut, pairs_of_cut
+from tightrope.plan.mincut_prices import Prices
+from tightrope.plan.model import build
+from tightrope.plan.order import orders
+from tightrope.plan.paging_search import PagingKnobs, search_paged
+from tightrope.plan.poet import PoetKnobs, solve_poet
+from tightrope.plan.precedence import reorder
+from tightrope.plan.schedule import expand
+from tightrope.plan.selective import TransformerShape, selective
+
+_CLOSE = 1e-6
+
+
+def run(settings: Settings) -> Iterator[Row]:
+    """Yield one row per planner and switch."""
+    number = 50 if settings.quick else 500
+    for native in (True, False):
+        yield _row(f"mincut, native={native}", number, lambda seed, native=native: _cut(seed, native))
+    yield _row("order", number, _order)
+    for objective in ("joules", "seconds"):
+        yield _row(f"poet, {objective}", number, lambda seed, goal=objective: _paged(seed, goal, exact=True))
+        yield _row(
+            f"paging, {objective}", number, lambda seed, goal=objective: _paged(seed, goal, exact=False)
+        )
+    yield _row("selective", number, _cores)
+
+
+def _row(name: str, number: int, ask: Callable[[int], str]) -> Row:
+    counts = Counter(ask(seed) for seed in range(number))
+    return {
+        "bar": "P12", "planner": name, "graphs": number, "limits": counts.total(),
+        "equal to optimum": counts["equal"], "wrong": counts["wrong"],
+        "met": counts["equal"] == counts.total(),
+    }  # fmt: skip
+
+
+def _cut(seed: int, native: bool) -> str:
+    graph = test_mincut.two_parts(seed)
+    model, begin, draw = build(graph), backward_begin(graph), random.Random(seed)
+    prices = Prices(
+        tuple(float(draw.choice((0, draw.randrange(100)))) for _ in graph.storages),
+        tuple(float(draw.randrange(100)) for _ in graph.ops),
+    )
+    cut = cheapest_cut(model, begin, prices, [0.0] * len(graph.storages), native=native)
+    for anew in (False, True):
+        replay_schedule(graph, expand(graph, pairs_of_cut(model, begin, cut, anew=anew)))
+    best = test_mincut.best_of_all(model, begin, prices)
+    return "equal" if abs(cut.price - best) <= _CLOSE else "wrong" if cut.price < best else "worse"
+
+
+def _order(seed: int) -> str:
+    graph = oracles.random_graph(seed, num_ops=7)
+    peaks = [oracles.evaluate(reorder(graph, order), ())[0] for order in test_order.topological(graph)]
+    found = [
+        oracles.evaluate(reorder(graph, order), ())[0]
+        for order in orders(graph, min(peaks), Options(order="free"))
+        if test_order.accepted(graph, order)
+    ]
+    return "equal" if found and min(found) == min(peaks) else "worse"
+
+
+def _paged(seed: int, goal: str, *, exact: bool) -> str:
+    graph, machine = test_poet.small(seed), test_poet.board(seed)
+    limits, joules = test_poet.asked(graph, seed), goal == "joules"
+    best = test_poet.best_of_all(graph, machine, limits, joules=joules)
+    if exact:
+        answer = solve_poet(graph, machine, limits, knobs=PoetKnobs(objective=goal))  # type: ignore[arg-type]
+        chosen = answer.chosen
+    else:
+        knobs = PagingKnobs(objective=goal)  # type: ignore[arg-type]
+        chosen = search_paged(graph, machine, limits, knobs=knobs, options=test_poet.FEW)
+    value = test_poet.value(graph, machine, chosen, limits, joules=joules)
+    if best is None or value is None:
+        return "equal" if value is None and best is None else "worse"
+    return "equal" if abs(value - best) <= _CLOSE * best else "better" if value < best else "worse"
+
+
+def _cores(seed: int) -> str:
+    draw = random.Random(seed)
+    shape = TransformerShape(
+        s=64 * draw.randint(1, 8), b=draw.randint(1, 3), h=256, a=draw.choice((4, 8, 16))
+    )
+    layers = draw.randint(2, 6)
+    graph = test_selective.layer(shape, layers)
+    cores = test_selective.attention_cores(graph)
+    model = build(graph)
+    ways = [
+        oracles.evaluate(graph, test_selective.core_pairs(graph, model, cores[:n])) for n in range(layers + 1)
+    ]
+    peaks = [peak for peak, _ in ways]
+    limit = draw.randint(min(peaks), max(peaks))
+    best = min(ns for peak, ns in ways if peak <= limit)
+    schedule = selective(graph, None, Limits(bytes=(graph.persistent + limit,)), Options())
+    replay = replay_schedule(graph, schedule)
+    return "equal" if replay.peak <= limit and replay.ns == best else "worse"
+
+
+QUESTION = Question(("P12",), "other planners against exhaustive search", run)
