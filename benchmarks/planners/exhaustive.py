@@ -8,6 +8,7 @@ recompute or to page, all numbers of attention cores.
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from benchmarks.planners.question import Question, Row, Settings
 from tests import oracles
@@ -23,7 +24,7 @@ from tightrope.plan.paging_search import PagingKnobs, search_paged
 from tightrope.plan.poet import PoetKnobs, solve_poet
 from tightrope.plan.precedence import reorder
 from tightrope.plan.schedule import expand
-from tightrope.plan.selective import TransformerShape, selective
+from tightrope.plan.selective import TransformerShape, attention_cores, core_pairs, selective
 
 _CLOSE = 1e-6
 
@@ -32,13 +33,11 @@ def run(settings: Settings) -> Iterator[Row]:
     """Yield one row per planner and switch."""
     number = 50 if settings.quick else 500
     for native in (True, False):
-        yield _row(f"mincut, native={native}", number, lambda seed, native=native: _cut(seed, native))
+        yield _row(f"mincut, native={native}", number, partial(_cut, native=native))
     yield _row("order", number, _order)
     for objective in ("joules", "seconds"):
-        yield _row(f"poet, {objective}", number, lambda seed, goal=objective: _paged(seed, goal, exact=True))
-        yield _row(
-            f"paging, {objective}", number, lambda seed, goal=objective: _paged(seed, goal, exact=False)
-        )
+        yield _row(f"poet, {objective}", number, partial(_paged, goal=objective, exact=True))
+        yield _row(f"paging, {objective}", number, partial(_paged, goal=objective, exact=False))
     yield _row("selective", number, _cores)
 
 
@@ -51,7 +50,7 @@ def _row(name: str, number: int, ask: Callable[[int], str]) -> Row:
     }  # fmt: skip
 
 
-def _cut(seed: int, native: bool) -> str:
+def _cut(seed: int, *, native: bool) -> str:
     graph = test_mincut.two_parts(seed)
     model, begin, draw = build(graph), backward_begin(graph), random.Random(seed)
     prices = Prices(
@@ -76,7 +75,7 @@ def _order(seed: int) -> str:
     return "equal" if found and min(found) == min(peaks) else "worse"
 
 
-def _paged(seed: int, goal: str, *, exact: bool) -> str:
+def _paged(seed: int, *, goal: str, exact: bool) -> str:
     graph, machine = test_poet.small(seed), test_poet.board(seed)
     limits, joules = test_poet.asked(graph, seed), goal == "joules"
     best = test_poet.best_of_all(graph, machine, limits, joules=joules)
@@ -99,11 +98,9 @@ def _cores(seed: int) -> str:
     )
     layers = draw.randint(2, 6)
     graph = test_selective.layer(shape, layers)
-    cores = test_selective.attention_cores(graph)
+    cores = attention_cores(graph)
     model = build(graph)
-    ways = [
-        oracles.evaluate(graph, test_selective.core_pairs(graph, model, cores[:n])) for n in range(layers + 1)
-    ]
+    ways = [oracles.evaluate(graph, core_pairs(graph, model, cores[:n])) for n in range(layers + 1)]
     peaks = [peak for peak, _ in ways]
     limit = draw.randint(min(peaks), max(peaks))
     best = min(ns for peak, ns in ways if peak <= limit)

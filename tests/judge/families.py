@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from tightrope.core import (
     Allocation,
@@ -34,15 +35,15 @@ class Sketch:
         self.ops: list[Op] = []
         self.replays: list[tuple[OpId, tuple[StorageId, ...], tuple[StorageId, ...]]] = []
 
-    def storage(self, **options: object) -> StorageId:
+    def storage(self, **options: Any) -> StorageId:
         number = len(self.storages)
         self.storages.append(
             Storage(number, self.rng.randrange(1, 4000), label=f"float32[{number}]", **options)
-        )  # type: ignore[arg-type]
+        )
         return number
 
     def op(
-        self, reads: Iterable[StorageId], creates: int, *, temporaries: bool = False, **options: object
+        self, reads: Iterable[StorageId], creates: int, *, temporaries: bool = False, **options: Any
     ) -> Op:
         made = tuple(self.storage() for _ in range(creates))
         number = len(self.ops)
@@ -56,7 +57,7 @@ class Sketch:
                 number, f"op{number}", f"aten.op{number}.default", tuple(sorted(set(reads))), made,
                 ns=self.rng.randrange(1, 100), allocations=tuple(allocations), source=f"model.py:{number}",
                 module=f"block.{number}", **options,
-            )  # type: ignore[arg-type]
+            )
         )  # fmt: skip
         return self.ops[-1]
 
@@ -167,7 +168,9 @@ def build_schedule(graph: Graph, pairs: Iterable[tuple[int, OpId]], rng: random.
     for op in graph.ops:
         runs += [(again(graph, u), False) for t, u in chosen if t == op.id]
         runs.append((op, True))
-    never, last, latest = len(runs), {}, {}
+    never = len(runs)
+    last: dict[Any, Any] = {}
+    latest: dict[Any, Any] = {}
     for position, (op, first) in enumerate(runs):
         for storage in op.reads:
             if not graph.storages[storage].external:
@@ -199,7 +202,8 @@ def _steps(
 
 def simulate(graph: Graph, schedule: Schedule) -> list[Block]:
     """List the blocks of a valid schedule, one tick per allocation and per release."""
-    tick, blocks, live = 0, [], {}
+    tick, blocks = 0, list[Any]()
+    live: dict[Any, Any] = {}
     for step in schedule.steps:
         if isinstance(step, Free):
             blocks[live.pop(step.storage)][2] = tick

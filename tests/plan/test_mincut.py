@@ -88,8 +88,8 @@ def test_both_flows_give_equal_cuts() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         edges = [
-            (*rng.sample(range(12), 2), rng.choice((0, 1, rng.randrange(50), 2**60)))
-            for _ in range(rng.randrange(60))
+            (a, b, rng.choice((0, 1, rng.randrange(50), 2**60)))
+            for a, b in (rng.sample(range(12), 2) for _ in range(rng.randrange(60)))
         ]
         edges = [edge for edge in edges if edge[2] < 2**60 or (edge[0] != 0 and edge[1] != 1)]
         found = [min_cut(12, edges, source=0, sink=1, native=native) for native in (True, False)]
@@ -121,7 +121,7 @@ def test_random_ops_run_again_only_as_their_replay_and_never_without_one() -> No
         (Storage(0, 640), Storage(1, 640)),
     )
     cut = cheapest_cut(build(bare), 2, Prices((1e9, 1e9), (1.0, 1.0, 1.0)), [0.0, 0.0])
-    assert (cut.kept, cut.again) == ({0}, {1})
+    assert (cut.kept, cut.again) == (frozenset({0}), frozenset({1}))
 
 
 def _peak(graph: Graph) -> int:
@@ -198,7 +198,7 @@ def test_fusion_makes_a_pointwise_chain_free_to_run_again_and_a_product_dear() -
     )
     model = build(graph)
     fused = cheapest_cut(model, 3, fused_prices(graph), [0.0] * 5)
-    assert (fused.kept, fused.again) == ({1}, {1, 2})
+    assert (fused.kept, fused.again) == (frozenset({1}), frozenset({1, 2}))
     plain = cheapest_cut(model, 3, measured_prices(graph), [0.0] * 5)
     assert plain.kept == {1, 2, 3}
     slow = FusedRates(element_ns={"cheap": 1e3})

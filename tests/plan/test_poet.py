@@ -2,6 +2,7 @@
 
 import random
 from itertools import chain, combinations
+from typing import Literal
 
 import pytest
 
@@ -39,9 +40,8 @@ def small(seed: int, depth: int = 3) -> Graph:
 
 def board(seed: int, *, engines: int = 0) -> Machine:
     rng = random.Random(seed)
-    slow = Tier(
-        "slow", 2**16, 64, read=rng.choice((2e10, 1e11)), write=5e10, latency=1e-9, watts=3.0, engines=engines
-    )  # type: ignore[arg-type]
+    read = rng.choice((2e10, 1e11))
+    slow = Tier("slow", 2**16, 64, read, write=5e10, latency=1e-9, watts=3.0, engines=engines)  # type: ignore[arg-type]
     return Machine("board", (Tier("fast", 2**20), slow), watts=rng.choice((1.0, 20.0)))
 
 
@@ -101,16 +101,10 @@ def test_program_and_search_find_the_best_of_all_sets(joules: bool) -> None:
     for seed in range(14):
         graph, of = small(seed), board(seed)
         limits = asked(graph, seed)
-        objective = "joules" if joules else "seconds"
+        objective: Literal["joules", "seconds"] = "joules" if joules else "seconds"
         best = best_of_all(graph, of, limits, joules=joules)
-        answer = solve_poet(graph, of, limits, knobs=PoetKnobs(objective=objective))  # type: ignore[arg-type]
-        found = search_paged(
-            graph,
-            of,
-            limits,
-            knobs=PagingKnobs(objective=objective),
-            options=FEW,  # type: ignore[arg-type]
-        )
+        answer = solve_poet(graph, of, limits, knobs=PoetKnobs(objective=objective))
+        found = search_paged(graph, of, limits, knobs=PagingKnobs(objective=objective), options=FEW)
         assert answer.proved
         exact = value(graph, of, answer.chosen, limits, joules=joules)
         heuristic = value(graph, of, found, limits, joules=joules)

@@ -50,7 +50,7 @@ def layer(shape: TransformerShape, layers: int) -> Graph:
     flow: tuple[int, ...] = (entry,)
     for saved in reversed(kept):
         flow = op("backward", (*saved, *flow), 64, phase=Phase.BACKWARD)
-    replays = []
+    replays: list[Op] = []
     for core in cores:
         dropout = ops[core[-1]]
         number = len(ops) + len(replays)
