@@ -265,7 +265,8 @@ def explain(
     else:
         console().print(text, markup=False, soft_wrap=True)
         if answers is not None:
-            console().print(str(answers), markup=False, soft_wrap=True)
+            for line in str(answers).splitlines():
+                console().print(printable(line), markup=False, soft_wrap=True)
 
 
 @app.command(

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tightrope.cli.sound import read_sound
-from tightrope.core import Plan, TightropeError, Trace
+from tightrope.cli.sound import keep_inputs, read_sound
+from tightrope.core import FingerprintError, Plan, TightropeError, Trace
 from tightrope.core.errors import PlanFileError
 
 
@@ -46,8 +46,14 @@ def report(
     from tightrope.cli.app import console, emit_json
     from tightrope.view import page
 
+    keep_inputs([output], [run, graph, forecast, against, *(also or ())])
     shown = _trace(run, graph, machine, tuple(also or ()))
     ghost = _trace(forecast, graph, machine) if forecast is not None else None
+    if ghost is not None and ghost.summary.fingerprint != shown.summary.fingerprint:
+        raise FingerprintError(
+            f"{str(forecast)!r} is of another graph than {str(run)!r}: a forecast is drawn behind a run of "
+            "its own plan; to compare two runs use --against."
+        )
     before = _trace(against, graph, machine) if against is not None else None
     output.write_text(page(shown, forecast=ghost, against=before), encoding="utf-8")
     size = output.stat().st_size

@@ -1,5 +1,6 @@
 """Plan files with their graphs, judged before anything is said about them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,3 +56,15 @@ def read_sound(path: Path, graph: Path | None = None, machine: str | None = None
         more = f" (and {len(wrong) - 1} more: tightrope judge lists them)" if len(wrong) > 1 else ""
         raise JudgeError(f"{str(path)!r} does not hold for {str(known)!r}: {wrong[0]}{more}")
     return found
+
+
+def keep_inputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
+    """Refuse to write over a file that is read.
+
+    Raises:
+        TightropeError: names the file.
+    """
+    read = {path.resolve() for path in inputs if path is not None}
+    for path in outputs:
+        if path is not None and path.resolve() in read:
+            raise TightropeError(f"{str(path)!r} is read and would be overwritten: write to another file.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from tightrope.cli.sound import Sound, read_sound
-from tightrope.core import Bytes, TightropeError, Trace, parse_bytes
+from tightrope.cli.sound import Sound, keep_inputs, read_sound
+from tightrope.core import Bytes, TightropeError, Trace, parse_bytes, printable
 
 if TYPE_CHECKING:
     from tightrope.record import Answers
@@ -57,6 +57,7 @@ def trace(
     from tightrope.record import diff, explain, to_chrome, to_snapshot
     from tightrope.record import save as save_trace
 
+    keep_inputs([output, perfetto, snapshot], [file, graph, against])
     asked: Bytes = parse_bytes(save) if save is not None else 0
     found = open_trace(file, graph=graph, model=model, machine=machine)
     answers = explain(found, save=asked, top=top)
@@ -74,7 +75,7 @@ def trace(
         value = answers.to_dict() | ({"changed": changed.to_dict()} if changed is not None else {})
         _print_json(value)
         return
-    sys.stdout.write(f"{answers}\n" + (f"against {against}:\n{changed}\n" if changed is not None else ""))
+    _print(f"{answers}\n" + (f"against {against}:\n{changed}\n" if changed is not None else ""))
 
 
 def record(
@@ -102,7 +103,7 @@ def record(
     if json:
         _print_json(answers.to_dict() | {"file": str(output)})
     else:
-        sys.stdout.write(f"{answers}\n{output}: {len(found.events)} events, {len(found.buffers)} buffers\n")
+        _print(f"{answers}\n{output}: {len(found.events)} events, {len(found.buffers)} buffers\n")
 
 
 def open_trace(
@@ -157,6 +158,11 @@ def _recorded(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], budget:
     with record_run(model) if budget is not None else record_eager(model) as recording:
         step()
     return recording.trace
+
+
+def _print(text: str) -> None:
+    """Write lines; names come from files, so what a terminal would obey is escaped."""
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in text.splitlines()))
 
 
 def _print_json(value: Any) -> None:

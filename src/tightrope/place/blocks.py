@@ -16,7 +16,7 @@ Gaps        No search over blocks of several pieces: small gaps to the bound can
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import lcm
 from typing import NamedTuple, TypeAlias
@@ -90,9 +90,29 @@ def place_blocks(
         >>> place_blocks([ring, Block.of(64, 1, 2)]).offsets
         (0, 0)
     """
-    begun = time.thread_time()
     if capacity is not None and spaces:
         raise TightropeError("give a capacity or spaces, not both: every space has its own capacity.")
+    if not seconds >= 0:
+        raise TightropeError(f"seconds ({seconds}) must not be negative.")
+    found = _placed(blocks, spaces, capacity, stop_at, seconds, seed)
+    enough = max(found.lower_bound, stop_at or 0, capacity or 0)
+    hinted = any(block.hint is not None for block in blocks)
+    if hinted and (-1 in found.spaces or sum(found.peaks) > enough):
+        free = _placed([replace(b, hint=None) for b in blocks], spaces, capacity, stop_at, seconds, seed)
+        found = min(found, free, key=lambda one: (one.spaces.count(-1), sum(one.peaks)))
+    return found
+
+
+def _placed(
+    blocks: Sequence[Block],
+    spaces: Sequence[Space],
+    capacity: Bytes | None,
+    stop_at: Bytes | None,
+    seconds: float,
+    seed: int,
+) -> BlockPlacement:
+    """Place blocks with their hints, whatever these cost."""
+    begun = time.thread_time()
     rooms = tuple(spaces) or (Space("memory", LARGEST if capacity is None else capacity),)
     line = _Line(check_blocks(blocks, rooms), lcm(*(block.alignment for block in blocks)))
     bound, witness = _largest_load(blocks)

@@ -58,7 +58,7 @@ def parse_csv(data: bytes, name: str) -> Instance:
     if data.count(b"\n") > _MAX_ROWS + 1:
         raise TightropeError(f"{name} has more than {_MAX_ROWS:,} rows.")
     try:
-        return _parse(io.StringIO(data.decode("utf-8"), newline=""), name)
+        return _parse(io.StringIO(data.decode("utf-8-sig"), newline=""), name)
     except (UnicodeDecodeError, csv.Error) as error:
         raise TightropeError(f"cannot read {name!r} as CSV: {error}.") from error
 
@@ -202,7 +202,10 @@ class _Rows:
 
     def _optional(self, row: list[str], name: str, default: int, line: int) -> int:
         text = row[self.places[name]].strip() if name in self.places else ""
-        return self._integer(text, name, line) if text else default
+        value = self._integer(text, name, line) if text else default
+        if value < min(default, 0):
+            raise TightropeError(f"{self.path}, line {line}: {name} is {value}: it must not be negative.")
+        return value
 
     def _integer(self, text: str, name: str, line: int) -> int:
         digits = text.strip()

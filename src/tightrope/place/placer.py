@@ -14,10 +14,12 @@ Gaps        one stream and one memory space; see `place_blocks` and `tightrope.p
             +-+----+-----+-> time
 """
 
+import operator
 import time
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -97,7 +99,7 @@ def place(
     begun = time.thread_time()
     columns = _columns(buffers, alignments, fixed or {})
     sizes, starts, ends = columns[:3]
-    if (capacity is not None and capacity < 0) or seconds < 0 or seed < 0:
+    if (capacity is not None and not capacity >= 0) or not seconds >= 0 or seed < 0:
         raise TightropeError(
             f"capacity ({capacity}), seconds ({seconds}) and seed ({seed}) must not be negative."
         )
@@ -146,15 +148,15 @@ def _columns(
 ) -> tuple[Integers, Integers, Integers, Integers, Integers]:
     """Check the caller's values and turn them into arrays."""
     try:
-        table = np.array(buffers, dtype=np.int64).reshape(len(buffers), 3)
+        table = _integers(buffers).reshape(len(buffers), 3)
         aligned = np.ones(len(buffers), dtype=np.int64)
         if alignments is not None:
-            aligned = np.array(alignments, dtype=np.int64).reshape(len(buffers))
+            aligned = _integers(alignments).reshape(len(buffers))
         pinned = np.full(len(buffers), -1, dtype=np.int64)
         for index, offset in fixed.items():
             if not (0 <= index < len(buffers) and 0 <= offset <= LARGEST):
                 raise TightropeError(f"fixed offset {offset} of buffer {index} is out of range.")
-            pinned[index] = offset
+            pinned[index] = operator.index(offset)
     except (ValueError, TypeError, OverflowError) as error:
         raise TightropeError(
             f"buffers must be (size, start, end) integers of at most 62 bits, one alignment each: {error}."
@@ -162,6 +164,16 @@ def _columns(
     sizes, starts, ends = (np.ascontiguousarray(column) for column in table.T)
     _check(sizes, starts, ends, aligned, pinned)
     return sizes, starts, ends, aligned, pinned
+
+
+def _integers(values: Sequence[Any]) -> Integers:
+    """Turn whole numbers into an array; fractions are refused, not cut off."""
+    table = np.array(values)
+    if table.dtype.kind == "O":  # beyond 64 bits, or rows of unequal length
+        return np.array(values, dtype=np.int64)
+    if table.size and table.dtype.kind not in "iu":
+        raise TypeError(f"{table.dtype} given")
+    return table.astype(np.int64)
 
 
 def _check(sizes: Integers, starts: Integers, ends: Integers, aligned: Integers, pinned: Integers) -> None:
@@ -183,12 +195,24 @@ def _check(sizes: Integers, starts: Integers, ends: Integers, aligned: Integers,
     if total > LARGEST:
         raise TightropeError(f"the buffers add up to about {total:.3g} bytes; at most 2^60 can be placed.")
     held = np.flatnonzero((pinned >= 0) & (sizes > 0))
-    _check_fixed(held[np.argsort(pinned[held], kind="stable")], sizes, starts, ends, pinned)
+    _check_fixed(held.tolist(), sizes, starts, ends, pinned)
 
 
-def _check_fixed(held: Integers, sizes: Integers, starts: Integers, ends: Integers, pinned: Integers) -> None:
-    for position, a in enumerate(held):
-        later = held[position + 1 :]
-        clash = (pinned[later] < pinned[a] + sizes[a]) & (starts[later] < ends[a]) & (starts[a] < ends[later])
-        if clash.any():
-            raise TightropeError(f"fixed buffers {a} and {later[clash][0]} overlap in time and in address.")
+def _check_fixed(
+    held: list[int], sizes: Integers, starts: Integers, ends: Integers, pinned: Integers
+) -> None:
+    """Sweep over time with the live fixed buffers by address: a new one can only meet its neighbours."""
+    moments = sorted([(int(starts[a]), True, a) for a in held] + [(int(ends[a]), False, a) for a in held])
+    live: list[tuple[Offset, int]] = []
+    for _, begins, index in moments:
+        entry = (int(pinned[index]), index)
+        place = bisect_left(live, entry)
+        if not begins:
+            del live[place]
+            continue
+        for _, other in live[max(place - 1, 0) : place + 1]:
+            low, high = sorted((index, other), key=lambda one: int(pinned[one]))
+            if pinned[low] + sizes[low] > pinned[high]:
+                a, b = sorted((index, other))
+                raise TightropeError(f"fixed buffers {a} and {b} overlap in time and in address.")
+        insort(live, entry)

@@ -11,7 +11,7 @@ from html import escape
 from math import log2
 from typing import Final
 
-from tightrope.core import Bytes, Offset, TightropeError, format_bytes
+from tightrope.core import Bytes, Offset, TightropeError, format_bytes, printable
 from tightrope.place.placer import Interval
 
 _MARGIN: Final = 64
@@ -74,7 +74,7 @@ def draw_svg(
         f'<text x="{_MARGIN}" y="{_MARGIN / 2:.0f}" font-weight="600">{escape(title)}</text>',
     ]
     for index, ((size, start, end), offset) in enumerate(zip(buffers, offsets, strict=True)):
-        name = escape(names[index] if names is not None else str(index))
+        name = escape(printable(names[index]) if names is not None else str(index))
         x, y = _MARGIN + (start - left) * across, floor - (offset + size) * up
         parts.append(
             f'<rect class="b" x="{x:.2f}" y="{y:.2f}" width="{(end - start) * across:.2f}" '

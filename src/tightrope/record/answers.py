@@ -50,12 +50,14 @@ class Saving:
         bytes: bytes that the chosen buffers take at the peak; less than ``asked`` where no more can go.
         ns: price of recomputing them once.
         buffers: positions in the trace, cheapest byte first.
+        known: whether the trace has the prices of a plan.
     """
 
     asked: Bytes
     bytes: Bytes
     ns: Nanoseconds
     buffers: tuple[int, ...]
+    known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ def _alive(row: Alive) -> str:
 
 
 def _saving(saving: Saving) -> str:
+    if not saving.known:
+        return f"to save {format_bytes(saving.asked)} at the peak: not known without a plan's prices"
     if not saving.buffers:
         return f"to save {format_bytes(saving.asked)} at the peak: nothing alive there can be recomputed"
     enough = "" if saving.bytes >= saving.asked else "; no more can go"
@@ -215,7 +219,7 @@ def _choose(trace: Trace, there: Sequence[int], save: Bytes) -> Saving:
         chosen.append(k)
         freed += trace.buffers[k].size
         price += ns
-    return Saving(save, freed, price, tuple(chosen))
+    return Saving(save, freed, price, tuple(chosen), known=bool(trace.reasons))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +278,7 @@ def diff(before: Trace, after: Trace) -> TraceDiff:
         num_buffers=(len(before.buffers), len(after.buffers)),
         decisions=tuple(
             (storage, decided[0].get(storage, "absent"), decided[1].get(storage, "absent"))
-            for storage in sorted({*decided[0], *decided[1]})
+            for storage in (sorted({*decided[0], *decided[1]}) if all(decided) else ())
             if decided[0].get(storage) != decided[1].get(storage)
         ),
     )

@@ -57,7 +57,10 @@ def _budget(trace: Trace) -> str:
     if not summary.base_ns:
         return f"{text}; times are not known."
     extra = summary.ns - summary.base_ns
-    return f"{text} and takes {100 * extra / summary.base_ns:.1f} % more time ({format_time(extra)}) for it."
+    takes = "takes" if trace.source == "forecast" else "was planned to take"
+    return (
+        f"{text} and {takes} {100 * extra / summary.base_ns:.1f} % more time ({format_time(extra)}) for it."
+    )
 
 
 def _largest(trace: Trace) -> str:

@@ -136,6 +136,8 @@ function saving(candidates, wanted) {
   const whole = `${fixed(wanted / 1e6, 1)} MB`;
   const text = reached
     ? `To save ${whole}, drop ${plural(rows.length, "buffer")} with ${formatBytes(bytes)}; making them again costs about ${formatTime(time)}.`
+    : !rows.length
+    ? `Nothing that is alive at the peak is known to be recomputable.`
     : `All that could go is ${formatBytes(bytes)} in ${plural(rows.length, "buffer")}, less than ${whole}; it costs about ${formatTime(time)}.`;
   const lower = model.header.curve.find(([, total]) => total <= model.base + model.figures.arena + model.figures.outside - wanted);
   const plan = lower ? ` A plan for ${formatBytes(lower[0])} exists, with ${formatTime(lower[2])} in all.` : "";

@@ -238,6 +238,9 @@ function listen() {
     openTab("tables");
     table.filter(event.target.value);
   });
+  $("search").addEventListener("keydown", (event) => {
+    if (event.key === "Enter") $("tab-tables").scrollIntoView({ block: "start" });
+  });
   new ResizeObserver(() => {
     redraw();
     levels.draw();
