@@ -105,7 +105,7 @@ class Handle:
             warnings.warn(
                 "tightrope: level L1 in pieces (each graph is planned within its share of the budget; what "
                 f"runs between them is limited, not planned). {self.broken}",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def refused(self) -> None:
@@ -332,12 +332,21 @@ def _entry(
         return in_pieces(*args, **kwargs)
 
     def trial(*args: Any, **kwargs: Any) -> None:
+        """Call the model as it is, within the budget: running out says nothing about the call."""
         owner = model()
         assert owner is not None
-        restore = _state_of(owner)
-        with torch.no_grad():
-            plain(*args, **kwargs)
-        restore()
+        if isinstance(handle.options.budget, int):
+            handle.ledger.hold(handle, handle.options.budget)
+        try:
+            with suppress(torch.OutOfMemoryError), torch.no_grad():
+                restore = _state_of(owner)
+                try:
+                    plain(*args, **kwargs)
+                finally:
+                    restore()
+        except BaseException:
+            handle.refused()
+            raise
 
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
         owner = model()

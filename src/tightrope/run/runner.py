@@ -173,7 +173,6 @@ class PlannedRunner:
         if now is not None and self._suits(now.plan, available):
             return now
         *rooms, least = self.between.rooms()
-        plan = None
         for room in rooms:
             with suppress(InfeasibleError):
                 plan = self._solve(self._free(available, room))
@@ -181,7 +180,7 @@ class PlannedRunner:
         else:
             room = least
             plan = self._last_resort(available, least, wanted=rooms[0] if rooms else least)
-        self.persistent = self.budget - available - RESERVE
+        self.persistent = self.budget - available - RESERVE + self._left_behind
         if not self.num_steps:
             self._held_first = self.budget - available - self.program.graph.persistent
         self._planned_for = self.share, room
@@ -419,6 +418,7 @@ class PlannedRunner:
     def _landed(self, flight: Flight, *, retire: bool) -> None:
         with self.ledger.turn:
             self._learn(flight)
+            self.ledger.explain("")
             self._finish(flight.arena, retire=retire)
 
     def _learn(self, flight: Flight) -> None:

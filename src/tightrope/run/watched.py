@@ -25,12 +25,13 @@ def watched(program: Program, schedule: Schedule) -> tuple[Program, int]:
     """Make ops compare what they compute again with what was there first.
 
     Returns:
-        A program for one run of ``schedule``, and how many storages are computed more than once.
+        A program for one run of ``schedule``, and how many storages are compared.
     """
     computed = [step.op for step in schedule.steps if isinstance(step, Compute)]
     made = Counter(storage for op in computed for storage in program.graph.op(op).creates)
     again = {storage for storage, count in made.items() if count > 1}
     seen: dict[StorageId, str] = {}
+    compared: set[StorageId] = set()
     calls = dict(program.calls)
     for op in set(computed):
         call = calls[op]
@@ -41,9 +42,10 @@ def watched(program: Program, schedule: Schedule) -> tuple[Program, int]:
             for position, node in call.results.items()
             if (storage := program.storage_of.get(node, -1)) in again
         }
+        compared.update(places.values())
         target = partial(_compared, call.target, places, seen, program.graph.op(op).describe())
         calls[op] = replace(call, target=target)
-    return replace(program, calls=calls), len(again)
+    return replace(program, calls=calls), len(compared)
 
 
 def _compared(
