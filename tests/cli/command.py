@@ -41,6 +41,14 @@ def meta():
         return Net(4), [torch.ones(64, 16)]
 
 
+def lossless():
+    return torch.nn.Linear(16, 16), torch.ones(64, 16)
+
+
+def untrained():
+    return torch.nn.ReLU(), torch.ones(64, 16)
+
+
 def fails():
     raise RuntimeError("no such data")
 

@@ -60,6 +60,15 @@ def test_estimate_says_whether_a_step_fits(net: Path, function: str) -> None:
     assert at_peak == found["peak_bytes"]
 
 
+def test_a_forward_without_a_scalar_loss_is_said(net: Path) -> None:
+    assert run("estimate", f"{net}:build").err == ""
+    for command in (("estimate",), ("plan", "--budget", "100%", "--machine", "laptop-16gb")):
+        found = run(command[0], f"{net}:lossless", *command[1:])
+        assert found.code == 0, found.err
+        assert "no scalar loss alone: gradients start from outputs of shapes [(64, 16)]" in found.err
+    assert "without a backward" in run("estimate", f"{net}:untrained").err
+
+
 def test_a_module_on_the_meta_device_needs_the_same_bytes(net: Path) -> None:
     real, meta = (printed("estimate", f"{net}:{name}", "--json") for name in ("build", "meta"))
     assert real == meta

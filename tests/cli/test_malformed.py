@@ -302,20 +302,14 @@ ARGUMENTS: tuple[tuple[str, ...], ...] = (
 
 
 @pytest.mark.parametrize("edit", PLAN_EDITS.values(), ids=PLAN_EDITS)
-def test_a_plan_with_one_thing_wrong_is_refused(place: tuple[Path, Path], edit: Edit) -> None:
+def test_a_plan_with_one_thing_wrong_is_refused_and_explained_or_refused(
+    place: tuple[Path, Path], edit: Edit
+) -> None:
     plan, graph = place
     tree = json.loads(PLAN_BYTES)
     edit(tree)
     plan.write_text(json.dumps(tree))
     refused(run("judge", plan, "--graph", graph))
-
-
-@pytest.mark.parametrize("edit", PLAN_EDITS.values(), ids=PLAN_EDITS)
-def test_a_plan_with_one_thing_wrong_is_explained_or_refused(place: tuple[Path, Path], edit: Edit) -> None:
-    plan, graph = place
-    tree = json.loads(PLAN_BYTES)
-    edit(tree)
-    plan.write_text(json.dumps(tree))
     found = run("explain", plan, "--graph", graph)
     if found.code:
         refused(found)

@@ -60,7 +60,7 @@ def test_equal_seeds_give_equal_files(file: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ((), "say what is wanted"),
-        (("--capacity", "many"), "not an amount"),
+        (("--capacity", "many"), "capacity 'many' is not an amount"),
         (("--minimize", "--seconds", "0"), "greater than or equal"),
     ],
 )

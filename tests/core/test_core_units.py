@@ -98,6 +98,13 @@ def test_percentages_are_rounded_up_exactly(text: str, whole: int, size: int) ->
     assert parse_bytes(text, whole=whole) == size
 
 
+@pytest.mark.parametrize("budget", [None, True, []])
+def test_what_is_no_amount_at_all_is_told_the_accepted_forms(budget: object) -> None:
+    with pytest.raises(BudgetSyntaxError, match="300 MB") as refusal:
+        parse_bytes(budget)  # type: ignore[arg-type]
+    assert "fraction" not in str(refusal.value)
+
+
 def test_a_bare_fraction_is_taught() -> None:
     with pytest.raises(BudgetSyntaxError, match=r'budget 0\.9 is not an amount.*Write bytes \("8GiB"'):
         parse_bytes(0.9)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,18 @@ from tightrope.native import safety as native
 from tightrope.place.streams import StreamGraph, StreamStorage
 
 Pair = tuple[int, int]
+
+FILE: dict[str, Any] = {
+    "format": "tightrope-streams",
+    "streams": [0, 1, 1, 0],
+    "waits": [[0, 1]],
+    "storages": [
+        {"bytes": 128, "writer": 0, "reads": [1]},
+        {"bytes": 64, "writer": 1},
+        {"bytes": 64, "writer": 3, "alignment": 64},
+    ],
+}
+"""What a file of four ops on two streams says."""
 
 
 @dataclass(frozen=True)

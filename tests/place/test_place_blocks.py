@@ -205,6 +205,10 @@ def test_hints_are_kept_where_they_are_free() -> None:
         (Block((Piece(4, 0, 2), Piece(4, 1, 3, 3))), "overlap each other"),
         (Block((Piece(4, 0, 2),), fixed=0, forbidden=((3, 9),)), "one of its forbidden windows"),
         (Block.of(2**61, 0, 1), "2\\^60"),
+        (Block.of(1.5, 0, 1), r"wrong kind.*size=1\.5"),  # type: ignore[arg-type]
+        (Block((Piece(1, 0, 1),), alignment=None), "wrong kind.*alignment=None"),  # type: ignore[arg-type]
+        (Block((Piece(1, 0, 1),), forbidden=((1,),)), "wrong kind"),  # type: ignore[arg-type]
+        ((1, 0, 1), r"wrong kind.*\(1, 0, 1\)"),
     ],
 )
 def test_malformed_blocks_are_refused_with_their_reason(block: Block, message: str) -> None:
@@ -221,6 +225,34 @@ def test_malformed_spaces_and_clashing_fixed_blocks_are_refused() -> None:
             place_blocks([fixed], **options)
     with pytest.raises(TightropeError, match="not both"):
         place_blocks([fixed], spaces=[Space("a", 9)], capacity=9)
+
+
+@pytest.mark.parametrize("names", [("a",), ("b",), ("c",), ("a", "b"), ("a", "c"), ("b", "c")])
+def test_a_block_without_bytes_lies_in_a_space_that_it_may_use(names: tuple[str, ...]) -> None:
+    for capacities in product((0, 3, 8), repeat=3):
+        spaces = [Space(name, capacity) for name, capacity in zip("abc", capacities, strict=True)]
+        found = place_blocks([Block((Piece(0, 0, 2),), spaces=names)], spaces=spaces, seconds=0)
+        judged([Block((Piece(0, 0, 2),), spaces=names)], found, spaces)
+        assert found.status == "optimal"
+
+
+def test_a_goal_below_the_load_refutes_no_capacity() -> None:
+    for seed in range(1900, 2000):
+        draw = random.Random(seed)
+        blocks = [
+            Block.of(draw.randint(1, 9), s := draw.randrange(6), s + draw.randint(1, 4)) for _ in range(10)
+        ]
+        best = place_blocks(blocks, seconds=0.01)
+        goal = max(0, best.lower_bound - 3)
+        found = place_blocks(blocks, capacity=best.peaks[0], stop_at=goal, seconds=0.01)
+        assert found.status in ("optimal", "feasible")
+        judged(blocks, found, [Space("memory", best.peaks[0])])
+
+
+@pytest.mark.parametrize("piece", [Piece(-1, 0, 1), Piece(1, 2, 2), Piece(1, 2, 1)])
+def test_the_judge_refuses_pieces_that_are_none(piece: Piece) -> None:
+    with pytest.raises(JudgeError, match="a piece has"):
+        check_blocks([Block((piece,))], [8], [0], spaces=[WHOLE])
 
 
 def test_shifting_any_one_offset_is_caught() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from placements import check
 
 from tightrope.core import TightropeError
-from tightrope.place import Instance, place_file, read_csv, write_csv
+from tightrope.place import Instance, place_file, place_instance, read_csv, write_csv
 
 TEXT = "id,lower,upper,size\nb0,0,3,4\nb1,3,9,4\nb2,0,9,4\nb3,9,21,4\nb4,0,21,4\n"
 
@@ -104,3 +104,20 @@ def test_minimize_goes_on_below_the_capacity(tmp_path, capacity, status):
     (tmp_path / "a.csv").write_text(TEXT)
     _, placement = place_file(tmp_path / "a.csv", capacity=capacity, minimize=True)
     assert (placement.peak, placement.status) == (12, status)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "options", "message"),
+    [((-1,), {}, r"per buffer, not \[2, 2, 2, 1, 2\]"), ((-1, -1), {"capacity": "8"}, "capacity is '8'")],
+)
+def test_an_instance_of_unequal_columns_or_a_capacity_in_words_is_refused(offsets, options, message):
+    instance = Instance(((8, 0, 1), (8, 1, 2)), ("a", "b"), (1, 1), offsets)
+    with pytest.raises(TightropeError, match=message):
+        place_instance(instance, minimize=True, **options)
+
+
+def test_an_offset_too_few_is_refused_before_anything_is_written(tmp_path):
+    instance = Instance(((8, 0, 1), (8, 1, 2)), ("a", "b"), (1, 1), (-1, -1))
+    with pytest.raises(TightropeError, match="1 offsets for 2 buffers"):
+        write_csv(tmp_path / "out.csv", instance, [0])
+    assert not (tmp_path / "out.csv").exists()

@@ -45,3 +45,20 @@ def test_nothing_is_drawn_as_an_empty_frame():
 def test_mismatched_lengths_are_refused():
     with pytest.raises(TightropeError, match="one offset and name per buffer"):
         draw_svg(BUFFERS, [0])
+
+
+def test_a_title_from_a_file_name_is_no_control_character():
+    ElementTree.fromstring(draw_svg(BUFFERS, [0, 64, 0], title="a\x1b[2J"))
+
+
+@pytest.mark.parametrize(
+    ("buffers", "options", "message"),
+    [
+        ([(64, 1, 1)], {}, "empty lifetime"),
+        ([(-8, 0, 1)], {}, "negative size"),
+        ([(8, 0, 1)], {"width": 100}, "100 x"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(buffers, options, message):
+    with pytest.raises(TightropeError, match=message):
+        draw_svg(buffers, [0], **options)

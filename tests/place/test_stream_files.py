@@ -5,26 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stream_cases import FILE
 
 from tightrope.core import TightropeError
 from tightrope.place.streams import has_streams, place_streams, read_streams, write_streams
-
-TREE: dict[str, Any] = {
-    "format": "tightrope-streams",
-    "streams": [0, 1, 1, 0],
-    "waits": [[0, 1]],
-    "storages": [
-        {"bytes": 128, "writer": 0, "reads": [1]},
-        {"bytes": 64, "writer": 1},
-        {"bytes": 64, "writer": 3, "alignment": 64},
-    ],
-}
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "step.streams.json"
-    path.write_text(json.dumps(TREE))
+    path.write_text(json.dumps(FILE))
     return path
 
 
@@ -53,12 +43,14 @@ def test_only_files_that_say_so_hold_streams(file: Path, tmp_path: Path) -> None
         ({"waits": [[0, 9]]}, "waits run from 0 to 9"),
         ({"storages": [{"bytes": 2**63}]}, r"\$.storages\[0\].bytes"),
         ({"storages": [{"bytes": -1}]}, "sizes run from -1"),
+        ({"storages": [{"bytes": 1, "alignment": 0}]}, r"\$.storages\[0\].alignment is 0"),
         ({"storages": [{"writer": 1}]}, "missing required field `bytes`"),
         ({"extra": 1}, "unknown field `extra`"),
     ],
 )
 def test_malformed_files_are_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "bad.json"
-    path.write_text(json.dumps({**TREE, **change}))
-    with pytest.raises(TightropeError, match=message):
+    path.write_text(json.dumps({**FILE, **change}))
+    with pytest.raises(TightropeError, match=message) as refusal:
         read_streams(path)
+    assert str(refusal.value).startswith(str(path))

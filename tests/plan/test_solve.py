@@ -20,6 +20,7 @@ from tightrope.judge import problems
 from tightrope.judge.bound import lower_bound as judged_bound
 from tightrope.native.solver import available
 from tightrope.plan import PLANNERS, Options, PlanCache, Progress, lower_bound, smallest, solve
+from tightrope.plan.cache import graph_key
 from tightrope.plan.model import pairs_of
 
 needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
@@ -130,6 +131,16 @@ def test_cache_answers_again_and_survives_in_a_folder(tmp_path: Path) -> None:
     next(tmp_path.glob("*/*.json")).write_text("{}")
     with pytest.raises(PlanFileError):
         solve(graph, budget=budget, cache=PlanCache(tmp_path))
+
+
+def test_a_cache_that_cannot_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    graph, cache = chain(), PlanCache(tmp_path)
+    plan = solve(graph, budget=2**40, cache=cache)
+    taken = tmp_path / graph_key(graph) / f"given-{plan.budget}.json"
+    taken.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(PlanFileError, match="Choose another cache folder"):
+        cache.store(graph, plan, planner="given")
+    assert not list(taken.parent.glob(".plan-*"))
 
 
 def test_equal_calls_give_equal_plans() -> None:

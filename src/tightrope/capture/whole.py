@@ -18,6 +18,7 @@ Gaps        An update stands in one place; a plan does not move it.
           +--+--backward-----+ update -> time         +--+-backward----+ -> time
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -80,6 +81,11 @@ class Whole:
     num_outputs: int
 
 
+def tangent_shapes(program: Program) -> list[tuple[int, ...]]:
+    """List the shapes of the outputs whose gradients the backward starts from; one loss is ``[()]``."""
+    return [tuple(tensor_of(node).shape) for node in program.placeholders if _is_tangent(node)]
+
+
 def trained_positions(program: Program) -> tuple[int, ...]:
     """List the positions of the placeholders that get a gradient.
 
@@ -87,10 +93,9 @@ def trained_positions(program: Program) -> tuple[int, ...]:
         CaptureError: the loss is not a scalar, or something besides the loss has a gradient.
     """
     inputs = [node for node in program.placeholders if not _is_tangent(node)]
-    tangents = [node for node in program.placeholders if _is_tangent(node)]
+    shapes = tangent_shapes(program)
     gradients = program.outputs[program.num_forward_outputs :]
-    if len(tangents) != 1 or tensor_of(tangents[0]).numel() != 1:
-        shapes = [tuple(tensor_of(node).shape) for node in tangents]
+    if len(shapes) != 1 or math.prod(shapes[0]) != 1:
         raise CaptureError(
             f"the step has gradients to start from in shapes {shapes}: the function must return the loss, "
             "a tensor with one element, first, and nothing else that depends on the parameters may be kept."

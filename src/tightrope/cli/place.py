@@ -8,6 +8,7 @@ from rich.console import Console
 
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
 from tightrope.place import Instance, Placement, draw_svg, place_file, write_csv
+from tightrope.place.source import open_target
 from tightrope.place.streams import (
     StreamPlacement,
     fit_streams,
@@ -61,7 +62,7 @@ def place(
 
     if capacity is None and not minimize:
         raise TightropeError("say what is wanted: --capacity BYTES, --minimize, or both.")
-    asked = None if capacity is None else parse_bytes(capacity)
+    asked = None if capacity is None else parse_bytes(capacity, name="capacity")
     if has_streams(file):
         if svg is not None or (minimize and asked is not None):
             raise TightropeError(
@@ -130,7 +131,8 @@ def _figures(placement: Placement | StreamPlacement) -> dict[str, Any]:
 
 def _draw(path: Path, instance: Instance, placement: Placement, asked: Bytes | None, title: str) -> None:
     picture = draw_svg(instance.buffers, placement.offsets, names=instance.names, capacity=asked, title=title)
-    path.write_text(picture, encoding="utf-8")
+    with open_target(path) as text:
+        text.write(picture)
 
 
 def _show(console: Console, instance: Instance, placement: Placement, asked: Bytes | None) -> None:

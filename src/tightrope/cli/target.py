@@ -5,6 +5,7 @@ a function in it; nothing else that is given to a command is ever executed.
 """
 
 import importlib.util
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import typer
 
 from tightrope.capture import Program, capture_program, measured
+from tightrope.capture.whole import tangent_shapes
 from tightrope.core import Graph, Machine, TightropeError
 from tightrope.native.allocator import allocator
 from tightrope.plan.foreign import Source, read_source
@@ -92,18 +95,36 @@ def _checked(target: str, result: object) -> Built:
 def captured(target: str) -> tuple[Program, list[Any]]:
     """Build and capture ``FILE.py:FUNCTION`` on shapes alone; the model may be on the meta device.
 
+    Says so on standard error where the model's forward does not return a scalar loss.
+
     Raises:
         TightropeError: it cannot be built, called, or captured as one graph.
     """
     built = build(target)
     try:
-        return capture_program(built.model, built.args, built.kwargs)
+        program, real = capture_program(built.model, built.args, built.kwargs)
     except TightropeError:
         raise
     except Exception as error:
         raise TightropeError(
             f"{target!r}: calling the model failed: {type(error).__name__}: {_first_line(error)}"
         ) from error
+    if note := _loss_note(program):
+        typer.echo(f"note: {note}", err=True)
+    return program, real
+
+
+def _loss_note(program: Program) -> str:
+    """Say what a graph lacks to be a whole training step, empty when it has a scalar loss and a backward."""
+    shapes = tangent_shapes(program)
+    if not shapes:
+        return "nothing here requires a gradient: this is a forward pass alone, without a backward."
+    if len(shapes) == 1 and math.prod(shapes[0]) == 1:
+        return ""
+    return (
+        f"the forward returns no scalar loss alone: gradients start from outputs of shapes {shapes}. A loss "
+        "computed outside the model is not counted; let the forward return it to count it."
+    )
 
 
 def source_of(target: str, machine: Machine | None = None) -> Source:

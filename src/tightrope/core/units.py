@@ -4,6 +4,7 @@ Every integer in the package that is not a plain count carries one of these alia
 annotation. Lifetimes are half-open everywhere: ``[start, end)``.
 """
 
+import operator
 import re
 from fractions import Fraction
 from typing import TypeAlias
@@ -48,6 +49,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def is_whole(value: object) -> bool:
+    """Tell whether a value is an integer of any kind, numpy's included.
+
+    >>> is_whole(3), is_whole(3.0)
+    (True, False)
+    """
+    if isinstance(value, int):
+        return True
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
 def round_up(size: Bytes, alignment: Bytes = ALIGNMENT) -> Bytes:
     """Round ``size`` up to the next multiple of ``alignment``.
 
@@ -57,11 +73,12 @@ def round_up(size: Bytes, alignment: Bytes = ALIGNMENT) -> Bytes:
     return -(-size // alignment) * alignment
 
 
-def parse_bytes(text: str | int, *, whole: Bytes | None = None) -> Bytes:
+def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "budget") -> Bytes:
     """Read an amount of memory: ``"8GiB"``, ``"300 MB"``, ``314572800`` or ``"90%"``.
 
     KiB/MiB/GiB/TiB are powers of 1024 and KB/MB/GB/TB powers of 1000. A percentage needs
-    ``whole``, the bytes that 100 % stands for, and is rounded up with exact arithmetic.
+    ``whole``, the bytes that 100 % stands for, and is rounded up with exact arithmetic. ``name`` is
+    what messages call the amount.
 
     Raises:
         BudgetSyntaxError: the text is not an amount, is not positive, is a bare fraction
@@ -71,9 +88,10 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None) -> Bytes:
     (300000000, 1536, 901)
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
+        why = "a bare fraction could mean a share of the card, of the free memory or of the step"
         raise BudgetSyntaxError(
-            f"budget {text!r} is not an amount of memory: a bare fraction could mean a share of the card, "
-            'of the free memory or of the step. Write bytes ("8GiB", 314572800) or a percentage ("90%").'
+            f"{name} {text!r:.64} is not an amount of memory{f': {why}' if isinstance(text, float) else ''}. "
+            'Write bytes ("8GiB", "300 MB", 314572800) or a percentage ("90%").'
         )
     if isinstance(text, int):
         amount, unit = Fraction(text), "b"
@@ -81,27 +99,27 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None) -> Bytes:
         match = _AMOUNT.fullmatch(text) if len(text) <= 64 else None
         if match is None:
             raise BudgetSyntaxError(
-                f'budget {text[:64]!r} is not an amount: write "8GiB", "300 MB", 314572800 or "90%".'
+                f'{name} {text[:64]!r} is not an amount: write "8GiB", "300 MB", 314572800 or "90%".'
             )
         amount, unit = Fraction(match[1]), match[2].lower()
         if unit == "" and "." in match[1]:
             raise BudgetSyntaxError(
-                f'budget {text!r} has no unit: write "{match[1]}GiB", or a percentage such as "90%".'
+                f'{name} {text!r} has no unit: write "{match[1]}GiB", or a percentage such as "90%".'
             )
     if unit == "%":
         if whole is None:
             raise BudgetSyntaxError(
-                f"budget {text!r} is a percentage, and what 100 % stands for is not known here; write bytes."
+                f"{name} {text!r} is a percentage, and what 100 % stands for is not known here; write bytes."
             )
         amount, unit = amount * whole / 100, "b"
     if unit not in _SCALE:
         raise BudgetSyntaxError(
-            f"budget {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB, TiB or %."
+            f"{name} {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB, TiB or %."
         )
     exact = amount * _SCALE[unit]
     size = -(-exact.numerator // exact.denominator)
     if not 0 < size < _LIMIT:
-        raise BudgetSyntaxError(f"budget {text!r} is {size} bytes: it must lie between 1 byte and 4 EiB.")
+        raise BudgetSyntaxError(f"{name} {text!r} is {size} bytes: it must lie between 1 byte and 4 EiB.")
     return size
 
 

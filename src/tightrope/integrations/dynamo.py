@@ -58,6 +58,8 @@ def backend(
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     flat = {**options, **(options.get("options") or {})}
     flat.pop("options", None)
+    if flat.get("verify", "first") not in ("first", None):
+        raise TightropeError(f'verify={flat["verify"]!r}: use "first" or None.')
     unknown = sorted(set(flat) - set(_KNOWN))
     if unknown:
         raise TightropeError(f"no option is called {unknown[0]!r}; there are: {', '.join(_KNOWN)}.")

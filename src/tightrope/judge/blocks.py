@@ -1,21 +1,17 @@
 """Check the addresses of blocks: overlaps, alignments, windows, spaces, distances inside a block.
 
 Idea        Every piece of every block becomes one rectangle at its block's offset plus its own
-            distance, so distances inside a block hold by construction. Per space, sweep over time
-            with the rectangles that are alive, sorted by address: a new one can only meet its two
-            neighbours.
+            distance, so distances inside a block hold by construction; per space, no two that are
+            alive at once may overlap: see `tightrope.judge.sweep`.
 Guarantee   Passes exactly when pieces of one space that are alive together share no byte, and every
             block has a legal offset in a space that it may use.
 Complexity  O(n log n) comparisons for n pieces, plus the windows of each block.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from tightrope.core import Block, JudgeError, Offset, Space
-
-_Rectangle = tuple[Offset, Offset, int, int, int]
-"""Low, high, start, end, block."""
+from tightrope.judge.sweep import Rectangle, overlap
 
 
 def check_blocks(
@@ -43,13 +39,12 @@ def check_blocks(
         if problem:
             raise JudgeError(f"block {number} at offset {offset}: {problem}.")
     for home in range(len(spaces)):
-        _sweep(
+        _check_overlaps(
             [
-                (offset + piece.low, offset + piece.low + piece.size, piece.start, piece.end, number)
+                (number, Rectangle(offset + piece.low, piece.size, piece.start, piece.end))
                 for number, (block, offset) in enumerate(zip(blocks, offsets, strict=True))
                 if homes[number] == home
                 for piece in block.pieces
-                if piece.size
             ]
         )
 
@@ -65,6 +60,8 @@ def _problem(block: Block, offset: Offset, home: int, spaces: Sequence[Space]) -
     if offset < 0 or offset % block.alignment:
         return f"negative, or not a multiple of {block.alignment}"
     for piece in block.pieces:
+        if piece.size < 0 or piece.start >= piece.end:
+            return f"a piece has {piece.size} bytes in [{piece.start}, {piece.end})"
         low, high = offset + piece.low, offset + piece.low + piece.size
         if low < 0 or high > space.capacity:
             return f"bytes [{low}, {high}) leave space {space.name!r} of {space.capacity} bytes"
@@ -74,22 +71,11 @@ def _problem(block: Block, offset: Offset, home: int, spaces: Sequence[Space]) -
     return ""
 
 
-def _sweep(rectangles: Sequence[_Rectangle]) -> None:
-    ticks = []
-    for number, (_, _, start, end, _) in enumerate(rectangles):
-        ticks += [(start, True, number), (end, False, number)]
-    live: list[tuple[Offset, int]] = []
-    for tick, begins, number in sorted(ticks):
-        entry = (rectangles[number][0], number)
-        place = bisect_left(live, entry)
-        if not begins:
-            del live[place]
-            continue
-        for _, other in live[max(place - 1, 0) : place + 1]:
-            low, high = sorted((rectangles[number], rectangles[other]))
-            if low[1] > high[0]:
-                raise JudgeError(
-                    f"block {low[4]} in bytes [{low[0]}, {low[1]}) overlaps block {high[4]} in bytes "
-                    f"[{high[0]}, {high[1]}) at time {tick}."
-                )
-        insort(live, entry)
+def _check_overlaps(rows: Sequence[tuple[int, Rectangle]]) -> None:
+    found = overlap([rectangle for _, rectangle in rows])
+    if found is not None:
+        (below, low), (above, high) = rows[found[0]], rows[found[1]]
+        raise JudgeError(
+            f"block {below} in bytes [{low.low}, {low.low + low.size}) overlaps block {above} in bytes "
+            f"[{high.low}, {high.low + high.size}) at time {found[2]}."
+        )

@@ -1,22 +1,17 @@
 """Check planned addresses against lifetimes.
 
-Idea        Sweep over time with the blocks that are live now, sorted by address. Live blocks are
-            disjoint as long as no error was found, so a new block can only meet its two neighbours.
+Idea        Every block has a legal address of its own, and no two that are alive at once overlap: see
+            `tightrope.judge.sweep`.
 Guarantee   Passes exactly when no two blocks that are alive at once share a byte, every block lies
             inside the arena on its alignment, and blocks outside the arena have no address.
 Complexity  O(n log n) comparisons.
-
-    address ^
-            |      +--B--+
-            | +-A--+     |      A ends where B starts: they may share addresses
-            +-+----+-----+-> tick
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from tightrope.core import ALIGNMENT, Bytes, JudgeError, Offset
 from tightrope.judge.ledger import Interval
+from tightrope.judge.sweep import Rectangle, overlap
 
 
 def check_offsets(
@@ -43,7 +38,7 @@ def check_offsets(
         raise JudgeError(f"offsets: {len(offsets)} given for {len(intervals)} allocations.")
     for number, (interval, offset) in enumerate(zip(intervals, offsets, strict=True)):
         _check_block(number, interval, offset, arena, alignment)
-    _sweep(intervals, offsets)
+    _check_overlaps(intervals, offsets)
 
 
 def _check_block(number: int, block: Interval, offset: Offset, arena: Bytes, alignment: Bytes) -> None:
@@ -62,27 +57,17 @@ def _check_block(number: int, block: Interval, offset: Offset, arena: Bytes, ali
             )
 
 
-def _sweep(intervals: Sequence[Interval], offsets: Sequence[Offset]) -> None:
-    ticks = []
-    for number, block in enumerate(intervals):
-        if block.size and not block.outside:
-            ticks += [(block.start, True, number), (block.end, False, number)]
-    live: list[tuple[Offset, int]] = []
-    for _, begins, number in sorted(ticks):
-        entry = (offsets[number], number)
-        place = bisect_left(live, entry)
-        if not begins:
-            del live[place]
-            continue
-        for _, other in live[max(place - 1, 0) : place + 1]:
-            low, high = sorted((number, other), key=offsets.__getitem__)
-            if offsets[low] + intervals[low].size > offsets[high]:
-                below, above = _title(low, intervals[low]), _title(high, intervals[high])
-                raise JudgeError(
-                    f"offsets: {below} at {offsets[low]} overlaps {above} at {offsets[high]}; "
-                    f"both are live at tick {intervals[number].start}."
-                )
-        insort(live, entry)
+def _check_overlaps(intervals: Sequence[Interval], offsets: Sequence[Offset]) -> None:
+    inside = [number for number, block in enumerate(intervals) if block.size and not block.outside]
+    blocks = [(offsets[number], intervals[number]) for number in inside]
+    found = overlap([Rectangle(offset, block.size, block.start, block.end) for offset, block in blocks])
+    if found is not None:
+        low, high = inside[found[0]], inside[found[1]]
+        below, above = _title(low, intervals[low]), _title(high, intervals[high])
+        raise JudgeError(
+            f"offsets: {below} at {offsets[low]} overlaps {above} at {offsets[high]}; "
+            f"both are live at tick {found[2]}."
+        )
 
 
 def _title(number: int, block: Interval) -> str:

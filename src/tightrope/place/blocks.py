@@ -25,6 +25,7 @@ import numpy as np
 
 from tightrope.core import Block, Bytes, NativeError, Offset, Space, TightropeError
 from tightrope.native.packer import BlockTable, Integers, pack_blocks
+from tightrope.place.arguments import check_effort, check_whole
 from tightrope.place.blocks_check import check_blocks
 from tightrope.place.fallback_blocks import pack_blocks_in_python
 from tightrope.place.placer import LARGEST, WORK_PER_SECOND, Status, place
@@ -90,10 +91,16 @@ def place_blocks(
         >>> place_blocks([ring, Block.of(64, 1, 2)]).offsets
         (0, 0)
     """
+    check_effort(seconds, seed)
+    for name, limit in (("capacity", capacity), ("stop_at", stop_at)):
+        if limit is not None:
+            check_whole(name, limit)
+    try:
+        blocks, spaces = tuple(blocks), tuple(spaces)
+    except TypeError as error:
+        raise TightropeError(f"blocks and spaces must be sequences: {error}.") from error
     if capacity is not None and spaces:
         raise TightropeError("give a capacity or spaces, not both: every space has its own capacity.")
-    if not seconds >= 0:
-        raise TightropeError(f"seconds ({seconds}) must not be negative.")
     found = _placed(blocks, spaces, capacity, stop_at, seconds, seed)
     enough = max(found.lower_bound, stop_at or 0, capacity or 0)
     hinted = any(block.hint is not None for block in blocks)
@@ -116,16 +123,15 @@ def _placed(
     rooms = tuple(spaces) or (Space("memory", LARGEST if capacity is None else capacity),)
     line = _Line(check_blocks(blocks, rooms), lcm(*(block.alignment for block in blocks)))
     bound, witness = _largest_load(blocks)
-    goal = capacity if stop_at is None else stop_at
+    wanted = [capacity, None if stop_at is None else max(stop_at, bound)]
+    goal = min((limit for limit in wanted if limit is not None), default=None)
     if not spaces and all(map(_plain, blocks)):
         found = _searched(blocks, goal, seconds, seed)
     else:
-        enough = max(bound, line.end if spaces and goal is None else goal or 0)
+        enough = max(bound, min(goal, line.end) if goal is not None else line.end if spaces else 0)
         found = _Found(_packed(blocks, line, enough, seconds, seed))
-    homes = tuple(line.space_of(at, block.height) for at, block in zip(found.offsets, blocks, strict=True))
-    offsets = tuple(
-        at - line.bases[home] if home >= 0 else -1 for at, home in zip(found.offsets, homes, strict=True)
-    )
+    seats = [line.seat(at, block) for at, block in zip(found.offsets, blocks, strict=True)]
+    homes, offsets = tuple(home for home, _ in seats), tuple(offset for _, offset in seats)
     peaks = [0] * len(rooms)
     for block, offset, home in zip(blocks, offsets, homes, strict=True):
         if home >= 0:
@@ -133,12 +139,13 @@ def _placed(
     proved = found.smallest or sum(peaks) == bound
     status: Status = "optimal" if proved else "feasible"
     if -1 in homes:
-        status = "infeasible" if found.refuted or _proves_misfit(blocks, rooms, bound) else "time_limit"
+        refuted = found.refuted and goal == capacity
+        status = "infeasible" if refuted or _proves_misfit(blocks, rooms, bound) else "time_limit"
     return BlockPlacement(offsets, homes, tuple(peaks), bound, status, witness, time.thread_time() - begun)
 
 
 class _Found(NamedTuple):
-    """Offsets on the line; whether their peak is proved smallest, or the capacity refuted."""
+    """Offsets on the line; whether their peak is proved smallest, or what was asked for refuted."""
 
     offsets: Sequence[Offset]
     smallest: bool = False
@@ -177,14 +184,19 @@ class _Line:
                 ]
         return _joined(found)
 
-    def space_of(self, offset: Offset, height: Bytes) -> int:
-        """Tell which space holds a block; -1 = it lies behind the last."""
-        inside = (
-            number
-            for number, room in enumerate(self.rooms)
-            if self.bases[number] <= offset and offset + height <= self.bases[number] + room.capacity
-        )
-        return next(inside, -1)
+    def seat(self, offset: Offset, block: Block) -> tuple[int, Offset]:
+        """Tell which space holds a block, and its offset there; -1, -1 = it lies behind the last.
+
+        A block without bytes may stand on a wall: then it is moved to the first space that it may use.
+        """
+        first, height = -1, block.height
+        for number, (base, room) in enumerate(zip(self.bases, self.rooms, strict=False)):
+            if block.spaces and room.name not in block.spaces:
+                continue
+            if 0 <= offset - base <= room.capacity - height:
+                return number, offset - base
+            first = number if first < 0 else first
+        return (-1, -1) if height else (first, 0)
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
@@ -203,10 +215,10 @@ def _plain(block: Block) -> bool:
     return len(block.pieces) == 1 and only.low == 0 and not block.forbidden and block.hint is None
 
 
-def _searched(blocks: Sequence[Block], capacity: Bytes | None, seconds: float, seed: int) -> _Found:
+def _searched(blocks: Sequence[Block], goal: Bytes | None, seconds: float, seed: int) -> _Found:
     found = place(
         [(b.pieces[0].size, b.pieces[0].start, b.pieces[0].end) for b in blocks],
-        capacity=capacity,
+        capacity=goal,
         seconds=seconds,
         seed=seed,
         alignments=[b.alignment for b in blocks],

@@ -1,11 +1,12 @@
 """Refuse malformed blocks and spaces before anything is placed."""
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from tightrope.core import Block, Bytes, Piece, Space, TightropeError
+from tightrope.core import Block, Bytes, Offset, Piece, Space, TightropeError
+from tightrope.core.units import is_whole
+from tightrope.place.overlap import Rectangle, first_overlap
 from tightrope.place.placer import LARGEST
 
 _MAX_SPACES: Final = 1000
@@ -20,6 +21,9 @@ def check_blocks(blocks: Sequence[Block], rooms: Sequence[Space]) -> tuple[Space
     Raises:
         TightropeError: names the first block or space that is wrong, and what is wrong with it.
     """
+    for room in rooms:
+        if not isinstance(room, Space) or not isinstance(room.name, str) or not is_whole(room.capacity):
+            raise TightropeError(f"{room!r:.200} is no Space with a name and a whole number of bytes.")
     names = {room.name for room in rooms}
     if len(names) != len(rooms) or len(rooms) > _MAX_SPACES:
         raise TightropeError(
@@ -52,7 +56,25 @@ def _need(blocks: Sequence[Block]) -> Bytes:
     return max(marks) + sum(block.height + block.alignment for block in blocks)
 
 
+def _is_formed(block: object) -> bool:
+    """Tell whether all fields of a block are of the kinds that they must be."""
+    if not isinstance(block, Block):
+        return False
+    numbers = [block.alignment, *(n for n in (block.fixed, block.hint) if n is not None)]
+    try:
+        for low, high in block.forbidden:
+            numbers += (low, high)
+        for piece in block.pieces:
+            numbers += (piece.size, piece.start, piece.end, piece.low)
+        named = all(isinstance(name, str) for name in block.spaces)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return named and all(map(is_whole, numbers))
+
+
 def _problem(block: Block, names: set[str]) -> str:
+    if not _is_formed(block):
+        return f"a field of the wrong kind, where bytes, times and offsets are whole numbers: {block!r:.200}"
     if not block.pieces:
         return "no pieces"
     for piece in block.pieces:
@@ -70,46 +92,28 @@ def _problem(block: Block, names: set[str]) -> str:
         return f"forbidden windows {block.forbidden[:3]}: each needs 0 <= low < high <= 2^60"
     if not set(block.spaces) <= names:
         return f"unknown spaces {sorted(set(block.spaces) - names)}; there are {sorted(names)}"
-    if _clash([(0, piece) for piece in block.pieces]) is not None:
+    if first_overlap([_rectangle(0, piece) for piece in block.pieces]) is not None:
         return "pieces that overlap each other"
     return ""
 
 
 def _check_fixed(blocks: Sequence[Block], fixed: Sequence[int]) -> None:
     owners: list[int] = []
-    rows: list[tuple[int, Piece]] = []
+    rows: list[Rectangle] = []
     for number in fixed:
         offset = blocks[number].fixed
         assert offset is not None
         for piece in blocks[number].pieces:
             low = offset + piece.low
-            if any(low < high and start < low + piece.size for start, high in blocks[number].forbidden):
+            windows = blocks[number].forbidden if piece.size else ()
+            if any(low < high and start < low + piece.size for start, high in windows):
                 raise TightropeError(f"block {number} is fixed at {offset}, in one of its forbidden windows.")
             owners.append(number)
-            rows.append((offset, piece))
-    clash = _clash(rows)
-    if clash is not None:
+            rows.append(_rectangle(offset, piece))
+    if (clash := first_overlap(rows)) is not None:
         a, b = sorted(owners[row] for row in clash)
         raise TightropeError(f"fixed blocks {a} and {b} overlap in time and in address.")
 
 
-def _clash(rows: Sequence[tuple[int, Piece]]) -> tuple[int, int] | None:
-    """Find two (offset, piece) rows that are alive together and share bytes, by a sweep over time."""
-    events = []
-    for number, (_, piece) in enumerate(rows):
-        if piece.size:
-            events += [(piece.start, True, number), (piece.end, False, number)]
-    alive: list[tuple[int, int]] = []
-    for _, begins, number in sorted(events):
-        offset, piece = rows[number]
-        entry = (offset + piece.low, number)
-        at = bisect_left(alive, entry)
-        if not begins:
-            del alive[at]
-            continue
-        if at < len(alive) and alive[at][0] < entry[0] + piece.size:
-            return number, alive[at][1]
-        if at > 0 and alive[at - 1][0] + rows[alive[at - 1][1]][1].size > entry[0]:
-            return number, alive[at - 1][1]
-        insort(alive, entry)
-    return None
+def _rectangle(offset: Offset, piece: Piece) -> Rectangle:
+    return offset + piece.low, piece.size, piece.start, piece.end

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tightrope.core import Bytes, Conflict, TightropeError
+from tightrope.place.arguments import check_effort, check_whole
 from tightrope.place.placer import Interval, Placement, place
 
 _PROBES: Final = 200
@@ -44,8 +45,10 @@ def conflict(
         >>> conflict([(64, 0, 2), (64, 1, 3), (8, 5, 6)], 100)
         Conflict(core=(0, 1), start=0, end=3, need=128, proved=True)
     """
-    if capacity < 0 or seconds <= 0:
-        raise TightropeError(f"capacity ({capacity}) and seconds ({seconds}) must be positive.")
+    check_whole("capacity", capacity)
+    check_effort(seconds, seed)
+    if seconds == 0:
+        raise TightropeError("seconds is 0: a search for a core needs some.")
     whole = place(intervals, capacity=capacity, seconds=seconds / 4, seed=seed)
     if whole.peak <= capacity:
         return None

@@ -7,7 +7,6 @@ buffer stay in use. Either line ending is accepted; files written here end lines
 """
 
 import csv
-import gzip
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Final
 from tightrope.core import Bytes, Offset, TightropeError
 from tightrope.place.instance import Gap, Instance
 from tightrope.place.placer import Interval
-from tightrope.place.source import read_source
+from tightrope.place.source import open_target, read_source
 
 _MAX_ROWS: Final = 4_000_000
 _MAX_GAPS: Final = 1000
@@ -74,20 +73,14 @@ def write_csv(path: str | Path, instance: Instance, offsets: Sequence[Offset] | 
         offsets: one per buffer; None = those of the instance, left out when it has none.
 
     Raises:
-        TightropeError: the file cannot be written.
+        TightropeError: the file cannot be written, or there is not one offset per buffer.
     """
     placed = instance.offsets if offsets is None else tuple(offsets)
+    if len(placed) != len(instance.buffers):
+        raise TightropeError(f"{len(placed)} offsets for {len(instance.buffers)} buffers: one per buffer.")
     shown = [str(offset) if offset >= 0 else "" for offset in placed] if max(placed, default=-1) >= 0 else []
-    file = Path(path)
-    try:
-        with (
-            gzip.open(file, "wt", encoding="utf-8", newline="")
-            if file.suffix == ".gz"
-            else file.open("w", encoding="utf-8", newline="") as text
-        ):
-            csv.writer(text, lineterminator="\n").writerows(_table(instance, shown))
-    except OSError as error:
-        raise TightropeError(f"cannot write {str(path)!r}: {error}.") from error
+    with open_target(path) as text:
+        csv.writer(text, lineterminator="\n").writerows(_table(instance, shown))
 
 
 def _table(instance: Instance, shown: Sequence[str]) -> Iterator[Sequence[str | int]]:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from tightrope.core import Block, Bytes, Offset, Piece
+from tightrope.core import Block, Bytes, Offset, Piece, TightropeError
+from tightrope.place.arguments import check_effort, check_whole
 from tightrope.place.blocks import place_blocks
 from tightrope.place.options import PlaceOptions
-from tightrope.place.placer import Interval, Placement, place
+from tightrope.place.overlap import Rectangle, first_overlap
+from tightrope.place.placer import LARGEST, Interval, Placement, place
 
 Gap: TypeAlias = tuple[int, int, Bytes, Bytes]
 """From a start to an end, a buffer needs only its bytes ``[low, high)``; none where both are 0."""
@@ -67,12 +69,16 @@ def place_instance(
         found fits: ``infeasible`` only when that is proved.
 
     Raises:
-        TightropeError: a buffer is malformed.
+        TightropeError: a buffer is malformed, or two given offsets overlap.
 
     Example:
         >>> place_instance(Instance(((64, 0, 2),), ("a",), (1,), (-1,))).peak
         64
     """
+    check_effort(seconds, seed)
+    if capacity is not None:
+        check_whole("capacity", capacity)
+    _check(instance)
     goal = None if minimize else capacity
     if instance.plain:
         placement = place(
@@ -90,6 +96,43 @@ def place_instance(
         proved = placement.status == "optimal" or placement.lower_bound > capacity
         placement = replace(placement, status="infeasible" if proved else "time_limit")
     return placement
+
+
+def _check(instance: Instance) -> None:
+    """Refuse numbers out of range and given offsets that overlap, by the names of the buffers."""
+    hints = instance.hints or (-1,) * len(instance.buffers)
+    columns = (instance.names, instance.buffers, instance.alignments, instance.offsets, hints)
+    if len(set(map(len, columns))) != 1:
+        raise TightropeError(
+            f"an instance has one name, alignment, offset (and hint) per buffer, not {[*map(len, columns)]}."
+        )
+    for name, (size, start, end), alignment, *wanted in zip(*columns, strict=True):
+        if problem := _problem(size, start, end, alignment, wanted):
+            raise TightropeError(f"buffer {name!r:.60} has {problem}.")
+    rows: list[Rectangle] = []
+    owners: list[int] = []
+    for index in (j for j, offset in enumerate(instance.offsets) if offset >= 0):
+        for piece in _pieces(instance, index):
+            rows.append((instance.offsets[index] + piece.low, piece.size, piece.start, piece.end))
+            owners.append(index)
+    if (clash := first_overlap(rows)) is not None:
+        first, second = (
+            f"{instance.names[j]!r:.60} at {instance.offsets[j]}" for j in map(owners.__getitem__, clash)
+        )
+        raise TightropeError(f"buffers {first} and {second} overlap in time and in address.")
+
+
+def _problem(size: Bytes, start: int, end: int, alignment: Bytes, offsets: Sequence[Offset]) -> str:
+    if not 0 <= size <= LARGEST:
+        return f"{size} bytes, not 0..2^60"
+    if not -(2**61) <= start < end <= 2**61:
+        return f"lifetime [{start}, {end}): it must begin before it ends, within 2^61"
+    if not 1 <= alignment <= LARGEST:
+        return f"alignment {alignment}, not 1..2^60"
+    for offset in offsets:
+        if offset > LARGEST or (offset >= 0 and offset % alignment):
+            return f"offset or hint {offset}: it must be a multiple of {alignment}, and at most 2^60"
+    return ""
 
 
 def _place_blocks(instance: Instance, seconds: float, seed: int, goal: Bytes | None) -> Placement:

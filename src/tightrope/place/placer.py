@@ -16,17 +16,18 @@ Gaps        one stream and one memory space; see `place_blocks` and `tightrope.p
 
 import operator
 import time
-from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from tightrope.core import Bytes, NativeError, Offset, TightropeError
 from tightrope.native.packer import METHODS, STATUSES, Integers, Packed, pack
+from tightrope.place.arguments import check_effort, check_whole, integers
 from tightrope.place.fallback import pack_in_python
 from tightrope.place.options import PlaceOptions
+from tightrope.place.overlap import first_overlap
 
 Interval: TypeAlias = tuple[Bytes, int, int]
 Status: TypeAlias = Literal["optimal", "feasible", "infeasible", "time_limit"]
@@ -90,19 +91,20 @@ def place(
         The best placement found; see `Placement` for what its status promises.
 
     Raises:
-        TightropeError: a malformed buffer, or fixed buffers that overlap or are not aligned.
+        TightropeError: a malformed buffer or number, or fixed buffers that overlap or are not aligned.
 
     Example:
         >>> place([(128, 0, 4), (64, 0, 2), (64, 2, 4)]).offsets
         (0, 128, 128)
     """
     begun = time.thread_time()
-    columns = _columns(buffers, alignments, fixed or {})
+    columns = checked_columns(buffers, alignments, fixed)
     sizes, starts, ends = columns[:3]
-    if (capacity is not None and not capacity >= 0) or not seconds >= 0 or seed < 0:
-        raise TightropeError(
-            f"capacity ({capacity}), seconds ({seconds}) and seed ({seed}) must not be negative."
-        )
+    check_effort(seconds, seed)
+    if capacity is not None:
+        check_whole("capacity", capacity)
+    if not isinstance(options, PlaceOptions | None):
+        raise TightropeError(f"options must be PlaceOptions, not {options!r:.60}.")
     if len(sizes) == 0:
         return Placement((), 0, 0, "optimal", (), time.thread_time() - begun, "nothing to place")
     packed, method = _pack(
@@ -143,20 +145,28 @@ def _pack(
     return packed, METHODS[packed.method]
 
 
-def _columns(
-    buffers: Sequence[Interval], alignments: Sequence[Bytes] | None, fixed: Mapping[int, Offset]
+def checked_columns(
+    buffers: Sequence[Interval],
+    alignments: Sequence[Bytes] | None = None,
+    fixed: Mapping[int, Offset] | None = None,
 ) -> tuple[Integers, Integers, Integers, Integers, Integers]:
-    """Check the caller's values and turn them into arrays."""
+    """Turn the caller's values into arrays: sizes, starts, ends, alignments, fixed offsets (-1 = free).
+
+    Raises:
+        TightropeError: a malformed buffer, or fixed buffers that overlap or are not aligned.
+    """
+    if not isinstance(fixed, Mapping | None):
+        raise TightropeError(f"fixed offsets must be a mapping from buffers, not {fixed!r:.60}.")
     try:
-        table = _integers(buffers).reshape(len(buffers), 3)
+        table = integers(buffers).reshape(len(buffers), 3)
         aligned = np.ones(len(buffers), dtype=np.int64)
         if alignments is not None:
-            aligned = _integers(alignments).reshape(len(buffers))
+            aligned = integers(alignments).reshape(len(buffers))
         pinned = np.full(len(buffers), -1, dtype=np.int64)
-        for index, offset in fixed.items():
+        for index, offset in ({} if fixed is None else fixed).items():
             if not (0 <= index < len(buffers) and 0 <= offset <= LARGEST):
                 raise TightropeError(f"fixed offset {offset} of buffer {index} is out of range.")
-            pinned[index] = operator.index(offset)
+            pinned[operator.index(index)] = operator.index(offset)
     except (ValueError, TypeError, OverflowError) as error:
         raise TightropeError(
             f"buffers must be (size, start, end) integers of at most 62 bits, one alignment each: {error}."
@@ -164,16 +174,6 @@ def _columns(
     sizes, starts, ends = (np.ascontiguousarray(column) for column in table.T)
     _check(sizes, starts, ends, aligned, pinned)
     return sizes, starts, ends, aligned, pinned
-
-
-def _integers(values: Sequence[Any]) -> Integers:
-    """Turn whole numbers into an array; fractions are refused, not cut off."""
-    table = np.array(values)
-    if table.dtype.kind == "O":  # beyond 64 bits, or rows of unequal length
-        return np.array(values, dtype=np.int64)
-    if table.size and table.dtype.kind not in "iu":
-        raise TypeError(f"{table.dtype} given")
-    return table.astype(np.int64)
 
 
 def _check(sizes: Integers, starts: Integers, ends: Integers, aligned: Integers, pinned: Integers) -> None:
@@ -194,25 +194,8 @@ def _check(sizes: Integers, starts: Integers, ends: Integers, aligned: Integers,
     )
     if total > LARGEST:
         raise TightropeError(f"the buffers add up to about {total:.3g} bytes; at most 2^60 can be placed.")
-    held = np.flatnonzero((pinned >= 0) & (sizes > 0))
-    _check_fixed(held.tolist(), sizes, starts, ends, pinned)
-
-
-def _check_fixed(
-    held: list[int], sizes: Integers, starts: Integers, ends: Integers, pinned: Integers
-) -> None:
-    """Sweep over time with the live fixed buffers by address: a new one can only meet its neighbours."""
-    moments = sorted([(int(starts[a]), True, a) for a in held] + [(int(ends[a]), False, a) for a in held])
-    live: list[tuple[Offset, int]] = []
-    for _, begins, index in moments:
-        entry = (int(pinned[index]), index)
-        place = bisect_left(live, entry)
-        if not begins:
-            del live[place]
-            continue
-        for _, other in live[max(place - 1, 0) : place + 1]:
-            low, high = sorted((index, other), key=lambda one: int(pinned[one]))
-            if pinned[low] + sizes[low] > pinned[high]:
-                a, b = sorted((index, other))
-                raise TightropeError(f"fixed buffers {a} and {b} overlap in time and in address.")
-        insort(live, entry)
+    held = np.flatnonzero(pinned >= 0).tolist()
+    rows = [(int(pinned[j]), int(sizes[j]), int(starts[j]), int(ends[j])) for j in held]
+    if (clash := first_overlap(rows)) is not None:
+        a, b = (held[row] for row in clash)
+        raise TightropeError(f"fixed buffers {a} and {b} overlap in time and in address.")

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tightrope.core import Bytes, Offset
-from tightrope.place.placer import Interval, Placement, place
+from tightrope.core import Bytes, Offset, TightropeError
+from tightrope.core.units import is_whole
+from tightrope.place.arguments import check_effort, check_whole
+from tightrope.place.placer import Interval, Placement, checked_columns, place
 
 _RESTORES: Final = 64
 _RINGS: Final = 6
@@ -59,13 +61,17 @@ def repack(
         capacity was missed even with everything free.
 
     Raises:
-        TightropeError: a malformed buffer.
+        TightropeError: a malformed buffer or number, or a previous offset of no buffer.
 
     Example:
         >>> old = [(64, 0, 4), (64, 0, 2)]
         >>> repack([*old, (64, 2, 4)], {0: 64, 1: 0}, capacity=128).placement.offsets
         (64, 0, 0)
     """
+    check_effort(seconds, seed)
+    check_whole("capacity", capacity)
+    checked_columns(buffers, alignments)
+    _check_previous(previous, len(buffers))
     kept = _consistent(buffers, previous, capacity, alignments)
 
     def attempt(fixed: Mapping[int, Offset], effort: float = seconds) -> Placement:
@@ -85,6 +91,17 @@ def repack(
             again = attempt(tried, seconds / 16) if tried else found
             found = again if again.peak <= capacity else found
     return Repacked(found, _moved(previous, found))
+
+
+def _check_previous(previous: Mapping[int, Offset], num_buffers: int) -> None:
+    if not isinstance(previous, Mapping):
+        raise TightropeError(f"previous offsets must be a mapping from buffers, not {previous!r:.60}.")
+    for index, offset in previous.items():
+        if not is_whole(index) or not 0 <= index < num_buffers or not is_whole(offset):
+            raise TightropeError(
+                f"previous offset {offset!r:.60} of buffer {index!r:.60}: both must be whole numbers, and "
+                f"there are buffers 0 to {num_buffers - 1}."
+            )
 
 
 def _moved(previous: Mapping[int, Offset], found: Placement) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from math import log2
 from typing import Final
 
 from tightrope.core import Bytes, Offset, TightropeError, format_bytes, printable
-from tightrope.place.placer import Interval
+from tightrope.place.placer import Interval, checked_columns
 
 _MARGIN: Final = 64
 _MAX_BUFFERS: Final = 50_000
@@ -48,7 +48,8 @@ def draw_svg(
         A complete SVG document.
 
     Raises:
-        TightropeError: the lengths differ, or there are more than 50,000 buffers.
+        TightropeError: the lengths differ, a buffer is malformed, there are more than 50,000 of them, or
+            the picture is too small.
 
     Example:
         >>> draw_svg([(64, 0, 2)], [0]).count('class="b"')
@@ -58,6 +59,9 @@ def draw_svg(
         raise TightropeError(
             f"{len(buffers)} buffers, {len(offsets)} offsets: one offset and name per buffer."
         )
+    checked_columns(buffers)
+    if min(width, height) <= 2 * _MARGIN:
+        raise TightropeError(f"{width} x {height} pixels leave no picture; both must exceed {2 * _MARGIN}.")
     if len(buffers) > _MAX_BUFFERS:
         raise TightropeError(f"{len(buffers):,} buffers are too many to draw; at most {_MAX_BUFFERS:,}.")
     left = min((start for _, start, _ in buffers), default=0)
@@ -71,7 +75,7 @@ def draw_svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}">',
         f'<style>{_STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text x="{_MARGIN}" y="{_MARGIN / 2:.0f}" font-weight="600">{escape(title)}</text>',
+        f'<text x="{_MARGIN}" y="{_MARGIN / 2:.0f}" font-weight="600">{escape(printable(title))}</text>',
     ]
     for index, ((size, start, end), offset) in enumerate(zip(buffers, offsets, strict=True)):
         name = escape(printable(names[index]) if names is not None else str(index))

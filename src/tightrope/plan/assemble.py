@@ -17,7 +17,7 @@ from tightrope.core import (
 from tightrope.place import place
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.clock import clock
-from tightrope.plan.timeline import buffer_sizes, timeline
+from tightrope.plan.timeline import buffer_sizes, largest_sum, outside_sizes, timeline
 
 _PLACE_SECONDS = 0.25
 
@@ -50,24 +50,23 @@ def assemble(
     trace = timeline(graph, schedule)
     sizes = buffer_sizes(graph, trace)
     outside = tuple(b.storage >= 0 and graph.storages[b.storage].outside for b in trace.buffers)
-    held = _peak(trace, tuple(size * out for size, out in zip(sizes, outside, strict=True)))
+    held = largest_sum(trace, outside_sizes(graph, trace))
     capacity = None if budget is None else max(0, budget - graph.persistent - held)
     inside = tuple(size * (not out) for size, out in zip(sizes, outside, strict=True))
     offsets = _offsets(graph, trace, sizes, outside, capacity=capacity, seed=seed) if placed else ()
     cost = clock(graph, schedule, machine)
     forecast = Forecast(
         persistent=graph.persistent,
-        peak=_peak(trace, sizes),
+        peak=largest_sum(trace, sizes),
         arena=max((o + size for o, size in zip(offsets, sizes, strict=True) if o >= 0), default=0)
         if placed
-        else _peak(trace, inside),
+        else largest_sum(trace, inside),
         outside=held,
         ns=cost.ns,
         base_ns=graph.base_ns,
         joules=cost.joules,
         tiers=cost.tiers,
     )
-    bound, witness = lower_bound(graph)
     asked = forecast.total if budget is None else budget
     return Plan(
         fingerprint=graph.fingerprint,
@@ -75,18 +74,24 @@ def assemble(
         offsets=offsets,
         budget=asked,
         forecast=forecast,
-        certificate=Certificate(
-            lower_bound=bound,
-            witness=witness,
-            ns_bound=graph.base_ns,
-            proved=forecast.ns == graph.base_ns,
-            seed=seed,
-            versions=(("tightrope", version("tightrope")),),
-        ),
+        certificate=_certificate(graph, forecast, seed),
         limits=Limits(bytes=(asked,)),
         machine="host" if machine is None else machine.name,
         planner=planner,
         placed=placed,
+    )
+
+
+def _certificate(graph: Graph, forecast: Forecast, seed: int) -> Certificate:
+    """State what needs no search: the single-op floor, and that every op runs at least once."""
+    bound, witness = lower_bound(graph)
+    return Certificate(
+        lower_bound=bound,
+        witness=witness,
+        ns_bound=graph.base_ns,
+        proved=forecast.ns == graph.base_ns,
+        seed=seed,
+        versions=(("tightrope", version("tightrope")),),
     )
 
 
@@ -113,15 +118,3 @@ def _offsets(
     for i, offset in zip(inside, placement.offsets, strict=True):
         offsets[i] = offset
     return tuple(offsets)
-
-
-def _peak(trace: Trace, sizes: tuple[Bytes, ...]) -> Bytes:
-    change = [0] * (trace.num_events + 1)
-    for buffer, size in zip(trace.buffers, sizes, strict=True):
-        change[buffer.start] += size
-        change[buffer.end] -= size
-    live = peak = 0
-    for delta in change:
-        live += delta
-        peak = max(peak, live)
-    return peak

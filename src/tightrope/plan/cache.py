@@ -101,8 +101,12 @@ def _write(file: Path, plan: Plan) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=".plan-")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(dump_plan(plan))
-        os.replace(name, file)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(dump_plan(plan))
+            os.replace(name, file)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise PlanFileError(f"could not write {file}: {error}. Choose another cache folder.") from error

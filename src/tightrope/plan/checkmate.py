@@ -211,10 +211,7 @@ class _Stages:
     def _memory(self, stage: StepIndex) -> None:
         """Follow the bytes held through the ops of a stage."""
         model, program = self.model, self.program
-        fixed = sum(
-            model.size[s] for s, at_end in enumerate(model.at_end) if at_end and model.producer[s] < stage
-        )
-        room = _SCALE - fixed * self.byte
+        room = _SCALE - model.lasting(stage) * self.byte
         held = program.column()
         start = [(self.keep[stage, s], -model.size[s] * self.byte) for s in self.held[stage]]
         program.row([(held, 1), *start], lower=0, upper=0)

@@ -5,7 +5,7 @@ from tightrope.native.solver import Solver, Tables, available
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.model import Model
 from tightrope.plan.schedule import base_schedule
-from tightrope.plan.timeline import buffer_sizes, timeline
+from tightrope.plan.timeline import largest_sum, outside_sizes, timeline
 
 
 def open_solver(model: Model, *, native: bool = True) -> Solver | PythonSolver:
@@ -34,16 +34,7 @@ def open_solver(model: Model, *, native: bool = True) -> Solver | PythonSolver:
 def outside_peak(graph: Graph) -> Bytes:
     """Largest number of bytes that the base schedule holds outside the arena."""
     trace = timeline(graph, base_schedule(graph))
-    change: dict[int, Bytes] = {}
-    for buffer, size in zip(trace.buffers, buffer_sizes(graph, trace), strict=True):
-        if buffer.storage >= 0 and graph.storages[buffer.storage].outside:
-            change[buffer.start] = change.get(buffer.start, 0) + size
-            change[buffer.end] = change.get(buffer.end, 0) - size
-    live = peak = 0
-    for tick in sorted(change):
-        live += change[tick]
-        peak = max(peak, live)
-    return peak
+    return largest_sum(trace, outside_sizes(graph, trace))
 
 
 def live_limit(graph: Graph, limits: Limits) -> Bytes:

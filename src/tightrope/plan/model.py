@@ -67,6 +67,11 @@ class Model:
         """Sum the time of the re-runs."""
         return sum(self.again_ns[op] for _, op in pairs)
 
+    def lasting(self, stage: StepIndex) -> Bytes:
+        """Sum the storages that first runs before ``stage`` make and that stay to the end."""
+        ends = zip(self.size, self.at_end, self.producer, strict=True)
+        return sum(size for size, at_end, producer in ends if at_end and producer < stage)
+
 
 def charged(graph: Graph, allocation: Allocation) -> Bytes:
     """Bytes that an allocation takes: what it asks for, rounded up to its alignment."""

@@ -6,6 +6,7 @@ are released right after the op, a `Free` is one tick. A page-in allocates, the 
 releases; copies in slower tiers are not in it.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 from tightrope.core import (
@@ -73,11 +74,24 @@ def buffer_sizes(graph: Graph, trace: Trace) -> tuple[Bytes, ...]:
 
 def peak_bytes(graph: Graph, trace: Trace) -> Bytes:
     """Find the largest number of bytes charged at once, each storage at its own alignment."""
+    return largest_sum(trace, buffer_sizes(graph, trace))
+
+
+def largest_sum(trace: Trace, sizes: Sequence[Bytes]) -> Bytes:
+    """Find the largest sum at one tick of ``sizes``, one per buffer of a timeline."""
     change = [0] * (trace.num_events + 1)
-    for buffer, size in zip(trace.buffers, buffer_sizes(graph, trace), strict=True):
+    for buffer, size in zip(trace.buffers, sizes, strict=True):
         change[buffer.start] += size
         change[buffer.end] -= size
-    return max(accumulate(change), default=0)
+    return max(accumulate(change))
+
+
+def outside_sizes(graph: Graph, trace: Trace) -> tuple[Bytes, ...]:
+    """List the bytes that each buffer of a timeline takes outside the arena, 0 for those inside."""
+    return tuple(
+        size if buffer.storage >= 0 and graph.storages[buffer.storage].outside else 0
+        for buffer, size in zip(trace.buffers, buffer_sizes(graph, trace), strict=True)
+    )
 
 
 class _Tape:

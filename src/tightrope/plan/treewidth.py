@@ -31,7 +31,6 @@ from tightrope.plan.separators import Separators, separators
 
 _NO_LIMIT: Final = 2**62
 _NUM_LIMITS, _RATIO = 60, 0.93
-
 """Limits that are tried for the fewest bytes, from the peak without re-runs down to a part in 80 of it."""
 
 

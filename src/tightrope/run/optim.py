@@ -290,6 +290,11 @@ def _rule(optimizer: torch.optim.Optimizer) -> Rule:
         torch.optim.Adam: Adam,
         torch.optim.AdamW: Adam,
     }
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TightropeError(
+            "LBFGS cannot be part of the step: one update takes the loss several times. Use "
+            "model = tightrope.compile(model, budget=...), and call optimizer.step(closure) as ever."
+        )
     if type(optimizer) not in rules:
         raise TightropeError(
             f"{type(optimizer).__name__} cannot be part of the step; SGD, Adam and AdamW of torch.optim can. "

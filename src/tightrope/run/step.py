@@ -214,7 +214,10 @@ def _host(reference: "weakref.ref[Step]", program: Program, real: Sequence[Any])
     owner = reference()
     assert owner is not None
     if program.num_forward_outputs == len(program.outputs):
-        raise CaptureError("the loss does not depend on any parameter that requires a gradient.")
+        raise CaptureError(
+            "the loss, which the function must return alone or first in a tuple, does not depend on any "
+            "parameter that requires a gradient."
+        )
     return _Captured(owner, program, real)
 
 
@@ -236,11 +239,17 @@ def _parameters(program: Program, real: Sequence[Any], updates: Updates) -> dict
 
 
 def _detaching(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Cut everything but the loss off the autograd graph, so that only the loss has a tangent."""
+    """Cut everything but the loss off the autograd graph, so that only the loss has a tangent.
+
+    A result without a loss becomes None before anything is planned.
+    """
 
     def whole_step(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
-        if isinstance(result, tuple | list):
+        several = isinstance(result, tuple | list) and len(result) > 0
+        if not isinstance(result[0] if several else result, torch.Tensor):
+            return None
+        if several:
             return (result[0], *[_detached(item) for item in result[1:]])
         return result
 
@@ -258,4 +267,9 @@ def _detached(value: Any) -> Any:
 
 
 def _handed_out(result: Any) -> Any:
+    if result is None:
+        raise CaptureError(
+            "the function of the step returned no loss: it must return a tensor with one element, alone or "
+            "first in a tuple."
+        )
     return (result[0].detach(), *result[1:]) if isinstance(result, tuple) else result.detach()

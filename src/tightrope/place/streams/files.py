@@ -18,10 +18,12 @@ import msgspec
 
 from tightrope.core import Bytes, Offset, OpId, TightropeError
 from tightrope.core.json_text import check_values, parse_json
-from tightrope.place.source import read_source
+from tightrope.place.placer import LARGEST
+from tightrope.place.source import open_target, read_source, read_start
 from tightrope.place.streams.graph import StreamGraph, StreamStorage
 
 _FORMAT: Final = "tightrope-streams"
+_HEAD: Final[Bytes] = 4096
 
 
 class _Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +49,7 @@ def has_streams(path: str | Path) -> bool:
     Raises:
         TightropeError: the file cannot be read.
     """
-    start = read_source(path)[:4096].lstrip()
+    start = read_start(path, _HEAD).lstrip()
     return start[:1] == b"{" and f'"{_FORMAT}"'.encode() in start
 
 
@@ -76,7 +78,15 @@ def read_streams(path: str | Path) -> tuple[StreamGraph, tuple[Bytes, ...]]:
     if found.format != _FORMAT:
         raise TightropeError(f"{path}: format is {found.format!r}; it must be {_FORMAT!r}.")
     storages = [StreamStorage(s.bytes, s.writer, s.reads, s.mutates, s.resident) for s in found.storages]
-    graph = StreamGraph.of(found.streams, storages, found.waits)
+    for number, storage in enumerate(found.storages):
+        if not 1 <= storage.alignment <= LARGEST:
+            raise TightropeError(
+                f"{path}: $.storages[{number}].alignment is {storage.alignment}, outside 1..2^60."
+            )
+    try:
+        graph = StreamGraph.of(found.streams, storages, found.waits)
+    except TightropeError as error:
+        raise TightropeError(f"{path}: {error}") from error
     return graph, tuple(storage.alignment for storage in found.storages)
 
 
@@ -90,7 +100,7 @@ def write_streams(
     """Write a graph, its waits and the offsets of its storages as JSON.
 
     Args:
-        path: where to.
+        path: where to; a name that ends in ``.gz`` is compressed.
         graph: with the waits that ``offsets`` are safe under.
         offsets: one per storage, -1 for those of the caller.
         alignments: one per storage; none = 1.
@@ -106,7 +116,5 @@ def write_streams(
         )
     ]
     tree = {"format": _FORMAT, "streams": graph.streams.tolist(), "waits": waits, "storages": rows}
-    try:
-        Path(path).write_text(json.dumps(tree) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise TightropeError(f"cannot write {str(path)!r}: {error}.") from error
+    with open_target(path) as text:
+        text.write(json.dumps(tree) + "\n")

@@ -1,11 +1,11 @@
-"""Waits and addresses together: a budget for parallel streams, kept by addresses.
+"""Waits and addresses together: a capacity for parallel streams, kept by addresses.
 
-Idea        Ask for waits whose bound fits, place, and where the addresses miss the budget ask again
+Idea        Ask for waits whose bound fits, place, and where the addresses miss the capacity ask again
             for a bound that is lower by the miss.
 Source      own
-Guarantee   The peak of the result is within the budget, and the placement is safe under its waits.
+Guarantee   The peak of the result is within the capacity, and the placement is safe under its waits.
 Complexity  at most eight rounds of `bounded_lag` and `place_streams`
-Gaps        A budget may be refused although other waits or other addresses would reach it; the error
+Gaps        A capacity may be refused although other waits or other addresses would reach it; the error
             carries what is proved and what was found.
 """
 
@@ -22,26 +22,26 @@ _ROUNDS: Final = 8
 
 def fit_streams(
     graph: StreamGraph,
-    budget: Bytes,
+    capacity: Bytes,
     *,
     seconds: float = 1.0,
     seed: int = 0,
     alignments: Sequence[Bytes] | None = None,
 ) -> tuple[Lag, StreamPlacement]:
-    """Choose waits and offsets so that the arena of all streams is within a budget.
+    """Choose waits and offsets so that the arena of all streams is within a capacity.
 
     Args:
         graph: ops on streams; its own waits stay.
-        budget: bytes of the arena.
+        capacity: bytes of the arena.
         seconds: limit on the effort of every round.
         seed: of the placer's random orders.
         alignments: one per storage, at least 1.
 
     Returns:
-        The waits, and a placement whose peak is at most ``budget``; run both or neither.
+        The waits, and a placement whose peak is at most ``capacity``; run both or neither.
 
     Raises:
-        InfeasibleError: no waits can reach the budget (proved), or none was found with addresses.
+        InfeasibleError: no waits can reach the capacity (proved), or none was found with addresses.
         TightropeError: a use that no wait orders, or a malformed argument.
 
     Example:
@@ -51,29 +51,30 @@ def fit_streams(
         >>> lag.added, placement.offsets
         (((0, 1),), (0, 0))
     """
-    target, smallest = budget, None
+    target, smallest = capacity, None
     for _ in range(_ROUNDS):
         try:
             lag = bounded_lag(graph, target, seconds=seconds)
         except InfeasibleError as error:
             if smallest is None:
                 raise
-            raise _missed(budget, smallest, error.lower_bound) from error
+            raise _missed(capacity, smallest, error.lower_bound) from error
         placement = place_streams(
-            lag.graph, capacity=budget, seconds=seconds, seed=seed, alignments=alignments
+            lag.graph, capacity=capacity, seconds=seconds, seed=seed, alignments=alignments
         )
-        if placement.peak <= budget:
+        if placement.peak <= capacity:
             return lag, placement
         smallest = min(placement.peak, smallest or placement.peak)
-        target = max(0, target - (placement.peak - budget))
-    raise _missed(budget, smallest or 0, 0)
+        target = max(0, target - (placement.peak - capacity))
+    raise _missed(capacity, smallest or 0, 0)
 
 
-def _missed(budget: Bytes, smallest: Bytes, bound: Bytes) -> InfeasibleError:
+def _missed(capacity: Bytes, smallest: Bytes, bound: Bytes) -> InfeasibleError:
     return InfeasibleError(
-        f"asked for {format_bytes(budget)} ({budget} B); smallest arena found {smallest} B. Waits bring the "
-        f"live bytes down to {bound} B at best. Give more seconds, or a budget of {smallest} B.",
-        asked=budget,
+        f"asked for a capacity of {format_bytes(capacity)} ({capacity} B); smallest arena found "
+        f"{smallest} B. Waits bring the live bytes down to {bound} B at best. Give more seconds, "
+        f"or a capacity of {smallest} B.",
+        asked=capacity,
         smallest_found=smallest,
         lower_bound=bound,
     )

@@ -19,6 +19,7 @@ import numpy as np
 
 from tightrope.core import Bytes, OpId, StorageId, TightropeError
 from tightrope.native.safety import Booleans, Integers, Issue
+from tightrope.place.arguments import integers
 
 _MAX_OPS: Final = 2**30
 _MAX_STREAMS: Final = 1024
@@ -91,6 +92,11 @@ class StreamGraph:
             >>> graph.num_streams
             2
         """
+        for number, storage in enumerate(storages):
+            if not isinstance(storage, StreamStorage) or not all(
+                isinstance(uses, Sequence) for uses in (storage.reads, storage.mutates)
+            ):
+                raise TightropeError(f"storage {number} is {storage!r:.200}: it must be a StreamStorage.")
         reads = [(number, op) for number, storage in enumerate(storages) for op in storage.reads]
         mutates = [(number, op) for number, storage in enumerate(storages) for op in storage.mutates]
         return StreamGraph(
@@ -148,7 +154,7 @@ class StreamGraph:
 
 def _column(values: Sequence[int]) -> Integers:
     try:
-        return np.array(values, dtype=np.int64).reshape(len(values))
+        return integers(values).reshape(len(values))
     except (ValueError, TypeError, OverflowError) as error:
         raise TightropeError(f"streams, ops and sizes are integers of at most 62 bits: {error}.") from error
 
@@ -156,7 +162,7 @@ def _column(values: Sequence[int]) -> Integers:
 def _rows(pairs: Iterable[tuple[int, int]]) -> Integers:
     rows = list(pairs)
     try:
-        return np.array(rows, dtype=np.int64).reshape(len(rows), 2)
+        return integers(rows).reshape(len(rows), 2)
     except (ValueError, TypeError, OverflowError) as error:
         raise TightropeError(f"waits and uses are pairs of op or storage numbers: {error}.") from error
 

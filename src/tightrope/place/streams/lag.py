@@ -1,14 +1,14 @@
-"""The fewest waits that bring what parallel streams need under a byte budget.
+"""The fewest waits that bring what parallel streams need under a capacity.
 
 Idea        Streams that run ahead of each other keep more alive at once. A wait (u, v) holds op v back
-            until op u has ended; where the bound is above the budget, its witness says where a wait
+            until op u has ended; where the bound is above the capacity, its witness says where a wait
             can help. Only waits between neighbours in issue order matter: every other one follows
             from one of them. Greedy: among the waits that break the first witness, take the one that
             gets furthest; then drop what is not needed. Small graphs: branch on the witness's waits,
             with one wait more at a time, which proves the number.
 Source      own; branching as in hitting-set search (Reiter, 1987)
-Guarantee   The bound of the result fits the budget. At least ``num_needed`` waits are needed by any
-            answer that keeps the issue order; ``proved`` says when that is the number found. A budget
+Guarantee   The bound of the result fits the capacity. At least ``num_needed`` waits are needed by any
+            answer that keeps the issue order; ``proved`` says when that is the number found. A capacity
             that no set of waits reaches is refused with a proof: with all waits the order is total.
 Complexity  A candidate costs one pass of clocks and one maximum flow. Greedy: at most 64 candidates a
             wait. The proof is exponential in the number of waits and stops when the effort is spent.
@@ -21,8 +21,9 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tightrope.core import Bytes, InfeasibleError, OpId, TightropeError, format_bytes
+from tightrope.core import Bytes, InfeasibleError, OpId, format_bytes
 from tightrope.native.safety import Booleans, Integers
+from tightrope.place.arguments import check_effort, check_whole
 from tightrope.place.streams.bound import LiveBound, heaviest, live_bound
 from tightrope.place.streams.graph import StreamGraph
 from tightrope.place.streams.relation import Relation, check_streams, clocks_of, last_uses, relation_of
@@ -36,7 +37,7 @@ _WORK_PER_BOUND: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Waits that keep what streams need within a budget.
+    """Waits that keep what streams need within a capacity.
 
     Attributes:
         graph: the graph with its own waits and the added ones.
@@ -56,21 +57,21 @@ class Lag:
         return self.num_needed == len(self.added)
 
 
-def bounded_lag(graph: StreamGraph, budget: Bytes, *, seconds: float = 1.0) -> Lag:
-    """Add the fewest waits with which everything that can be alive at once fits a budget.
+def bounded_lag(graph: StreamGraph, capacity: Bytes, *, seconds: float = 1.0) -> Lag:
+    """Add the fewest waits with which everything that can be alive at once fits a capacity.
 
     Args:
         graph: ops on streams; its own waits stay.
-        budget: bytes.
+        capacity: bytes of all streams together.
         seconds: effort for the proof that fewer are not enough, counted in units of work so that
             results repeat; an answer is found in any case.
 
     Returns:
-        The waits, each with as much lag as the budget allows.
+        The waits, each with as much lag as the capacity allows.
 
     Raises:
         InfeasibleError: no waits are enough, because one op after another in issue order needs more.
-        TightropeError: a use that no wait orders, or a negative argument.
+        TightropeError: a use that no wait orders, or an argument that is negative or no number.
 
     Example:
         >>> from tightrope.place.streams import StreamStorage
@@ -79,9 +80,9 @@ def bounded_lag(graph: StreamGraph, budget: Bytes, *, seconds: float = 1.0) -> L
         >>> bounded_lag(graph, 128).added, bounded_lag(graph, 64).added
         ((), ((0, 1), (2, 3)))
     """
-    if budget < 0 or seconds < 0:
-        raise TightropeError(f"budget ({budget}) and seconds ({seconds}) must not be negative.")
-    search = _Search(graph, budget, work=int(min(seconds, 1e6) * _WORK_PER_SECOND))
+    check_whole("capacity", capacity)
+    check_effort(seconds)
+    search = _Search(graph, capacity, work=int(min(seconds, 1e6) * _WORK_PER_SECOND))
     every = [pair for pair in neighbours(graph) if pair not in set(graph.wait_pairs())]
     _refuse_impossible(search, every)
     added = search.greedy(every)
@@ -114,11 +115,12 @@ def neighbours(graph: StreamGraph) -> tuple[Pair, ...]:
 
 def _refuse_impossible(search: "_Search", every: list[Pair]) -> None:
     least = live_bound(search.relation(every))
-    if least.bytes > search.budget:
+    if least.bytes > search.capacity:
         raise InfeasibleError(
-            f"asked for {format_bytes(search.budget)} ({search.budget} B); with every op waiting for the "
-            f"one issued before it, {least} ({least.bytes} B). Recompute or page some of them.",
-            asked=search.budget,
+            f"asked for a capacity of {format_bytes(search.capacity)} ({search.capacity} B); with every op "
+            f"waiting for the one issued before it, {least} ({least.bytes} B). Recompute or "
+            "page some of them.",
+            asked=search.capacity,
             smallest_found=least.bytes,
             lower_bound=least.bytes,
         )
@@ -126,7 +128,7 @@ def _refuse_impossible(search: "_Search", every: list[Pair]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Excess:
-    """A set that can be alive at once and is above the budget.
+    """A set that can be alive at once and is above the capacity.
 
     Any answer has, for some row, a wait that starts at or behind ``after`` and ends at or before
     ``before``: otherwise no two storages of the set are ordered.
@@ -139,9 +141,9 @@ class _Excess:
 class _Search:
     """Bounds under changing waits; what does not change is computed once."""
 
-    def __init__(self, graph: StreamGraph, budget: Bytes, *, work: int) -> None:
+    def __init__(self, graph: StreamGraph, capacity: Bytes, *, work: int) -> None:
         check_streams(graph)
-        self.graph, self.budget, self.work = graph, budget, work
+        self.graph, self.capacity, self.work = graph, capacity, work
         self.own = graph.wait_pairs()
         self.last = last_uses(graph)
         issue = graph.issue
@@ -158,12 +160,12 @@ class _Search:
 
     def fits(self, added: list[Pair] | tuple[Pair, ...]) -> bool:
         births = self.relation(added).births
-        return heaviest(births, budget=self.budget)[1] == len(births.size)
+        return heaviest(births, budget=self.capacity)[1] == len(births.size)
 
     def excess(self, added: list[Pair]) -> _Excess | None:
-        """Find the first set above the budget, in issue order."""
+        """Find the first set above the capacity, in issue order."""
         relation = self.relation(added)
-        _, reach, inside = heaviest(relation.births, budget=self.budget)
+        _, reach, inside = heaviest(relation.births, budget=self.capacity)
         if reach == len(inside):
             return None
         after, before = self._openings(relation, np.flatnonzero(inside))
@@ -197,7 +199,7 @@ class _Search:
         return self._needed(added)
 
     def _reach(self, added: list[Pair]) -> int:
-        return heaviest(self.relation(added).births, budget=self.budget)[1]
+        return heaviest(self.relation(added).births, budget=self.capacity)[1]
 
     def _needed(self, added: list[Pair]) -> tuple[Pair, ...]:
         for pair in list(added):
@@ -209,7 +211,7 @@ class _Search:
     def at_least(self, added: list[Pair], allowed: list[Pair], most: int) -> int:
         """Prove a number of allowed waits that must be added; ``most`` + 1 = no answer has so few.
 
-        All waits that end early are given away for free, those of one set above the budget after
+        All waits that end early are given away for free, those of one set above the capacity after
         those of another: every set then needs a wait that ends later than the ones before.
         """
         free = list(added)
@@ -236,7 +238,7 @@ class _Search:
         return needed, best
 
     def _branch(self, added: list[Pair], allowed: list[Pair], left: int) -> list[Pair] | None:
-        """Add at most ``left`` waits to reach the budget; None = impossible, or the effort is spent."""
+        """Add at most ``left`` waits to reach the capacity; None = impossible, or the effort is spent."""
         needed = self.at_least(added, allowed, left)
         excess = self.excess(added) if self.work > 0 and 0 < needed <= left else None
         if excess is None:
@@ -250,7 +252,7 @@ class _Search:
         return None
 
     def slide(self, added: tuple[Pair, ...]) -> tuple[Pair, ...]:
-        """Let every wait ask for as early an op as the budget allows."""
+        """Let every wait ask for as early an op as the capacity allows."""
         issue = self.graph.issue
         rows = np.argsort(issue.stream, kind="stable")
         pairs = list(added)

@@ -21,6 +21,7 @@ import numpy as np
 from tightrope.core import Bytes, NativeError, Offset, StorageId, TightropeError
 from tightrope.native import safety as native
 from tightrope.native.safety import Births, Integers
+from tightrope.place.arguments import check_effort, check_whole, integers
 from tightrope.place.placer import Status
 from tightrope.place.streams import fallback
 from tightrope.place.streams.bound import live_bound
@@ -85,10 +86,9 @@ def place_streams(
         (128, 0, 128)
     """
     begun = time.thread_time()
-    if (capacity is not None and capacity < 0) or seconds < 0 or seed < 0:
-        raise TightropeError(
-            f"capacity ({capacity}), seconds ({seconds}) and seed ({seed}) must not be negative."
-        )
+    check_effort(seconds, seed)
+    if capacity is not None:
+        check_whole("capacity", capacity)
     aligned = _aligned(alignments, graph)
     relation = reuse_relation(graph)
     bound, births, rows = live_bound(relation), relation.births, relation.storages
@@ -131,7 +131,7 @@ def _aligned(alignments: Sequence[Bytes] | None, graph: StreamGraph) -> Integers
     if alignments is None:
         return np.ones(count, dtype=np.int64)
     try:
-        found = np.array(alignments, dtype=np.int64).reshape(count)
+        found = integers(alignments).reshape(count)
     except (ValueError, TypeError, OverflowError) as error:
         raise TightropeError(f"alignments are {count} integers, one per storage: {error}.") from error
     if count and (found.min() < 1 or float((found + graph.sizes).sum(dtype=np.float64)) > _LARGEST):
