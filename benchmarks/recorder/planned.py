@@ -78,6 +78,5 @@ def _adds_up(trace: Trace) -> bool:
     below = [0] * len(whole)
     for position, module in enumerate(trace.modules[1:], start=1):
         below[module.parent] += whole[position]
-    return (
-        all(a == b + c for a, b, c in zip(whole, own, below, strict=True)) and whole[0] == explain(trace).ns
-    )
+    adds_up = all(a == b + c for a, b, c in zip(whole, own, below, strict=True))
+    return adds_up and whole[0] == explain(trace).operator_ns

@@ -4,13 +4,15 @@ import json
 import pickle
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from command import run, run_process
 from torch.profiler import ProfilerActivity, profile
 
-from tightrope.core import Plan
-from tightrope.record import read
+from tightrope.core import Plan, format_time
+from tightrope.core.codec import load_graph
+from tightrope.record import forecast, read
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,96 @@ def test_a_planned_run_is_recorded(net: Path, tmp_path: Path) -> None:
     assert json.loads(done.out)["file"] == str(file)
     assert trace.summary.producer == "run"
     assert trace.summary.budget > 0
+
+
+def test_a_profile_told_by_the_wrong_model_is_warned_about(tmp_path: Path) -> None:
+    code = tmp_path / "nets.py"
+    code.write_text(
+        "import torch\nfrom torch.nn import Linear, Sequential\n"
+        "def right():\n    return Sequential(*(Linear(8, 8) for _ in range(5))), (torch.ones(4, 8),)\n"
+        "def wrong():\n    return Sequential(*(Linear(8, 8) for _ in range(7))), (torch.ones(4, 8),)\n"
+    )
+    file = tmp_path / "profile.json"
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5)))
+    with profile(activities=[ProfilerActivity.CPU]) as watcher:
+        model(torch.ones(4, 8)).sum().backward()
+    watcher.export_chrome_trace(str(file))
+    right = run("trace", file, "--model", f"{code}:right", "--json")
+    assert right.code == 0
+    assert "careful" not in right.err
+    assert json.loads(right.out)["match"] == 1.0
+    assert json.loads(right.out)["warning"] == ""
+    out = tmp_path / "wrong.trace"
+    wrong = run("trace", file, "--model", f"{code}:wrong", "--json", "-o", out)
+    assert wrong.code == 0
+    assert "careful: the profile and the model that names its modules match poorly (71 %)" in wrong.err
+    assert json.loads(wrong.out)["match"] == 5 / 7
+    assert "match poorly" in json.loads(wrong.out)["warning"]
+    assert "careful" in run("trace", out).err
+    assert "careful" in run("trace", file, "--model", f"{code}:right", "--against", out).err
+
+
+def test_a_run_by_a_plan_of_its_own_is_the_plan_to_the_byte(
+    net: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out, again, graph = (tmp_path / name for name in ("a.trace", "again.plan.json", "again.graph.json"))
+    arguments = ("--plan", files[0], "-o", out, "--save-plan", again, "--save-graph", graph)
+    done = run_process("record", f"{net}:build", *arguments)
+    assert done.code == 0, done.err
+    plan, trace = Plan.load(files[0]), read(out)
+    assert Plan.load(again) == plan
+    assert run("judge", again).code == 0
+    said = forecast(load_graph(graph.read_bytes()), plan)
+    assert trace.profile() == said.profile()
+    assert [b.offset for b in trace.buffers] == list(plan.offsets)
+    assert trace.summary.budget == plan.budget
+    assert any(event.phase.value == "recompute" for event in trace.events)
+    assert run("report", out, "--forecast", again, "-o", tmp_path / "run.html").code == 0
+
+
+def test_a_plan_of_another_model_or_a_wrong_one_is_not_run(
+    net: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "x.trace"
+    other = run("record", f"{net}:one", "--plan", files[0], "-o", out)
+    assert other.code == 2
+    assert "the plan was made for graph" in other.err
+    plan, graph = tmp_path / "bent.plan.json", tmp_path / "bent.graph.json"
+    made = Plan.load(files[0])
+    msgspec.structs.replace(made, offsets=(0,) * len(made.offsets)).save(plan)
+    graph.write_bytes(files[1].read_bytes())
+    bent = run("record", f"{net}:build", "--plan", plan, "-o", out)
+    assert bent.code == 2
+    assert "does not hold" in bent.err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "90%", "--plan", "step.plan.json"), "leave out --budget"),
+        (("--save-plan", "new.plan.json"), "an eager run has no plan to write"),
+        (("--save-graph", "new.graph.json"), "an eager run has no plan to write"),
+        (("--graph", "step.graph.json"), "add --plan FILE"),
+        (("--plan", "step.plan.json", "--save-plan", "step.plan.json"), "would be overwritten"),
+    ],
+)
+def test_options_of_record_that_contradict_each_other_are_refused(
+    net: Path, files: tuple[Path, Path], arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    known = [str(files[0].with_name(word)) if word.endswith(".json") else word for word in arguments]
+    done = run("record", f"{net}:build", "-o", tmp_path / "x.trace", *known)
+    assert done.code == 2
+    assert message in done.err
+    assert not files[0].with_name("new.plan.json").exists()
+
+
+def test_the_page_and_the_terminal_give_one_step_time(observed: Path) -> None:
+    trace = read(observed)
+    answers = json.loads(run("trace", observed, "--json").out)
+    assert answers["ns"] == trace.ns
+    assert answers["operator_ns"] == sum(trace.self_times()) != trace.ns
+    assert f"step time {format_time(trace.ns)}" in run("trace", observed).out
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\x89PNG", b'{"traceEvents": 3}', b"TIGHTROP"])

@@ -1,6 +1,7 @@
 """Traces: files, producers, answers, exports."""
 
 import json
+import math
 import pickle
 import random
 import zlib
@@ -14,7 +15,16 @@ from hypothesis import strategies as st
 from torch.cuda import _memory_viz
 
 import tightrope
-from tightrope.core import Buffer, Event, EventPhase, Module, PlanFileError, TightropeError, Trace
+from tightrope.core import (
+    Buffer,
+    Event,
+    EventPhase,
+    Module,
+    PlanFileError,
+    Summary,
+    TightropeError,
+    Trace,
+)
 from tightrope.judge import compare_traces
 from tightrope.native.align import cheapest_path
 from tightrope.record import (
@@ -35,6 +45,8 @@ from tightrope.record import (
 )
 from tightrope.record.align import align
 from tightrope.record.columns import MAGIC
+from tightrope.record.slices import Slice
+from tightrope.view import page
 
 
 class Net(torch.nn.Module):
@@ -85,7 +97,7 @@ def test_the_allocators_own_count_is_on_the_curve(recorded: Recording) -> None:
 def test_children_add_up_to_their_parents(recorded: Recording) -> None:
     trace = recorded.trace
     whole = module_times(trace)
-    assert whole[0] == sum(trace.self_times()) == explain(trace).ns
+    assert whole[0] == sum(trace.self_times()) == explain(trace).operator_ns
     own = [0] * len(whole)
     for event in trace.events:
         own[event.module] += event.duration
@@ -254,6 +266,56 @@ def test_tables_that_point_nowhere_are_refused(change: dict[str, object], messag
         dump(msgspec.structs.replace(Trace("observed", ()), **change))
 
 
+NAN: int = math.nan  # type: ignore[assignment]
+EVIL: list[tuple[dict[str, object], str]] = [
+    ({"events": (Event(0, 1, 0, module=3),)}, r"events\[0\].module"),
+    ({"events": (Event(0, 1, 0, line=0),)}, r"events\[0\].line"),
+    ({"events": (Event(NAN, 1, 0),)}, r"events\[0\].start"),
+    ({"events": (Event(0, NAN, 0),)}, r"events\[0\].end"),
+    ({"events": (Event(0, 2**53, 0),)}, r"events\[0\].end = 9007199254740992: .* below 2\^53"),
+    ({"events": (Event(0, 1, 0, phase="forward"),)}, r"events\[0\].phase"),  # type: ignore[arg-type]
+    ({"events": (Event(0, 1, 0, name=None),)}, r"events\[0\].name"),  # type: ignore[arg-type]
+    ({"modules": ()}, "root"),
+    ({"num_events": NAN}, "num_events"),
+    ({"num_events": 1, "ticks": (2**53,)}, r"ticks\[0\]"),
+    ({"num_events": 2, "buffers": (Buffer(1, 0, 5),)}, r"buffers\[0\] is alive in \[0, 5\)"),
+    ({"num_events": 2, "buffers": (Buffer(1, NAN, 2),)}, r"buffers\[0\] is alive"),
+    ({"num_events": 2, "buffers": (Buffer(2**53, 0, 2),)}, r"buffers\[0\].bytes"),
+    ({"num_events": 2, "buffers": (Buffer(1, 0, 2, reason=0),)}, r"buffers\[0\].reason"),
+    ({"num_events": 2, "buffers": (Buffer(1, 0, 2, readers=(0,)),)}, r"buffers\[0\].readers"),
+    ({"events": None}, "TypeError"),
+    ({"summary": Summary(match=math.nan)}, "summary.match"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), EVIL)
+def test_impossible_traces_made_by_hand_are_refused_at_every_door(
+    change: dict[str, object], message: str
+) -> None:
+    trace = msgspec.structs.replace(Trace("observed", ()), **change)
+    for door in (explain, module_times, to_chrome, to_snapshot, dump, page):
+        with pytest.raises(PlanFileError, match=message):
+            door(trace)
+    with pytest.raises(PlanFileError, match=message):
+        diff(Trace("observed", ()), trace)
+
+
+def test_times_that_a_browser_cannot_hold_are_refused_when_a_file_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = Trace("observed", (), (Event(0, 2**53, 0),))
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr("tightrope.record.columns.check_trace", lambda _: None)
+        data = dump(trace)
+    with pytest.raises(PlanFileError, match=r"events\[0\].end = 9007199254740992: must be .* below 2\^53"):
+        load(data)
+
+
+def test_modules_that_are_no_tree_are_refused_before_a_profile_is_told_by_them() -> None:
+    with pytest.raises(PlanFileError, match=r"modules\[1\].parent"):
+        annotate([Slice("aten::linear", 0, 5)], (Module(""), Module("fc", "Linear", 7)))
+
+
 @pytest.mark.parametrize(
     "data",
     [b"", b"{}", b"[1]", b'{"traceEvents": 3}', b"{" * 100_000,
@@ -295,7 +357,7 @@ def test_torchs_viewer_reads_the_snapshot(recorded: Recording) -> None:
 def test_answers_and_differences(recorded: Recording) -> None:
     trace = recorded.trace
     answers = explain(trace, save=64)
-    assert sum(share.ns for share in answers.stages) == answers.ns
+    assert sum(share.ns for share in answers.stages) == answers.operator_ns
     assert answers.num_alive == sum(b.start <= trace.peak_tick < b.end for b in trace.buffers)
     assert "dominates" in str(answers)
     assert json.loads(msgspec.json.encode(answers.to_dict()))["peak"] == trace.peak

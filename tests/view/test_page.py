@@ -12,7 +12,7 @@ import pytest
 
 from tests.view.browser import Opened, browser_path, opened
 from tests.view.synthetic import modules_of, trace_of
-from tightrope.core import Event, Trace, format_bytes
+from tightrope.core import Event, Trace, format_bytes, format_time
 from tightrope.core.trace import EventPhase, Module
 from tightrope.view import page, sentences
 
@@ -121,7 +121,7 @@ QUESTIONS: list[tuple[str, list[str], str, str]] = [
     ("compute or memory", ["#ask-time"], "#tab-time", r"(Compute|Memory): \d+\.\d % of the time"),
     ("alive at the peak", ["#ask-peak"], "#tab-peak", r"At the peak \d+ buffers with"),
     ("save 100 MB", ["#ask-save"], "#tab-save", r"To save 100\.0 MB, drop \d+ buffers with"),
-    ("what changed", ["#ask-changes"], "#tab-changes", r"first of them time: .* before, .* now \(-"),
+    ("what changed", ["#ask-changes"], "#tab-changes", r"first of them step time: .* before, .* now \(-"),
 ]
 
 
@@ -186,6 +186,60 @@ def test_a_search_finds_a_module_and_its_rows(shown: Opened) -> None:
     shown.page.click("#tab-tables button:text-is('modules')")
     assert "1 module found" in shown.text("#tab-tables caption")
     shown.page.fill("#search", "")
+
+
+def test_hits_are_listed_while_typing_and_a_key_goes_to_them(shown: Opened, trace: Trace) -> None:
+    shown.page.focus("#search")
+    assert shown.page.get_attribute("#search", "aria-expanded") == "false"
+    shown.page.keyboard.type("blocks.3.")
+    assert shown.page.get_attribute("#search", "aria-expanded") == "true"
+    options = shown.page.locator("#hits [role=option]")
+    assert options.count() == 12
+    inside = [k for k, module in enumerate(trace.modules) if module.path.startswith("blocks.3.")]
+    ops = [event for event in trace.events if event.module in inside]
+    made = [buffer for buffer in trace.buffers if trace.events[buffer.creator] in ops]
+    note = f"{len(inside)} modules, {len(ops)} ops, {len(made)} buffers found"
+    assert shown.text("#hits-note").startswith(note)
+    shown.page.keyboard.press("ArrowDown")
+    shown.page.keyboard.press("ArrowDown")
+    marked = shown.page.locator("#hits [aria-selected=true]")
+    assert marked.count() == 1
+    assert shown.page.get_attribute("#search", "aria-activedescendant") == marked.get_attribute("id")
+    name = str(marked.locator("b").inner_text())
+    shown.page.keyboard.press("Enter")
+    assert shown.text("#details-title") == name
+    assert not shown.page.is_visible("#hits")
+    shown.page.keyboard.press("ArrowUp")
+    assert shown.page.is_visible("#hits")
+    shown.page.keyboard.press("Escape")
+    assert not shown.page.is_visible("#hits")
+    assert shown.page.input_value("#search") == "blocks.3."
+    shown.page.fill("#search", "gelu")
+    row = shown.page.locator("#hits li", has_text="buffer").first
+    text = str(row.locator("b").inner_text())
+    row.click()
+    assert text.startswith(shown.text("#details-title"))
+    assert shown.text("#details .kicker").startswith("buffer ")
+    shown.page.fill("#search", "no such thing")
+    assert shown.text("#hits-note") == "nothing found"
+    shown.page.fill("#search", "")
+    assert not shown.page.is_visible("#found")
+
+
+def test_stages_are_the_same_in_every_answer(shown: Opened, trace: Trace) -> None:
+    spent: dict[str, int] = {}
+    for event, own in zip(trace.events, trace.self_times(), strict=True):
+        spent[event.phase.value] = spent.get(event.phase.value, 0) + own
+    assert "recompute" in spent
+    shown.page.click("#ask-time")
+    rows = shown.page.locator("#tab-time table").first.locator("tbody tr")
+    seen = {tuple(rows.nth(k).locator("td").all_inner_texts()[:2]) for k in range(rows.count())}
+    assert seen == {(stage, format_time(ns)) for stage, ns in spent.items()}
+    times = shown.text("#times")
+    assert f"Step time {format_time(trace.ns)}:" in times
+    assert f"Operator time {format_time(trace.operator_ns)}:" in times
+    shown.page.click("#ask-changes")
+    assert format_time(spent["backward"]) in shown.text("#tab-changes")
 
 
 def test_groups_can_be_opened_again(shown: Opened) -> None:
@@ -260,8 +314,26 @@ def test_no_serious_accessibility_violation(scheme: str, trace: Trace, tmp_path:
         shown.page.click(f"#ask-{tab}")
         if found := violations(shown, axe):
             wrong[tab] = found
+    shown.page.fill("#search", "gelu")
+    shown.page.press("#search", "ArrowDown")
+    assert shown.page.locator("#hits [aria-selected=true]").count() == 1
+    if found := violations(shown, axe):
+        wrong["search"] = found
+    shown.page.fill("#search", "")
     shown.page.emulate_media(color_scheme="light")
     assert not wrong, json.dumps(wrong, indent=1)
+
+
+def test_a_profile_told_by_another_model_says_so(tmp_path: Path, trace: Trace, shown: Opened) -> None:
+    doubtful = msgspec.structs.replace(trace, summary=msgspec.structs.replace(trace.summary, match=0.4))
+    file = tmp_path / "doubtful.html"
+    file.write_text(page(doubtful))
+    other = shown.page.context.new_page()
+    other.goto(file.as_uri())
+    other.wait_for_selector("html[data-ready]")
+    assert "match poorly (40 %)" in other.inner_text("#note")
+    other.close()
+    assert "poorly" not in shown.text("#note")
 
 
 def test_nested_events_and_threads_keep_their_self_times(tmp_path: Path, shown: Opened) -> None:

@@ -89,8 +89,13 @@ def test_what_changed_is_listed_and_equal_figures_are_not() -> None:
     assert changes(before, before) == ()
     slower = tuple(msgspec.structs.replace(e, end=e.end + (e is before.events[-1])) for e in before.events)
     rows = changes(before, msgspec.structs.replace(before, events=slower))
-    assert (rows[0].what, rows[0].after - rows[0].before) == ("time", 1)
-    assert {row.what for row in rows} == {"time", "time of backward", "module blocks.0.up"}
+    assert (rows[0].what, rows[0].after - rows[0].before) == ("step time", 1)
+    assert {row.what for row in rows} == {
+        "step time",
+        "operator time",
+        "time of backward",
+        "module blocks.0.up",
+    }
 
 
 def test_a_trace_without_times_is_shown_in_its_order() -> None:
@@ -115,6 +120,8 @@ def test_a_trace_without_times_is_shown_in_its_order() -> None:
         {"events": (Event(0, 3, 0, module=4),)},
         {"modules": (Module(""), Module("a", "", 1))},
         {"ticks": (5, 3)},
+        {"ticks": (5, 2**53)},
+        {"events": (Event(0, 3, 0, phase="forward"),)},  # type: ignore[arg-type]
     ],
 )
 def test_impossible_traces_are_refused(change: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from tightrope.cli.sound import Sound, keep_inputs, read_sound
-from tightrope.core import Bytes, TightropeError, Trace, parse_bytes, printable
+from tightrope.core import Bytes, Trace, parse_bytes, printable
+from tightrope.core.codec import dump_graph
 
 if TYPE_CHECKING:
     from tightrope.record import Answers
@@ -24,7 +25,8 @@ Examples:
 _RECORD = """\b
 Examples:
   tightrope record train.py:build -o eager.trace
-  tightrope record train.py:build --budget 80% -o planned.trace"""
+  tightrope record train.py:build --budget 80% --save-plan step.plan.json --save-graph step.graph.json
+  tightrope record train.py:build --plan step.plan.json -o planned.trace"""
 
 
 def register(app: typer.Typer) -> None:
@@ -71,6 +73,8 @@ def trace(
     for path, export in exports:
         if path is not None:
             path.write_bytes(export(found))
+    for warning in _warnings(found, before):
+        sys.stderr.write(f"tightrope: careful: {printable(warning)}\n")
     if json:
         value = answers.to_dict() | ({"changed": changed.to_dict()} if changed is not None else {})
         _print_json(value)
@@ -86,19 +90,36 @@ def record(
     budget: Annotated[
         str | None, typer.Option(help="Run a plan for this budget; default: run eagerly.")
     ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Run this plan, made by tightrope plan or --save-plan.")
+    ] = None,
+    graph: Annotated[
+        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json beside NAME.plan.json.")
+    ] = None,
+    save_plan: Annotated[Path | None, typer.Option(help="Write the plan that ran here.")] = None,
+    save_graph: Annotated[Path | None, typer.Option(help="Write the graph of that plan here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a training step as it is, or under a budget, and record the third one.
+    """Run a training step as it is, under a budget, or by a plan, and record the third one.
 
-    The forward returns the loss. Nothing is updated: there is no optimizer.
+    The forward returns the loss. Nothing is updated: there is no optimizer. A plan is judged first, and
+    runs at its own addresses; it holds for the graph that it was made for.
     """
+    from tightrope.cli.recording import Wanted, recorded
     from tightrope.cli.target import build
     from tightrope.record import explain
     from tightrope.record import save as save_trace
 
-    built = build(target)
-    found = _recorded(built.model, built.args, built.kwargs, budget)
+    keep_inputs([output, save_plan, save_graph], [plan, graph])
+    wanted = Wanted(budget, read_sound(plan, graph) if plan is not None else None)
+    wanted.check(save=save_plan is not None or save_graph is not None, graph=graph is not None)
+    ran = recorded(build(target), wanted)
+    found = ran.trace
     save_trace(found, output)
+    if save_plan is not None:
+        ran.plan.save(save_plan)
+    if save_graph is not None:
+        save_graph.write_bytes(dump_graph(ran.graph))
     answers = explain(found)
     if json:
         _print_json(answers.to_dict() | {"file": str(output)})
@@ -138,26 +159,9 @@ def answers_of(sound: Sound, save: str | None, top: int) -> "Answers":
     return explain(simulated, save=parse_bytes(save) if save is not None else 0, top=top)
 
 
-def _recorded(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], budget: str | None) -> Trace:
-    import torch
-
-    from tightrope.record import record_eager, record_run
-    from tightrope.run.compile import compile as planned
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        loss = model(*args, **kwargs)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise TightropeError("the model's forward must return the loss, a tensor with one element.")
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    if budget is not None:
-        planned(model, budget=budget)
-    for _ in range(2):
-        step()
-    with record_run(model) if budget is not None else record_eager(model) as recording:
-        step()
-    return recording.trace
+def _warnings(*traces: Trace | None) -> list[str]:
+    """What to know before reading answers about traces."""
+    return [warning for one in traces if one is not None and (warning := one.summary.warning())]
 
 
 def _print(text: str) -> None:

@@ -15,7 +15,7 @@ Tables point into each other by position: an event's ``module`` into ``modules``
 """
 
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -194,6 +194,7 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         lower_bound: total bytes below which no plan exists (proved).
         planner: which planner found it.
         curve: plans for other budgets, ascending by budget.
+        match: of a profile, how well it goes with the model that names its modules: 0 to 1.
     """
 
     name: str = ""
@@ -208,8 +209,20 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     lower_bound: Bytes = 0
     planner: str = ""
     curve: tuple[BudgetPoint, ...] = ()
+    match: float | None = None
+
+    def warning(self) -> str:
+        """Say what to know before reading the figures: a match that is poor; else nothing."""
+        if self.match is None or self.match >= POOR_MATCH:
+            return ""
+        return (
+            f"the profile and the model that names its modules match poorly ({100 * self.match:.0f} %): the "
+            "modules may be those of another model"
+        )
 
 
+POOR_MATCH: Final = 0.95
+"""Below it a profile is probably of another model: right ones have 1.00, other layers at most 0.93."""
 ROOT = Module("")
 
 
@@ -269,8 +282,14 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def ns(self) -> Nanoseconds:
-        """Nanosecond at which the last event ends."""
-        return max((event.end for event in self.events), default=0)
+        """Step time: from the start of the first event to the end of the last one."""
+        first = min((event.start for event in self.events), default=0)
+        return max((event.end for event in self.events), default=0) - first
+
+    @property
+    def operator_ns(self) -> Nanoseconds:
+        """Operator time: the sum of all self times, of all threads; gaps between ops do not count."""
+        return sum(self.self_times())
 
     def self_times(self) -> list[Nanoseconds]:
         """Time of every event without the events nested in it, on the same thread.

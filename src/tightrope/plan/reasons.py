@@ -67,8 +67,11 @@ def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _Facts, slack: int)
     price += format_bytes(made.size)
     if storage not in facts.at_peak:
         return f"{price}, but it is not alive at the peak"
-    if storage in graph.op(facts.peak_op).reads or facts.peak_op in (op, producer.replay):
-        return f"{price}, but {graph.op(facts.peak_op).target} needs it at the peak"
+    at_peak = graph.op(facts.peak_op)
+    if facts.peak_op in (op, producer.replay):
+        return f"{price}, but it is the output of {at_peak.target} itself, which runs at the peak"
+    if storage in at_peak.reads:
+        return f"{price}, but {at_peak.target}, which runs at the peak, reads it"
     return f"{price} at the peak, which the budget does not need ({format_bytes(slack)} to spare)"
 
 

@@ -16,9 +16,11 @@ Gaps        Modules that make the same ops one after another, in an order other 
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tightrope.core import Module
 from tightrope.native.align import Path, cheapest_path
+from tightrope.record.match import match_of
 from tightrope.record.order import find_order
 from tightrope.record.slots import Children, Costs, Slot, Tree, Usual
 from tightrope.record.vocabulary import plain
@@ -28,26 +30,45 @@ _LEARNED_FROM = 3000
 """Ops from which the order of children is learned: those of a few steps, where a profile has many."""
 
 
+class Alignment(NamedTuple):
+    """Where ops belong, and how well they go with the modules.
+
+    Attributes:
+        owners: one position in the module tree per op.
+        match: between 0 and 1, see `tightrope.record.match`; None where nothing tells.
+    """
+
+    owners: list[int]
+    match: float | None
+
+
 def align(names: Sequence[str], modules: Sequence[Module], *, native: bool = True) -> list[int]:
-    """Find the module of every op.
-
-    Args:
-        names: of outermost ops of a forward pass, in the order in which they ran.
-        modules: the module tree in order of definition, root first.
-        native: whether C++ may be used.
-
-    Returns:
-        One position in ``modules`` per op.
+    """Find the module of every op; see `aligned`.
 
     Example:
         >>> tree = [Module(""), Module("fc", "Linear", 0), Module("act", "ReLU", 0)]
         >>> align(["aten::linear", "aten::relu", "aten::sum"], tree)
         [1, 2, 0]
     """
+    return aligned(names, modules, native=native).owners
+
+
+def aligned(names: Sequence[str], modules: Sequence[Module], *, native: bool = True) -> Alignment:
+    """Find the module of every op, and say how well ops and modules go together.
+
+    Args:
+        names: of outermost ops of a forward pass, in the order in which they ran.
+        modules: the module tree in order of definition, root first.
+        native: whether C++ may be used.
+
+    Example:
+        >>> aligned(["aten::linear"], [Module(""), Module("a", "Linear", 0), Module("b", "Linear", 0)])
+        Alignment(owners=[1], match=0.5)
+    """
     words = [plain(name) for name in names]
     aligner = _Aligner(words, Tree(modules), native=native)
     aligner.learn()
-    return aligner.owners()
+    return aligner.found()
 
 
 class _Aligner:
@@ -70,14 +91,15 @@ class _Aligner:
         slots, path = self._path(self.children, head)
         self.costs = Costs(self.tree, list(self.vocabulary), self._usual(slots, path.slots))
 
-    def owners(self) -> list[int]:
+    def found(self) -> Alignment:
         """Name the module of every op."""
         slots, path = self._path(self.children, self.kinds)
         lent = [self.tree.lent(slot) for slot in slots]
-        return [
+        owners = [
             lent[number].get(word, slots[number].module)
             for word, number in zip(self.words, path.slots, strict=True)
         ]
+        return Alignment(owners, match_of(self.words, self.tree, slots, path.slots))
 
     def _path(self, children: Children, kinds: Sequence[int]) -> tuple[list[Slot], Path]:
         slots = self.tree.slots(children, self.names)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tightrope.core import Bytes, EventPhase, Nanoseconds, Trace, format_bytes, format_time
+from tightrope.core.trace_check import check_trace
 
 _STEP = tuple(EventPhase)
 
@@ -62,10 +63,28 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What `explain` found; ``str`` of it is for people."""
+    """What `explain` found; ``str`` of it is for people.
+
+    Attributes:
+        source: ``forecast`` or ``observed``.
+        ns: step time, from the start of the first event to the end of the last one.
+        operator_ns: sum of the self times of all events; shares are parts of it.
+        peak: largest number of live bytes.
+        peak_tick: first tick after which they are.
+        persistent: bytes that the caller holds during the whole step.
+        budget: total bytes asked for, 0 without a plan.
+        stages: operator time by stage, the largest first; recomputation and paging are stages of their own.
+        modules: operator time by module, without the modules in it.
+        alive: the largest buffers alive at the peak.
+        num_alive: how many there are in all.
+        saving: what would have to go.
+        match: of a profile, how well it goes with the model that names its modules: 0 to 1.
+        warning: what to know before reading all this, or nothing.
+    """
 
     source: str
     ns: Nanoseconds
+    operator_ns: Nanoseconds
     peak: Bytes
     peak_tick: int
     persistent: Bytes
@@ -75,23 +94,25 @@ class Answers:
     alive: tuple[Alive, ...]
     num_alive: int
     saving: Saving
+    match: float | None = None
+    warning: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = []
+        lines: list[str] = []
         if self.stages:
             top = self.stages[0]
             lines.append(
-                f"{top.name} dominates: {format_time(top.ns)} of {format_time(self.ns)} ({top.percent:.1f} %)"
+                f"{top.name} dominates: {format_time(top.ns)} of {format_time(self.operator_ns)} "
+                f"operator time ({top.percent:.1f} %); step time {format_time(self.ns)}"
             )
             lines += [f"  {s.name:<12}{format_time(s.ns):>12}{s.percent:7.1f} %" for s in self.stages]
         if self.modules:
-            lines.append(
-                f"largest module: {self.modules[0].name} ({self.modules[0].percent:.1f} % of the time)"
-            )
+            first = self.modules[0]
+            lines.append(f"largest module: {first.name} ({first.percent:.1f} % of the operator time)")
             lines += [f"  {format_time(s.ns):>12}{s.percent:7.1f} %  {s.name}" for s in self.modules]
         if self.num_alive:
             limit = f", budget {format_bytes(self.budget)}" if self.budget else ""
@@ -132,12 +153,16 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
         save: bytes to save at the peak; 0 = do not ask.
         top: number of modules and buffers to list.
 
+    Raises:
+        PlanFileError: the trace is not well formed: says what is wrong.
+
     Example:
         >>> from tightrope.core import Event
         >>> step = Trace("observed", (), (Event(0, 5, 0, "aten::mm", phase=EventPhase.FORWARD),))
         >>> print(explain(step).stages[0].name)
         forward
     """
+    check_trace(trace)
     own = trace.self_times()
     total = sum(own)
     stages: dict[str, Nanoseconds] = {}
@@ -151,7 +176,8 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
     there.sort(key=lambda k: (-trace.buffers[k].size, k))
     return Answers(
         source=trace.source,
-        ns=total,
+        ns=trace.ns,
+        operator_ns=total,
         peak=trace.peak,
         peak_tick=tick,
         persistent=trace.summary.persistent,
@@ -161,11 +187,18 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
         alive=tuple(_row(trace, k) for k in there[:top]),
         num_alive=len(there),
         saving=_choose(trace, there, save),
+        match=trace.summary.match,
+        warning=trace.summary.warning(),
     )
 
 
 def module_times(trace: Trace) -> list[Nanoseconds]:
-    """Time of every module, the modules in it included; each is its own ops plus its children."""
+    """Time of every module, the modules in it included; each is its own ops plus its children.
+
+    Raises:
+        PlanFileError: the trace is not well formed: says what is wrong.
+    """
+    check_trace(trace)
     found = [0] * len(trace.modules)
     for event, ns in zip(trace.events, trace.self_times(), strict=True):
         found[event.module] += ns
@@ -228,7 +261,8 @@ class TraceDiff:
 
     Attributes:
         peak: bytes before and after.
-        ns: time of all events before and after.
+        ns: step time before and after.
+        operator_ns: sum of the self times of all events, before and after.
         stages: (name, ns before, ns after), largest change first.
         modules: likewise, by module path.
         num_buffers: allocations before and after.
@@ -237,6 +271,7 @@ class TraceDiff:
 
     peak: tuple[Bytes, Bytes]
     ns: tuple[Nanoseconds, Nanoseconds]
+    operator_ns: tuple[Nanoseconds, Nanoseconds]
     stages: tuple[tuple[str, Nanoseconds, Nanoseconds], ...]
     modules: tuple[tuple[str, Nanoseconds, Nanoseconds], ...]
     num_buffers: tuple[int, int]
@@ -250,7 +285,8 @@ class TraceDiff:
         lines = [
             f"peak: {format_bytes(self.peak[0])} -> {format_bytes(self.peak[1])} "
             f"({self.peak[1] - self.peak[0]:+d} B)",
-            f"time: {format_time(self.ns[0])} -> {format_time(self.ns[1])}",
+            f"step time: {format_time(self.ns[0])} -> {format_time(self.ns[1])}",
+            f"operator time: {format_time(self.operator_ns[0])} -> {format_time(self.operator_ns[1])}",
             f"allocations: {self.num_buffers[0]} -> {self.num_buffers[1]}",
         ]
         lines += [f"{name}: {format_time(a)} -> {format_time(b)}" for name, a, b in self.stages if a != b]
@@ -264,6 +300,9 @@ class TraceDiff:
 def diff(before: Trace, after: Trace) -> TraceDiff:
     """Compare two traces of the same model.
 
+    Raises:
+        PlanFileError: a trace is not well formed: says what is wrong.
+
     Example:
         >>> diff(Trace("observed", ()), Trace("observed", ())).peak
         (0, 0)
@@ -273,6 +312,7 @@ def diff(before: Trace, after: Trace) -> TraceDiff:
     return TraceDiff(
         peak=(old.peak, new.peak),
         ns=(old.ns, new.ns),
+        operator_ns=(old.operator_ns, new.operator_ns),
         stages=_changes(old.stages, new.stages),
         modules=_changes(old.modules, new.modules),
         num_buffers=(len(before.buffers), len(after.buffers)),

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from tightrope.core import Buffer, Category, Event, EventPhase, PlanFileError, Trace
 from tightrope.core.codec import read_file
 from tightrope.core.json_text import check_values, parse_json, quote
-from tightrope.core.trace_check import MAX_ROWS, check_tables
+from tightrope.core.trace_check import MAX_ROWS, check_trace
 
 MAGIC: Final = b"TRTRACE1"
 MAX_BODY: Final = 2**30
@@ -61,7 +61,7 @@ def dump(trace: Trace, *, level: int = 9) -> bytes:
         >>> load(dump(Trace("observed", ()))) == Trace("observed", ())
         True
     """
-    check_tables(trace)
+    check_trace(trace)
     small = msgspec.to_builtins(msgspec.structs.replace(trace, events=(), buffers=(), ticks=(), counters=()))
     names: dict[str, int] = {}
     columns = _columns(trace, names)
@@ -103,8 +103,7 @@ def load(data: bytes) -> Trace:
         raise PlanFileError(
             f"trace: not well formed: {type(error).__name__}: {quote(str(error))}."
         ) from error
-    check_tables(trace)
-    _check_lifetimes(trace)
+    check_trace(trace)
     return trace
 
 
@@ -278,18 +277,3 @@ def _buffers(columns: dict[str, _Ints]) -> tuple[Buffer, ...]:
 def _few(name: str, values: _Ints, count: int) -> None:
     if len(values) and not 0 <= int(values.min()) <= int(values.max()) < count:
         raise ValueError(f"{name} beyond its table of {count}")
-
-
-def _check_lifetimes(trace: Trace) -> None:
-    last, begun = trace.num_events, 0
-    if not 0 <= last <= 2 * MAX_ROWS:
-        raise PlanFileError(f"trace: $.num_events = {last}: must be between 0 and {2 * MAX_ROWS}.")
-    for position, buffer in enumerate(trace.buffers):
-        if buffer.bytes < 0 or buffer.offset < -1 or buffer.storage < -1:
-            raise PlanFileError(f"trace: $.buffers[{position}]: negative bytes, offset or storage.")
-        if not begun <= buffer.start < buffer.end <= last:
-            raise PlanFileError(
-                f"trace: $.buffers[{position}] is alive in [{buffer.start}, {buffer.end}): lifetimes are not "
-                f"empty, begin in order and end by {last}."
-            )
-        begun = buffer.start

@@ -10,7 +10,8 @@ Gaps        Modules that run on several threads at once share one stack of open 
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +34,7 @@ from tightrope.core import (
     Trace,
     round_up,
 )
+from tightrope.record.categories import BY_PHASE
 from tightrope.record.foreign import inherit, to_trace
 from tightrope.record.reverse import by_sequence
 from tightrope.record.slices import Slice, nested
@@ -40,6 +42,15 @@ from tightrope.record.stages import ENGINE, stages
 from tightrope.record.tables import clip
 
 _ALLOCATION = "Allocation"
+_FACTORIES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty", "empty_like", "empty_strided", "full", "full_like", "new_empty", "new_empty_strided",
+        "new_full", "new_ones", "new_zeros", "ones", "ones_like", "resize_", "scalar_tensor", "zeros",
+        "zeros_like",
+    )
+)  # fmt: skip
+"""Ops that do nothing but allocate and fill, mostly for another one."""
 
 
 @dataclass
@@ -52,6 +63,7 @@ class EagerRecording:
     _marks: list[tuple[Nanoseconds, int]] = field(default_factory=list)
     _open: list[int] = field(default_factory=lambda: [0])
     _gradients: list[tuple[Nanoseconds, int]] = field(default_factory=list)
+    _handed_out: list[tuple[Nanoseconds, frozenset[int]]] = field(default_factory=list)
     _done: bool = False
 
     @property
@@ -72,8 +84,10 @@ class EagerRecording:
         self._open.append(module)
         self._marks.append((time.time_ns(), module))
 
-    def leave(self, module: int, *_: Any) -> None:
-        """Note that a module ends; one that raised is closed with it."""
+    def leave(self, module: int, _module: torch.nn.Module, _args: Any, result: Any) -> None:
+        """Note that a module ends, and what the model hands back; one that raised is closed with it."""
+        if module == 0:
+            self._handed_out.append((time.time_ns(), frozenset(_addresses(result))))
         if module in self._open:
             while self._open.pop() != module:
                 pass
@@ -82,6 +96,16 @@ class EagerRecording:
     def accumulated(self, module: int, *_: Any) -> None:
         """Note that the gradient of a parameter of a module was accumulated."""
         self._gradients.append((time.time_ns(), module))
+
+
+def _addresses(result: Any) -> list[int]:
+    """Addresses of the tensors in what a model returns, in lists, tuples and mappings too."""
+    if isinstance(result, torch.Tensor):
+        return [result.untyped_storage().data_ptr()] if result.layout is torch.strided else []
+    if not isinstance(result, Mapping | list | tuple):
+        return []
+    inside = result.values() if isinstance(result, Mapping) else result
+    return [address for one in inside for address in _addresses(one)]
 
 
 def tree_of(model: torch.nn.Module) -> tuple[Module, ...]:
@@ -170,7 +194,8 @@ def _trace(recording: EagerRecording) -> Trace:
             persistent=_persistent(recording.model)[1],
         ),
     )
-    buffers, ticks = _buffers(trace, _allocations(results, base))
+    handed_out = [(when - base, addresses) for when, addresses in recording._handed_out]
+    buffers, ticks = _buffers(trace, _allocations(results, base), handed_out)
     return msgspec.structs.replace(
         trace, buffers=buffers, ticks=ticks, num_events=len(ticks), held=_persistent(recording.model)[0]
     )
@@ -193,13 +218,21 @@ def _owners(
         settled.add(node)
     nodes = [position for position, one in enumerate(slices) if one.name.startswith(ENGINE)]
     starts = [slices[position].start for position in nodes]
+    called = {module for _, module in recording._marks}
     for when, module in recording._gradients:
         at = bisect_right(starts, when - base)
         if at:
-            owners[nodes[at - 1]] = module
+            owners[nodes[at - 1]] = _called(module, called, recording.modules)
             settled.add(nodes[at - 1])
     inherit(slices, owners, frozenset(settled))
     return owners
+
+
+def _called(module: int, called: set[int], modules: tuple[Module, ...]) -> int:
+    """The innermost module around a parameter that was called: some only hold it for the one around."""
+    while module > 0 and module not in called:
+        module = modules[module].parent
+    return module
 
 
 def _persistent(model: torch.nn.Module) -> tuple[tuple[Held, ...], Bytes]:
@@ -231,14 +264,19 @@ def _allocations(results: Any, base: Nanoseconds) -> list[tuple[Nanoseconds, int
 
 
 def _buffers(
-    trace: Trace, allocations: list[tuple[Nanoseconds, int, int]]
+    trace: Trace,
+    allocations: list[tuple[Nanoseconds, int, int]],
+    handed_out: list[tuple[Nanoseconds, frozenset[int]]],
 ) -> tuple[tuple[Buffer, ...], tuple[Nanoseconds, ...]]:
     """Pair allocations with releases by address; what was made before the block is left out."""
     live: dict[int, int] = {}
     rows: list[tuple[Bytes, int, Nanoseconds]] = []
+    waiting, outputs = deque(handed_out), set[int]()
     ends: dict[int, int] = {}
     ticks: list[Nanoseconds] = []
     for when, address, size in allocations:
+        while waiting and waiting[0][0] <= when:
+            outputs |= {live[known] for known in waiting.popleft()[1] if known in live}
         if size > 0:
             live[address] = len(rows)
             rows.append((size, len(ticks), when))
@@ -247,14 +285,15 @@ def _buffers(
         else:
             continue
         ticks.append(when)
-    starts = [event.start for event in trace.events]
+    for _, addresses in waiting:
+        outputs |= {live[known] for known in addresses if known in live}
+    starts, around = [event.start for event in trace.events], _around(trace)
     found = []
     for number, (size, start, when) in enumerate(rows):
-        creator = _innermost(trace, bisect_right(starts, when) - 1, when)
+        creator = _maker(trace, _innermost(trace, bisect_right(starts, when) - 1, when), around)
         end = ends.get(number, len(ticks))
-        found.append(
-            Buffer(size, start, end, creator=creator, category=_category(trace, creator, end, ticks))
-        )
+        kind = Category.OUTPUT if number in outputs else _category(trace, creator, end, ticks)
+        found.append(Buffer(size, start, end, creator=creator, category=kind))
     return tuple(found), tuple(ticks)
 
 
@@ -266,16 +305,34 @@ def _innermost(trace: Trace, at: int, when: Nanoseconds) -> int:
     return -1
 
 
+def _around(trace: Trace) -> list[int]:
+    """The event around every event, on the same thread, or -1."""
+    found = []
+    stacks: dict[int, list[int]] = {}
+    for position, event in enumerate(trace.events):
+        stack = stacks.setdefault(event.thread, [])
+        while stack and trace.events[stack[-1]].end <= event.start:
+            stack.pop()
+        found.append(stack[-1] if stack else -1)
+        stack.append(position)
+    return found
+
+
+def _maker(trace: Trace, event: int, around: list[int]) -> int:
+    """The op that an allocation is for: where it was left to a factory, the op that called it."""
+    while event >= 0 and trace.events[event].name in _FACTORIES and (caller := around[event]) >= 0:
+        name = trace.events[caller].name
+        if "::" not in name or name.startswith(ENGINE):
+            break
+        event = caller
+    return event
+
+
 def _category(trace: Trace, creator: int, end: int, ticks: list[Nanoseconds]) -> Category:
-    """A temporary dies with its op; what a forward leaves is an activation, a backward a gradient."""
+    """A temporary dies with its op; the stage of the op tells all else."""
     if creator < 0:
         return Category.UNKNOWN
     event = trace.events[creator]
     if end < len(ticks) and ticks[end] <= event.end:
         return Category.TEMPORARY
-    kinds = {
-        EventPhase.FORWARD: Category.ACTIVATION, EventPhase.LOSS: Category.ACTIVATION,
-        EventPhase.BACKWARD: Category.GRADIENT, EventPhase.OPTIMIZER: Category.OPTIMIZER_STATE,
-        EventPhase.LOAD_DATA: Category.INPUT,
-    }  # fmt: skip
-    return kinds.get(event.phase, Category.UNKNOWN)
+    return BY_PHASE.get(event.phase, Category.UNKNOWN)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tightrope.core import Event, EventPhase, Trace
+from tightrope.core.trace_check import check_trace
 
 _PID: Final = 1
 _ARENA_BASE: Final = 2**40
@@ -19,11 +20,15 @@ def to_chrome(trace: Trace) -> bytes:
     Times are microseconds with three decimals, which is every nanosecond. The largest value of the
     counter ``live bytes`` is the trace's peak.
 
+    Raises:
+        PlanFileError: the trace is not well formed: says what is wrong.
+
     Example:
         >>> trace = Trace("observed", (), (Event(0, 1500, 0, "aten::mm"),))
         >>> json.loads(to_chrome(trace))["traceEvents"][-1]["dur"]
         1.5
     """
+    check_trace(trace)
     rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in _rows(trace))
     return f'{{"displayTimeUnit":"ms","traceEvents":[\n{rows}\n]}}\n'.encode()
 
@@ -67,10 +72,14 @@ def to_snapshot(trace: Trace) -> bytes:
     Holds plain dictionaries, lists, texts and integers only. Planned addresses are offsets from the
     start of one segment, the arena; the others lie in a second one.
 
+    Raises:
+        PlanFileError: the trace is not well formed: says what is wrong.
+
     Example:
         >>> to_snapshot(Trace("observed", ()))[:1]
         b'\x80'
     """
+    check_trace(trace)
     arena = max((b.offset + b.size for b in trace.buffers if b.offset >= 0), default=0)
     addresses, heap = [], _HEAP_BASE
     for buffer in trace.buffers:

@@ -35,6 +35,7 @@ from tightrope.core import (
 from tightrope.plan import timeline
 from tightrope.plan.clock import step_times
 from tightrope.record.attribution import attribute
+from tightrope.record.categories import categories
 from tightrope.record.tables import ModuleTree, Texts, reason_rows
 
 COPY_THREAD = 1
@@ -121,7 +122,7 @@ def describe(
             f"the plan has {len(plan.offsets)} offsets and its schedule makes {len(buffers)} allocations: "
             "tightrope judge says what else is wrong with it."
         )
-    reasons = reason_rows(plan.reasons)
+    reasons, kinds = reason_rows(plan.reasons), categories(graph)
     copies: dict[StorageId, int] = {}
     found = []
     for position, buffer in enumerate(buffers):
@@ -151,7 +152,7 @@ def describe(
                 offset,
                 storage,
                 creators[position],
-                Category(graph.storages[storage].kind.value),
+                kinds[storage],
                 plan.reasons[reason].decision if reason >= 0 else "",
                 reason,
                 copy,

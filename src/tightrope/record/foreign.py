@@ -7,13 +7,12 @@ from their forward ops. Sequence numbers are used where the file has them.
 from collections.abc import Sequence
 
 from tightrope.core import Event, EventPhase, Module, Summary, Trace
-from tightrope.record.align import align
+from tightrope.core.trace_check import check_modules
+from tightrope.record.align import Alignment, aligned
 from tightrope.record.reverse import by_sequence, forward_of
 from tightrope.record.slices import Slice
 from tightrope.record.stages import stages
 from tightrope.record.tables import ROOT_TREE
-
-_SEED = "aten::ones_like"
 
 
 def annotate(slices: Sequence[Slice], modules: Sequence[Module] = ROOT_TREE, *, name: str = "") -> Trace:
@@ -25,7 +24,11 @@ def annotate(slices: Sequence[Slice], modules: Sequence[Module] = ROOT_TREE, *, 
         name: of the model.
 
     Returns:
-        A trace with stages and modules; without buffers.
+        A trace with stages and modules; without buffers. Its ``summary.match`` says how well the
+        profile and the modules go together: below `POOR_MATCH` they are probably of different models.
+
+    Raises:
+        PlanFileError: the modules are not a tree whose parents come first.
 
     Example:
         >>> from tightrope.record.slices import Slice
@@ -33,26 +36,26 @@ def annotate(slices: Sequence[Slice], modules: Sequence[Module] = ROOT_TREE, *, 
         >>> annotate([Slice("aten::linear", 0, 5)], tree).events[0].module
         1
     """
+    check_modules(modules)
     phases = stages(slices)
-    owners = assign(slices, phases, modules)
-    return to_trace(slices, phases, owners, modules, Summary(name=name, producer="profile"))
+    owners, match = assign(slices, phases, modules)
+    return to_trace(slices, phases, owners, modules, Summary(name=name, producer="profile", match=match))
 
 
-def assign(slices: Sequence[Slice], phases: Sequence[EventPhase], modules: Sequence[Module]) -> list[int]:
+def assign(slices: Sequence[Slice], phases: Sequence[EventPhase], modules: Sequence[Module]) -> Alignment:
     """Find the module of every slice from names and order."""
     owners = [0] * len(slices)
     outer = [k for k, one in enumerate(slices) if _outermost(slices, phases, k, one)]
-    for position, module in zip(outer, align([slices[k].name for k in outer], modules), strict=True):
+    found = aligned([slices[k].name for k in outer], modules)
+    for position, module in zip(outer, found.owners, strict=True):
         owners[position] = module
-    if outer and slices[outer[-1]].name == _SEED:  # of the backward, made by who calls it
-        owners[outer[-1]] = 0
     inherit(slices, owners, frozenset(outer))
     known = by_sequence(slices, phases)
     nodes = known if known else forward_of(slices, phases)
     for node, op in nodes.items():
         owners[node] = owners[op] if op >= 0 else 0
     inherit(slices, owners, frozenset([*outer, *nodes]))
-    return owners
+    return Alignment(owners, found.match if len(modules) > 1 else None)
 
 
 def inherit(slices: Sequence[Slice], owners: list[int], settled: frozenset[int]) -> None:

@@ -4,7 +4,8 @@ Alignments that are equally cheap exist: a net that normalizes before its blocks
 after them run the same ops. So an order costs a little for what it does against habit: a child that is
 called input is not the first, a final one not the last, a leaf changed sides with a list of modules.
 Children of one class keep the order of their definition, for nothing else tells them apart, but
-projections to query, key and value run in this order, and embeddings of types before those of positions.
+projections to query, key and value run in this order, embeddings of types before those of positions, and
+the children of torch's own encoder and decoder layers in theirs.
 """
 
 import re
@@ -20,6 +21,12 @@ _ACROSS_LIST: Final = 30
 _LONG: Final = 2
 _FIRST: Final = frozenset({"input", "pre", "in", "before", "first"})
 _LAST: Final = frozenset({"final", "last"})
+
+
+def _exactly(names: str) -> list[str]:
+    return [f"^{name}$" for name in names.split()]
+
+
 _CONVENTIONS: Final = tuple(
     tuple(map(re.compile, patterns))
     for patterns in (
@@ -28,9 +35,16 @@ _CONVENTIONS: Final = tuple(
             for role in ("q|query", "k|key", "v|value")
         ],
         [r"^token_type_embeddings?$", r"^position_embeddings?$"],
+        _exactly("self_attn dropout1 norm1 linear1 dropout linear2 dropout2 norm2"),
+        _exactly(
+            "self_attn dropout1 norm1 multihead_attn dropout2 norm2 linear1 dropout linear2 dropout3 norm3"
+        ),
     )
 )
-"""Names of children that run in this order, wherever they are defined: most attention, and BERT's kin."""
+"""Names of children that run in this order, wherever they are defined: most attention, BERT's kin, and
+torch's own layers of encoders and decoders; a long one holds only where all of its names occur."""
+_LONG_CONVENTION: Final = 4
+_NORM_FIRST: Final = ("norm1", "self_attn", "dropout1", "norm2", "linear1", "dropout", "linear2", "dropout2")
 
 
 def units_of(names: Sequence[str]) -> Units:
@@ -46,10 +60,21 @@ def units_of(names: Sequence[str]) -> Units:
     units = list(found.values())
     for convention in _CONVENTIONS:
         ranks = {place: rank for place, name in enumerate(found) if (rank := _role(name, convention)) >= 0}
+        if len(convention) >= _LONG_CONVENTION and len(ranks) < len(convention):
+            continue
         moved = [units[place] for place in sorted(ranks, key=ranks.__getitem__)]
         for place, unit in zip(ranks, moved, strict=True):
             units[place] = unit
     return units
+
+
+def norm_first(names: Sequence[str]) -> Units:
+    """Group the children of torch's encoder layers in the order in which they run with ``norm_first``."""
+    units = units_of(names)
+    at = {names[unit[0]]: place for place, unit in enumerate(units)}
+    if set(at) != set(_NORM_FIRST):
+        return units
+    return [units[at[name]] for name in _NORM_FIRST]
 
 
 def _role(name: str, convention: Sequence[re.Pattern[str]]) -> int:

@@ -1,6 +1,7 @@
 """In which order the children of each class run.
 
-Idea        Start from the order of definition, and again with children called input first. Where the
+Idea        Start from the order of definition, and again with children called input first (and with the
+            norms of torch's encoder layers first). Where the
             cheapest path jumps, lends or leaves children out, try to move one child (or one list of
             children) of a class to another place, or to let two lists of equal length alternate, in all
             modules of the class at once, and keep the best. Repeat as long as the path becomes cheaper.
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from tightrope.native.align import Path
-from tightrope.record.habits import Units, moves, named_first, surprise, units_of
+from tightrope.record.habits import Units, moves, named_first, norm_first, surprise, units_of
 from tightrope.record.slots import Children, Slot, Tree
 
 _CELLS = 30_000_000
@@ -36,7 +37,10 @@ def find_order(tree: Tree, words: Sequence[str], evaluate: Evaluate) -> Children
     for module, below in enumerate(tree.children):
         if len(below) > 1 and tree.modules[module].kind != "Sequential":
             shapes.setdefault(tree.shape(module), []).append(module)
-    found = [_Search(tree, words, evaluate, shapes, start) for start in (units_of, named_first)]
+    starts = [units_of, named_first]
+    if any(norm_first(names) != units_of(names) for _, names in shapes):
+        starts.append(norm_first)
+    found = [_Search(tree, words, evaluate, shapes, start) for start in starts]
     for search in found:
         while search.improve():
             pass

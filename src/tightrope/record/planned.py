@@ -22,15 +22,20 @@ from tightrope.core import (
     Bytes,
     Counter,
     Event,
+    FingerprintError,
     Graph,
+    JudgeError,
     Nanoseconds,
     OpId,
+    PageIn,
+    PageOut,
     Plan,
     StorageId,
     TightropeError,
     Trace,
 )
 from tightrope.core.trace import EventPhase
+from tightrope.judge import problems
 from tightrope.native.allocator import Allocator, MemoryEvent
 from tightrope.record.attribution import attribute
 from tightrope.record.forecast import describe, held, summary
@@ -118,7 +123,9 @@ class Recording:
 
 
 @contextmanager
-def record_run(planned: torch.nn.Module | Step) -> Iterator[Recording]:
+def record_run(
+    planned: torch.nn.Module | Step, *, plan: Plan | None = None, graph: Graph | None = None
+) -> Iterator[Recording]:
     """Record training steps of a compiled model, or of a `tightrope.step`, as they run their plan.
 
     The step allocates what it allocates without a recording, at the same addresses; it takes a few
@@ -126,9 +133,13 @@ def record_run(planned: torch.nn.Module | Step) -> Iterator[Recording]:
 
     Args:
         planned: made by `tightrope.compile` or `tightrope.step`.
+        plan: run this one inside the block; default: the one that the model chose.
+        graph: that ``plan`` was made for; it is judged against it. Needed with ``plan``.
 
     Raises:
         TightropeError: nothing ran yet, the level is not L1, or the model became several graphs.
+        FingerprintError: ``plan`` was made for another graph than the one that runs.
+        JudgeError: ``plan`` does not hold for ``graph``.
         NativeError: there is no allocator to ask.
 
     Example:
@@ -147,8 +158,13 @@ def record_run(planned: torch.nn.Module | Step) -> Iterator[Recording]:
             f"this step has no planned addresses to record: {runner.note or runner.ledger.note}."
         )
     recording = Recording(runner.program.graph, chosen.plan, classes, native)
+    if plan is not None:
+        recording.graph, recording.plan = _given(plan, graph, runner.program.graph), plan
     probed = choose(
-        _probed(runner.program, recording), chosen.plan, native, wrap=lambda code: _watched(code, recording)
+        _probed(runner.program, recording),
+        recording.plan,
+        native,
+        wrap=lambda code: _watched(code, recording),
     )
     runner.chosen = probed
     try:
@@ -157,6 +173,29 @@ def record_run(planned: torch.nn.Module | Step) -> Iterator[Recording]:
         recording.end(whole=False)
         if runner.chosen is probed:
             runner.chosen = chosen
+
+
+def _given(plan: Plan, graph: Graph | None, here: Graph) -> Graph:
+    """Check that a plan may run in place of the chosen one; the graph that it was made for."""
+    if graph is None:
+        raise TightropeError("a plan is judged before it runs: give the graph that it was made for.")
+    if not plan.fingerprint == graph.fingerprint == here.fingerprint:
+        raise FingerprintError(
+            f"the plan was made for graph {plan.fingerprint[:12]}, and this model is graph "
+            f"{here.fingerprint[:12]}: plan this model, with such inputs, on this version of torch."
+        )
+    if not plan.placed or any(isinstance(step, PageIn | PageOut) for step in plan.schedule.steps):
+        raise TightropeError(
+            "only plans with addresses that do not page can run here: plan without --machine."
+        )
+    if wrong := problems(graph, plan):
+        raise JudgeError(f"the plan does not hold for its graph: {wrong[0]}")
+    for planned, op in zip(graph.all_ops(), here.all_ops(), strict=True):
+        if graph.allocations(planned) != here.allocations(op):
+            raise TightropeError(
+                f"{op.target} allocates otherwise here than where the plan was made: capture and plan here."
+            )
+    return graph
 
 
 def _runner(planned: torch.nn.Module | Step) -> tuple[PlannedRunner, dict[str, str]]:

@@ -4,8 +4,9 @@
     slots     net.0  conv  net.1  bn  net.2  relu  net.3  block.0  fc  block.1  drop  block.2  net.4
 
 Every leaf is a slot, and so is every stretch of a module between two children. Lists of modules are
-never called: their children stand among those of the module around them. A `Sequential` runs its
-children and nothing else, so it has no stretches.
+never called: their children stand among those of the module around them. Children that only hold
+weights have no slot: the module around them uses these itself. A `Sequential` runs its children and
+nothing else, so it has no stretches; around the root, what calls the model runs.
 """
 
 from collections import Counter
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from tightrope.core import Module
 from tightrope.record.vocabulary import (
     GLUE,
+    HOLDERS,
     JOINS,
     KNOWN,
     LIGHT,
@@ -75,8 +77,10 @@ class Tree:
         self.modules = modules
         below: Children = [[] for _ in modules]
         for position, module in enumerate(modules[1:], start=1):
-            below[module.parent].append(position)
+            if module.kind not in HOLDERS:
+                below[module.parent].append(position)
         self.below = below
+        self.called = [module.kind not in HOLDERS | LISTS for module in modules]
         self.callers = [max(module.parent, 0) for module in modules]
         self.depths = [0] * len(modules)
         for position, module in enumerate(modules[1:], start=1):
@@ -112,7 +116,8 @@ class Tree:
             if not children[module] and not self.below[module]:
                 found += self._leaf(module, names)
                 continue
-            if self.modules[module].kind != "Sequential":
+            ends = module == 0 and gap in (0, len(children[0]))
+            if self.modules[module].kind != "Sequential" or ends:
                 found.append(Slot(module, "gap", gap, module, 0))
             if gap < len(children[module]):
                 waiting += [(module, gap + 1), (children[module][gap], 0)]
@@ -159,6 +164,7 @@ class Costs:
         leaves = [words for words, below in zip(tree.words, tree.below, strict=True) if words and not below]
         self._claimed = frozenset[str]().union(*(words.signature for words in leaves))
         self._light = frozenset[str]().union(*(KNOWN[name].signature for name in LIGHT))
+        self._fused = not _FUSED.isdisjoint(vocabulary)
 
     def table(self, slots: Sequence[Slot]) -> _Ints:
         """Costs by word and slot."""
@@ -194,7 +200,7 @@ class Costs:
             return self._free(slot.family, name) - _FIXED if name == fixed[slot.number] else _MISS
         if name in words.signature:
             return 0
-        if name in words.companions:
+        if name in words.companions and not (name == "dropout" and self._fused):
             return _COMPANION
         if is_derived(self._tree.modules[slot.module].kind) and name not in self._claimed:
             return _DERIVED

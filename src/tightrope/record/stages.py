@@ -7,6 +7,7 @@ from tightrope.core import EventPhase
 from tightrope.record.slices import Slice
 
 ENGINE = "autograd::engine::evaluate_function"
+SEED = "aten::ones_like"
 _MARKS = (
     ("enumerate(DataLoader)", EventPhase.LOAD_DATA),
     ("Optimizer.", EventPhase.OPTIMIZER),
@@ -19,7 +20,8 @@ def stages(slices: Sequence[Slice]) -> list[EventPhase]:
 
     What torch marks itself (data loaders, the autograd engine, optimizers) is certain and holds for
     everything inside. What stands before a backward is forward, and loss from its last op with "loss"
-    in its name on; what follows the last backward belongs to the optimizer.
+    in its name on; what follows the last backward belongs to the optimizer. The gradient that a backward
+    starts from is made right before its first node and belongs to it.
 
     Example:
         >>> step = [Slice("aten::mm", 0, 1), Slice(ENGINE + ": MmBackward0", 1, 2), Slice("aten::add_", 2, 3)]
@@ -32,7 +34,7 @@ def stages(slices: Sequence[Slice]) -> list[EventPhase]:
         found.append(inherited if inherited is not None else _marked(one))
     certain = [position for position, stage in enumerate(found) if stage is not None]
     losses = [k for k, one in enumerate(slices) if found[k] is None and "loss" in one.name.lower()]
-    result = []
+    result: list[EventPhase] = []
     for position, stage in enumerate(found):
         parent = slices[position].parent
         if stage is not None:
@@ -41,7 +43,22 @@ def stages(slices: Sequence[Slice]) -> list[EventPhase]:
             result.append(result[parent])
         else:
             result.append(_between(position, found, certain, losses))
+    for position in _seeds(slices):
+        result[position] = EventPhase.BACKWARD
     return result
+
+
+def _seeds(slices: Sequence[Slice]) -> list[int]:
+    """Slices of what makes the first gradient: the op right before the first node of a backward."""
+    found, seed, before = [], -1, ""
+    for position, one in enumerate(slices):
+        if one.parent >= 0 and not slices[one.parent].annotation:
+            continue
+        if one.name.startswith(ENGINE) and before == SEED:
+            inside = range(seed, position)
+            found += [k for k in inside if k == seed or slices[k].parent >= seed]
+        seed, before = position, one.name
+    return found
 
 
 def _marked(one: Slice) -> EventPhase | None:

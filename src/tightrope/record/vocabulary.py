@@ -69,7 +69,11 @@ KNOWN: Final[dict[str, Words]] = {
     "rnn": _words("rnn_tanh rnn_relu"),
     "lstmcell": _words("lstm_cell"),
     "grucell": _words("gru_cell"),
-    "multiheadattention": _words("_native_multi_head_attention scaled_dot_product_attention linear"),
+    "multiheadattention": _words(
+        "_native_multi_head_attention scaled_dot_product_attention linear bmm baddbmm",
+        between="unflatten unsqueeze transpose squeeze contiguous view reshape select softmax dropout mul "
+        "div masked_fill permute chunk mean expand cat pad zeros",
+    ),
     "loss": _words("cross_entropy_loss nll_loss mse_loss binary_cross_entropy_with_logits l1_loss kl_div"),
     "identity": _words(""),
 }
@@ -106,10 +110,20 @@ LIGHT: Final = frozenset(
 )
 """Classes without weights: often left out by their parent, or used twice."""
 
+_WEIGHTED_NAMES: Final = (
+    "linear conv projection convtranspose rmsnorm somenorm batchnorm layernorm groupnorm instancenorm "
+    "embedding embeddingbag lstm gru rnn lstmcell grucell"
+)
+WEIGHTED: Final = frozenset(_WEIGHTED_NAMES.split())
+"""Classes with weights, which hardly any model calls but through a module."""
+
 _BASES: Final = ("batchnorm", "conv", "linear", "embedding", "dropout")
 _HEADED: Final = re.compile(r"[a-z0-9]For[A-Z]|LMHeadModel$")
 LISTS: Final = frozenset({"ModuleList", "ModuleDict"})
 """Classes that are never called: their children are called by the module around them."""
+
+HOLDERS: Final = frozenset({"NonDynamicallyQuantizableLinear"})
+"""Classes that are never called and only hold weights: ``out_proj`` of torch's ``MultiheadAttention``."""
 
 
 def class_of(kind: str) -> str:

@@ -24,6 +24,7 @@ SCRIPTS: Final = (
     "details.js",
     "answers.js",
     "tables.js",
+    "search.js",
     "app.js",
 )
 """The page's scripts, in the order in which they are joined."""

@@ -10,8 +10,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tightrope.core import TightropeError, Trace
+from tightrope.core import Trace
 from tightrope.core.trace import Category, EventPhase
+from tightrope.core.trace_check import check_trace
 from tightrope.view.columns import Column, integers, pack
 from tightrope.view.sentences import changes, sentences, span
 
@@ -51,7 +52,7 @@ def pack_trace(trace: Trace, *, forecast: Trace | None = None, against: Trace | 
         against: an earlier trace, for the list of what changed.
 
     Raises:
-        TightropeError: positions point outside their tables, or times are not finite whole numbers.
+        PlanFileError: positions point outside their tables, or times are no whole numbers below 2^53.
 
     Example:
         >>> from tightrope.core import Buffer
@@ -59,19 +60,19 @@ def pack_trace(trace: Trace, *, forecast: Trace | None = None, against: Trace | 
         >>> len(block) < 2000
         True
     """
-    _check(trace)
+    check_trace(trace)
     strings = _Strings()
     ticks, unit = _clock(trace)
     start, end = _spans(trace, unit)
     columns = _events(trace, strings, start, end) | _ticks(integers("ticks", ticks), start, end)
     columns |= _modules(trace, strings) | _buffers(trace) | _reasons(trace, strings)
     if forecast is not None:
-        _check(forecast)
+        check_trace(forecast)
         same = forecast.num_events == trace.num_events
         columns |= {"ghost_live": forecast.profile(), "ghost_ticks": ticks if same else _clock(forecast)[0]}
     header = _header(trace, unit) | {"lines": [strings.number(line) for line in trace.lines]}
     if against is not None:
-        _check(against)
+        check_trace(against)
         header["changes"] = [(strings.number(c.what), *c[1:]) for c in changes(against, trace)]
     return pack(header | {"strings": strings.table()}, columns)
 
@@ -86,6 +87,7 @@ def _header(trace: Trace, unit: str) -> dict[str, Any]:
         "version": 1,
         "source": trace.source,
         "unit": unit,
+        "warning": summary.warning(),
         "sentences": [text[:1000] for text in sentences(trace)],
         "figures": figures | {"name": summary.name[:NAME_LIMIT]},
         "curve": [(p.budget, p.total, p.ns, list(p.recomputed), list(p.paged)) for p in curve],
@@ -110,8 +112,6 @@ def _spans(trace: Trace, unit: str) -> tuple[_Times, _Times]:
     if unit == "ticks":
         edges = np.linspace(0, max(1, trace.num_events), len(trace.events) + 1).astype(np.int64)
         start, end = edges[:-1], edges[1:]
-    if (end < start).any() or (np.diff(start) < 0).any():
-        raise TightropeError("the trace has an event that ends before it starts, or events out of order.")
     return start, end
 
 
@@ -186,25 +186,5 @@ def _reasons(trace: Trace, strings: _Strings) -> dict[str, Column]:
 
 
 def _may_go(text: str) -> bool:
-    """Whether a reason says that the storage could be recomputed and is not needed at the peak itself."""
-    return "would free" in text and "needs it at the peak" not in text
-
-
-def _check(trace: Trace) -> None:
-    """Refuse positions that point outside their tables."""
-    num_events, num_modules = len(trace.events), len(trace.modules)
-    for number, module in enumerate(trace.modules):
-        if not (module.parent < number and (module.parent >= 0) == (number > 0)):
-            raise TightropeError(f"module {number} of the trace does not come after its parent.")
-    for number, event in enumerate(trace.events):
-        if not 0 <= event.module < num_modules or not -1 <= event.line < len(trace.lines):
-            raise TightropeError(f"event {number} of the trace points at no module or line.")
-    for number, buffer in enumerate(trace.buffers):
-        inside = 0 <= buffer.start < buffer.end <= trace.num_events and buffer.bytes >= 0
-        known = -1 <= buffer.creator < num_events and -1 <= buffer.reason < len(trace.reasons)
-        if not inside or not known or any(not 0 <= reader < num_events for reader in buffer.readers):
-            raise TightropeError(f"buffer {number} of the trace cannot live so or points nowhere.")
-    if any(later < earlier for earlier, later in zip(trace.ticks, trace.ticks[1:], strict=False)):
-        raise TightropeError("the ticks of the trace run backwards.")
-    if any(b.start < a.start for a, b in zip(trace.buffers, trace.buffers[1:], strict=False)):
-        raise TightropeError("the buffers of the trace are not in the order of their allocation.")
+    """Whether a reason says that the storage could be recomputed, and the op at the peak does not use it."""
+    return "would free" in text and "which runs at the peak" not in text

@@ -88,7 +88,8 @@ def changes(before: Trace, after: Trace, *, top: int = 40) -> tuple[Change, ...]
         Change("arena", before.summary.arena, after.summary.arena, "B"),
         Change("budget", before.summary.budget, after.summary.budget, "B"),
         Change("allocations", len(before.buffers), len(after.buffers), "count"),
-        Change("time", before.ns, after.ns, "ns"),
+        Change("step time", before.ns, after.ns, "ns"),
+        Change("operator time", before.operator_ns, after.operator_ns, "ns"),
     ]
     rows += _tallied("storages ", _decisions(before), _decisions(after), "count")
     rows += _tallied("time of ", _times(before, phases=True), _times(after, phases=True), "ns")
@@ -114,5 +115,6 @@ def _times(trace: Trace, *, phases: bool) -> Tally[str]:
 
 
 def span(trace: Trace) -> Nanoseconds:
-    """End of the last event or allocation."""
-    return max(trace.ns, trace.ticks[-1] if trace.ticks else 0)
+    """Nanosecond of the last end of an event, or of the last allocation or release."""
+    last = max((event.end for event in trace.events), default=0)
+    return max(last, trace.ticks[-1] if trace.ticks else 0)

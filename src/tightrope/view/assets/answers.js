@@ -25,25 +25,28 @@ const byValue = (values) => [...values.keys()].sort((a, b) => values[b] - values
 /** Which stage, which layer, compute or memory? */
 function answerTime(root) {
   const total = model.ownTotal;
-  const stages = new Float64Array(model.phases.length);
-  levels.top.forEach((i, k) => (stages[levels.stages[k]] += model.stop[i] - model.start[i]));
-  const whole = stages.reduce((a, b) => a + b, 0);
+  const stages = model.phaseTimes;
   const order = byValue(stages).filter((k) => stages[k]);
   if (!order.length) return root.replaceChildren(answer("This trace has no events with times."));
-  const again = model.phaseTimes[model.phases.indexOf("recompute")];
   const stageRows = order.map((k) => [
     spaced(model.phases[k]),
     formatTime(stages[k]),
-    formatShare(stages[k], whole),
-    bar(stages[k], whole, colours.phase[k]),
+    formatShare(stages[k], total),
+    bar(stages[k], total, colours.phase[k]),
   ]);
   const [most] = order;
   root.replaceChildren(
-    answer(`Stage: ${spaced(model.phases[most])} takes most of the step, ${formatTime(stages[most])} (${formatShare(stages[most], whole)})${again ? `; recomputing takes ${formatTime(again)} (${formatShare(again, total)}) in all` : ""}.`),
+    answer(`Stage: ${spaced(model.phases[most])} takes most of the step, ${formatTime(stages[most])} (${formatShare(stages[most], total)} of the operator time).`),
     answerBound(total),
     layerSentence(),
+    timeNote(total),
     make("div", { class: "columns" }, grid("Stages", ["stage", "time", "share", ""], stageRows), layerTable()),
   );
+}
+
+function timeNote(total) {
+  const text = `Step time ${formatTime(model.stepTime)}: from the start of the first op to the end of the last one. Operator time ${formatTime(total)}: the sum of what every op takes itself; all shares are parts of it. Recomputing and paging are stages of their own.`;
+  return make("p", { class: "note", id: "times" }, model.unit === "ns" ? text : "");
 }
 
 function answerBound(total) {

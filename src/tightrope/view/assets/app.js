@@ -210,7 +210,10 @@ function headline() {
   $("name").textContent = figures.name || "Training step";
   $("kind").textContent = header.source === "forecast" ? "forecast" : "observed";
   $("sentences").replaceChildren(...header.sentences.map((text) => make("li", {}, text)));
-  $("note").textContent = header.unit === "ticks" ? "This trace has no times: allocations and ops are shown in their order." : "";
+  $("note").textContent = [
+    header.unit === "ticks" ? "This trace has no times: allocations and ops are shown in their order." : "",
+    header.warning && `Careful: ${header.warning}.`,
+  ].filter(Boolean).join(" ");
   $("ghost-note").hidden = !model.ghost;
   $("arena-section").hidden = model.arena === 0;
 }
@@ -234,13 +237,7 @@ function listen() {
     levels.grouped = event.target.checked;
     levels.draw();
   });
-  $("search").addEventListener("input", (event) => {
-    openTab("tables");
-    table.filter(event.target.value);
-  });
-  $("search").addEventListener("keydown", (event) => {
-    if (event.key === "Enter") $("tab-tables").scrollIntoView({ block: "start" });
-  });
+  new SearchBox($("search"), $("hits"), $("hits-note"));
   new ResizeObserver(() => {
     redraw();
     levels.draw();

@@ -63,7 +63,7 @@ function aboutEvent(i) {
   }
   const entries = [
     entry("Time", make("strong", {}, formatTime(model.stop[i] - model.start[i])), ` of its own ${formatTime(model.own[i])}`),
-    entry("Share of the step", formatShare(model.own[i], model.ownTotal)),
+    entry("Operator time", formatShare(model.own[i], model.ownTotal)),
     entry("Starts at", formatTime(model.start[i])),
     entry("Phase", spaced(model.phases[model.phase[i]])),
     entry("Module", link(model.path(model.eventModule[i]), "module", model.eventModule[i])),
@@ -92,7 +92,7 @@ function aboutModule(m) {
   const bytes = mine.reduce((sum, b) => sum + model.size[b], 0);
   const kind = model.strings[model.moduleKind[m]];
   const entries = [
-    entry("Time", make("strong", {}, formatTime(model.moduleTime[m])), ` ${formatShare(model.moduleTime[m], model.ownTotal)}`),
+    entry("Time", make("strong", {}, formatTime(model.moduleTime[m])), ` ${formatShare(model.moduleTime[m], model.ownTotal)} of the operator time`),
     ...[...times].flatMap((time, k) => (time ? [entry(spaced(model.phases[k]), formatTime(time))] : [])),
     entry("Bytes at the peak", `${formatBytes(bytes)} (${formatExact(bytes)})`),
     entry("Largest there", mine.length ? chips(mine.map((b) => link(formatBytes(model.size[b]), "buffer", b))) : "nothing"),
@@ -107,7 +107,7 @@ function aboutNode(node) {
   const [first, last] = levels.bounds(node);
   const count = node.members ? node.members.length : node.events.length;
   const entries = [
-    entry("Time", make("strong", {}, formatTime(time)), ` ${formatShare(time, model.ownTotal)} of the step`),
+    entry("Time", make("strong", {}, formatTime(time)), ` ${formatShare(time, model.ownTotal)} of the operator time`),
     entry("Phase", spaced(model.phases[node.phase])),
     entry(node.members ? "Boxes" : "Ops", formatCount(count)),
     entry("From", `${formatTime(first)} to ${formatTime(last)}`),

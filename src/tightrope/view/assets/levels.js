@@ -11,7 +11,7 @@ function same(a, b) {
 /** Boxes of one row, in order of time, as runs of events that belong to one stage or module. */
 class Levels {
   constructor(root, onSelect) {
-    Object.assign(this, { root, onSelect, grouped: true, open: [] });
+    Object.assign(this, { root, onSelect, grouped: true, open: [], labels: new Map() });
     this.top = this.outermost();
     this.stages = this.stageOf();
     this.reset();
@@ -76,7 +76,7 @@ class Levels {
     const phase = model.phase[events[0]];
     if (byStage) {
       const stage = this.stages[lowerBound(this.top, events[0])];
-      return { kind: "stage", label: spaced(model.phases[stage]), phase: stage, events, depth: 0 };
+      return { kind: "stage", label: this.stageLabel(stage, events), phase: stage, events, depth: 0 };
     }
     if (leaf && events.length > 1) {
       const label = `${model.name(events[0])} and ${formatCount(events.length - 1)} more`;
@@ -86,6 +86,18 @@ class Levels {
     const module = model.ancestor(model.eventModule[events[0]], depth + 1);
     const label = model.label(module);
     return { kind: "module", label, phase, events, depth: depth + 1, module };
+  }
+
+  /** A stage says what happens in it besides: "backward with recompute". */
+  stageLabel(stage, events) {
+    const known = this.labels.get(events[0]);
+    if (known) return known;
+    const inside = new Set();
+    for (const i of events) inside.add(model.phase[i]);
+    inside.delete(stage);
+    const label = [stage, ...inside].map((phase) => spaced(model.phases[phase])).join(" with ");
+    this.labels.set(events[0], label);
+    return label;
   }
 
   nested(event) {

@@ -31,6 +31,7 @@ class Model {
     Object.assign(this, { eventName: event_name, eventModule: event_module, phase, thread, line });
     this.nest();
     this.longest = new Pyramid(duration);
+    this.stepTime = this.lastEnd - (count ? this.start[0] : 0);
   }
 
   /** Self times, the event around each event, and the outermost events: nested ones never cross. */

@@ -49,10 +49,12 @@ class Finder {
   constructor(text) {
     const wanted = text.trim().toLowerCase();
     this.hits = model.strings.map((string) => string.toLowerCase().includes(wanted));
+    this.own = new Uint8Array(model.numModules);
     this.modules = new Uint8Array(model.numModules);
     const dotted = wanted.includes(".");
     for (let m = 0; m < model.numModules; m++) {
       const own = dotted ? model.path(m).toLowerCase().includes(wanted) : this.hits[model.moduleName[m]];
+      this.own[m] = own ? 1 : 0;
       this.modules[m] = own || (m > 0 && this.modules[model.moduleParent[m]]) ? 1 : 0;
     }
   }

@@ -1,0 +1,87 @@
+"""The command ``record``, without its words."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tightrope.cli.sound import Sound
+from tightrope.cli.target import Built
+from tightrope.core import Graph, Plan, TightropeError, Trace
+from tightrope.record import Recording, record_eager, record_run
+from tightrope.run.compile import compile as planned
+
+_UNLIMITED = 2**50
+"""Budget of a run whose plan is given: the plan decides, and every plan fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How the command line asks to run: eagerly, under a budget, or by a plan."""
+
+    budget: str | None
+    sound: Sound | None
+
+    def check(self, *, save: bool, graph: bool) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            TightropeError: says which, and what to give instead.
+        """
+        if self.sound is not None and self.budget is not None:
+            raise TightropeError("--plan has a budget of its own: leave out --budget, or leave out --plan.")
+        if graph and self.sound is None:
+            raise TightropeError("--graph is the graph of a plan: add --plan FILE.")
+        if save and self.sound is None and self.budget is None:
+            raise TightropeError("an eager run has no plan to write: add --budget, or --plan FILE.")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What ran; an eager run has no plan and no graph."""
+
+    trace: Trace
+    recording: Recording | None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that ran."""
+        assert self.recording is not None
+        return self.recording.plan
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of that plan, with times as they were measured for it."""
+        assert self.recording is not None
+        return self.recording.graph
+
+
+def recorded(built: Built, wanted: Wanted) -> Ran:
+    """Run three training steps and record the last one.
+
+    Raises:
+        TightropeError: the forward does not return the loss, or the plan cannot be run for this model.
+    """
+    model: Any = built.model
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        loss = model(*built.args, **built.kwargs)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise TightropeError("the model's forward must return the loss, a tensor with one element.")
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    if wanted.budget is None and wanted.sound is None:
+        for _ in range(2):
+            step()
+        with record_eager(model) as eager:
+            step()
+        return Ran(eager.trace, None)
+    sound = wanted.sound
+    planned(model, budget=_UNLIMITED if wanted.budget is None else wanted.budget)
+    for _ in range(2):
+        step()
+    plan, graph = (sound.plan, sound.graph) if sound is not None else (None, None)
+    with record_run(model, plan=plan, graph=graph) as run:
+        step()
+    return Ran(run.trace, run)

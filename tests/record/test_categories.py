@@ -1,0 +1,88 @@
+"""One rule for what a buffer is for: eager, planned and forecast traces agree."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import tightrope
+from tightrope.core import Category, EventPhase, Trace
+from tightrope.record import Recording, forecast, record_eager, record_run
+
+
+class Classifier(nn.Module):
+    """A loss of class scores: its backward makes gradients of activations."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers, self.loss = layers, nn.CrossEntropyLoss()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.loss(self.layers(x), y)
+        return loss
+
+
+Pair = tuple[Trace, Recording]
+
+
+@pytest.fixture(scope="module")
+def traces() -> Pair:
+    """One step, eagerly and planned."""
+    model = Classifier(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)))
+    batch = (torch.ones(8, 16), torch.zeros(8, dtype=torch.long))
+    with record_eager(model) as eager:
+        model(*batch).backward()
+    model.zero_grad(set_to_none=True)
+    tightrope.compile(model, budget="64MiB", verify=None)
+    for _ in range(2):
+        model(*batch).backward()
+        model.zero_grad(set_to_none=True)
+    with record_run(model) as planned:
+        model(*batch).backward()
+    return eager.trace, planned
+
+
+def kinds(trace: Trace) -> Counter[tuple[int, Category]]:
+    """Bytes and category of everything that outlives the op that made it."""
+    return Counter((b.bytes, b.category) for b in trace.buffers if b.category is not Category.TEMPORARY)
+
+
+def test_eager_planned_and_forecast_say_the_same(traces: Pair) -> None:
+    eager, planned = traces
+    assert kinds(planned.trace) == kinds(forecast(planned.graph, planned.plan))
+    # the gradient of the loss, which the backward starts from, is given to a planned step
+    assert kinds(eager) - kinds(planned.trace) == Counter({(4, Category.GRADIENT): 1})
+    assert kinds(planned.trace) - kinds(eager) == Counter()
+
+
+def test_gradients_of_activations_are_gradients(traces: Pair) -> None:
+    for trace in (traces[0], traces[1].trace):
+        seen = {
+            buffer.category
+            for buffer in trace.buffers
+            if buffer.creator >= 0
+            and "log_softmax_backward" in trace.events[buffer.creator].name
+            and trace.events[buffer.creator].phase is EventPhase.BACKWARD
+        }
+        assert seen == {Category.GRADIENT}
+
+
+def test_what_the_model_hands_back_is_output(traces: Pair) -> None:
+    for trace in (traces[0], traces[1].trace):
+        assert [b.bytes for b in trace.buffers if b.category is Category.OUTPUT] == [4]
+
+
+def test_a_recomputed_activation_stays_one() -> None:
+    model = Classifier(nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU()))))
+    batch = (torch.ones(256, 64), torch.zeros(256, dtype=torch.long))
+    graph = tightrope.capture(model, *batch)
+    plan = tightrope.plan(graph, budget="70%")
+    trace = forecast(graph, plan)
+    again = [
+        buffer.category
+        for buffer in trace.buffers
+        if buffer.copy and trace.events[buffer.creator].phase is EventPhase.RECOMPUTE
+    ]
+    assert again
+    assert set(again) == {Category.ACTIVATION}
