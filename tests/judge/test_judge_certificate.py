@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +13,9 @@ from tightrope.core import (
     Case,
     Choice,
     Cover,
+    Fixing,
     Graph,
+    InputPath,
     JudgeError,
     Limits,
     Op,
@@ -50,8 +54,13 @@ def altered(plan: Plan, **changes: object) -> Plan:
 
 
 def each_case(plan: Plan, change: Callable[[Case | StageCase], Case | StageCase]) -> Plan:
-    tree = tuple(n if isinstance(n, Split | Choice) else change(n) for n in numbers(plan).tree)
-    return altered(plan, tree=tree)
+    return altered(plan, tree=tuple(map(partial(changed, change), numbers(plan).tree)))
+
+
+def changed(change: Callable[[Any], Any], node: Any) -> Any:
+    if isinstance(node, Fixing):
+        return Fixing(change(node.case))
+    return node if isinstance(node, Split | Choice) else change(node)
 
 
 def empty(plan: Plan) -> Case | StageCase:
@@ -93,7 +102,7 @@ def has_a_case_too_many(plan: Plan, draw: random.Random) -> Plan:
 def splits_on_nothing(plan: Plan, draw: random.Random) -> Plan:
     odd = Split(draw.randint(0, 5), draw.choice((-1, 10**6)))
     if plan.certificate.stages is not None:
-        odd = Choice(draw.choice(("live", "run")), draw.randint(0, 5), 10**6)  # type: ignore[assignment]
+        odd = Choice(draw.choice(("live", "run")), (draw.randint(0, 5),), 10**6)  # type: ignore[assignment]
     return altered(plan, tree=(odd, *numbers(plan).tree, empty(plan)))
 
 
@@ -129,6 +138,37 @@ def charges_what_is_not_so(plan: Plan, draw: random.Random) -> Plan:
     return each_case(plan, lambda case: wrong[what % 3])
 
 
+def has_a_higher_target(plan: Plan, draw: random.Random) -> Plan | None:
+    """Raise what is claimed and the target of the fixings alike: the weights no longer decide as much."""
+    found = plan.certificate.stages
+    if found is None or not any(isinstance(node, Fixing) for node in found.tree):
+        return None
+    more = draw.randint(1, 10**6)
+    claimed = proof(plan, ns_bound=plan.certificate.ns_bound + more, proved=False)
+    return altered(claimed, target=found.target + more)
+
+
+def fixes_without_weights(plan: Plan, draw: random.Random) -> Plan | None:
+    if plan.certificate.stages is None:
+        return None
+    return altered(plan, tree=(Fixing(StageCase()), *numbers(plan).tree[1:]))
+
+
+def has_an_odd_path(plan: Plan, draw: random.Random) -> Plan | None:
+    found = plan.certificate.stages
+    if found is None or not found.paths:
+        return None
+    first = found.paths[0]
+    odd = draw.choice(
+        (
+            InputPath(first.row, first.last, (*first.storages[::-1], first.storages[0])),
+            InputPath(len(found.ops), len(found.ops), first.storages),
+            InputPath(first.row, first.last, ()),
+        )
+    )
+    return altered(plan, paths=(odd,) * len(found.paths))
+
+
 CORRUPTIONS: tuple[Corruption, ...] = (
     claims_more,
     claims_optimality,
@@ -143,6 +183,9 @@ CORRUPTIONS: tuple[Corruption, ...] = (
     names_a_row_that_is_not_there,
     moves_its_rows,
     charges_what_is_not_so,
+    has_a_higher_target,
+    fixes_without_weights,
+    has_an_odd_path,
 )
 
 

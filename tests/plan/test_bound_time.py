@@ -8,7 +8,20 @@ from hypothesis import strategies as st
 
 from oracles import random_graph
 from tests.plan.bound_oracle import least_time, plain_graph, training_graph
-from tightrope.core import Case, Choice, Cover, Graph, JudgeError, Op, Split, StageCase, Stages, Storage
+from tightrope.core import (
+    Case,
+    Choice,
+    Cover,
+    Fixing,
+    Graph,
+    InputPath,
+    JudgeError,
+    Op,
+    Split,
+    StageCase,
+    Stages,
+    Storage,
+)
 from tightrope.judge import problems
 from tightrope.judge.cover import extra_time
 from tightrope.judge.stages import staged_time
@@ -122,18 +135,32 @@ def test_no_staged_weights_make_the_judge_derive_too_much(seed: int, data: st.Da
         "fed": st.tuples(op, storage, row, weight),
         "held": st.tuples(storage, row, weight),
         "during": st.tuples(op, row, weight),
+        "paths": st.tuples(st.integers(0, 1), weight),
+        "choices": st.tuples(st.just(0), weight),
     }
     weights = {name: data.draw(st.lists(entry, max_size=4).map(tuple)) for name, entry in names.items()}
     budget_only = {name: weights[name] if data.draw(st.booleans()) else () for name in names}
-    tree: list[Choice | StageCase] = [StageCase(**budget_only)]
+    tree: list[Choice | Fixing | StageCase] = [StageCase(**budget_only)]
     if data.draw(st.booleans()):
-        tree = [
-            Choice(data.draw(st.sampled_from(["live", "run"])), data.draw(storage), data.draw(row)),
-            *tree,
-        ]
+        items = data.draw(st.lists(storage, min_size=1, max_size=3, unique=True).map(tuple))
+        what = data.draw(st.sampled_from(["live", "run"]))
+        tree = [Choice(what, items, data.draw(row), data.draw(st.integers(0, 1))), *tree]
         tree.append(StageCase(**weights))
+    else:
+        tree = [StageCase(**(budget_only | {"choices": ()}))]
+    if data.draw(st.booleans()):
+        tree = [Fixing(StageCase(**(weights | {"choices": ()}))), *tree]
+    path = st.builds(InputPath, row, row, st.lists(storage, min_size=1, max_size=3).map(tuple))
+    stages = Stages(
+        budget,
+        data.draw(st.integers(1, 4)),
+        tuple(rows),
+        tuple(tree),
+        data.draw(st.lists(path, max_size=2).map(tuple)),
+        data.draw(st.integers(0, 2 * graph.base_ns)),
+    )
     try:
-        extra = staged_time(graph, Stages(budget, data.draw(st.integers(1, 4)), tuple(rows), tuple(tree)))
+        extra = staged_time(graph, stages)
     except JudgeError:
         return
     truth = least_time(graph, budget)
@@ -149,13 +176,23 @@ def shaken(stages: Stages, draw: Random) -> Stages:
             name[draw.randrange(len(name))] += draw.choice((-1, 1))
         return (*name, draw.choice((0, weight // 2, weight, weight, 2 * weight)))
 
-    tree = tuple(
-        node
-        if isinstance(node, Choice)
-        else StageCase(*(tuple(map(entry, getattr(node, field))) for field in StageCase.__struct_fields__))
-        for node in stages.tree
+    def shaken_case(case: StageCase) -> StageCase:
+        return StageCase(*(tuple(map(entry, getattr(case, field))) for field in StageCase.__struct_fields__))
+
+    tree: list[Choice | Fixing | StageCase] = []
+    for node in stages.tree:
+        match node:
+            case Choice():
+                tree.append(node)
+            case Fixing(case):
+                tree.append(Fixing(shaken_case(case)))
+            case StageCase():
+                tree.append(shaken_case(node))
+    scale, target = max(1, stages.scale // draw.choice((1, 1, 2))), stages.target * draw.choice((1, 1, 2))
+    paths = tuple(
+        InputPath(path.row, path.last, path.storages[draw.choice((0, 0, 0, 1)) :]) for path in stages.paths
     )
-    return Stages(stages.budget, max(1, stages.scale // draw.choice((1, 1, 2))), stages.ops, tree)
+    return Stages(stages.budget, scale, stages.ops, tuple(tree), paths, target)
 
 
 def test_shaken_numbers_never_prove_too_much() -> None:

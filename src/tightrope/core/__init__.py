@@ -1,7 +1,17 @@
 """The types: graphs, machines, limits, schedules, plans, traces. No torch, no solver."""
 
 from tightrope.core.blocks import Block, Conflict, Piece, Space
-from tightrope.core.certificate import Case, Certificate, Choice, Cover, Split, StageCase, Stages
+from tightrope.core.certificate import (
+    Case,
+    Certificate,
+    Choice,
+    Cover,
+    Fixing,
+    InputPath,
+    Split,
+    StageCase,
+    Stages,
+)
 from tightrope.core.errors import (
     BudgetSyntaxError,
     CaptureError,
@@ -74,12 +84,14 @@ __all__ = [
     "Event",
     "EventPhase",
     "FingerprintError",
+    "Fixing",
     "Flag",
     "Forecast",
     "Free",
     "Graph",
     "Held",
     "InfeasibleError",
+    "InputPath",
     "JudgeError",
     "Kind",
     "Limits",

@@ -65,18 +65,20 @@ class Cover(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True, tag="choice", array_like=True):
-    """Two cases, whose nodes follow: something is not so, and it is so, at a row of `Stages`.
+    """Two cases, whose nodes follow: at most ``most`` of some facts at a row of `Stages` hold, or more.
 
     Attributes:
-        what: ``live`` = the storage is live at the row, ``run`` = the op runs again after it and before
+        what: ``live`` = a storage is live at the row, ``run`` = an op runs again after it and before
             the next.
-        item: storage or op.
+        items: storages or ops, none twice.
         row: position in ``Stages.ops``.
+        most: with one item and 0, the item is not so in the first case, and is in the second.
     """
 
     what: Literal["live", "run"]
-    item: int
+    items: tuple[int, ...]
     row: int
+    most: int = 0
 
 
 class StageCase(msgspec.Struct, frozen=True, tag="stage_case", array_like=True):
@@ -92,6 +94,9 @@ class StageCase(msgspec.Struct, frozen=True, tag="stage_case", array_like=True):
             live all the while.
         during: (op, row, weight): bytes while an op runs again between this row and the next: what it
             allocates and reads, and what is live all the while.
+        paths: (position in ``Stages.paths``, weight).
+        choices: (position, weight): what a `Choice` of several items says, of those above the case,
+            counted from the root.
     """
 
     rows: tuple[tuple[int, Bytes, int], ...] = ()
@@ -100,9 +105,36 @@ class StageCase(msgspec.Struct, frozen=True, tag="stage_case", array_like=True):
     fed: tuple[tuple[OpId, StorageId, int, int], ...] = ()
     held: tuple[tuple[StorageId, int, int], ...] = ()
     during: tuple[tuple[OpId, int, int], ...] = ()
+    paths: tuple[tuple[int, int], ...] = ()
+    choices: tuple[tuple[int, int], ...] = ()
 
 
-StageNode = Choice | StageCase
+class Fixing(msgspec.Struct, frozen=True, tag="fixing", array_like=True):
+    """Reduced-cost fixing; one node follows. A fact that alone raises ``case`` to the target is not so.
+
+    Every fact that the weights name is decided this way where its other value would make the case as
+    dear as ``Stages.target``: a schedule that adds less has it so.
+    """
+
+    case: StageCase
+
+
+class InputPath(msgspec.Struct, frozen=True, array_like=True):
+    """How a storage can come to be live for a first run: some storage of a path was live at a row.
+
+    Attributes:
+        row: position in ``Stages.ops``.
+        last: position of the stretch at whose end, or in which, a first run uses the first storage.
+        storages: each next one is read by whatever makes the one before again. One of them is live at
+            ``row``, or the producer of the last one runs again in the stretches ``row`` to ``last``.
+    """
+
+    row: int
+    last: int
+    storages: tuple[StorageId, ...]
+
+
+StageNode = Choice | Fixing | StageCase
 
 
 class Stages(msgspec.Struct, frozen=True):
@@ -113,12 +145,16 @@ class Stages(msgspec.Struct, frozen=True):
         scale: weights are multiples of 1 / scale.
         ops: ops of the base order whose first runs are the rows, ascending.
         tree: a case distinction in preorder.
+        paths: what cases refer to.
+        target: added time, ns, up to which fixings hold, and so the most that is proved with them.
     """
 
     budget: Bytes
     scale: int
     ops: tuple[OpId, ...]
     tree: tuple[StageNode, ...]
+    paths: tuple[InputPath, ...] = ()
+    target: Nanoseconds = 0
 
 
 class Certificate(msgspec.Struct, frozen=True):

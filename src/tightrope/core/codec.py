@@ -19,7 +19,17 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 from msgspec import inspect
 
-from tightrope.core.certificate import MAX_TREE, Case, Certificate, Choice, Cover, Split, StageCase, Stages
+from tightrope.core.certificate import (
+    MAX_TREE,
+    Case,
+    Certificate,
+    Choice,
+    Cover,
+    Fixing,
+    Split,
+    StageCase,
+    Stages,
+)
 from tightrope.core.errors import PlanFileError
 from tightrope.core.graph import SCHEMA_VERSION, Flag, Graph, Op
 from tightrope.core.json_text import MAX_FILE_BYTES, MAX_INT, check_values, parse_json, quote
@@ -265,19 +275,19 @@ def _check_proof(proof: Cover | Stages, where: str) -> None:
     _within(proof.budget, f"{where}.budget")
     _within(proof.scale, f"{where}.scale", low=1)
     _few(proof.tree, f"{where}.tree", most=MAX_TREE)
-    for op in proof.ops if isinstance(proof, Stages) else ():
-        _within(op, f"{where}.ops", high=_MAX_ID)
+    if isinstance(proof, Stages):
+        _check_stages(proof, where)
     for position, node in enumerate(proof.tree):
         at = f"{where}.tree[{position}]"
         match node:
-            case Choice(_, item, row):
-                _within(item, at, high=_MAX_ID)
-                _within(row, at, high=_MAX_ID)
+            case Choice(_, items, row, most):
+                _few(items, at)
+                for number in (*items, row, most):
+                    _within(number, at, high=_MAX_ID)
             case StageCase():
-                for field in StageCase.__struct_fields__:
-                    _few(getattr(node, field), f"{at}.{field}")
-                    for number in chain.from_iterable(getattr(node, field)):
-                        _within(number, f"{at}.{field}")
+                _check_weights(node, at)
+            case Fixing(case):
+                _check_weights(case, at)
             case Split(storage, until):
                 _check_gap(storage, until, at)
             case Case(weights, shares):
@@ -290,6 +300,24 @@ def _check_proof(proof: Cover | Stages, where: str) -> None:
                 for storage, until, share in shares:
                     _check_gap(storage, until, f"{at}.shares")
                     _within(share, f"{at}.shares")
+
+
+def _check_stages(proof: Stages, where: str) -> None:
+    _within(proof.target, f"{where}.target")
+    for op in proof.ops:
+        _within(op, f"{where}.ops", high=_MAX_ID)
+    _few(proof.paths, f"{where}.paths")
+    for position, path in enumerate(proof.paths):
+        _few(path.storages, f"{where}.paths[{position}]")
+        for number in (path.row, path.last, *path.storages):
+            _within(number, f"{where}.paths[{position}]", high=_MAX_ID)
+
+
+def _check_weights(case: StageCase, where: str) -> None:
+    for field in StageCase.__struct_fields__:
+        _few(getattr(case, field), f"{where}.{field}")
+        for number in chain.from_iterable(getattr(case, field)):
+            _within(number, f"{where}.{field}")
 
 
 def _check_gap(storage: StorageId, until: int, where: str) -> None:

@@ -4,8 +4,10 @@ Idea        Pick some ops of the base order, the rows. At each, certain storages
             may be; together they fit the budget. Between a row and the next, certain ops run again.
             What is live at the next row was live at this one or made between; what a first run or a
             re-run between them reads was live at this row or made after it. Weights on these facts
-            bound the time of the re-runs from below.
-Source      the stages of Checkmate (MLSys 2020), with rows only where memory is short; weak duality
+            bound the time of the re-runs from below. Facts whose other value alone would make a
+            schedule as dear as the target are fixed; a case may split on how many of some facts hold.
+Source      the stages of Checkmate (MLSys 2020), with rows only where memory is short; weak duality;
+            reduced-cost fixing
 Guarantee   Holds for every schedule without paging that keeps the base order and the budget, whatever
             the weights are. All arithmetic is on integers.
 Complexity  O(nodes of the tree * weights), and O(rows * storages) to read the graph.
@@ -16,12 +18,15 @@ Gaps        Memory is looked at during the first runs of the rows, and during re
       |   run(u, 0)  |      run(u, 1)       |               run, before row 2's
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import NoReturn, TypeAlias
 
 from tightrope.core import (
     Bytes,
+    Choice,
+    Fixing,
     Graph,
     JudgeError,
     Nanoseconds,
@@ -47,25 +52,47 @@ def staged_time(graph: Graph, stages: Stages) -> Nanoseconds:
     """
     facts = _Facts(graph, stages)
     unit = rerun_unit(graph) * stages.scale
-    least = min(facts.value(case, fixed) for case, fixed in _cases(stages, facts))
+    least = min(_values(stages, facts))
+    if any(isinstance(node, Fixing) for node in stages.tree):
+        least = min(least, stages.target * stages.scale)
     return max(0, -(-least // unit)) * (unit // stages.scale)
 
 
-def _cases(stages: Stages, facts: "_Facts") -> Iterator[tuple[StageCase, dict[Fact, int]]]:
-    waiting: list[dict[Fact, int]] = [{}]
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """What a case assumes: facts that are decided, and the choices above it with the side taken."""
+
+    fixed: dict[Fact, int] = field(default_factory=dict)
+    choices: tuple[tuple[Choice, bool], ...] = ()
+
+
+def _values(stages: Stages, facts: "_Facts") -> Iterator[int]:
+    """Evaluate every case, in multiples of 1 / scale ns."""
+    waiting = [_Branch()]
     for node in stages.tree:
         if not waiting:
             _fail("more cases than its choices open")
-        fixed = waiting.pop()
-        if isinstance(node, StageCase):
-            yield node, fixed
-            continue
-        fact = (node.what, node.item, node.row)
-        if fact in fixed or not facts.known(fact):
-            _fail(f"a choice on {node.what} {node.item} at row {node.row}, which is not open")
-        waiting += [fixed | {fact: 1}, fixed | {fact: 0}]
+        branch = waiting.pop()
+        match node:
+            case StageCase():
+                yield facts.value(node, branch)
+            case Fixing(case):
+                waiting.append(_Branch(facts.fixed(case, branch, stages.target), branch.choices))
+            case Choice():
+                waiting += [_taken(node, facts, branch, more) for more in (True, False)]
     if waiting:
         _fail(f"{len(waiting)} cases left open")
+
+
+def _taken(choice: Choice, facts: "_Facts", branch: _Branch, more: bool) -> _Branch:
+    """Enter a case: more than ``most`` of the facts hold, or at most so many."""
+    named = [(choice.what, item, choice.row) for item in choice.items]
+    if not named or len(set(named)) < len(named) or not all(facts.known(fact) for fact in named):
+        _fail(f"a choice on {choice.what} {choice.items} at row {choice.row}, which is not open")
+    fixed = branch.fixed
+    if len(named) == 1 and choice.most == 0:
+        fixed = fixed | {named[0]: int(more)}
+    return _Branch(fixed, (*branch.choices, (choice, more)))
 
 
 class _Facts:
@@ -73,6 +100,7 @@ class _Facts:
 
     def __init__(self, graph: Graph, stages: Stages) -> None:
         self.graph, self.ops, self.scale, self.budget = graph, stages.ops, stages.scale, stages.budget
+        self.paths = stages.paths
         if not self.ops or not all(0 <= op < len(graph.ops) for op in self.ops):
             _fail("rows that are not ops")
         if any(before >= after for before, after in pairwise(self.ops)):
@@ -112,8 +140,27 @@ class _Facts:
         """First op whose first run comes after the stretch that follows a row."""
         return self.ops[row + 1] if row + 1 < len(self.ops) else len(self.graph.ops)
 
-    def value(self, case: StageCase, fixed: Mapping[Fact, int]) -> int:
+    def value(self, case: StageCase, branch: _Branch) -> int:
         """Evaluate one case, in multiples of 1 / scale ns."""
+        terms, total = self._summed(case, branch)
+        return total + self._least(terms, branch.fixed)
+
+    def fixed(self, case: StageCase, branch: _Branch, target: Nanoseconds) -> dict[Fact, int]:
+        """Decide the facts that any schedule adding less than the target has one way."""
+        terms, total = self._summed(case, branch)
+        total += self._least(terms, branch.fixed)
+        decided = dict(branch.fixed)
+        for fact in terms.keys() - branch.fixed.keys():
+            rest = self._price(fact) * self.scale - terms[fact]
+            if total + abs(rest) >= target * self.scale:
+                decided[fact] = int(rest < 0)
+        return decided
+
+    def _summed(self, case: StageCase, branch: _Branch) -> tuple[Terms, int]:
+        """Add up the weighted constraints of a case: what every fact gives, and the rest."""
+        weights = chain.from_iterable(getattr(case, name) for name in case.__struct_fields__)
+        if any(number < 0 for number in chain.from_iterable(weights)):
+            _fail("a negative number in a case")
         total, terms = 0, Terms()
         for at, divisor, weight in case.rows:
             total += self._bytes(at, divisor, weight, terms)
@@ -136,7 +183,35 @@ class _Facts:
             terms["run", op, at] = terms.get(("run", op, at), 0) - weight
         total += sum(self._held(storage, at, weight, terms) for storage, at, weight in case.held)
         total += sum(self._during(op, at, weight, terms) for op, at, weight in case.during)
-        return total + self._least(terms, fixed)
+        total += sum(self._path(position, weight, terms) for position, weight in case.paths)
+        total += sum(_counted(branch, position, weight, terms) for position, weight in case.choices)
+        return terms, total
+
+    def _path(self, position: int, weight: int, terms: Terms) -> int:
+        """Add ``a storage of the path is live at its row, or the last one's producer runs after it``."""
+        if not 0 <= position < len(self.paths):
+            _fail(f"a path {position}; there are {len(self.paths)}")
+        path = self.paths[position]
+        self._check_row(path.row)
+        self._check_row(path.last)
+        last = self.end(path.last) if path.last + 1 < len(self.ops) else len(self.graph.ops) - 1
+        here = self.ops[path.row]
+        if not path.storages or not all(
+            s in self.around[path.row] and self.maker[s].id < here for s in path.storages
+        ):
+            _fail(f"path {position} through what is certain at row {path.row}")
+        if not any(here < use <= last for use in self.uses[path.storages[0]]):
+            _fail(f"path {position} to storage {path.storages[0]}, which nothing uses there")
+        for made, read in pairwise(path.storages):
+            if not self._always_reads(self.maker[made].id, read):
+                _fail(f"path {position} from storage {read} to {made}, which is made without it")
+        for storage in path.storages:
+            terms["live", storage, path.row] = terms.get(("live", storage, path.row), 0) + weight
+        maker = self.maker[path.storages[-1]]
+        if any(path.storages[-1] in run.creates for run in reruns(self.graph, maker)):
+            for row in range(path.row, path.last + 1):
+                terms["run", maker.id, row] = terms.get(("run", maker.id, row), 0) + weight
+        return weight
 
     def _held(self, storage: StorageId, at: int, weight: int, terms: Terms) -> int:
         """Add ``held = live at the row and at the next, unless its maker runs between``."""
@@ -172,7 +247,7 @@ class _Facts:
                 terms["held", storage, at] = terms.get(("held", storage, at), 0) - weight * size
         return weight * (self.graph.persistent - self.budget)
 
-    def _least(self, terms: Terms, fixed: Mapping[Fact, int]) -> int:
+    def _least(self, terms: Terms, fixed: dict[Fact, int]) -> int:
         """Choose every open fact as is cheapest, given what it costs and what its terms give back."""
         total = 0
         for fact in terms.keys() | fixed.keys():
@@ -226,6 +301,18 @@ class _Facts:
     def _check_row(self, at: int) -> None:
         if not 0 <= at < len(self.ops):
             _fail(f"a row {at}; there are {len(self.ops)}")
+
+
+def _counted(branch: _Branch, position: int, weight: int, terms: Terms) -> int:
+    """Add what a choice above a case says about how many of its facts hold."""
+    if not 0 <= position < len(branch.choices):
+        _fail(f"a choice {position} above a case; there are {len(branch.choices)}")
+    choice, more = branch.choices[position]
+    sign = 1 if more else -1
+    for item in choice.items:
+        fact = (choice.what, item, choice.row)
+        terms[fact] = terms.get(fact, 0) + sign * weight
+    return sign * weight * (choice.most + more)
 
 
 def _fail(what: str) -> NoReturn:

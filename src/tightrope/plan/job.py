@@ -25,6 +25,8 @@ from tightrope.plan.registry import PLANNERS, stages
 _ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
 """Searches and placements per planner: the greedy only has to bring a first plan early."""
 
+_OTHERS: Final = 4
+"""Searches with other seeds for a plan that is known to exist, but whose addresses do not fit."""
 _CUTS: Final = 3
 """Plans asked for with room left where the addresses of a faster plan missed."""
 
@@ -121,6 +123,7 @@ class Job:
                 break
         if planner == "anneal" and missed is not None and self._faster(missed) and not self.done:
             self._cut(_later(options, len(self.graph.ops)), missed)
+            self._other_seeds(options, missed)
 
     def _attempt(self, planner: str, options: Options, target: Bytes, graph: Graph | None = None) -> Plan:
         limits = Limits(bytes=(target,))
@@ -157,6 +160,16 @@ class Job:
             self.consider(plan)
             if not self._faster(plan):
                 break
+
+    def _other_seeds(self, options: Options, missed: Plan) -> None:
+        """Look for a plan of the same time whose addresses fit: another search holds other storages."""
+        if len(self.graph.ops) > _FULL_OPS:
+            return
+        for number in range(_OTHERS):
+            if self.done or not self._faster(missed):
+                break
+            seed = options.seed + 211 * (number + 1)
+            self.consider(self._attempt("anneal", replace(options, start=(), seed=seed), self.budget))
 
     def run(self, planner: str) -> None:
         """Run a planner or the portfolio, then search on with more effort while time is left."""

@@ -25,14 +25,15 @@ import numpy as np
 
 from tightrope.core import Bytes, Case, Cover, Graph, Nanoseconds, OpId, Split, Stages
 from tightrope.plan.bound.problem import MAX_FREE_OPS, problem
+from tightrope.plan.bound.program import Effort
 from tightrope.plan.bound.relaxation import Relaxation, RowKey, Solution, peaks
-from tightrope.plan.bound.staged import Effort, best_rows
+from tightrope.plan.bound.staged import best_rows
 from tightrope.plan.bound.tree import preorder
 
 _WORK: Final = (15_000, 40_000)
 """Most units of work (about 20 us) on graphs of up to 400 ops, and on larger ones."""
 _SMALL_OPS: Final = 400
-_STAGED_EFFORT: Final = (300_000, 2_500_000)
+_STAGED_EFFORT: Final = (280_000, 1_800_000)
 """The same for stages, in units of about a microsecond."""
 _STAGED_OPS: Final = 2_500
 _CANDIDATES: Final = 8

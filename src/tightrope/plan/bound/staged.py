@@ -1,51 +1,44 @@
-"""Branch and bound over the staged problem, every node a linear program from a warm basis.
+"""Branch and bound over the staged problem, every case a linear program from a warm basis.
 
-Idea        Solve the relaxation; add rows rounded by sizes that it splits; branch on the storage or the
-            run that is most undecided; take the cheapest case next.
-Source      mixed-integer rounding; best-first branch and bound
+Idea        Solve the relaxation; add input paths, and rows rounded by sizes that it splits, which it
+            breaks; fix facts whose other value would be as dear as the plan in hand; branch on how many
+            facts of a group hold, or on one fact, whichever raises both cases most when tried; take the
+            cheapest case next.
+Source      mixed-integer rounding; reduced-cost fixing; strong branching; best-first search
 Guarantee   as of `tightrope.plan.bound.stages`
 Complexity  a fixed effort, counted in constraints and simplex steps; deterministic
-Gaps        One solver for all nodes: rounded rows are kept globally.
+Gaps        Constraints found in one case are kept in all others.
 """
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-import highspy
 import numpy as np
 
-from tightrope.core import Bytes, Choice, Graph, Nanoseconds, OpId, StageCase, Stages, TightropeError
+from tightrope.core import Bytes, Graph, Nanoseconds, OpId, Stages
+from tightrope.plan.bound.cases import Node, Taken, written
+from tightrope.plan.bound.paths import Paths
 from tightrope.plan.bound.problem import Problem
-from tightrope.plan.bound.stages import Constraint, Fact, StagedProblem, staged_problem
-from tightrope.plan.bound.tree import preorder
+from tightrope.plan.bound.program import Answer, Assumed, Effort, Reals, StagedProgram
+from tightrope.plan.bound.stages import Constraint, Lineage, StagedProblem, staged_problem
 
-_SCALE_BITS: Final = 52
-_WEIGHT_BITS: Final = 61
-_ROUNDS: Final = 6
+_ROUNDS: Final = 25
+_LATER_ROUNDS: Final = 6
+_ROUNDED: Final = 4
+"""Times at the root that rounded rows are looked for, once no path is broken."""
+_STEP: Final = 4
+"""Effort per storage looked at for a path."""
 _DIVISORS: Final = 6
+_TRIED: Final = 8
+"""Choices tried before one is taken."""
 _BROKEN: Final = 1e-4
-_BINDING: Final = 1e-12
 _UNDECIDED: Final = 1e-6
 _WORTH: Final = 1.002
 """Factor by which a further row must raise the bound."""
-_KINDS: Final = ("row", "kept", "used", "fed", "held", "during")
 _CHOOSING_ONE, _CHOOSING_MORE = 0.3, 0.6
 """Shares of the effort after which no more rows are tried, alone and together."""
-
-
-@dataclass(slots=True)
-class Effort:
-    """Work allowed and done, in units of about a microsecond; counted, so equal calls do equal work."""
-
-    most: int
-    spent: int = 0
-
-    def left(self, share: float = 1.0) -> bool:
-        """Tell whether less than a share of what is allowed was spent."""
-        return self.spent < share * self.most
 
 
 def best_rows(
@@ -70,9 +63,11 @@ def best_rows(
     Returns:
         The search with its first relaxation solved; None without candidates.
     """
+    lineage = Lineage.of(graph, problem)
 
     def search(rows: Sequence[OpId]) -> StagedSearch:
-        return StagedSearch(staged_problem(graph, problem, sorted(rows), budget), problem, upper, effort)
+        staged = staged_problem(graph, problem, sorted(rows), budget, lineage=lineage)
+        return StagedSearch(staged, problem, upper, effort)
 
     alone: list[tuple[float, OpId, StagedSearch]] = []
     for op in candidates:
@@ -92,40 +87,24 @@ def best_rows(
     return best
 
 
-@dataclass(slots=True)
-class _Node:
-    """One case: what is assumed, the bound, the weights by constraint, and what to branch on."""
-
-    fixed: dict[int, int]
-    value: float
-    weights: dict[int, float]
-    split: int = -1
-    children: tuple["_Node", ...] = ()
-
-
 class StagedSearch:
-    """A staged problem in the solver."""
+    """Branch and bound over a staged problem, its root solved at once.
+
+    Args:
+        staged: what to bound.
+        problem: of the graph.
+        upper: added time of a known schedule, inf = none; the search ends there.
+        effort: allowed for the root and for `run`.
+    """
 
     def __init__(self, staged: StagedProblem, problem: Problem, upper: float, effort: Effort) -> None:
         self.staged, self.unit, self.upper, self.effort = staged, problem.unit, upper, effort
-        self.facts: list[Fact] = sorted({fact for c in staged.constraints for fact, _ in c.terms})
-        self.column = {fact: number for number, fact in enumerate(self.facts)}
-        self.price = [staged.price.get(fact, 0) for fact in self.facts]
-        self.mean = max(1.0, sum(self.price) / max(1, sum(price > 0 for price in self.price)))
-        self.constraints: list[Constraint] = []
-        self.factors: list[float] = []
+        self.program = StagedProgram(staged, effort)
+        self.paths = Paths(staged)
         self.rounded: set[tuple[int, int]] = set()
-        self.now: dict[int, int] = {}
-        self.highs = _solver()
-        count, none = len(self.facts), np.array([], np.int32)
-        cost = np.array(self.price, np.float64) / self.mean
-        self.highs.addCols(
-            count, cost, np.zeros(count), np.ones(count), 0, none, none, np.array([], np.float64)
-        )
-        self._add(staged.constraints)
-        effort.spent += 12 * len(staged.constraints)
-        self.found: Any = None
-        self.root = self._node({}, rounds=_ROUNDS)
+        sizes = [size for row in staged.idle for size in row.values()]
+        self._usual = max(1.0, sum(sizes) / max(1, len(sizes)))
+        self.root = self._node((), Assumed(), rounds=_ROUNDS, rounded=_ROUNDED)
 
     def run(self) -> None:
         """Split the cheapest case until it is dear enough, nothing is undecided, or the effort is spent."""
@@ -133,158 +112,145 @@ class StagedSearch:
         count = 0
         while heap and self.effort.left():
             value, _, node = heapq.heappop(heap)
-            if node.split < 0 or self._rounded_up(value) >= self.upper:
+            if self._rounded_up(value) >= self.upper:
                 break
-            node.children = tuple(self._node({**node.fixed, node.split: bit}, rounds=2) for bit in (0, 1))
+            choice = self._choice(node)
+            if choice is None:
+                break
+            node.children = tuple(
+                self._node((*node.taken, side), self._under(node.assumed, side), rounds=_LATER_ROUNDS)
+                for side in (choice, choice._replace(more=True))
+            )
             for child in node.children:
                 count += 1
                 heapq.heappush(heap, (max(value, child.value), count, child))
+
+    def cheapest(self) -> Node:
+        """Find the open case with the least value."""
+        open_cases, waiting = list[Node](), [self.root]
+        while waiting:
+            node = waiting.pop()
+            waiting += node.children
+            open_cases += [] if node.children else [node]
+        return min(open_cases, key=lambda node: node.value)
 
     def _rounded_up(self, value: float) -> float:
         safe = value - 1e-6 * abs(value) - 1e-3
         return value if math.isinf(value) else math.ceil(safe / self.unit) * self.unit
 
-    def _add(self, constraints: Sequence[Constraint]) -> None:
-        """Add rows to the program, each divided by its largest factor."""
-        starts, where, values, least = [0], list[int](), list[float](), list[float]()
-        for constraint in constraints:
-            factor = float(max((abs(factor) for _, factor in constraint.terms), default=1))
-            where += [self.column[fact] for fact, _ in constraint.terms]
-            values += [value / factor for _, value in constraint.terms]
-            least.append(constraint.least / factor)
-            starts.append(len(where))
-            self.factors.append(factor)
-        self.constraints += constraints
-        count, none = len(constraints), highspy.kHighsInf
-        self.highs.addRows(
-            count, np.array(least), np.full(count, none), len(where), np.array(starts[:-1], np.int32),
-            np.array(where, np.int32), np.array(values),
-        )  # fmt: skip
+    def _node(self, taken: tuple[Taken, ...], assumed: Assumed, *, rounds: int, rounded: int = 0) -> Node:
+        """Solve a case: add what its solution breaks, then fix what would be too dear."""
+        node = Node(taken, assumed, self._tightened(assumed, rounds, rounded))
+        fixed = self._fixed(node)
+        if fixed:
+            node.fixings.append(node.answer)
+            node.assumed = Assumed({**assumed.fixed, **fixed}, assumed.counts)
+            node.answer = self._tightened(node.assumed, rounds, 0)
+        return node
 
-    def _node(self, fixed: dict[int, int], *, rounds: int) -> _Node:
-        for column in [*self.now, *fixed]:
-            bit = fixed.get(column)
-            self.highs.changeColBounds(column, float(bit or 0), 1.0 if bit is None else float(bit))
-        self.now = fixed
-        for number in range(rounds):
-            self.highs.run()
-            steps = self.highs.getInfo().simplex_iteration_count
-            self.effort.spent += 2 * len(self.constraints) + steps * len(self.constraints) // 80
-            status = self.highs.getModelStatus()
-            if status == highspy.HighsModelStatus.kInfeasible:
-                return _Node(fixed, math.inf, self._ray())
-            if status != highspy.HighsModelStatus.kOptimal:
-                raise TightropeError(f"HiGHS ended a bound with {self.highs.modelStatusToString(status)}.")
-            self.found = self.highs.getSolution()
-            if number + 1 == rounds or not self._round():
+    def _tightened(self, assumed: Assumed, rounds: int, rounded: int) -> Answer:
+        answer = self.program.solve(assumed)
+        for _ in range(rounds):
+            if answer.value >= self.upper:
                 break
-        value = self.highs.getInfo().objective_function_value * self.mean
-        duals = self.found.row_dual
-        weights = {
-            row: duals[row] * self.mean / self.factors[row]
-            for row in range(len(duals))
-            if duals[row] > _BINDING
-        }
-        return _Node(fixed, value, weights, self._branch(fixed))
+            values, steps = answer.values, self.paths.steps
+            new = self.paths.broken(lambda fact, now=values: self.program.value_of(now, fact))  # type: ignore[misc]
+            self.effort.spent += _STEP * (self.paths.steps - steps)
+            new = [c for c in new if all(fact in self.program.column for fact, _ in c.terms)]
+            if not new and rounded:
+                rounded -= 1
+                new = self._rounded_rows(values)
+            if not new:
+                break
+            self.program.add(new)
+            answer = self.program.solve(assumed)
+        return answer
 
-    def _ray(self) -> dict[int, float]:
-        """Weights that prove a case empty, as large as makes it dearer than everything."""
-        _, has, ray = self.highs.getDualRay()
-        if not has:
+    def _fixed(self, node: Node) -> dict[int, int]:
+        """Decide columns whose other value would make a case as dear as the known schedule."""
+        room = self.upper - node.value
+        if not 0 < room < math.inf:
             return {}
-        weights = {row: abs(y) / self.factors[row] for row, y in enumerate(ray) if abs(y) > _BINDING}
-        lost = _value(self, self.now, {row: math.ceil(w * 2**40) for row, w in weights.items()}, 0)
-        everything = 2.0 * sum(self.price) + 1.0
-        return {row: w * everything * 2**40 / lost for row, w in weights.items()} if lost > 0 else {}
+        named = {
+            self.program.column[fact]
+            for number in node.answer.weights
+            for fact, _ in self.program.constraints[number].terms
+        }
+        dear = np.flatnonzero(np.abs(node.answer.costs) > room + 1e-6 * self.upper + 1.0).tolist()
+        costs, known = node.answer.costs, node.assumed.fixed
+        return {column: int(costs[column] < 0) for column in dear if column in named and column not in known}
 
-    def _branch(self, fixed: Mapping[int, int]) -> int:
-        """Choose the undecided live storage with the most bytes; where there is none, a run."""
-        values = np.array(self.found.col_value)
-        part = np.minimum(values, 1.0 - values)
-        part[list(fixed)] = 0.0
-        best, choice = 0.0, -1
-        for column in np.flatnonzero(part > _UNDECIDED):
-            what, item, row = self.facts[column]
-            if what == "held":
-                continue  # it follows from what is live and run
-            size = (
-                self.staged.idle[row].get(item, self.staged.dead[row].get(item, 0)) if what == "live" else 0
-            )
-            score = float(part[column]) * (1.0 + size)
-            if score > best:
-                best, choice = score, int(column)
-        return choice
+    def _under(self, assumed: Assumed, side: Taken) -> Assumed:
+        if side.group < 0:
+            return Assumed({**assumed.fixed, side.columns[0]: int(side.more)}, assumed.counts)
+        least, most = assumed.counts.get(side.group, (0, len(side.columns)))
+        counts = (side.most + 1, most) if side.more else (least, side.most)
+        return Assumed(assumed.fixed, {**assumed.counts, side.group: counts})
 
-    def _round(self) -> int:
-        """Add rounded rows that the solution breaks; return how many."""
-        values, new = self.found.col_value, list[Constraint]()
+    def _choice(self, node: Node) -> Taken | None:
+        """Choose what raises both cases most, of the choices that look best; None = nothing is undecided."""
+        scored = sorted(self._undecided(node), key=lambda entry: -entry[0])[:_TRIED]
+        best: tuple[float, Taken] | None = None
+        for _, low in scored:
+            gains = [self._gain(node, side) for side in (low, low._replace(more=True))]
+            score = math.prod(gains)
+            if best is None or score > best[0]:
+                best = score, low
+            if min(gains) >= self.upper - node.value:
+                break
+        return best and best[1]
+
+    def _gain(self, node: Node, side: Taken) -> float:
+        value = min(self.program.solve(self._under(node.assumed, side)).value, self.upper)
+        most = value - node.value if math.isfinite(value) else 1e18
+        return max(most, 0.0) + 1e-6 * self.program.mean
+
+    def _undecided(self, node: Node) -> list[tuple[float, Taken]]:
+        """List the choices open in a solution, with how undecided each is, weighted by bytes or time."""
+        values, found = node.answer.values, list[tuple[float, Taken]]()
+        if not len(values):
+            return found
+        for group, columns in enumerate(self.program.groups):
+            total = float(values[list(columns)].sum())
+            part = total - math.floor(total + _UNDECIDED)
+            if part > 10 * _UNDECIDED:
+                score = min(part, 1 - part) * self._weight(columns[0])
+                found.append((score, Taken(columns, group, math.floor(total + _UNDECIDED), more=False)))
+        parts = np.minimum(values, 1.0 - values)
+        for column in np.flatnonzero(parts > _UNDECIDED).tolist():
+            if self.program.facts[column][0] != "held":  # it follows from what is live and runs
+                score = float(parts[column]) * self._weight(column) / 2
+                found.append((score, Taken((column,), -1, 0, more=False)))
+        return found
+
+    def _weight(self, column: int) -> float:
+        """Weigh a fact by its bytes or its time, as shares of what is usual."""
+        if self.program.facts[column][0] == "run":
+            return 1.0 + self.program.price[column] / self.program.mean
+        return 1.0 + abs(self.program.size(column)) / self._usual
+
+    def _rounded_rows(self, values: Reals) -> list[Constraint]:
+        """List rounded rows that the solution breaks."""
+        column, new = self.program.column, list[Constraint]()
         for row in range(len(self.staged.ops)):
             sizes = {
                 size
                 for storage, size in self.staged.idle[row].items()
-                if _UNDECIDED < values[self.column["live", storage, row]] < 1 - _UNDECIDED
+                if _UNDECIDED < values[column["live", storage, row]] < 1 - _UNDECIDED
             }
             clip = self.staged.short[row] + max(self.staged.dead[row].values(), default=0) + 1
             for divisor in [*sorted(sizes, reverse=True)[:_DIVISORS], *([clip] if sizes else [])]:
                 constraint = self.staged.rounded(row, divisor)
                 if (row, divisor) in self.rounded or constraint is None:
                     continue
-                held = sum(factor * values[self.column[fact]] for fact, factor in constraint.terms)
+                held = sum(factor * values[column[fact]] for fact, factor in constraint.terms)
                 size = max(abs(factor) for _, factor in constraint.terms)
                 if held < constraint.least - _BROKEN * size:
                     self.rounded.add((row, divisor))
                     new.append(constraint)
-        self._add(new)
-        return len(new)
+        return new
 
     def result(self) -> tuple[Nanoseconds, Stages]:
         """Write the tree down and evaluate it exactly."""
-        nodes = preorder(self.root, lambda node: node.children)
-        heaviest = max((w for node in nodes for w in node.weights.values()), default=1.0)
-        bits = max(0, min(_SCALE_BITS, _WEIGHT_BITS - math.ceil(math.log2(max(heaviest, 1e-9)))))
-        scale, least = 1 << bits, math.inf
-        tree: list[Choice | StageCase] = []
-        for node in nodes:
-            if node.children:
-                what, item, row = self.facts[node.split]
-                assert what != "held"
-                tree.append(Choice(what, item, row))
-                continue
-            weights = {row: int(w * scale) for row, w in node.weights.items() if int(w * scale)}
-            tree.append(self._case(weights))
-            least = min(least, _value(self, node.fixed, weights, scale))
-        unit = self.unit * scale
-        extra = max(0, -(-int(least) // unit)) * self.unit
-        return extra, Stages(self.staged.budget, scale, self.staged.ops, tuple(tree))
-
-    def _case(self, weights: Mapping[int, int]) -> StageCase:
-        kinds: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
-        for number, weight in weights.items():
-            kind, *name = self.constraints[number].key
-            kinds[kind].append((*name[: 3 if kind == "fed" else 2], weight))
-        return StageCase(*map(tuple, kinds.values()))
-
-
-def _value(search: StagedSearch, fixed: Mapping[int, int], weights: Mapping[int, int], scale: int) -> int:
-    """Evaluate weights exactly, in multiples of 1 / scale ns; with scale 0, without any price."""
-    total, given = 0, dict[int, int]()
-    for number, weight in weights.items():
-        constraint = search.constraints[number]
-        total += weight * constraint.least
-        for fact, factor in constraint.terms:
-            column = search.column[fact]
-            given[column] = given.get(column, 0) + weight * factor
-    for column in given.keys() | fixed.keys():
-        rest = search.price[column] * scale - given.get(column, 0)
-        total += rest * fixed[column] if column in fixed else min(0, rest)
-    return total
-
-
-def _solver() -> Any:
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]
-    highs.setOptionValue("output_flag", False)
-    highs.setOptionValue("threads", 1)
-    highs.setOptionValue("presolve", "off")
-    highs.setOptionValue("dual_feasibility_tolerance", 1e-10)
-    highs.setOptionValue("primal_feasibility_tolerance", 1e-9)
-    return highs
+        target = 0 if math.isinf(self.upper) else int(self.upper)
+        return written(self.root, self.program, self.paths.found, unit=self.unit, target=target)

@@ -14,17 +14,18 @@ Gaps        Memory at base ops between rows is not looked at; during a re-run, w
             last row for another one is not counted, since re-runs may come in any order.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from tightrope.core import Bytes, Graph, Nanoseconds, OpId, StorageId
+from tightrope.core import Bytes, Graph, InputPath, Nanoseconds, OpId, StorageId
 from tightrope.plan.bound.problem import Problem, uses
 from tightrope.plan.model import producers
 
 Fact: TypeAlias = tuple[Literal["live", "run", "held"], int, int]
 Key: TypeAlias = tuple[str, int, int, int]
-"""Name of a constraint: as the fields of `StageCase`, ``row`` for ``rows``; with its three numbers."""
+"""Name of a constraint: a field of `StageCase`, with its three numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,43 @@ class Constraint:
     least: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Who makes and who reads what, for all rows alike.
+
+    Attributes:
+        producer: of every storage; -1 = none.
+        uses: for every storage that an op makes, that op and all at which it is live.
+        inputs: for every op that may run again, what every way to do so reads of what ops make.
+        remade: storages that can be made again.
+    """
+
+    producer: Sequence[OpId]
+    uses: dict[StorageId, list[OpId]]
+    inputs: dict[OpId, tuple[StorageId, ...]]
+    remade: frozenset[StorageId]
+
+    @classmethod
+    def of(cls, graph: Graph, problem: Problem) -> "Lineage":
+        """Read a graph, and the ways to run its ops again."""
+        producer = producers(graph)
+        common = {
+            op: frozenset.intersection(*(way.reads for way in ways))
+            for op, ways in problem.runs.items()
+            if ways
+        }
+        return cls(
+            producer,
+            uses(graph),
+            {op: tuple(sorted(s for s in read if producer[s] >= 0)) for op, read in common.items()},
+            frozenset(storage for ways in problem.runs.values() for way in ways for storage in way.creates),
+        )
+
+    def read_for(self, storage: StorageId) -> tuple[StorageId, ...]:
+        """List what whatever makes a storage again reads."""
+        return self.inputs[self.producer[storage]] if storage in self.remade else ()
+
+
 @dataclass(slots=True)
 class StagedProblem:
     """Facts and constraints of chosen rows.
@@ -43,6 +81,8 @@ class StagedProblem:
     Attributes:
         ops: the rows, ascending.
         budget: total bytes.
+        lineage: of the graph.
+        num_ops: of the base order.
         price: time of every ``run`` fact; ``live`` facts cost nothing.
         idle: for every row, storages that are used later and may be absent, with their bytes.
         dead: for every row, storages that are not used later and may have been kept, with their bytes.
@@ -52,11 +92,38 @@ class StagedProblem:
 
     ops: tuple[OpId, ...]
     budget: Bytes
+    lineage: Lineage
+    num_ops: int
     price: dict[Fact, Nanoseconds] = field(default_factory=dict)
     idle: list[dict[StorageId, Bytes]] = field(default_factory=list)
     dead: list[dict[StorageId, Bytes]] = field(default_factory=list)
     short: list[Bytes] = field(default_factory=list)
     constraints: list[Constraint] = field(default_factory=list)
+
+    def is_open(self, storage: StorageId, row: int) -> bool:
+        """Tell whether a storage was made before a row, and may be live there or not."""
+        made = self.lineage.producer[storage] < self.ops[row]
+        return made and (storage in self.idle[row] or storage in self.dead[row])
+
+    def stretch(self, op: OpId) -> int:
+        """Stretch between rows in which, or at whose end, an op after the first row runs first."""
+        return bisect_left(self.ops, op) - 1
+
+    def next_use(self, storage: StorageId, row: int) -> int | None:
+        """Stretch in which, or at whose end, a storage is used next after a row; None = never."""
+        later = [use for use in self.lineage.uses[storage] if self.ops[row] < use < self.num_ops]
+        return self.stretch(later[0]) if later else None
+
+    def remakes(self, storage: StorageId, row: int, last: int) -> list[Fact]:
+        """List the facts that a storage is made again in the stretches ``row`` to ``last``."""
+        if storage not in self.lineage.remade:
+            return []
+        return [("run", self.lineage.producer[storage], at) for at in range(row, last + 1)]
+
+    def facts_of(self, path: InputPath) -> list[Fact]:
+        """List the facts of which one holds, whatever the schedule."""
+        kept = [_live(storage, path.row) for storage in path.storages]
+        return kept + self.remakes(path.storages[-1], path.row, path.last)
 
     def rounded(self, row: int, divisor: Bytes) -> Constraint | None:
         """Round a row by mixed-integer rounding; None where the divisor leaves no rest."""
@@ -72,11 +139,17 @@ class StagedProblem:
         for storage, size in self.dead[row].items():
             factor = -size // divisor * rest + min(-size % divisor, rest)
             terms.append((("live", storage, row), factor))
-        return Constraint(("row", row, divisor, 0), tuple(terms), least)
+        return Constraint(("rows", row, divisor, 0), tuple(terms), least)
 
 
 def staged_problem(
-    graph: Graph, problem: Problem, rows: Sequence[OpId], budget: Bytes, *, during: bool = False
+    graph: Graph,
+    problem: Problem,
+    rows: Sequence[OpId],
+    budget: Bytes,
+    *,
+    during: bool = False,
+    lineage: Lineage | None = None,
 ) -> StagedProblem:
     """State what must hold at and between the first runs of some ops, ``rows``, ascending.
 
@@ -86,8 +159,10 @@ def staged_problem(
         rows: ops.
         budget: total bytes.
         during: whether to count the bytes during re-runs: many more constraints.
+        lineage: of the graph and the problem, where it is known already.
     """
-    builder = _Builder(graph, problem, StagedProblem(tuple(rows), budget))
+    lineage = lineage or Lineage.of(graph, problem)
+    builder = _Builder(graph, problem, StagedProblem(tuple(rows), budget, lineage, len(graph.ops)))
     made = builder.build()
     if during:
         for row in range(len(rows) - 1):
@@ -98,10 +173,8 @@ def staged_problem(
 class _Builder:
     def __init__(self, graph: Graph, problem: Problem, made: StagedProblem) -> None:
         self.graph, self.problem, self.made = graph, problem, made
-        self.producer = producers(graph)
-        self.uses = uses(graph)
-        self.inputs = {op: self._inputs(op) for op, ways in problem.runs.items() if ways}
-        self.remade = {storage for ways in problem.runs.values() for way in ways for storage in way.creates}
+        self.producer, self.uses = made.lineage.producer, made.lineage.uses
+        self.inputs, self.remade = made.lineage.inputs, made.lineage.remade
         self.ends = [*made.ops[1:], len(graph.ops)]
         self.useful = self._useful()
         self.wanted = {storage for op in self.useful for storage in self.inputs[op]}
@@ -112,11 +185,6 @@ class _Builder:
         for row in range(len(self.made.ops)):
             self.made.constraints += [self._bytes(row), *self._used(row), *self._kept(row), *self._fed(row)]
         return self.made
-
-    def _inputs(self, op: OpId) -> frozenset[StorageId]:
-        """List what every way to run an op again reads of what ops make."""
-        common = frozenset.intersection(*(way.reads for way in self.problem.runs[op]))
-        return frozenset(s for s in common if self.producer[s] >= 0)
 
     def _useful(self) -> list[OpId]:
         """List the ops that idle storages, or re-runs of other useful ops, may need again."""
@@ -150,7 +218,7 @@ class _Builder:
         sizes = self.made.idle[row] | self.made.dead[row]
         terms = tuple((_live(storage, row), -size) for storage, size in sizes.items())
         least = int(self.problem.fixed[self.made.ops[row]]) - self.made.budget
-        return Constraint(("row", row, 0, 0), terms, least)
+        return Constraint(("rows", row, 0, 0), terms, least)
 
     def _used(self, row: int) -> Iterator[Constraint]:
         first, last = self.made.ops[row], self.ends[row]
@@ -172,7 +240,7 @@ class _Builder:
         for op in self.useful:
             if op >= self.made.ops[row]:
                 continue  # what it makes is there anyway: its first run comes after the row
-            for storage in sorted(self.inputs[op]):
+            for storage in self.inputs[op]:
                 terms = self._supply(storage, row)
                 if terms is not None:
                     run: Fact = ("run", op, row)
