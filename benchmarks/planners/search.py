@@ -8,6 +8,7 @@ proof are those of one further plan, whose bound is pursued.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
+from time import perf_counter
 from typing import Literal
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
@@ -23,6 +24,8 @@ G1 = "random_layered_n100_w0.27.json"
 G2 = "random_layered_n250_w0.43.json"
 _UNLIMITED = 1e6
 """Effort at which only the clock ends a search."""
+_PATIENCE = 22
+"""Our time that the constraint program may take: the bar says 20, and what it starts late is made up for."""
 FCN8, RESNET = "fcn8_vgg_b32_train.json", "resnet50_b256_train.json"
 
 
@@ -137,8 +140,10 @@ def _generated(settings: Settings) -> Iterator[Row]:
 
 def _against_moccasin(graph: Graph, num_ops: int, seed: int, most: float) -> Row:
     limits = Limits(bytes=(budget_of(graph, 80),))
+    began = perf_counter()
     ours, seconds = _timed(graph, limits, "anneal", Options())
-    patient = Options(effort=_UNLIMITED, watch=Watch(seconds=20 * seconds))
+    waited = max(seconds, perf_counter() - began)  # deadlines are wall time: longer beside other load
+    patient = Options(effort=_UNLIMITED, watch=Watch(seconds=_PATIENCE * waited))
     theirs, spent = _timed(graph, limits, "moccasin", patient)
     return {
         "bar": "P1",
@@ -149,6 +154,7 @@ def _against_moccasin(graph: Graph, num_ops: int, seed: int, most: float) -> Row
         "cpu s": seconds,
         "<= s": most,
         "moccasin s": spent,
+        "times more": spent / seconds,
         "met": ours < theirs and seconds <= most,
     }
 

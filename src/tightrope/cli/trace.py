@@ -60,7 +60,7 @@ def trace(
     from tightrope.record import save as save_trace
 
     keep_inputs([output, perfetto, snapshot], [file, graph, against])
-    asked: Bytes = parse_bytes(save) if save is not None else 0
+    asked: Bytes = parse_bytes(save, name="save") if save is not None else 0
     found = open_trace(file, graph=graph, model=model, machine=machine)
     answers = explain(found, save=asked, top=top)
     before = open_trace(against, graph=graph, model=model, machine=machine) if against is not None else None
@@ -156,7 +156,7 @@ def answers_of(sound: Sound, save: str | None, top: int) -> "Answers":
     from tightrope.record import explain, forecast
 
     simulated = forecast(sound.graph, sound.plan, machine=sound.machine)
-    return explain(simulated, save=parse_bytes(save) if save is not None else 0, top=top)
+    return explain(simulated, save=parse_bytes(save, name="save") if save is not None else 0, top=top)
 
 
 def _warnings(*traces: Trace | None) -> list[str]:
