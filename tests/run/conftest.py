@@ -4,23 +4,14 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+import transformers  # noqa: F401
 
 from tightrope.capture._torch import reset_dynamo
 from tightrope.native.build import compiler
 from tightrope.run.ledger import ledger
 
-
-@pytest.fixture(autouse=True, scope="session")
-def _imported_first() -> Iterator[None]:
-    """Import what a capture needs, and spare every collection its half a million objects."""
-    import torch._dynamo
-    import torch._functorch.aot_autograd  # noqa: F401
-    import transformers  # noqa: F401
-
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+gc.collect()
+gc.freeze()  # spare the collection after every test the half a million objects of these imports
 
 
 @pytest.fixture(autouse=True)
