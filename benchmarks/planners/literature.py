@@ -34,7 +34,7 @@ PUBLISHED: Final = {
     ("resnet50_b256_train", 90): "0.2 (65 s)",
     ("resnet50_b256_train", 80): "0.3 (69 s)",
 }
-_TRAINING: Final = ("vgg16_cifar", "resnet18_cifar", "resnet50", "bert-12")
+_TRAINING: Final = ("vgg16_cifar", "resnet18_cifar", "resnet50", "bert12")
 _CAPTURED: Final = ("unet", "vgg16", "mobilenetv2")
 _RANDOM: Final = "random_layered"
 """Published graphs that are no training steps: they do not count in the mean ratio."""
