@@ -156,7 +156,6 @@ class StagedSearch:
             values, steps = answer.values, self.paths.steps
             new = self.paths.broken(lambda fact, now=values: self.program.value_of(now, fact))  # type: ignore[misc]
             self.effort.spent += _STEP * (self.paths.steps - steps)
-            new = [c for c in new if all(fact in self.program.column for fact, _ in c.terms)]
             if not new and rounded:
                 rounded -= 1
                 new = self._rounded_rows(values)
