@@ -58,7 +58,7 @@ class Moves {
 
     // First event at or after `from` over the limit, or -1.
     i64 over_from(i64 from) const {
-        i64 slot = std::lower_bound(profile.again_key.begin(), profile.again_key.end(), from) - profile.again_key.begin();
+        i64 slot = rank(profile.again_key, from);
         i64 stage = profile.stage_from(from);
         while (stage < profile.num_ops && profile.base[stage] <= profile.limit) ++stage;
         const i64 key = stage < profile.num_ops ? profile.key(stage, stage) : profile.end_key;
@@ -91,9 +91,9 @@ class Moves {
         const i64 op = profile.producer[s];
         if (op >= profile.stage_of(at)) return -1;
         const auto& r = profile.read[s];
-        const auto it = std::lower_bound(r.begin(), r.end(), at);
-        if (it == r.end() || *it == at || *it == profile.end_key) return -1;
-        const i64 reader = *it, stage = profile.stage_of(reader), again = profile.key(stage, op);
+        const i64 found = rank(r, at);
+        if (found == static_cast<i64>(r.size()) || r[found] == at || r[found] == profile.end_key) return -1;
+        const i64 reader = r[found], stage = profile.stage_of(reader), again = profile.key(stage, op);
         if (!profile.allowed(stage, op) || again <= at || profile.has(again)) return -1;
         const auto& m = profile.made[s];
         auto copy = m.end();

@@ -51,6 +51,15 @@ inline double shift(double* bytes, i64 first, i64 last, double delta, double lim
     return (change[0] + change[1]) + (change[2] + change[3]) + (change[4] + change[5]) + (change[6] + change[7]);
 }
 
+// How many of the ascending keys are below `at`, without a branch that depends on them: the lists are
+// short and asked at random, so a mispredicted comparison would cost more than the search.
+inline i64 rank(const std::vector<i64>& keys, i64 at) {
+    i64 count = static_cast<i64>(keys.size());
+    const i64* from = keys.data();
+    for (; count > 1; count -= count / 2) from += static_cast<i64>(from[count / 2 - 1] < at) * (count / 2);
+    return from - keys.data() + (count == 1 && *from < at ? 1 : 0);
+}
+
 class Profile {
   public:
     const i64 num_ops, num_storages, bits, end_key;
@@ -102,7 +111,10 @@ class Profile {
     // First stage whose first run is at or after `at`.
     i64 stage_from(i64 at) const { return stage_of(at) + (op_of(at) > stage_of(at) ? 1 : 0); }
     bool allowed(i64 stage, i64 op) const { return op >= 0 && first[op] <= stage && stage <= last[op]; }
-    bool has(i64 at) const { return std::binary_search(again_key.begin(), again_key.end(), at); }
+    bool has(i64 at) const {
+        const i64 slot = rank(again_key, at);
+        return slot < static_cast<i64>(again_key.size()) && again_key[slot] == at;
+    }
     double over(double bytes) const { return std::max(bytes - limit, 0.0); }
 
     void set_limit(double bytes) {
@@ -133,19 +145,17 @@ class Profile {
     }
     // Last reader in (after, before), or `after` when there is none.
     i64 reader_before(i64 s, i64 after, i64 before) const {
-        const auto& r = read[s];
-        auto it = std::lower_bound(r.begin(), r.end(), before);
-        return it == r.begin() || *(it - 1) <= after ? after : *(it - 1);
+        const i64 found = rank(read[s], before);
+        return found == 0 ? after : std::max(after, read[s][found - 1]);
     }
     i64 reader_after(i64 s, i64 at) const {
-        const auto& r = read[s];
-        auto it = std::upper_bound(r.begin(), r.end(), at);
-        return it == r.end() ? -1 : *it;
+        const i64 found = rank(read[s], at + 1);
+        return found == static_cast<i64>(read[s].size()) ? -1 : read[s][found];
     }
 
     void add(Pair p) {
         const i64 at = key(p.stage, p.op);
-        const auto slot = std::lower_bound(again_key.begin(), again_key.end(), at) - again_key.begin();
+        const i64 slot = rank(again_key, at);
         const bool before_again = slot < static_cast<i64>(again_key.size()) && stage_of(again_key[slot]) == p.stage;
         const double live = before_again ? again[slot] - again_need[op_of(again_key[slot])]
                                          : base[p.stage] - base_need[p.stage];
@@ -178,7 +188,7 @@ class Profile {
             const Copy c = copy(*s, at);
             if (c.stop > at) spread(reader_before(*s, c.start, at), at, size[*s]);
         }
-        const auto slot = std::lower_bound(again_key.begin(), again_key.end(), at) - again_key.begin();
+        const i64 slot = rank(again_key, at);
         excess -= over(again[slot]);
         ns -= again_ns[p.op];
         again_key.erase(again_key.begin() + slot);
@@ -208,9 +218,7 @@ class Profile {
         const i64 from = stage_of(after) + (op_of(after) == stage_of(after) ? 1 : 0);
         const i64 to = stage_of(until) + (op_of(until) == stage_of(until) ? 1 : 0);
         excess += shift(base.data(), from, std::min(to, num_ops), delta, limit);
-        const auto low = std::upper_bound(again_key.begin(), again_key.end(), after) - again_key.begin();
-        const auto high = std::upper_bound(again_key.begin() + low, again_key.end(), until) - again_key.begin();
-        excess += shift(again.data(), low, high, delta, limit);
+        excess += shift(again.data(), rank(again_key, after + 1), rank(again_key, until + 1), delta, limit);
     }
 };
 

@@ -1,18 +1,20 @@
 """Joint search over recomputation and paging, for seconds or joules.
 
 Idea        Anneal sets of re-runs and page-ins in C++. Recomputation alone and paging alone are
-            searched first; the joint search starts from the better of both and from nothing.
+            searched first; the joint search starts from the better of both and from nothing. Without
+            copies both time and energy are the sum of the re-runs' times, so the search over pairs,
+            whose moves cost microseconds, does the first part.
 Source      POET (ICML 2022) for the problem; the moves are those of the search over pairs, with
             page-ins as re-runs that read nothing
-Guarantee   The set returned fits the limits whenever one was found; it is never dearer than what the
-            recompute-only and the paging-only search of the same call found.
+Guarantee   The set returned fits the limits whenever one was found; without a deadline it is never
+            dearer than what recomputation alone and paging alone find with the same options.
 Complexity  moves x runs of the schedule
 Gaps        Tier 1 only. A first page-in alone decides how long the fast copy stays.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -27,11 +29,13 @@ from tightrope.core import (
     TightropeError,
     format_bytes,
 )
-from tightrope.native.paging import PagingGoal, PagingSolver
+from tightrope.native.paging import PagingGoal, PagingSolver, PagingState
 from tightrope.native.solver import available
+from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
-from tightrope.plan.engine import live_limit
+from tightrope.plan.engine import live_limit, open_solver
+from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options
 from tightrope.plan.paging import expand_paged, useful_paged
 from tightrope.plan.paging_fallback import PythonPaging
@@ -39,6 +43,8 @@ from tightrope.plan.paging_model import PagedSet, need_slower_tier, tables, tier
 from tightrope.plan.reasons import reasons
 
 Objective: TypeAlias = Literal["seconds", "joules"]
+_MANY_OPS: Final = 150
+"""From this number on, moves are tried in proportion to 1 / ops, so that a run takes no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +53,8 @@ class PagingKnobs:
 
     Attributes:
         objective: what is minimised.
-        moves: tried per annealing run; a run of 100,000 takes 0.2 to 1 CPU-seconds for 100 ops.
+        moves: tried per annealing run, fewer on graphs of more than 150 ops, where each costs more; a run
+            of 100,000 takes 0.2 to 1 CPU-seconds for 100 ops.
         heat: first temperature, in mean prices of a re-run; the last is 10^-4 of it.
         recompute: whether ops may run again.
         paging: whether storages may be paged.
@@ -58,9 +65,6 @@ class PagingKnobs:
     heat: float = 1.0
     recompute: bool = True
     paging: bool = True
-
-
-_ONLY = (("recompute only", True, False), ("paging only", False, True))
 
 
 def paging(graph: Graph, machine: Machine | None, limits: Limits, options: Options) -> Schedule:
@@ -114,48 +118,90 @@ def search_paged(
     )
     native = options.native and available()
     search = (PagingSolver if native else PythonPaging)(tables(graph, machine))
-    run = _Anneal(search, knobs, options)
+    run = _Anneal(search, len(graph.ops), knobs, options)
+    if knobs.recompute:
+        pairs = _recomputation(graph, goal.limit, options) if native else None
+        if pairs is None or not run.consider(goal, PagedSet(pairs)):
+            run.sequence(replace(goal, page=False), (), "recompute only")
+    if knobs.paging:
+        run.sequence(replace(goal, rerun=False), () if knobs.recompute else start, "paging only")
     if knobs.recompute and knobs.paging:
-        for label, rerun, page in _ONLY:
-            run.anneal(replace(goal, rerun=rerun, page=page), PagedSet(), label)
-    for given in (*start, PagedSet()):
-        run.anneal(goal, given, "joint")
-    for _ in range(options.restarts):
-        run.anneal(goal, run.best or PagedSet(), "joint")
+        known = () if run.best is None else (run.best,)
+        run.sequence(goal, (*start, *known), "joint")
     return run.best
+
+
+def _recomputation(graph: Graph, limit: Bytes, options: Options) -> tuple[Pair, ...]:
+    """Find the re-runs that cost least where nothing is paged."""
+    model = build(graph)
+    searched = replace(options, start=(), restarts=max(1, options.restarts))
+    return anneal_pairs(open_solver(model), model, limit, searched)
 
 
 class _Anneal:
     """Annealing runs one after the other, and the best set of all."""
 
-    def __init__(self, search: PagingSolver | PythonPaging, knobs: PagingKnobs, options: Options) -> None:
-        self.search, self.knobs, self.options = search, knobs, options
+    def __init__(
+        self, search: PagingSolver | PythonPaging, num_ops: int, knobs: PagingKnobs, options: Options
+    ) -> None:
+        self.search, self.num_ops, self.knobs, self.options = search, num_ops, knobs, options
         self.best: PagedSet | None = None
-        self.rank: tuple[float, float] | None = None
-        self.runs = 0
+        self.rank: _Rank | None = None
 
-    def anneal(self, goal: PagingGoal, start: PagedSet, label: str) -> None:
+    def sequence(self, goal: PagingGoal, starts: Sequence[PagedSet], label: str) -> None:
+        """Anneal from every start and from nothing, then go on from the best of these.
+
+        What it finds depends on its arguments alone, not on what was found before.
+        """
+        found: tuple[_Rank, PagedSet] | None = None
+        for number in range(len(starts) + 1 + self.options.restarts):
+            begin = (*starts, PagedSet())[number] if number <= len(starts) else None
+            if begin is None:
+                begin = PagedSet() if found is None else found[1]
+            got = self._run(goal, begin, number, label)
+            found = got if found is None or (got is not None and got[0] < found[0]) else found
+        if found is not None:
+            self._keep(*found)
+
+    def consider(self, goal: PagingGoal, chosen: PagedSet) -> bool:
+        """Keep a set if it is the best that fits; return whether it fits."""
+        self.search.load(chosen.decisions())
+        state = self.search.state(goal.limit, goal.tier_limit)
+        late = goal.ns is not None and state.ns > goal.ns
+        hot = goal.joules is not None and state.joules > goal.joules
+        if state.excess or state.tier_excess or late or hot:
+            return False
+        self._keep(_rank(goal, state), chosen)
+        return True
+
+    def _keep(self, rank: "_Rank", chosen: PagedSet) -> None:
+        if self.rank is None or rank < self.rank:
+            self.rank, self.best = rank, chosen
+
+    def _run(
+        self, goal: PagingGoal, start: PagedSet, number: int, label: str
+    ) -> tuple["_Rank", PagedSet] | None:
         if self.options.watch.over:
-            return
+            return None
         self.search.load(start.decisions())
-        moves = max(1, int(self.knobs.moves * self.options.effort))
-        seed = self.options.seed * 1009 + self.runs
-        self.runs += 1
-        heat = self.knobs.heat * (0.5 ** (self.runs % 3))
+        share = min(1.0, _MANY_OPS / max(1, self.num_ops))
+        moves = max(1, int(self.knobs.moves * self.options.effort * share))
+        seed, heat = self.options.seed * 1009 + number, self.knobs.heat * 0.5 ** ((number + 1) % 3)
         self.search.begin(goal, seed=seed, iterations=moves, heat=heat)
         while self.search.run(5_000) > 0 and not self.options.watch.over:
             self.options.watch.tell(f"recomputation and paging: {label}")
-        self._consider(goal)
-
-    def _consider(self, goal: PagingGoal) -> None:
         decisions = self.search.best()
         if decisions is None:
-            return
+            return None
         self.search.load(decisions)
-        state = self.search.state(goal.limit, goal.tier_limit)
-        rank = (state.joules if goal.by_joules else state.ns, state.peak)
-        if self.rank is None or rank < self.rank:
-            self.rank, self.best = rank, PagedSet.of(decisions)
+        return _rank(goal, self.search.state(goal.limit, goal.tier_limit)), PagedSet.of(decisions)
+
+
+_Rank: TypeAlias = tuple[float, Bytes]
+
+
+def _rank(goal: PagingGoal, state: PagingState) -> _Rank:
+    return (state.joules if goal.by_joules else state.ns), state.peak
 
 
 def plan_paging(
