@@ -10,7 +10,7 @@ from tests.judge.families import FAMILIES, random_graph
 from tests.plan.test_poet import between, small
 from tightrope.core import Flag, Graph, Limits, Op, Phase, Storage, TightropeError
 from tightrope.judge import replay_schedule
-from tightrope.native.mincut import min_cut
+from tightrope.native.mincut import max_flow, min_cut
 from tightrope.plan.engine import open_solver
 from tightrope.plan.mincut import (
     MincutKnobs,
@@ -98,6 +98,15 @@ def test_both_flows_give_equal_cuts() -> None:
         assert side[0]
         assert not side[1]
         assert capacity == sum(c for a, b, c in edges if side[a] and not side[b])
+        for native in (True, False):
+            total, flows = max_flow(12, edges, source=0, sink=1, native=native)
+            assert total == capacity
+            assert all(0 <= flow <= c for (_, _, c), flow in zip(edges, flows, strict=True))
+            out = [0] * 12
+            for (a, b, _), flow in zip(edges, flows, strict=True):
+                out[a] += flow
+                out[b] -= flow
+            assert out == [total, -total, *[0] * 10]
 
 
 def test_random_ops_run_again_only_as_their_replay_and_never_without_one() -> None:

@@ -2,8 +2,10 @@
 
 from tightrope.core.blocks import Block, Conflict, Piece, Space
 from tightrope.core.certificate import (
+    Barrier,
     Case,
     Certificate,
+    Chain,
     Choice,
     Cover,
     Fixing,
@@ -67,6 +69,7 @@ from tightrope.core.units import (
 __all__ = [
     "ALIGNMENT",
     "Allocation",
+    "Barrier",
     "Block",
     "BudgetPoint",
     "BudgetSyntaxError",
@@ -76,6 +79,7 @@ __all__ = [
     "Case",
     "Category",
     "Certificate",
+    "Chain",
     "Choice",
     "Compute",
     "Conflict",

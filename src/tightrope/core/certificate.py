@@ -12,7 +12,7 @@ bound the cost of all absences from below (weak duality), whoever chose them.
 that a re-run is charged for what it reads.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -97,6 +97,7 @@ class StageCase(msgspec.Struct, frozen=True, tag="stage_case", array_like=True):
         paths: (position in ``Stages.paths``, weight).
         choices: (position, weight): what a `Choice` of several items says, of those above the case,
             counted from the root.
+        barriers: (position in ``Stages.barriers``, weight).
     """
 
     rows: tuple[tuple[int, Bytes, int], ...] = ()
@@ -107,6 +108,7 @@ class StageCase(msgspec.Struct, frozen=True, tag="stage_case", array_like=True):
     during: tuple[tuple[OpId, int, int], ...] = ()
     paths: tuple[tuple[int, int], ...] = ()
     choices: tuple[tuple[int, int], ...] = ()
+    barriers: tuple[tuple[int, int], ...] = ()
 
 
 class Fixing(msgspec.Struct, frozen=True, tag="fixing", array_like=True):
@@ -134,6 +136,29 @@ class InputPath(msgspec.Struct, frozen=True, array_like=True):
     storages: tuple[StorageId, ...]
 
 
+Chain: TypeAlias = tuple[Bytes, tuple[StorageId, ...]]
+"""Bytes, and storages of which one is live: each next one is read by whatever makes the one before again."""
+
+
+class Barrier(msgspec.Struct, frozen=True, array_like=True):
+    """Why an op can run again between two rows only where one of others runs again, then or later.
+
+    Attributes:
+        op: what does not fit.
+        row: position in ``Stages.ops``, not the last.
+        others: ops that are supposed not to run again after the row.
+        chains: for every op of the base order after the row's up to the next row's, what is live while
+            ``op`` runs again just before it. The first storage of a chain was made and is needed later;
+            the last one stays, or only one of ``others`` makes it again. So one of the chain is live all
+            the while; it counts the bytes of the chain, and over all chains at most its own.
+    """
+
+    op: OpId
+    row: int
+    others: tuple[OpId, ...]
+    chains: tuple[tuple[Chain, ...], ...]
+
+
 StageNode = Choice | Fixing | StageCase
 
 
@@ -145,7 +170,7 @@ class Stages(msgspec.Struct, frozen=True):
         scale: weights are multiples of 1 / scale.
         ops: ops of the base order whose first runs are the rows, ascending.
         tree: a case distinction in preorder.
-        paths: what cases refer to.
+        paths, barriers: what cases refer to.
         target: added time, ns, up to which fixings hold, and so the most that is proved with them.
     """
 
@@ -155,6 +180,7 @@ class Stages(msgspec.Struct, frozen=True):
     tree: tuple[StageNode, ...]
     paths: tuple[InputPath, ...] = ()
     target: Nanoseconds = 0
+    barriers: tuple[Barrier, ...] = ()
 
 
 class Certificate(msgspec.Struct, frozen=True):

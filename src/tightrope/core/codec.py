@@ -11,25 +11,15 @@ beyond 2^62 are refused rather than repaired.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from tightrope.core.certificate import (
-    MAX_TREE,
-    Case,
-    Certificate,
-    Choice,
-    Cover,
-    Fixing,
-    Split,
-    StageCase,
-    Stages,
-)
+from tightrope.core.certificate_check import check_certificate
+from tightrope.core.checking import MAX_ID, distinct, few, refuse, within
 from tightrope.core.errors import PlanFileError
 from tightrope.core.graph import SCHEMA_VERSION, Flag, Graph, Op
 from tightrope.core.json_text import MAX_FILE_BYTES, MAX_INT, check_values, parse_json, quote
@@ -38,10 +28,8 @@ from tightrope.core.trace import Trace
 from tightrope.core.trace_check import check_tables
 from tightrope.core.units import Bytes, StorageId
 
-MAX_ITEMS: Final = 2_000_000  # steps of a schedule, ops or storages of a graph
 _MAX_BUFFERS: Final = 10_000_000
 _MAX_EVENTS: Final = 2 * _MAX_BUFFERS
-_MAX_ID: Final = 2**31 - 1
 _MAX_ALIGNMENT: Final[Bytes] = 2**30
 _ALL_FLAGS: Final = sum(flag.value for flag in Flag)
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
@@ -209,27 +197,6 @@ def _lookup(tree: Any, path: str) -> Any:
     return tree
 
 
-def _refuse(where: str, value: object, must: str) -> NoReturn:
-    raise PlanFileError(f"{where} = {quote(value)}: must be {must}.")
-
-
-def _within(value: int, where: str, *, low: int = 0, high: int = MAX_INT) -> None:
-    if not low <= value <= high:
-        limit = "2^62" if high == MAX_INT else str(high)
-        _refuse(where, value, f"between {low} and {limit}")
-
-
-def _few(items: Sequence[object], where: str, *, most: int = MAX_ITEMS) -> None:
-    if len(items) > most:
-        _refuse(where, items, f"an array of at most {most} items")
-
-
-def _distinct(items: Sequence[int], where: str) -> None:
-    if len(set(items)) != len(items):
-        twice = next(item for position, item in enumerate(items) if item in items[:position])
-        _refuse(where, twice, "given once")
-
-
 def check_plan(plan: Plan) -> None:
     """Check that a plan is well formed by itself, without its graph.
 
@@ -237,127 +204,63 @@ def check_plan(plan: Plan) -> None:
         PlanFileError: names the field and quotes the value.
     """
     if not _HEX.fullmatch(plan.fingerprint):
-        _refuse("plan: $.fingerprint", plan.fingerprint, "64 hexadecimal digits")
+        refuse("plan: $.fingerprint", plan.fingerprint, "64 hexadecimal digits")
     _check_steps(plan)
-    _few(plan.offsets, "plan: $.offsets", most=_MAX_BUFFERS)
+    few(plan.offsets, "plan: $.offsets", most=_MAX_BUFFERS)
     for position, offset in enumerate(plan.offsets):
-        _within(offset, f"plan: $.offsets[{position}]", low=-1)
-    _within(plan.budget, "plan: $.budget")
+        within(offset, f"plan: $.offsets[{position}]", low=-1)
+    within(plan.budget, "plan: $.budget")
     for name in ("persistent", "peak", "arena", "outside", "ns", "base_ns"):
-        _within(getattr(plan.forecast, name), f"plan: $.forecast.{name}")
+        within(getattr(plan.forecast, name), f"plan: $.forecast.{name}")
     if not plan.placed and plan.offsets:
-        _refuse("plan: $.offsets", plan.offsets, "empty, because the plan is not placed")
-    _check_certificate(plan.certificate)
+        refuse("plan: $.offsets", plan.offsets, "empty, because the plan is not placed")
+    check_certificate(plan.certificate)
     _check_reasons(plan)
     for field, amounts in (("forecast.tiers", plan.forecast.tiers), ("limits.bytes", plan.limits.bytes)):
         for position, limit in enumerate(amounts):
-            _within(limit, f"plan: $.{field}[{position}]")
+            within(limit, f"plan: $.{field}[{position}]")
     for where, amount in (
         ("forecast.joules", plan.forecast.joules),
         ("limits.seconds", plan.limits.seconds),
         ("limits.joules", plan.limits.joules),
     ):
         if amount is not None and not 0 <= amount < math.inf:
-            _refuse(f"plan: $.{where}", amount, "a finite number that is not negative")
-
-
-def _check_certificate(claim: Certificate) -> None:
-    where = "plan: $.certificate"
-    for name in ("lower_bound", "ns_bound", "seed"):
-        _within(getattr(claim, name), f"{where}.{name}")
-    _within(claim.witness, f"{where}.witness", low=-1, high=_MAX_ID)
-    for name, proof in (("cover", claim.cover), ("stages", claim.stages)):
-        if proof is not None:
-            _check_proof(proof, f"{where}.{name}")
-
-
-def _check_proof(proof: Cover | Stages, where: str) -> None:
-    _within(proof.budget, f"{where}.budget")
-    _within(proof.scale, f"{where}.scale", low=1)
-    _few(proof.tree, f"{where}.tree", most=MAX_TREE)
-    if isinstance(proof, Stages):
-        _check_stages(proof, where)
-    for position, node in enumerate(proof.tree):
-        at = f"{where}.tree[{position}]"
-        match node:
-            case Choice(_, items, row, most):
-                _few(items, at)
-                for number in (*items, row, most):
-                    _within(number, at, high=_MAX_ID)
-            case StageCase():
-                _check_weights(node, at)
-            case Fixing(case):
-                _check_weights(case, at)
-            case Split(storage, until):
-                _check_gap(storage, until, at)
-            case Case(weights, shares):
-                _few(weights, f"{at}.weights")
-                _few(shares, f"{at}.shares")
-                for op, divisor, weight in weights:
-                    _within(op, f"{at}.weights", high=_MAX_ID)
-                    _within(divisor, f"{at}.weights")
-                    _within(weight, f"{at}.weights")
-                for storage, until, share in shares:
-                    _check_gap(storage, until, f"{at}.shares")
-                    _within(share, f"{at}.shares")
-
-
-def _check_stages(proof: Stages, where: str) -> None:
-    _within(proof.target, f"{where}.target")
-    for op in proof.ops:
-        _within(op, f"{where}.ops", high=_MAX_ID)
-    _few(proof.paths, f"{where}.paths")
-    for position, path in enumerate(proof.paths):
-        _few(path.storages, f"{where}.paths[{position}]")
-        for number in (path.row, path.last, *path.storages):
-            _within(number, f"{where}.paths[{position}]", high=_MAX_ID)
-
-
-def _check_weights(case: StageCase, where: str) -> None:
-    for field in StageCase.__struct_fields__:
-        _few(getattr(case, field), f"{where}.{field}")
-        for number in chain.from_iterable(getattr(case, field)):
-            _within(number, f"{where}.{field}")
-
-
-def _check_gap(storage: StorageId, until: int, where: str) -> None:
-    _within(storage, where, high=_MAX_ID)
-    _within(until, where, low=-1, high=_MAX_ID)
+            refuse(f"plan: $.{where}", amount, "a finite number that is not negative")
 
 
 def _check_steps(plan: Plan) -> None:
-    _few(plan.schedule.steps, "plan: $.schedule.steps")
+    few(plan.schedule.steps, "plan: $.schedule.steps")
     for position, step in enumerate(plan.schedule.steps):
         where = f"plan: $.schedule.steps[{position}]"
         match step:
             case Compute(op, drop):
-                _within(op, f"{where}.op", high=_MAX_ID)
+                within(op, f"{where}.op", high=MAX_ID)
                 for storage in drop:
-                    _within(storage, f"{where}.drop", high=_MAX_ID)
-                _distinct(drop, f"{where}.drop")
+                    within(storage, f"{where}.drop", high=MAX_ID)
+                distinct(drop, f"{where}.drop")
             case PageOut(storage, tier) | PageIn(storage, tier) | Free(storage, tier):
-                _within(storage, f"{where}.storage", high=_MAX_ID)
-                _within(tier, f"{where}.tier", low=0 if isinstance(step, Free) else 1, high=16)
+                within(storage, f"{where}.storage", high=MAX_ID)
+                within(tier, f"{where}.tier", low=0 if isinstance(step, Free) else 1, high=16)
             case Wait(storage):
-                _within(storage, f"{where}.storage", high=_MAX_ID)
+                within(storage, f"{where}.storage", high=MAX_ID)
 
 
 def _check_reasons(plan: Plan) -> None:
-    _few(plan.reasons, "plan: $.reasons")
+    few(plan.reasons, "plan: $.reasons")
     _unique((reason.storage for reason in plan.reasons), "plan: $.reasons[{}].storage", "explained once")
     for position, reason in enumerate(plan.reasons):
         where = f"plan: $.reasons[{position}]"
-        _within(reason.storage, f"{where}.storage", high=_MAX_ID)
-        _within(reason.bytes, f"{where}.bytes")
-        _within(reason.ns, f"{where}.ns")
-        _within(reason.copies, f"{where}.copies", high=_MAX_ID)
+        within(reason.storage, f"{where}.storage", high=MAX_ID)
+        within(reason.bytes, f"{where}.bytes")
+        within(reason.ns, f"{where}.ns")
+        within(reason.copies, f"{where}.copies", high=MAX_ID)
 
 
 def _unique(items: Iterable[int | str], where: str, must: str) -> None:
     seen: set[int | str] = set()
     for position, item in enumerate(items):
         if item in seen:
-            _refuse(where.format(position), item, must)
+            refuse(where.format(position), item, must)
         seen.add(item)
 
 
@@ -373,8 +276,8 @@ def check_graph(graph: Graph) -> None:
         PlanFileError: names the field and quotes the value.
     """
     for name in ("ops", "storages", "replays"):
-        _few(getattr(graph, name), f"graph: $.{name}")
-    _within(graph.split, "graph: $.split", low=-1, high=len(graph.ops))
+        few(getattr(graph, name), f"graph: $.{name}")
+    within(graph.split, "graph: $.split", low=-1, high=len(graph.ops))
     _check_storages(graph)
     made: set[StorageId] = set()
     for position, op in enumerate(graph.ops):
@@ -382,14 +285,14 @@ def check_graph(graph: Graph) -> None:
         _check_op(graph, op, position, where)
         for storage in op.reads:
             if storage not in made and not graph.storages[storage].external:
-                _refuse(f"{where}.reads", storage, "made by the caller or by an earlier op")
+                refuse(f"{where}.reads", storage, "made by the caller or by an earlier op")
         for storage in op.creates:
             if storage in made or graph.storages[storage].external:
-                _refuse(f"{where}.creates", storage, "made by this op alone")
+                refuse(f"{where}.creates", storage, "made by this op alone")
         made.update(op.creates)
     for entry in graph.storages:
         if not entry.external and entry.id not in made:
-            _refuse(f"graph: $.storages[{entry.id}].external", False, "true, or an op must make the storage")
+            refuse(f"graph: $.storages[{entry.id}].external", False, "true, or an op must make the storage")
     _check_replays(graph)
 
 
@@ -397,34 +300,32 @@ def _check_storages(graph: Graph) -> None:
     for position, storage in enumerate(graph.storages):
         where = f"graph: $.storages[{position}]"
         if storage.id != position:
-            _refuse(f"{where}.id", storage.id, f"its position {position}")
-        _within(storage.bytes, f"{where}.bytes")
+            refuse(f"{where}.id", storage.id, f"its position {position}")
+        within(storage.bytes, f"{where}.bytes")
         if storage.alignment.bit_count() != 1 or not 1 <= storage.alignment <= _MAX_ALIGNMENT:
-            _refuse(f"{where}.alignment", storage.alignment, f"a power of two between 1 and {_MAX_ALIGNMENT}")
+            refuse(f"{where}.alignment", storage.alignment, f"a power of two between 1 and {_MAX_ALIGNMENT}")
     total = sum(storage.size for storage in graph.storages)
     if total > MAX_INT:
-        _refuse("graph: $.storages", graph.storages, f"at most 2^62 bytes in all, not {total}")
+        refuse("graph: $.storages", graph.storages, f"at most 2^62 bytes in all, not {total}")
 
 
 def _check_op(graph: Graph, op: Op, position: int, where: str) -> None:
     if op.id != position:
-        _refuse(f"{where}.id", op.id, f"its position {position}")
+        refuse(f"{where}.id", op.id, f"its position {position}")
     for field in ("reads", "creates", "mutates"):
         storages = getattr(op, field)
         for storage in storages:
-            _within(storage, f"{where}.{field}", high=len(graph.storages) - 1)
-        _distinct(storages, f"{where}.{field}")
+            within(storage, f"{where}.{field}", high=len(graph.storages) - 1)
+        distinct(storages, f"{where}.{field}")
     if list(op.reads) != sorted(op.reads):
-        _refuse(f"{where}.reads", list(op.reads), "in ascending order")
+        refuse(f"{where}.reads", list(op.reads), "in ascending order")
     for storage in op.mutates:
         if storage not in op.reads:
-            _refuse(f"{where}.mutates", storage, "among the storages that the op reads")
-    _within(op.ns, f"{where}.ns")
-    _within(op.flags.value, f"{where}.flags", high=_ALL_FLAGS)
+            refuse(f"{where}.mutates", storage, "among the storages that the op reads")
+    within(op.ns, f"{where}.ns")
+    within(op.flags.value, f"{where}.flags", high=_ALL_FLAGS)
     if op.replay != -1:
-        _within(
-            op.replay, f"{where}.replay", low=len(graph.ops), high=len(graph.ops) + len(graph.replays) - 1
-        )
+        within(op.replay, f"{where}.replay", low=len(graph.ops), high=len(graph.ops) + len(graph.replays) - 1)
     _check_allocations(graph, op, where)
 
 
@@ -432,30 +333,30 @@ def _check_allocations(graph: Graph, op: Op, where: str) -> None:
     begun, named = 0, []
     for position, allocation in enumerate(graph.allocations(op)):
         at = f"{where}.allocations[{position}]"
-        _within(allocation.bytes, f"{at}.bytes")
-        _within(allocation.start, f"{at}.start", low=begun, high=_MAX_EVENTS)
+        within(allocation.bytes, f"{at}.bytes")
+        within(allocation.start, f"{at}.start", low=begun, high=_MAX_EVENTS)
         begun = allocation.start
         if allocation.storage == -1:
-            _within(allocation.end, f"{at}.end", low=begun + 1, high=_MAX_EVENTS)
+            within(allocation.end, f"{at}.end", low=begun + 1, high=_MAX_EVENTS)
             continue
         if allocation.storage not in op.creates:
-            _refuse(f"{at}.storage", allocation.storage, "-1 or a storage that the op creates")
+            refuse(f"{at}.storage", allocation.storage, "-1 or a storage that the op creates")
         if allocation.end != -1:
-            _refuse(f"{at}.end", allocation.end, "-1, because a created storage survives the op")
+            refuse(f"{at}.end", allocation.end, "-1, because a created storage survives the op")
         if allocation.bytes != (expected := graph.storages[allocation.storage].bytes):
-            _refuse(f"{at}.bytes", allocation.bytes, f"the storage's {expected} bytes")
+            refuse(f"{at}.bytes", allocation.bytes, f"the storage's {expected} bytes")
         named.append(allocation.storage)
-    _distinct(named, f"{where}.allocations")
+    distinct(named, f"{where}.allocations")
     if len(named) != len(op.creates):
         missing = min(set(op.creates) - set(named))
-        _refuse(f"{where}.creates", missing, "among the op's allocations")
+        refuse(f"{where}.creates", missing, "among the op's allocations")
 
 
 def _check_replays(graph: Graph) -> None:
     base_of: dict[int, Op] = {}
     for op in graph.ops:
         if op.replay in base_of:
-            _refuse(
+            refuse(
                 f"graph: $.ops[{op.id}].replay",
                 op.replay,
                 f"of this op alone, not of op {base_of[op.replay].id} too",
@@ -466,35 +367,35 @@ def _check_replays(graph: Graph) -> None:
         where, number = f"graph: $.replays[{position}]", len(graph.ops) + position
         _check_op(graph, replay, number, where)
         if number not in base_of:
-            _refuse(f"{where}.id", number, "the replay of an op")
+            refuse(f"{where}.id", number, "the replay of an op")
         base = base_of[number]
         if replay.replay != -1:
-            _refuse(f"{where}.replay", replay.replay, "-1: a replay has no replay of its own")
+            refuse(f"{where}.replay", replay.replay, "-1: a replay has no replay of its own")
         if replay.mutates:
-            _refuse(f"{where}.mutates", replay.mutates[0], "empty: a replay changes nothing in place")
+            refuse(f"{where}.mutates", replay.mutates[0], "empty: a replay changes nothing in place")
         for storage in replay.creates:
             if storage not in base.creates:
-                _refuse(f"{where}.creates", storage, f"made by op {base.id}, which it replays")
+                refuse(f"{where}.creates", storage, f"made by op {base.id}, which it replays")
         for storage in replay.reads:
             if storage in replay.creates:
-                _refuse(f"{where}.reads", storage, "something else than what the replay makes")
+                refuse(f"{where}.reads", storage, "something else than what the replay makes")
 
 
 def _check_trace(trace: Trace) -> None:
     check_tables(trace)
-    _few(trace.buffers, "trace: $.buffers", most=_MAX_BUFFERS)
-    _within(trace.num_events, "trace: $.num_events", high=_MAX_EVENTS)
+    few(trace.buffers, "trace: $.buffers", most=_MAX_BUFFERS)
+    within(trace.num_events, "trace: $.num_events", high=_MAX_EVENTS)
     begun = 0
     for position, buffer in enumerate(trace.buffers):
         where = f"trace: $.buffers[{position}]"
-        _within(buffer.bytes, f"{where}.bytes")
-        _within(buffer.start, f"{where}.start", low=begun, high=trace.num_events)
-        _within(buffer.end, f"{where}.end", low=buffer.start + 1, high=trace.num_events)
-        _within(buffer.offset, f"{where}.offset", low=-1)
-        _within(buffer.storage, f"{where}.storage", low=-1, high=_MAX_ID)
+        within(buffer.bytes, f"{where}.bytes")
+        within(buffer.start, f"{where}.start", low=begun, high=trace.num_events)
+        within(buffer.end, f"{where}.end", low=buffer.start + 1, high=trace.num_events)
+        within(buffer.offset, f"{where}.offset", low=-1)
+        within(buffer.storage, f"{where}.storage", low=-1, high=MAX_ID)
         begun = buffer.start
     for position, event in enumerate(trace.events):
         where = f"trace: $.events[{position}]"
-        _within(event.start, f"{where}.start")
-        _within(event.end, f"{where}.end", low=event.start)
-        _within(event.op, f"{where}.op", low=-1, high=_MAX_ID)
+        within(event.start, f"{where}.start")
+        within(event.end, f"{where}.end", low=event.start)
+        within(event.op, f"{where}.op", low=-1, high=MAX_ID)

@@ -6,6 +6,8 @@ Idea        Pick some ops of the base order, the rows. At each, certain storages
             re-run between them reads was live at this row or made after it. Weights on these facts
             bound the time of the re-runs from below. Facts whose other value alone would make a
             schedule as dear as the target are fixed; a case may split on how many of some facts hold.
+            Where chains of what is needed later leave an op no room to run again, it does not, unless
+            an op runs again that a chain ends at.
 Source      the stages of Checkmate (MLSys 2020), with rows only where memory is short; weak duality;
             reduced-cost fixing
 Guarantee   Holds for every schedule without paging that keeps the base order and the budget, whatever
@@ -24,6 +26,7 @@ from itertools import chain, pairwise
 from typing import NoReturn, TypeAlias
 
 from tightrope.core import (
+    Barrier,
     Bytes,
     Choice,
     Fixing,
@@ -100,7 +103,7 @@ class _Facts:
 
     def __init__(self, graph: Graph, stages: Stages) -> None:
         self.graph, self.ops, self.scale, self.budget = graph, stages.ops, stages.scale, stages.budget
-        self.paths = stages.paths
+        self.paths, self.barriers, self.sound = stages.paths, stages.barriers, set[int]()
         if not self.ops or not all(0 <= op < len(graph.ops) for op in self.ops):
             _fail("rows that are not ops")
         if any(before >= after for before, after in pairwise(self.ops)):
@@ -184,6 +187,8 @@ class _Facts:
         total += sum(self._held(storage, at, weight, terms) for storage, at, weight in case.held)
         total += sum(self._during(op, at, weight, terms) for op, at, weight in case.during)
         total += sum(self._path(position, weight, terms) for position, weight in case.paths)
+        for position, weight in case.barriers:
+            self._barrier(position, weight, terms)
         total += sum(_counted(branch, position, weight, terms) for position, weight in case.choices)
         return terms, total
 
@@ -212,6 +217,58 @@ class _Facts:
             for row in range(path.row, path.last + 1):
                 terms["run", maker.id, row] = terms.get(("run", maker.id, row), 0) + weight
         return weight
+
+    def _barrier(self, position: int, weight: int, terms: Terms) -> None:
+        """Add ``one of the others runs again after the row, or the op does not before the next``."""
+        if not 0 <= position < len(self.barriers):
+            _fail(f"a barrier {position}; there are {len(self.barriers)}")
+        barrier = self.barriers[position]
+        if position not in self.sound:
+            self._check_barrier(position, barrier)
+            self.sound.add(position)
+        run: Fact = ("run", barrier.op, barrier.row)
+        terms[run] = terms.get(run, 0) - weight
+        for other in barrier.others:
+            for row in range(barrier.row, len(self.ops)):
+                if self.known(("run", other, row)):
+                    terms["run", other, row] = terms.get(("run", other, row), 0) + weight
+
+    def _check_barrier(self, position: int, barrier: Barrier) -> None:
+        """Refuse a barrier whose chains leave room for the op right before some base op of its stretch."""
+        row, others = barrier.row, set(barrier.others)
+        open_run = row + 1 < len(self.ops) and self.known(("run", barrier.op, row))
+        if not open_run or len(others) < len(barrier.others):
+            _fail(f"barrier {position} to op {barrier.op} after row {row}, which is not open")
+        stages = range(self.ops[row] + 1, self.ops[row + 1] + 1)
+        if len(barrier.chains) != len(stages):
+            _fail(f"barrier {position} with chains at {len(barrier.chains)} of {len(stages)} ops")
+        ways = list(reruns(self.graph, self.graph.ops[barrier.op]))
+        read = {s for s in ways[0].reads if s in self.maker and self._always_reads(barrier.op, s)}
+        need = min(op_need(self.graph, way) for way in ways) + sum(self.graph.storages[s].size for s in read)
+        counted = read.union(*(way.creates for way in ways))
+        for stage, chains in zip(stages, barrier.chains, strict=True):
+            given = dict[StorageId, Bytes]()
+            for amount, storages in chains:
+                if amount < 0 or not self._is_chain(storages, stage, others):
+                    _fail(f"barrier {position} with a chain {storages} that is not one before op {stage}")
+                for storage in storages:
+                    given[storage] = given.get(storage, 0) + amount
+                    if storage in counted or given[storage] > self.graph.storages[storage].size:
+                        _fail(f"barrier {position} with too many bytes of storage {storage}")
+            taken = self.graph.persistent + need + sum(amount for amount, _ in chains)
+            if taken <= self.budget:
+                _fail(f"barrier {position} with room for op {barrier.op} before op {stage}")
+
+    def _is_chain(self, storages: tuple[StorageId, ...], stage: OpId, others: set[OpId]) -> bool:
+        """Tell whether one of a chain of storages is live until a base op, if no other op runs again."""
+        if not storages or not all(storage in self.maker for storage in storages):
+            return False
+        first, last = storages[0], storages[-1]
+        kept = self.graph.storages[first].resident_at_end or any(use >= stage for use in self.uses[first])
+        fed = all(self._always_reads(self.maker[made].id, read) for made, read in pairwise(storages))
+        maker, stays = self.maker[last], self.graph.storages[last].resident_at_end
+        again = not stays and any(last in run.creates for run in reruns(self.graph, maker))
+        return self.maker[first].id < stage and kept and fed and (not again or maker.id in others)
 
     def _held(self, storage: StorageId, at: int, weight: int, terms: Terms) -> int:
         """Add ``held = live at the row and at the next, unless its maker runs between``."""

@@ -1,4 +1,4 @@
-// Minimum s-t cut by Dinic's algorithm: levels by breadth-first search, then blocking flows.
+// Minimum s-t cut and maximum flow by Dinic's algorithm: levels by breadth-first search, then blocking flows.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -68,6 +68,19 @@ struct Flow {
         return least;
     }
 };
+
+struct Pushed {
+    Flow flow;
+    i64 total = 0;
+
+    Pushed(i64 vertices, i64 num_edges, const i64* edges, i64 source, i64 sink) : flow(vertices) {
+        for (i64 i = 0; i < num_edges; ++i) flow.add(edges[3 * i], edges[3 * i + 1], edges[3 * i + 2]);
+        while (flow.levels(source, sink)) {
+            std::fill(flow.next.begin(), flow.next.end(), 0);
+            while (i64 pushed = flow.push(source, sink)) total += pushed;
+        }
+    }
+};
 }  // namespace
 
 extern "C" {
@@ -75,14 +88,15 @@ extern "C" {
 // edges: from, to, capacity per edge. side[v] = 1 where v is on the source's side of the smallest cut
 // that is nearest to the source. Returns the capacity of the cut.
 i64 tightrope_mincut(i64 vertices, i64 num_edges, const i64* edges, i64 source, i64 sink, i64* side) {
-    Flow flow(vertices);
-    for (i64 i = 0; i < num_edges; ++i) flow.add(edges[3 * i], edges[3 * i + 1], edges[3 * i + 2]);
-    i64 total = 0;
-    while (flow.levels(source, sink)) {
-        std::fill(flow.next.begin(), flow.next.end(), 0);
-        while (i64 pushed = flow.push(source, sink)) total += pushed;
-    }
-    for (i64 v = 0; v < vertices; ++v) side[v] = flow.level[v] >= 0;
-    return total;
+    const Pushed found(vertices, num_edges, edges, source, sink);
+    for (i64 v = 0; v < vertices; ++v) side[v] = found.flow.level[v] >= 0;
+    return found.total;
+}
+
+// The largest flow; flows[i] = what edge i carries.
+i64 tightrope_maxflow(i64 vertices, i64 num_edges, const i64* edges, i64 source, i64 sink, i64* flows) {
+    const Pushed found(vertices, num_edges, edges, source, sink);
+    for (i64 i = 0; i < num_edges; ++i) flows[i] = found.flow.edges[2 * i + 1].room;
+    return found.total;
 }
 }

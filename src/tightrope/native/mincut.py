@@ -1,4 +1,4 @@
-"""Minimum s-t cuts: Dinic's algorithm in C++ where there is a compiler, else in Python."""
+"""Minimum s-t cuts and maximum flows: Dinic's algorithm in C++ where there is a compiler, else in Python."""
 
 import ctypes
 from collections import deque
@@ -46,11 +46,48 @@ def min_cut(
     return total, tuple(bool(mark) for mark in side)
 
 
+def max_flow(
+    num_vertices: int,
+    edges: Sequence[tuple[int, int, int]],
+    *,
+    source: int,
+    sink: int,
+    native: bool = True,
+) -> tuple[int, tuple[int, ...]]:
+    """Find a largest flow.
+
+    Args:
+        num_vertices: numbered from 0.
+        edges: (from, to, capacity); the sum of capacities below `INFINITE` is below it, too.
+        source: vertex that flow comes from.
+        sink: vertex that it goes to.
+        native: whether C++ may be used.
+
+    Returns:
+        The amount, and how much of it every edge carries.
+
+    Raises:
+        NativeError: there is a compiler, but the library does not build or load.
+
+    Example:
+        >>> max_flow(3, [(0, 1, 5), (1, 2, 3)], source=0, sink=2)
+        (3, (3, 3))
+    """
+    if not (native and compiler()):
+        flow = _Flow(num_vertices, edges)
+        total, _ = flow.cut(source, sink)
+        return total, tuple(flow.room[2 * edge + 1] for edge in range(len(edges)))
+    flows = (INTEGER * max(1, len(edges)))()
+    total = int(_library().tightrope_maxflow(num_vertices, len(edges), table(edges), source, sink, flows))
+    return total, tuple(flows[: len(edges)])
+
+
 @cache
 def _library() -> ctypes.CDLL:
     native = load("mincut")
-    native.tightrope_mincut.restype = INTEGER
-    native.tightrope_mincut.argtypes = [INTEGER, INTEGER, POINTER, INTEGER, INTEGER, POINTER]
+    for function in (native.tightrope_mincut, native.tightrope_maxflow):
+        function.restype = INTEGER
+        function.argtypes = [INTEGER, INTEGER, POINTER, INTEGER, INTEGER, POINTER]
     return native
 
 

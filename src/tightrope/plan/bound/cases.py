@@ -72,8 +72,10 @@ def written(
     if any(isinstance(node, Fixing) for node in made.tree):
         least = min(least, target * made.scale)
     extra = max(0, -(-least // (unit * made.scale))) * unit
-    staged, named = program.staged, tuple(paths[number] for number in made.paths)
-    return extra, Stages(staged.budget, made.scale, staged.ops, tuple(made.tree), named, target)
+    staged, tree = program.staged, tuple(made.tree)
+    named = tuple(paths[number] for number in made.named["paths"])
+    barriers = tuple(staged.barriers[number] for number in made.named["barriers"])
+    return extra, Stages(staged.budget, made.scale, staged.ops, tree, named, target, barriers)
 
 
 class _Written:
@@ -90,7 +92,7 @@ class _Written:
                 heaviest = max(heaviest, *numbers, 1.0)
         self.scale = 1 << max(0, min(_SCALE_BITS, _WEIGHT_BITS - math.ceil(math.log2(heaviest))))
         self.tree: list[Choice | Fixing | StageCase] = []
-        self.paths: dict[int, int] = {}
+        self.named: dict[str, dict[int, int]] = {"paths": {}, "barriers": {}}
 
     def least(self) -> int:
         """Evaluate every case with what is fixed above it; the cheapest counts."""
@@ -130,9 +132,9 @@ class _Written:
             if not whole:
                 continue
             kind, *name = constraint.key
-            if kind == "paths":
-                name = [self.paths.setdefault(name[0], len(self.paths))]
-            kinds[kind].append((*name[: {"fed": 3, "paths": 1}.get(kind, 2)], whole))
+            if (named := self.named.get(kind)) is not None:
+                name = [named.setdefault(name[0], len(named))]
+            kinds[kind].append((*name[: 1 if kind in self.named else 3 if kind == "fed" else 2], whole))
             total += whole * constraint.least
             for fact, factor in constraint.terms:
                 column = self.program.column[fact]

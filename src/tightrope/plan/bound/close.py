@@ -2,26 +2,32 @@
 
 Idea        Where few ops are short of bytes, every one of them and then its neighbours become rows of the
             staged problem. Elsewhere rows are added one by one: the op that lacks most bytes under the
-            solution so far, first of the relaxation and then of the whole search; where that fits, the
-            ops where it hardly does and that make the relaxation dearest. The search often ends at the
+            solution so far, first of the relaxation and then of the whole search; where that fits, rows
+            around barriers to what it runs again, or the ops where it hardly fits and that make the
+            relaxation dearest. The search often ends at the
             time of the plan in hand, which is so proved the fastest.
 Source      Checkmate (MLSys 2020) restricted to the stages where memory is short
 Guarantee   as of `tightrope.plan.bound.stages`; effort is counted, so equal calls give equal bounds
 Complexity  at most `_MOST_ROWS` rows at once; about a second per million units of effort
-Gaps        What is made between two rows for another re-run is not counted while that runs.
+Gaps        What is made between two rows for another re-run is not counted while that runs, but in a
+            barrier.
 """
 
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from tightrope.core import Bytes, Graph, Nanoseconds, OpId
+from tightrope.core import Bytes, Graph, Limits, Nanoseconds, OpId
+from tightrope.plan.bound.barriers import Barriers
 from tightrope.plan.bound.cover import TimeBound
 from tightrope.plan.bound.problem import Problem, problem
 from tightrope.plan.bound.program import Effort, Reals
-from tightrope.plan.bound.rows import highest, lacking
+from tightrope.plan.bound.rows import highest, lacking, realised
 from tightrope.plan.bound.staged import StagedSearch
 from tightrope.plan.bound.stages import Lineage, staged_problem
+from tightrope.plan.engine import live_limit
+from tightrope.plan.model import build
 
 _MOST_ROWS: Final = 16
 _MOST_OPS: Final = 160
@@ -38,6 +44,12 @@ _CHOSEN_ROWS: Final = 9
 _SOME_BYTES: Final = 0.5
 _WORTH: Final = 1.0005
 """Factor by which a further row must raise the relaxation."""
+_RUNS: Final = 0.3
+"""How far a re-run must hold in a solution for barriers to it to be looked for."""
+_DEAR: Final = 0.9
+"""Share of the gap from which on the time of an op makes it dear: a further run all but closes the gap."""
+_FLOW: Final = 8
+"""Effort per edge of a flow."""
 _TRY: Final = 0.2
 """Share of the effort that one branch and bound, or one choice of rows, may take."""
 
@@ -85,6 +97,7 @@ class _Closing:
         self.lineage = Lineage.of(graph, problem)
         self.short = problem.fixed + problem.idle() - budget
         self.work = Effort(effort)
+        self.barriers = Barriers(graph, problem, self.lineage, budget)
         self.best: TimeBound | None = None
 
     @property
@@ -109,8 +122,13 @@ class _Closing:
             if wider == rows:
                 search = self._search(rows, self._some(), during=False)
                 wider = self._wider(rows, search)
+                if wider == rows and (around := self._barred(rows, search)):
+                    rows = sorted({*rows, *around})
+                    continue
                 if wider == rows:
                     wider = self._dearer(rows, search)
+                if wider == rows:
+                    wider = self._late(rows, search)
             if wider == rows or len(wider) > _CHOSEN_ROWS:
                 break
             rows = wider
@@ -127,6 +145,16 @@ class _Closing:
         excess = self._excess(search)
         return sorted([*rows, int(np.argmax(excess))]) if excess.max() > _SOME_BYTES else rows
 
+    def _late(self, rows: list[OpId], search: StagedSearch) -> list[OpId]:
+        """Add the op that lacks bytes most where the cheapest case's re-runs come as late as they can."""
+        values = search.cheapest().answer.values
+        if not len(values):
+            return rows
+        limit = live_limit(self.graph, Limits(bytes=(self.budget,)))
+        excess = realised(build(self.graph), search.program, values, limit)
+        excess[rows] = -np.inf
+        return sorted([*rows, int(np.argmax(excess))]) if excess.max() > _SOME_BYTES else rows
+
     def _pruned(self, rows: list[OpId], value: float, allowed: Effort, *, keep: OpId) -> list[OpId]:
         """Take out rows that a relaxation does not need."""
         for row in [row for row in rows if row != keep]:
@@ -134,6 +162,23 @@ class _Closing:
             if rest and allowed.left() and self._relaxed(rest, allowed) * _WORTH > value:
                 rows = rest
         return rows
+
+    def _barred(self, rows: list[OpId], search: StagedSearch) -> list[OpId]:
+        """Look for barriers to what the cheapest case so far runs again; list rows around new ones."""
+        if self.best is None or len(rows) >= _CHOSEN_ROWS:
+            return []
+        program, values = search.program, search.cheapest().answer.values
+        found = [program.facts[column] for column in np.flatnonzero(values > _RUNS).tolist()]
+        runs = [(op, row) for what, op, row in found if what == "run" and row + 1 < len(rows)]
+        room, ran = _DEAR * (self.upper - self.best.extra_ns), {op for what, op, _ in found if what == "run"}
+        dear = frozenset(
+            op for op, ways in self.problem.runs.items() if ways and min(w.ns for w in ways) >= room
+        ).difference(ran)
+        around, before = set[OpId](), self.barriers.work
+        for op, row in runs if dear else []:
+            around.update(self.barriers.look(op, rows[row], rows[row + 1], dear))
+        self.work.spent += _FLOW * (self.barriers.work - before)
+        return sorted(around)
 
     def _dearer(self, rows: list[OpId], search: StagedSearch) -> list[OpId]:
         """Add ops that hardly fit, the dearest first; take out rows that the relaxation does not need."""
@@ -167,8 +212,14 @@ class _Closing:
 
     def _staged(self, rows: list[OpId], work: Effort, *, during: bool) -> StagedSearch:
         staged = staged_problem(
-            self.graph, self.problem, rows, self.budget, during=during, lineage=self.lineage
-        )
+            self.graph, self.problem, rows, self.budget, during=during, lineage=self.lineage,
+            barriers=[
+                barrier
+                for blocked in self.barriers.blocked.values()
+                for row, (first, last) in enumerate(pairwise(rows))
+                if (barrier := blocked.between(row, first, last)) is not None
+            ],
+        )  # fmt: skip
         return StagedSearch(staged, self.problem, self.upper, work)
 
 

@@ -7,7 +7,9 @@ Idea        What is live at a row and at the next without being made again betwe
 Source      lazy constraints
 Guarantee   None: it chooses rows; whether they prove anything is for the staged problem to say.
 Complexity  O(gaps * rows + ops)
-Gaps        What is made between two rows, and bytes during re-runs, are not counted.
+            Where that fits, the solution's re-runs are put as late as they can be, as a schedule would
+            have them, and its bytes are added up.
+Gaps        The first way does not count what is made between two rows, nor bytes during re-runs.
 """
 
 import math
@@ -17,6 +19,11 @@ import numpy as np
 from tightrope.core import Bytes, OpId
 from tightrope.plan.bound.problem import Problem
 from tightrope.plan.bound.program import Reals, StagedProgram
+from tightrope.plan.model import Model
+from tightrope.plan.recovery import made_by
+from tightrope.plan.runs import Runs
+
+_HOLDS = 0.5
 
 
 def lacking(problem: Problem, program: StagedProgram, values: Reals, budget: Bytes) -> Reals:
@@ -55,6 +62,41 @@ def lacking(problem: Problem, program: StagedProgram, values: Reals, budget: Byt
     found = problem.fixed + np.cumsum(change)[:-1] - float(budget)
     found[list(ops)] = -math.inf
     return found
+
+
+def realised(model: Model, program: StagedProgram, values: Reals, limit: Bytes) -> Reals:
+    """Add up by how much a solution's re-runs exceed a limit at every op, each as late as its readers let.
+
+    Args:
+        model: of the graph.
+        program: that has the solution.
+        values: how far every fact holds, 0 to 1; what holds by half counts.
+        limit: bytes of the arena.
+
+    Returns:
+        Bytes at every op or the re-runs right before it, negative where they fit.
+    """
+    staged, num_ops = program.staged, len(model.need)
+    made = made_by(model)
+    stages: dict[tuple[int, OpId], OpId] = {}
+    chosen = [program.facts[column] for column in np.flatnonzero(values > _HOLDS).tolist()]
+    for _, op, row in sorted((fact for fact in chosen if fact[0] == "run"), key=lambda fact: -fact[1]):
+        first = staged.ops[row]
+        last = staged.ops[row + 1] if row + 1 < len(staged.ops) else num_ops - 1
+        outputs = set(made[op])
+        readers = [use for s in outputs for use in staged.lineage.uses[s] if first < use <= last]
+        readers += [
+            stage
+            for (at, other), stage in stages.items()
+            if at == row and outputs.intersection(staged.lineage.inputs[other])
+        ]
+        stages[row, op] = min(readers, default=last)
+    runs = Runs(model, sorted((max(stage, op + 1), op) for (_, op), stage in stages.items()))
+    excess, stage = np.full(num_ops, -np.inf), 0
+    for position, (op, pair) in enumerate(zip(runs.ops, runs.again, strict=True)):
+        excess[stage] = max(excess[stage], float(runs.profile[position]) - limit)
+        stage = op + 1 if pair is None else stage
+    return excess
 
 
 def highest(amounts: Reals, *, apart: int, most: int) -> list[OpId]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from tightrope.core import Bytes, Graph, InputPath, Nanoseconds, OpId, StorageId
+from tightrope.core import Barrier, Bytes, Graph, InputPath, Nanoseconds, OpId, StorageId
 from tightrope.plan.bound.problem import Problem, uses
 from tightrope.plan.model import producers
 
@@ -88,6 +88,7 @@ class StagedProblem:
         dead: for every row, storages that are not used later and may have been kept, with their bytes.
         short: for every row, bytes of the idle storages that must be absent.
         constraints: all but the rounded rows.
+        barriers: that constraints name by position.
     """
 
     ops: tuple[OpId, ...]
@@ -99,6 +100,7 @@ class StagedProblem:
     dead: list[dict[StorageId, Bytes]] = field(default_factory=list)
     short: list[Bytes] = field(default_factory=list)
     constraints: list[Constraint] = field(default_factory=list)
+    barriers: list[Barrier] = field(default_factory=list)
 
     def is_open(self, storage: StorageId, row: int) -> bool:
         """Tell whether a storage was made before a row, and may be live there or not."""
@@ -150,6 +152,7 @@ def staged_problem(
     *,
     during: bool = False,
     lineage: Lineage | None = None,
+    barriers: Sequence[Barrier] = (),
 ) -> StagedProblem:
     """State what must hold at and between the first runs of some ops, ``rows``, ascending.
 
@@ -160,6 +163,7 @@ def staged_problem(
         budget: total bytes.
         during: whether to count the bytes during re-runs: many more constraints.
         lineage: of the graph and the problem, where it is known already.
+        barriers: between these rows.
     """
     lineage = lineage or Lineage.of(graph, problem)
     builder = _Builder(graph, problem, StagedProblem(tuple(rows), budget, lineage, len(graph.ops)))
@@ -167,6 +171,8 @@ def staged_problem(
     if during:
         for row in range(len(rows) - 1):
             made.constraints += builder.during(row)
+    made.barriers += barriers
+    made.constraints += [builder.barrier(position) for position in range(len(barriers))]
     return made
 
 
@@ -263,6 +269,19 @@ class _Builder:
             ]
             least = self.graph.persistent - self.made.budget
             yield Constraint(("during", op, row, 0), ((("run", op, row), -need), *terms), least)
+
+    def barrier(self, position: int) -> Constraint:
+        """Say that an op runs between two rows only where one of others runs again after the first."""
+        barrier = self.made.barriers[position]
+        runs: list[Fact] = [
+            ("run", other, row)
+            for other in barrier.others
+            for row in range(barrier.row, len(self.made.ops))
+            if other < self.ends[row]
+        ]
+        op: Fact = ("run", barrier.op, barrier.row)
+        self.made.price.update((fact, self._price(fact[1])) for fact in (*runs, op))
+        return Constraint(("barriers", position, 0, 0), (*((fact, 1) for fact in runs), (op, -1)), 0)
 
     def _at_both(self, row: int) -> Iterator[tuple[StorageId, Bytes]]:
         """List what may be live all the while from a row to the next, with its bytes."""

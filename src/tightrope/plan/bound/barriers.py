@@ -1,0 +1,186 @@
+"""Barriers: an op whose re-run does not fit unless some dear op runs again then or later.
+
+Idea        While an op runs again just before base op t, what t and later ops still need is live, or
+            will be made again from something that is. With some dear ops set aside, every chain
+            ``needed storage, what its producer reads, what that one's producer reads, ...`` ends at a
+            storage that nothing makes again, so one storage of every chain is live. The fewest bytes
+            that meet every chain are a minimum vertex cut; where they and what the op itself takes
+            exceed the budget, the op does not run then, or one of the dear ops runs again later.
+Source      own; Menger's theorem gives the chains as a maximum flow
+Guarantee   Holds for every schedule within the budget that recomputes, does not page and keeps the base
+            order. The chains prove it by addition: no storage gives more than its bytes.
+Complexity  One maximum flow over the storages per op and instant.
+Gaps        Only what the cheapest solution so far runs again is looked at.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from tightrope.core import Barrier, Bytes, Chain, Graph, OpId, StorageId
+from tightrope.native.mincut import INFINITE, max_flow
+from tightrope.plan.bound.problem import Problem
+from tightrope.plan.bound.stages import Lineage
+
+
+@dataclass(slots=True)
+class Blocked:
+    """An op, and the base ops right before which it does not run again.
+
+    Attributes:
+        op: what does not fit.
+        chains: for each of those base ops.
+        others: for each of those base ops, dear ops that would make room.
+    """
+
+    op: OpId
+    chains: dict[OpId, tuple[Chain, ...]] = field(default_factory=dict)
+    others: dict[OpId, frozenset[OpId]] = field(default_factory=dict)
+
+    def between(self, row: int, first: OpId, last: OpId) -> Barrier | None:
+        """State the barrier from one row to the next; None where the op may run between.
+
+        Args:
+            row: position of the first of both rows.
+            first: its op.
+            last: op of the next row.
+        """
+        stages = range(first + 1, last + 1)
+        if not all(stage in self.chains for stage in stages):
+            return None
+        others = frozenset[OpId]().union(*(self.others[stage] for stage in stages))
+        return Barrier(self.op, row, tuple(sorted(others)), tuple(self.chains[stage] for stage in stages))
+
+
+class Barriers:
+    """The barriers of a graph under a budget that were found so far.
+
+    Attributes:
+        blocked: by op.
+        work: edges of all flows so far.
+    """
+
+    def __init__(self, graph: Graph, problem: Problem, lineage: Lineage, budget: Bytes) -> None:
+        self.graph, self.problem, self.lineage, self.budget = graph, problem, lineage, budget
+        self.blocked: dict[OpId, Blocked] = {}
+        self.work = 0
+
+    def look(self, op: OpId, first: OpId, last: OpId, dear: frozenset[OpId]) -> list[OpId]:
+        """Look for base ops in a stretch before which an op does not fit, and go on beyond both ends.
+
+        Args:
+            op: that runs again between both rows in some solution.
+            first: op of the row before.
+            last: op of the next row.
+            dear: ops that are set aside.
+
+        Returns:
+            Two ops that as rows enclose the longest stretch that is blocked; none where nothing new is.
+        """
+        inside = [stage for stage in range(first + 1, last + 1) if self._blocks(op, stage, dear)]
+        if not inside:
+            return []
+        for stage, step in ((inside[0] - 1, -1), (inside[-1] + 1, 1)):
+            while op < stage < len(self.graph.ops) and self._blocks(op, stage, dear):
+                inside.append(stage)
+                stage += step
+        chains = self.blocked[op].chains
+        ends = (stage for stage in chains if stage + 1 not in chains)
+        lengths = {end: next(n for n in count(1) if end - n not in chains) for end in ends}
+        longest = max(lengths, key=lambda end: (lengths[end], end))
+        return [longest - lengths[longest], longest]
+
+    def _blocks(self, op: OpId, stage: OpId, dear: frozenset[OpId]) -> bool:
+        """Tell whether an op does not fit before a base op; only what is found now counts as new."""
+        known = self.blocked.get(op)
+        if known is not None and stage in known.chains:
+            return False
+        found = self._chains(op, stage, dear)
+        if found is None:
+            return False
+        known = self.blocked.setdefault(op, Blocked(op))
+        known.chains[stage] = found
+        ends = {storages[-1] for _, storages in found}
+        known.others[stage] = frozenset(self.lineage.producer[end] for end in ends if self._remade(end))
+        return True
+
+    def _remade(self, storage: StorageId) -> bool:
+        return storage in self.lineage.remade and not self.graph.storages[storage].resident_at_end
+
+    def _chains(self, op: OpId, stage: OpId, dear: frozenset[OpId]) -> tuple[Chain, ...] | None:
+        """Find chains that together leave no room for an op before a base op; None where it fits."""
+        ways = self.problem.runs[op]
+        read = frozenset(self.lineage.inputs[op])
+        taken = self.graph.persistent + min(way.need for way in ways)
+        taken += sum(self.graph.storages[storage].size for storage in read)
+        counted = read.union(*(way.creates for way in ways))
+        heads = [s for s in self._needed(stage) if s not in counted]
+        network = _Network(self, dear, counted)
+        amount = network.flow(heads)
+        self.work += len(network.edges)
+        return tuple(network.chains()) if taken + amount > self.budget else None
+
+    def _needed(self, stage: OpId) -> Iterator[StorageId]:
+        """List what was made before a base op and is needed at it or later."""
+        for storage, uses in self.lineage.uses.items():
+            if uses[0] < stage and (uses[-1] >= stage or self.graph.storages[storage].resident_at_end):
+                yield storage
+
+
+class _Network:
+    """Storages as vertices with room for their bytes; flow comes from what nothing makes again.
+
+    A storage is two vertices, joined by an edge of its bytes; what the op itself reads or makes is left out.
+    """
+
+    def __init__(self, of: Barriers, dear: frozenset[OpId], counted: frozenset[StorageId]) -> None:
+        self.of, self.dear, self.counted = of, dear, counted
+        self.number: dict[StorageId, int] = {}
+        self.edges: list[tuple[int, int, int]] = []
+        self.flows: tuple[int, ...] = ()
+
+    def flow(self, heads: list[StorageId]) -> Bytes:
+        """Push as many bytes as go from what nothing makes again to what is needed."""
+        waiting = list(heads)
+        while waiting:
+            storage = waiting.pop()
+            if storage in self.number or storage in self.counted:
+                continue
+            self.number[storage] = len(self.number)
+            if self._again(storage):
+                waiting += self.of.lineage.read_for(storage)
+        for storage, number in self.number.items():
+            self.edges.append((2 * number + 2, 2 * number + 3, self.of.graph.storages[storage].size))
+            if not self._again(storage):
+                self.edges.append((0, 2 * number + 2, INFINITE))
+                continue
+            for read in self.of.lineage.read_for(storage):
+                if read in self.number:
+                    self.edges.append((2 * self.number[read] + 3, 2 * number + 2, INFINITE))
+        self.edges += [(2 * self.number[head] + 3, 1, INFINITE) for head in heads]
+        total, self.flows = max_flow(2 * len(self.number) + 2, self.edges, source=0, sink=1)
+        return total
+
+    def _again(self, storage: StorageId) -> bool:
+        return self.of._remade(storage) and self.of.lineage.producer[storage] not in self.dear
+
+    def chains(self) -> Iterator[Chain]:
+        """Take the flow apart into chains, needed storage first."""
+        storages = list(self.number)
+        out: dict[int, list[list[int]]] = defaultdict(list)
+        for (start, end, _), flow in zip(self.edges, self.flows, strict=True):
+            if flow:
+                out[start].append([end, flow])
+        while out[0]:
+            path, at = [], 0
+            while at != 1:
+                edge = out[at][-1]
+                path.append((at, edge))
+                at = edge[0]
+            least = min(edge[1] for _, edge in path)
+            for start, edge in path:
+                edge[1] -= least
+                if not edge[1]:
+                    out[start].pop()
+            yield least, tuple(storages[(start - 3) // 2] for start, _ in reversed(path) if start % 2)

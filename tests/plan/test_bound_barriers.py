@@ -1,0 +1,206 @@
+"""Barriers never prove too much, prove what nothing else does, and wrong ones are refused."""
+
+import itertools
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.plan.bound_oracle import least_time, plain_graph, training_graph
+from tests.plan.test_bound_time import drawn
+from tightrope.core import Barrier, Graph, JudgeError, StageCase, Stages
+from tightrope.judge.stages import staged_time
+from tightrope.plan import base_schedule, lower_bound, solve, timeline
+from tightrope.plan.bound.barriers import Barriers
+from tightrope.plan.bound.close import close_bound
+from tightrope.plan.bound.problem import Problem, problem
+from tightrope.plan.bound.program import Effort
+from tightrope.plan.bound.staged import StagedSearch
+from tightrope.plan.bound.stages import Lineage, staged_problem
+from tightrope.plan.timeline import peak_bytes
+
+EFFORT = 300_000
+
+
+def found_in(
+    graph: Graph, budget: int, rows: list[int], dear: frozenset[int]
+) -> tuple[Problem, Lineage, list[Barrier]]:
+    """Every barrier between rows, with some ops set aside."""
+    of = problem(graph)
+    lineage = Lineage.of(graph, of)
+    barriers = Barriers(graph, of, lineage, budget)
+    for op in sorted(set(lineage.inputs) - dear):
+        for first, last in itertools.pairwise(rows):
+            if op <= first:
+                barriers.look(op, first, last, dear)
+    between = [
+        blocked.between(row, first, last)
+        for blocked in barriers.blocked.values()
+        for row, (first, last) in enumerate(itertools.pairwise(rows))
+    ]
+    return of, lineage, [barrier for barrier in between if barrier is not None]
+
+
+def searched(
+    graph: Graph, of: Problem, lineage: Lineage, budget: int, rows: list[int], barriers: list[Barrier]
+) -> tuple[int, Stages]:
+    staged = staged_problem(graph, of, rows, budget, lineage=lineage, barriers=barriers)
+    search = StagedSearch(staged, of, float("inf"), Effort(EFFORT))
+    search.run()
+    return search.result()
+
+
+def repriced(seed: int) -> tuple[Graph, int, list[int], frozenset[int]]:
+    """A graph of at most 10 ops of which some are far dearer, a budget, a few rows, the dear ops."""
+    draw = Random(seed)
+    if seed % 2:
+        graph = training_graph(seed, depth=draw.randint(3, 4))
+    else:
+        graph = plain_graph(seed, num_ops=draw.randint(6, 10))
+    dear = frozenset(op.id for op in graph.ops if draw.random() < 0.4)
+    ops = tuple(
+        msgspec.structs.replace(op, ns=1000 if op.id in dear else draw.randint(1, 3)) for op in graph.ops
+    )
+    graph = msgspec.structs.replace(graph, ops=ops)
+    low = lower_bound(graph)[0]
+    high = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    budget = low + int((high - low) * draw.random())
+    rows = sorted(draw.sample(range(len(ops)), min(len(ops), draw.randint(2, 4))))
+    return graph, budget, rows, dear
+
+
+def compared(seeds: range) -> tuple[int, int]:
+    """Compare with the optimum; return in how many graphs barriers counted, and in how many they gained."""
+    counted = gained = 0
+    for seed in seeds:
+        graph, budget, rows, dear = repriced(seed)
+        of, lineage, barriers = found_in(graph, budget, rows, dear)
+        if not barriers:
+            continue
+        extra, stages = searched(graph, of, lineage, budget, rows, barriers)
+        without, _ = searched(graph, of, lineage, budget, rows, [])
+        assert staged_time(graph, stages) == extra
+        counted += bool(stages.barriers)
+        gained += extra > without
+        truth = least_time(graph, budget)
+        assert truth is None or graph.base_ns + extra <= truth, seed
+    return counted, gained
+
+
+def test_barriers_never_exceed_the_optimum() -> None:
+    counted, gained = compared(range(1300))
+    assert counted >= 4
+    assert gained >= 3
+
+
+@pytest.mark.slow
+def test_barriers_never_exceed_the_optimum_of_50000_graphs() -> None:
+    assert compared(range(1300, 51_300))[1] > 100
+
+
+def test_a_barrier_says_what_nothing_else_does() -> None:
+    graph, budget, rows, dear = repriced(834)
+    of, lineage, barriers = found_in(graph, budget, rows, dear)
+    extra, stages = searched(graph, of, lineage, budget, rows, barriers)
+    assert searched(graph, of, lineage, budget, rows, [])[0] == 1
+    assert extra == staged_time(graph, stages) == 1000
+    assert least_time(graph, budget) == graph.base_ns + 1001
+
+
+@pytest.fixture(scope="module")
+def proved() -> list[tuple[Graph, int, Stages]]:
+    """Bounds of larger graphs that rest on barriers, as they are found when a bound is pursued."""
+    found = []
+    for seed, depth, percent in ((0, 12, 40), (7, 16, 40), (9, 12, 60)):
+        graph = training_graph(seed, depth=depth)
+        whole = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+        budget = -(-whole * percent // 100)
+        upper = solve(graph, budget=budget, placed=False, bound=False).forecast.ns - graph.base_ns
+        bound = close_bound(graph, budget=budget, upper_ns=upper)
+        assert bound is not None
+        assert bound.stages is not None
+        assert bound.stages.barriers
+        assert staged_time(graph, bound.stages) == bound.extra_ns <= upper
+        found.append((graph, bound.extra_ns, bound.stages))
+    return found
+
+
+Corruption = Callable[[Barrier, Graph], Barrier]
+
+
+def changed(barrier: Barrier, **fields: object) -> Barrier:
+    return msgspec.structs.replace(barrier, **fields)
+
+
+CORRUPTIONS: dict[str, Corruption] = {
+    "no others": lambda b, g: changed(b, others=()),
+    "others twice": lambda b, g: changed(b, others=(*b.others, *b.others, 0, 0)),
+    "no chains": lambda b, g: changed(b, chains=((),) * len(b.chains)),
+    "an op too few": lambda b, g: changed(b, chains=b.chains[1:]),
+    "an op too many": lambda b, g: changed(b, chains=(*b.chains, b.chains[0])),
+    "the last row": lambda b, g: changed(b, row=10**6),
+    "no such op": lambda b, g: changed(b, op=10**6),
+    "bytes twice": lambda b, g: changed(
+        b, chains=tuple(tuple((2 * n + 64, s) for n, s in c) for c in b.chains)
+    ),
+    "bytes below 0": lambda b, g: changed(b, chains=tuple((*c, (-1, c[0][1])) for c in b.chains if c)),
+    "the same chain again": lambda b, g: changed(b, chains=tuple((*c, *c) for c in b.chains)),
+    "nothing in a chain": lambda b, g: changed(b, chains=tuple((*c, (10**6, ())) for c in b.chains)),
+    "no such storage": lambda b, g: changed(b, chains=tuple((*c, (64, (10**6,))) for c in b.chains)),
+    "chains from below": lambda b, g: changed(
+        b, chains=tuple(tuple((n, (*s[::-1], s[0])) for n, s in c) for c in b.chains)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_wrong_barrier_is_refused(name: str, proved: list[tuple[Graph, int, Stages]]) -> None:
+    refused = 0
+    for graph, extra, stages in proved:
+        wrong = tuple(CORRUPTIONS[name](barrier, graph) for barrier in stages.barriers)
+        if wrong == stages.barriers:
+            continue
+        try:
+            assert staged_time(graph, msgspec.structs.replace(stages, barriers=wrong)) <= extra
+        except JudgeError:
+            refused += 1
+    assert refused >= 1
+
+
+def test_a_case_that_names_no_barrier_is_refused(proved: list[tuple[Graph, int, Stages]]) -> None:
+    graph, _, stages = proved[0]
+    with pytest.raises(JudgeError, match="barrier"):
+        staged_time(graph, msgspec.structs.replace(stages, barriers=()))
+
+
+@given(st.integers(0, 10**6), st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_barrier_makes_the_judge_derive_too_much(seed: int, data: st.DataObject) -> None:
+    graph, budget = drawn(seed)
+    op = st.integers(0, len(graph.ops) - 1)
+    rows = sorted(data.draw(st.sets(op, min_size=2, max_size=4)))
+    storages = st.lists(st.integers(0, len(graph.storages) - 1), min_size=1, max_size=3).map(tuple)
+    chain = st.tuples(st.integers(0, 3).map(lambda n: 64 * n), storages)
+    row = data.draw(st.integers(0, len(rows) - 2))
+    chains = tuple(
+        data.draw(st.lists(chain, max_size=4).map(tuple)) for _ in range(rows[row + 1] - rows[row])
+    )
+    others = data.draw(st.lists(op, max_size=2, unique=True).map(tuple))
+    barrier = Barrier(data.draw(op), row, others, chains)
+    weight = st.integers(0, 9)
+    storage, place = st.integers(0, len(graph.storages) - 1), st.integers(0, len(rows) - 1)
+    case = StageCase(
+        used=data.draw(st.lists(st.tuples(storage, place, weight), max_size=4).map(tuple)),
+        kept=data.draw(st.lists(st.tuples(storage, place, weight), max_size=4).map(tuple)),
+        rows=data.draw(st.lists(st.tuples(place, st.integers(0, 40), weight), max_size=4).map(tuple)),
+        barriers=((0, data.draw(weight)),),
+    )
+    try:
+        extra = staged_time(graph, Stages(budget, 1, tuple(rows), (case,), barriers=(barrier,)))
+    except JudgeError:
+        return
+    truth = least_time(graph, budget)
+    assert truth is None or graph.base_ns + extra <= truth
