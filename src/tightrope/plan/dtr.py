@@ -120,9 +120,11 @@ class _Runtime:
         if storage in self.resident:
             return
         waiting: list[tuple[OpId, bool]] = [(self.model.producer[storage], False)]
-        while waiting:
+        while waiting and self.finished:
             op, ready = waiting.pop()
             reads = self.model.again_reads[op]
+            if not ready and self.resident.issuperset(self.model.again_creates[op]):
+                continue  # another reader had it made meanwhile
             if not ready:
                 self._lock(reads)
                 waiting.append((op, True))
@@ -138,6 +140,7 @@ class _Runtime:
         self._make_room(self.model.again_need[op])
         self.runs.append((self.now, op))
         self.spent += self.model.again_ns[op]
+        self.finished = self.finished and self.spent <= self.patience
         self._appear(op, self.model.again_creates[op], self.model.again_ns[op], reads)
 
     def _appear(self, op: OpId, made: tuple[StorageId, ...], ns: int, reads: tuple[StorageId, ...]) -> None:
@@ -173,7 +176,7 @@ class _Runtime:
             candidates = [
                 s for s in self.resident if self.returns[s] and not self.locks[s] and self.model.size[s]
             ]
-            if not candidates or self.spent > self.patience:
+            if not candidates:
                 self.finished = False
                 break
             self._evict(min(candidates, key=lambda storage: (self._score(storage), storage)))
