@@ -81,10 +81,10 @@ class Barriers:
         inside = [stage for stage in range(first + 1, last + 1) if self._blocks(op, stage, dear)]
         if not inside:
             return []
-        for stage, step in ((inside[0] - 1, -1), (inside[-1] + 1, 1)):
-            while op < stage < len(self.graph.ops) and self._blocks(op, stage, dear):
-                inside.append(stage)
-                stage += step
+        for beyond in (range(inside[0] - 1, op, -1), range(inside[-1] + 1, len(self.graph.ops))):
+            for stage in beyond:
+                if not self._blocks(op, stage, dear):
+                    break
         chains = self.blocked[op].chains
         ends = (stage for stage in chains if stage + 1 not in chains)
         lengths = {end: next(n for n in count(1) if end - n not in chains) for end in ends}
@@ -92,7 +92,7 @@ class Barriers:
         return [longest - lengths[longest], longest]
 
     def _blocks(self, op: OpId, stage: OpId, dear: frozenset[OpId]) -> bool:
-        """Tell whether an op does not fit before a base op; only what is found now counts as new."""
+        """Tell whether an op does not fit before a base op, and that was not known; note why."""
         known = self.blocked.get(op)
         if known is not None and stage in known.chains:
             return False
@@ -102,10 +102,11 @@ class Barriers:
         known = self.blocked.setdefault(op, Blocked(op))
         known.chains[stage] = found
         ends = {storages[-1] for _, storages in found}
-        known.others[stage] = frozenset(self.lineage.producer[end] for end in ends if self._remade(end))
+        known.others[stage] = frozenset(self.lineage.producer[end] for end in ends if self.remade(end))
         return True
 
-    def _remade(self, storage: StorageId) -> bool:
+    def remade(self, storage: StorageId) -> bool:
+        """Tell whether a storage may be made again; what must be resident at the end stays."""
         return storage in self.lineage.remade and not self.graph.storages[storage].resident_at_end
 
     def _chains(self, op: OpId, stage: OpId, dear: frozenset[OpId]) -> tuple[Chain, ...] | None:
@@ -163,7 +164,7 @@ class _Network:
         return total
 
     def _again(self, storage: StorageId) -> bool:
-        return self.of._remade(storage) and self.of.lineage.producer[storage] not in self.dear
+        return self.of.remade(storage) and self.of.lineage.producer[storage] not in self.dear
 
     def chains(self) -> Iterator[Chain]:
         """Take the flow apart into chains, needed storage first."""
