@@ -441,7 +441,7 @@ def test_what_could_not_be_read_back_is_not_written(plan: Plan) -> None:
 
 def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = dump_plan(PLAN)
-    monkeypatch.setattr("tightrope.core.codec._few.__kwdefaults__", {"most": 5})
+    monkeypatch.setattr("tightrope.core.checking.few.__kwdefaults__", {"most": 5})
     with pytest.raises(
         PlanFileError, match=r"steps = an array of 6 items: must be an array of at most 5 items"
     ):
