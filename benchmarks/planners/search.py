@@ -25,8 +25,9 @@ G1 = "random_layered_n100_w0.27.json"
 G2 = "random_layered_n250_w0.43.json"
 _UNLIMITED = 1e6
 """Effort at which only the clock ends a search."""
-_PATIENCE = 22
-"""Our time that the constraint program may take: the bar says 20, and what it starts late is made up for."""
+_TIMES, _PATIENCE = 20, 24
+"""Our time that the constraint program must be given, and what it is: deadlines are wall time, which other load
+on the machine shortens."""
 _IN_TIME = 0.9
 """Share of the time allowed that is asked for: what follows the search takes the rest."""
 FCN8, RESNET = "fcn8_vgg_b32_train.json", "resnet50_b256_train.json"
@@ -178,7 +179,7 @@ def _against_moccasin(graph: Graph, num_ops: int, seed: int, most: float) -> Row
         "<= s": most,
         "moccasin s": spent,
         "times more": spent / seconds,
-        "met": ours < theirs and seconds <= most,
+        "met": ours < theirs and seconds <= most and spent >= _TIMES * seconds,
     }
 
 
