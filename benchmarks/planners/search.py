@@ -26,13 +26,10 @@ G2 = "random_layered_n250_w0.43.json"
 _UNLIMITED = 1e6
 """Effort at which only the clock ends a search."""
 _TIMES, _PATIENCE = 20, 24
-"""Our time that the constraint program must be given, and what it is: deadlines are wall time, which other load
-on the machine shortens."""
+"""Our time that the constraint program must have, and what it is given: other load shortens a deadline."""
 _IN_TIME = 0.9
 """Share of the time allowed that is asked for: what follows the search takes the rest."""
 FCN8, RESNET = "fcn8_vgg_b32_train.json", "resnet50_b256_train.json"
-
-
 _Found: TypeAlias = tuple[Plan | None, float]
 
 
