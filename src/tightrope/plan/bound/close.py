@@ -164,21 +164,25 @@ class _Closing:
         return rows
 
     def _barred(self, rows: list[OpId], search: StagedSearch) -> list[OpId]:
-        """Look for barriers to what the cheapest case so far runs again; list rows around new ones."""
+        """Look for a new barrier to what the cheapest case so far runs again; list the rows around it."""
         if self.best is None or len(rows) >= _CHOSEN_ROWS:
             return []
-        program, values = search.program, search.cheapest().answer.values
-        found = [program.facts[column] for column in np.flatnonzero(values > _RUNS).tolist()]
-        runs = [(op, row) for what, op, row in found if what == "run" and row + 1 < len(rows)]
-        room, ran = _DEAR * (self.upper - self.best.extra_ns), {op for what, op, _ in found if what == "run"}
-        dear = frozenset(
-            op for op, ways in self.problem.runs.items() if ways and min(w.ns for w in ways) >= room
-        ).difference(ran)
-        around, before = set[OpId](), self.barriers.work
+        program, values, ways = search.program, search.cheapest().answer.values, self.problem.runs
+        facts = [program.facts[column] for column in np.flatnonzero(values > _RUNS).tolist()]
+        runs = [(op, row) for what, op, row in facts if what == "run"]
+        room = _DEAR * (self.upper - self.best.extra_ns)
+        dear = {op for op in self.lineage.inputs if min(way.ns for way in ways[op]) >= room}
+        dear -= {op for op, _ in runs}
+        runs.sort(key=lambda run: (-min(way.need for way in ways[run[0]]), run))
+        before = self.barriers.work
         for op, row in runs if dear else []:
-            around.update(self.barriers.look(op, rows[row], rows[row + 1], dear))
-        self.work.spent += _FLOW * (self.barriers.work - before)
-        return sorted(around)
+            if row + 1 < len(rows):
+                around = self.barriers.look(op, rows[row], rows[row + 1], frozenset(dear))
+                self.work.spent += _FLOW * (self.barriers.work - before)
+                before = self.barriers.work
+                if around:
+                    return around
+        return []
 
     def _dearer(self, rows: list[OpId], search: StagedSearch) -> list[OpId]:
         """Add ops that hardly fit, the dearest first; take out rows that the relaxation does not need."""
