@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracles import random_graph
 from tests.plan.bound_oracle import least_time, plain_graph, training_graph
 from tests.plan.test_bound_time import drawn
-from tightrope.core import Barrier, Graph, JudgeError, StageCase, Stages
+from tightrope.core import Allocation, Barrier, Flag, Graph, JudgeError, Op, StageCase, Stages, Storage
 from tightrope.judge.stages import staged_time
 from tightrope.plan import base_schedule, lower_bound, solve, timeline
 from tightrope.plan.bound.barriers import Barriers
 from tightrope.plan.bound.close import close_bound
 from tightrope.plan.bound.problem import Problem, problem
 from tightrope.plan.bound.program import Effort
+from tightrope.plan.bound.rows import realised
 from tightrope.plan.bound.staged import StagedSearch
 from tightrope.plan.bound.stages import Lineage, staged_problem
+from tightrope.plan.model import build
 from tightrope.plan.timeline import peak_bytes
 
 EFFORT = 300_000
@@ -36,12 +39,7 @@ def found_in(
         for first, last in itertools.pairwise(rows):
             if op <= first:
                 barriers.look(op, first, last, dear)
-    between = [
-        blocked.between(row, first, last)
-        for blocked in barriers.blocked.values()
-        for row, (first, last) in enumerate(itertools.pairwise(rows))
-    ]
-    return of, lineage, [barrier for barrier in between if barrier is not None]
+    return of, lineage, barriers.between(rows)
 
 
 def searched(
@@ -126,6 +124,60 @@ def proved() -> list[tuple[Graph, int, Stages]]:
         assert staged_time(graph, bound.stages) == bound.extra_ns <= upper
         found.append((graph, bound.extra_ns, bound.stages))
     return found
+
+
+def later_read() -> Graph:
+    """The replay of op 0 reads what op 3 makes, which cannot be made again."""
+    once, wide = Flag.NEVER_RECOMPUTE, (Allocation(64, 2, 0), Allocation(256, -1, 1, 2))
+    ops = (
+        Op(0, "a", "a", (), (0,), ns=1, flags=Flag.RANDOM, replay=5),
+        Op(1, "x", "x", (), (1,), ns=1, allocations=(Allocation(128, -1, 0, 2), Allocation(128, 1, 1))),
+        Op(2, "y", "y", (), (2,), ns=9, flags=once, allocations=wide),
+        Op(3, "m", "m", (1,), (3,), ns=9, flags=once),
+        Op(4, "e", "e", (0, 2, 3), (4,), ns=1),
+    )  # fmt: skip
+    sizes = (64, 128, 64, 64, 64)
+    storages = tuple(Storage(n, size, alignment=1, resident_at_end=n == 4) for n, size in enumerate(sizes))
+    return Graph(ops, storages, (Op(5, "a again", "a", (3,), (0,), ns=1),))
+
+
+def test_what_a_replay_reads_of_later_ops_is_in_no_chain() -> None:
+    graph, budget, rows = later_read(), 320, [2, 3]
+    assert least_time(graph, budget) == graph.base_ns + 2
+    of, lineage, barriers = found_in(graph, budget, rows, frozenset({2, 3}))
+    assert searched(graph, of, lineage, budget, rows, barriers)[0] <= 2
+    wrong = Barrier(1, 0, (), (((64, (0, 3)), (64, (2,))),))
+    case = StageCase(used=((1, 0, 9),), rows=((0, 0, 9),), barriers=((0, 9),))
+    with pytest.raises(JudgeError, match="not one before op 3"):
+        staged_time(graph, Stages(budget, 1, tuple(rows), (case,), barriers=(wrong,)))
+
+
+@pytest.mark.parametrize("seed", [496])
+def test_storages_that_nothing_makes_again_are_counted_once_in_a_choice(seed: int) -> None:
+    graph = random_graph(seed, num_ops=Random(seed).randint(6, 40))
+    low = lower_bound(graph)[0]
+    high = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    for share in range(1, 10):
+        bound = close_bound(graph, budget=low + (high - low) * share // 10, upper_ns=2**40, effort=400_000)
+        if bound is not None and bound.stages is not None:
+            assert staged_time(graph, bound.stages) == bound.extra_ns
+
+
+def test_re_runs_are_realised_as_late_as_they_can_be() -> None:
+    ops = (
+        Op(0, "a", "a", (), (0,), ns=5),
+        Op(1, "b", "b", (0,), (1,), ns=7),
+        Op(2, "wide", "wide", (), (2,), ns=1),
+        Op(3, "rest", "rest", (), (3,), ns=1),
+        Op(4, "use", "use", (1,), (4,), ns=1),
+    )
+    graph = Graph(ops, tuple(Storage(n, size) for n, size in enumerate((64, 64, 128, 64, 64))))
+    of = problem(graph)
+    staged = staged_problem(graph, of, [2], 128, lineage=Lineage.of(graph, of))
+    search = StagedSearch(staged, of, float("inf"), Effort(EFFORT))
+    search.run()
+    excess = realised(build(graph), search.program, search.cheapest().answer.values, 100)
+    assert excess.tolist() == [-36, 28, 28, -36, 28]  # both re-runs stand right before op 4
 
 
 Corruption = Callable[[Barrier, Graph], Barrier]

@@ -135,6 +135,25 @@ def test_switches_restrict_both_and_joint_is_never_dearer() -> None:
         assert found[True, True] <= min(found[True, False], found[False, True])
 
 
+def test_what_is_found_is_never_dearer_than_a_start_or_than_one_way_alone() -> None:
+    quick, compared = Options(effort=0.002, restarts=1), 0
+    for seed in range(40):
+        graph, of = small(seed, 10), board(seed)
+        limits = asked(graph, seed)
+        for recompute, pages in ((True, False), (False, True)):
+            knobs = PagingKnobs(recompute=recompute, paging=pages)
+            best = search_paged(graph, of, limits, knobs=knobs, options=Options(effort=0.1))
+            start = () if best is None else (PagedSet(), best)
+            values = []
+            for switches in (knobs, PagingKnobs()):
+                found = search_paged(graph, of, limits, knobs=switches, options=quick, start=start)
+                values.append(value(graph, of, found, limits, joules=False) or float("inf"))
+            if best is not None:
+                compared += 1
+                assert values[1] <= values[0] <= (value(graph, of, best, limits, joules=False) or 0)
+    assert compared > 20
+
+
 @pytest.mark.parametrize("engines", [0, 1, 2])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_both_searches_measure_what_the_judge_measures(family: str, engines: int) -> None:

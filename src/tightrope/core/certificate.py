@@ -148,9 +148,9 @@ class Barrier(msgspec.Struct, frozen=True, array_like=True):
         row: position in ``Stages.ops``, not the last.
         others: ops that are supposed not to run again after the row.
         chains: for every op of the base order after the row's up to the next row's, what is live while
-            ``op`` runs again just before it. The first storage of a chain was made and is needed later;
-            the last one stays, or only one of ``others`` makes it again. So one of the chain is live all
-            the while; it counts the bytes of the chain, and over all chains at most its own.
+            ``op`` runs again just before it. All storages of a chain were made; the first one is needed
+            later; the last one stays, or only one of ``others`` makes it again. So one of the chain is
+            live all the while; it counts the bytes of the chain, and over all chains at most its own.
     """
 
     op: OpId

@@ -79,10 +79,12 @@ def _check_stages(proof: Stages, where: str) -> None:
 
 
 def _check_barrier(barrier: Barrier, where: str) -> None:
+    few(barrier.others, where)
+    few(barrier.chains, where)
+    for chains in barrier.chains:
+        few(chains, where)
     for number in (barrier.op, barrier.row, *barrier.others):
         within(number, where, high=MAX_ID)
-    for items in (barrier.others, barrier.chains, *barrier.chains):
-        few(items, where)
     for amount, storages in chain.from_iterable(barrier.chains):
         within(amount, where)
         few(storages, where)

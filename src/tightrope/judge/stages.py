@@ -261,14 +261,14 @@ class _Facts:
 
     def _is_chain(self, storages: tuple[StorageId, ...], stage: OpId, others: set[OpId]) -> bool:
         """Tell whether one of a chain of storages is live until a base op, if no other op runs again."""
-        if not storages or not all(storage in self.maker for storage in storages):
-            return False
+        if not storages or not all(s in self.maker and self.maker[s].id < stage for s in storages):
+            return False  # a replay may read what is made later: that is live neither now nor before
         first, last = storages[0], storages[-1]
         kept = self.graph.storages[first].resident_at_end or any(use >= stage for use in self.uses[first])
         fed = all(self._always_reads(self.maker[made].id, read) for made, read in pairwise(storages))
         maker, stays = self.maker[last], self.graph.storages[last].resident_at_end
         again = not stays and any(last in run.creates for run in reruns(self.graph, maker))
-        return self.maker[first].id < stage and kept and fed and (not again or maker.id in others)
+        return kept and fed and (not again or maker.id in others)
 
     def _held(self, storage: StorageId, at: int, weight: int, terms: Terms) -> int:
         """Add ``held = live at the row and at the next, unless its maker runs between``."""

@@ -34,7 +34,7 @@ class DtrKnobs:
     Attributes:
         score: ``eq`` = neighbourhood by union-find, ``full`` = exact, ``local`` = own time only,
             ``lru`` = 1 / staleness, ``size`` = 1 / bytes.
-        patience: recomputation time, in times of one plain run, at which it is given up.
+        patience: recomputation time at which it is given up, in times of running all that may run again once.
     """
 
     score: DtrScore = "eq"
@@ -67,6 +67,8 @@ def dtr_runs(model: Model, limit: Bytes, *, knobs: DtrKnobs | None = None) -> Dt
     runtime = _Runtime(model, limit, knobs or DtrKnobs())
     for stage in range(len(model.need)):
         runtime.stage(stage)
+        if not runtime.finished:
+            break
     return DtrRun(tuple(runtime.runs), runtime.finished)
 
 

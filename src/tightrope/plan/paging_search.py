@@ -7,7 +7,8 @@ Idea        Anneal sets of re-runs and page-ins in C++. Recomputation alone and 
 Source      POET (ICML 2022) for the problem; the moves are those of the search over pairs, with
             page-ins as re-runs that read nothing
 Guarantee   The set returned fits the limits whenever one was found; without a deadline it is never
-            dearer than what recomputation alone and paging alone find with the same options.
+            dearer than what recomputation alone and paging alone find with the same options and starts,
+            nor than a start that fits.
 Complexity  moves x runs of the schedule
 Gaps        Tier 1 only. A first page-in alone decides how long the fast copy stays.
 """
@@ -36,13 +37,14 @@ from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Pair, build
-from tightrope.plan.options import Options
+from tightrope.plan.options import Options, Watch
 from tightrope.plan.paging import expand_paged, useful_paged
 from tightrope.plan.paging_fallback import PythonPaging
 from tightrope.plan.paging_model import PagedSet, need_slower_tier, tables, tier_limit
 from tightrope.plan.reasons import reasons
 
 Objective: TypeAlias = Literal["seconds", "joules"]
+_Rank: TypeAlias = tuple[float, Bytes]
 _MANY_OPS: Final = 150
 """From this number on, moves are tried in proportion to 1 / ops, so that a run takes no longer."""
 
@@ -119,12 +121,15 @@ def search_paged(
     native = options.native and available()
     search = (PagingSolver if native else PythonPaging)(tables(graph, machine))
     run = _Anneal(search, len(graph.ops), knobs, options)
+    again = [PagedSet(pairs=given.pairs) for given in start if given.pairs]
+    paged = [PagedSet(pages=given.pages) for given in start if given.pages]
     if knobs.recompute:
         pairs = _recomputation(graph, goal.limit, options) if native else None
-        if pairs is None or not run.consider(goal, PagedSet(pairs)):
-            run.sequence(replace(goal, page=False), (), "recompute only")
+        sets = [*again, *([] if pairs is None else [PagedSet(pairs)])]
+        if not sum(run.consider(goal, given) for given in sets):
+            run.sequence(replace(goal, page=False), again, "recompute only")
     if knobs.paging:
-        run.sequence(replace(goal, rerun=False), () if knobs.recompute else start, "paging only")
+        run.sequence(replace(goal, rerun=False), paged, "paging only")
     if knobs.recompute and knobs.paging:
         known = () if run.best is None else (run.best,)
         run.sequence(goal, (*start, *known), "joint")
@@ -132,10 +137,15 @@ def search_paged(
 
 
 def _recomputation(graph: Graph, limit: Bytes, options: Options) -> tuple[Pair, ...]:
-    """Find the re-runs that cost least where nothing is paged."""
-    model = build(graph)
-    searched = replace(options, start=(), restarts=max(1, options.restarts))
-    return anneal_pairs(open_solver(model), model, limit, searched)
+    """Find the re-runs that cost least where nothing is paged; with a deadline, in a third of the time."""
+    model, watch = build(graph), options.watch
+    if watch.seconds is not None:
+        rest = max(0.0, watch.seconds - watch.elapsed) / 3
+        watch = Watch(seconds=rest, budget=watch.budget, progress=watch.progress)
+    searched = replace(options, start=(), restarts=max(1, options.restarts), watch=watch)
+    found = anneal_pairs(open_solver(model), model, limit, searched)
+    options.watch.interrupted = options.watch.interrupted or watch.interrupted
+    return found
 
 
 class _Anneal:
@@ -174,13 +184,13 @@ class _Anneal:
         self._keep(_rank(goal, state), chosen)
         return True
 
-    def _keep(self, rank: "_Rank", chosen: PagedSet) -> None:
+    def _keep(self, rank: _Rank, chosen: PagedSet) -> None:
         if self.rank is None or rank < self.rank:
             self.rank, self.best = rank, chosen
 
     def _run(
         self, goal: PagingGoal, start: PagedSet, number: int, label: str
-    ) -> tuple["_Rank", PagedSet] | None:
+    ) -> tuple[_Rank, PagedSet] | None:
         if self.options.watch.over:
             return None
         self.search.load(start.decisions())
@@ -195,9 +205,6 @@ class _Anneal:
             return None
         self.search.load(decisions)
         return _rank(goal, self.search.state(goal.limit, goal.tier_limit)), PagedSet.of(decisions)
-
-
-_Rank: TypeAlias = tuple[float, Bytes]
 
 
 def _rank(goal: PagingGoal, state: PagingState) -> _Rank:

@@ -14,9 +14,9 @@ Gaps        Only what the cheapest solution so far runs again is looked at.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, pairwise
 
 from tightrope.core import Barrier, Bytes, Chain, Graph, OpId, StorageId
 from tightrope.native.mincut import INFINITE, max_flow
@@ -24,47 +24,44 @@ from tightrope.plan.bound.problem import Problem
 from tightrope.plan.bound.stages import Lineage
 
 
-@dataclass(slots=True)
-class Blocked:
-    """An op, and the base ops right before which it does not run again.
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why an op does not run again right before a base op.
 
     Attributes:
-        op: what does not fit.
-        chains: for each of those base ops.
-        others: for each of those base ops, dear ops that would make room.
+        chains: that leave it no room.
+        others: dear ops that would make room.
     """
 
-    op: OpId
-    chains: dict[OpId, tuple[Chain, ...]] = field(default_factory=dict)
-    others: dict[OpId, frozenset[OpId]] = field(default_factory=dict)
-
-    def between(self, row: int, first: OpId, last: OpId) -> Barrier | None:
-        """State the barrier from one row to the next; None where the op may run between.
-
-        Args:
-            row: position of the first of both rows.
-            first: its op.
-            last: op of the next row.
-        """
-        stages = range(first + 1, last + 1)
-        if not all(stage in self.chains for stage in stages):
-            return None
-        others = frozenset[OpId]().union(*(self.others[stage] for stage in stages))
-        return Barrier(self.op, row, tuple(sorted(others)), tuple(self.chains[stage] for stage in stages))
+    chains: tuple[Chain, ...]
+    others: frozenset[OpId]
 
 
 class Barriers:
     """The barriers of a graph under a budget that were found so far.
 
     Attributes:
-        blocked: by op.
+        stops: by op, and base op that it does not run before.
         work: edges of all flows so far.
     """
 
     def __init__(self, graph: Graph, problem: Problem, lineage: Lineage, budget: Bytes) -> None:
         self.graph, self.problem, self.lineage, self.budget = graph, problem, lineage, budget
-        self.blocked: dict[OpId, Blocked] = {}
+        self.stops: dict[OpId, dict[OpId, Stop]] = {}
         self.work = 0
+
+    def between(self, rows: Sequence[OpId]) -> list[Barrier]:
+        """List the barriers from one row to the next that all their base ops agree on."""
+        found = list[Barrier]()
+        for op, stops in self.stops.items():
+            for row, (first, last) in enumerate(pairwise(rows)):
+                stages = [stops.get(stage) for stage in range(max(first, op) + 1, last + 1)]
+                if first < op or not all(stages):
+                    continue
+                agreed = [stop for stop in stages if stop is not None]
+                others = frozenset[OpId]().union(*(stop.others for stop in agreed))
+                found.append(Barrier(op, row, tuple(sorted(others)), tuple(stop.chains for stop in agreed)))
+        return found
 
     def look(self, op: OpId, first: OpId, last: OpId, dear: frozenset[OpId]) -> list[OpId]:
         """Look for base ops in a stretch before which an op does not fit, and go on beyond both ends.
@@ -78,31 +75,30 @@ class Barriers:
         Returns:
             Two ops that as rows enclose the longest stretch that is blocked; none where nothing new is.
         """
-        inside = [stage for stage in range(first + 1, last + 1) if self._blocks(op, stage, dear)]
-        if not inside:
+        before = dict(self.stops.get(op, {}))
+        inside = [s for s in range(max(first, op) + 1, last + 1) if self._blocks(op, s, dear)]
+        if self.stops.get(op, {}) == before:
             return []
-        for beyond in (range(inside[0] - 1, op, -1), range(inside[-1] + 1, len(self.graph.ops))):
-            for stage in beyond:
-                if not self._blocks(op, stage, dear):
-                    break
-        chains = self.blocked[op].chains
-        ends = (stage for stage in chains if stage + 1 not in chains)
-        lengths = {end: next(n for n in count(1) if end - n not in chains) for end in ends}
-        longest = max(lengths, key=lambda end: (lengths[end], end))
-        return [longest - lengths[longest], longest]
+        lengths = {end: next(n for n in count(1) if end - n not in inside) for end in inside}
+        high = max(inside, key=lambda end: (lengths[end], end))
+        low = high - lengths[high] + 1
+        while low - 1 > op and self._blocks(op, low - 1, dear):
+            low -= 1
+        while high + 1 < len(self.graph.ops) and self._blocks(op, high + 1, dear):
+            high += 1
+        return [low - 1, high]
 
     def _blocks(self, op: OpId, stage: OpId, dear: frozenset[OpId]) -> bool:
-        """Tell whether an op does not fit before a base op, and that was not known; note why."""
-        known = self.blocked.get(op)
-        if known is not None and stage in known.chains:
-            return False
-        found = self._chains(op, stage, dear)
-        if found is None:
-            return False
-        known = self.blocked.setdefault(op, Blocked(op))
-        known.chains[stage] = found
-        ends = {storages[-1] for _, storages in found}
-        known.others[stage] = frozenset(self.lineage.producer[end] for end in ends if self.remade(end))
+        """Tell whether an op does not fit before a base op, and note why."""
+        known = self.stops.get(op, {}).get(stage)
+        if known is not None and known.others <= dear:
+            return True
+        chains = self._chains(op, stage, dear)
+        if chains is None:
+            return known is not None
+        ends = {storages[-1] for _, storages in chains}
+        others = frozenset(self.lineage.producer[end] for end in ends if self.remade(end))
+        self.stops.setdefault(op, {})[stage] = Stop(chains, others)
         return True
 
     def remade(self, storage: StorageId) -> bool:
@@ -117,7 +113,7 @@ class Barriers:
         taken += sum(self.graph.storages[storage].size for storage in read)
         counted = read.union(*(way.creates for way in ways))
         heads = [s for s in self._needed(stage) if s not in counted]
-        network = _Network(self, dear, counted)
+        network = _Network(self, stage, dear, counted)
         amount = network.flow(heads)
         self.work += len(network.edges)
         return tuple(network.chains()) if taken + amount > self.budget else None
@@ -135,8 +131,10 @@ class _Network:
     A storage is two vertices, joined by an edge of its bytes; what the op itself reads or makes is left out.
     """
 
-    def __init__(self, of: Barriers, dear: frozenset[OpId], counted: frozenset[StorageId]) -> None:
-        self.of, self.dear, self.counted = of, dear, counted
+    def __init__(
+        self, of: Barriers, stage: OpId, dear: frozenset[OpId], counted: frozenset[StorageId]
+    ) -> None:
+        self.of, self.stage, self.dear, self.counted = of, stage, dear, counted
         self.number: dict[StorageId, int] = {}
         self.edges: list[tuple[int, int, int]] = []
         self.flows: tuple[int, ...] = ()
@@ -146,7 +144,8 @@ class _Network:
         waiting = list(heads)
         while waiting:
             storage = waiting.pop()
-            if storage in self.number or storage in self.counted:
+            made = self.of.lineage.producer[storage] < self.stage  # a replay may read what is made later
+            if storage in self.number or storage in self.counted or not made:
                 continue
             self.number[storage] = len(self.number)
             if self._again(storage):

@@ -18,6 +18,8 @@ from tightrope.plan.bound.program import Answer, Assumed, StagedProgram
 
 _SCALE_BITS: Final = 52
 _WEIGHT_BITS: Final = 61
+_NUMBERS: Final = {"fed": 3, "paths": 1, "barriers": 1}
+"""Numbers that name a constraint, where they are not two."""
 
 
 class Taken(NamedTuple):
@@ -134,7 +136,7 @@ class _Written:
             kind, *name = constraint.key
             if (named := self.named.get(kind)) is not None:
                 name = [named.setdefault(name[0], len(named))]
-            kinds[kind].append((*name[: 1 if kind in self.named else 3 if kind == "fed" else 2], whole))
+            kinds[kind].append((*name[: _NUMBERS.get(kind, 2)], whole))
             total += whole * constraint.least
             for fact, factor in constraint.terms:
                 column = self.program.column[fact]

@@ -13,7 +13,6 @@ Gaps        What is made between two rows for another re-run is not counted whil
             barrier.
 """
 
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -217,12 +216,7 @@ class _Closing:
     def _staged(self, rows: list[OpId], work: Effort, *, during: bool) -> StagedSearch:
         staged = staged_problem(
             self.graph, self.problem, rows, self.budget, during=during, lineage=self.lineage,
-            barriers=[
-                barrier
-                for blocked in self.barriers.blocked.values()
-                for row, (first, last) in enumerate(pairwise(rows))
-                if (barrier := blocked.between(row, first, last)) is not None
-            ],
+            barriers=self.barriers.between(rows),
         )  # fmt: skip
         return StagedSearch(staged, self.problem, self.upper, work)
 

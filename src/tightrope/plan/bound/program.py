@@ -106,9 +106,10 @@ class StagedProgram:
                 groups.setdefault((what, row, self.price[column], 0), []).append(column)
             elif what == "live":
                 size = self.size(column)
-                again = self.staged.price.get(("run", producer[item], row), -1)
+                again = self.staged.price.get(("run", producer[item], row))
                 groups.setdefault((what, row, size, -1), []).append(column)
-                groups.setdefault((what, row, size, again), []).append(column)
+                if again is not None:
+                    groups.setdefault((what, row, size, again), []).append(column)
         return sorted({tuple(group) for group in groups.values() if len(group) > 1})
 
     def size(self, column: int) -> int:

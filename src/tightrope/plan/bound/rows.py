@@ -4,15 +4,16 @@ Idea        What is live at a row and at the next without being made again betwe
             and so is what a first run between them uses without its being made again. Added up at every
             op between the rows, that tells where the solution would not fit, or hardly: the op that
             lacks most is the row that cuts the solution off.
+            Where that fits, the solution's re-runs are put as late as they can be, as a schedule would
+            have them, and its bytes are added up.
 Source      lazy constraints
 Guarantee   None: it chooses rows; whether they prove anything is for the staged problem to say.
 Complexity  O(gaps * rows + ops)
-            Where that fits, the solution's re-runs are put as late as they can be, as a schedule would
-            have them, and its bytes are added up.
 Gaps        The first way does not count what is made between two rows, nor bytes during re-runs.
 """
 
 import math
+from typing import Final
 
 import numpy as np
 
@@ -23,7 +24,8 @@ from tightrope.plan.model import Model
 from tightrope.plan.recovery import made_by
 from tightrope.plan.runs import Runs
 
-_HOLDS = 0.5
+_HOLDS: Final = 0.5
+"""From where on a fact of a solution counts as so."""
 
 
 def lacking(problem: Problem, program: StagedProgram, values: Reals, budget: Bytes) -> Reals:
