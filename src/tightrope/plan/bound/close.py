@@ -2,9 +2,9 @@
 
 Idea        Where few ops are short of bytes, every one of them and then its neighbours become rows of the
             staged problem. Elsewhere rows are added one by one: the op that lacks most bytes under the
-            solution so far, first of the relaxation and then of the whole search; where that fits, rows
-            around barriers to what it runs again, or the ops where it hardly fits and that make the
-            relaxation dearest. The search often ends at the
+            solution so far, first of the relaxation and then of the whole search; where that fits, the
+            ops where it hardly does and that make the relaxation dearest, or rows around barriers to what
+            it runs again. The search often ends at the
             time of the plan in hand, which is so proved the fastest.
 Source      Checkmate (MLSys 2020) restricted to the stages where memory is short
 Guarantee   as of `tightrope.plan.bound.stages`; effort is counted, so equal calls give equal bounds
@@ -121,11 +121,11 @@ class _Closing:
             if wider == rows:
                 search = self._search(rows, self._some(), during=False)
                 wider = self._wider(rows, search)
+                if wider == rows:
+                    wider = self._dearer(rows, search)
                 if wider == rows and (around := self._barred(rows, search)):
                     rows = sorted({*rows, *around})
                     continue
-                if wider == rows:
-                    wider = self._dearer(rows, search)
                 if wider == rows:
                     wider = self._late(rows, search)
             if wider == rows or len(wider) > _CHOSEN_ROWS:
