@@ -124,9 +124,9 @@ def search_paged(
     again = [PagedSet(pairs=given.pairs) for given in start if given.pairs]
     paged = [PagedSet(pages=given.pages) for given in start if given.pages]
     if knobs.recompute:
-        pairs = _recomputation(graph, goal.limit, options) if native else None
-        sets = [*again, *([] if pairs is None else [PagedSet(pairs)])]
-        if not sum(run.consider(goal, given) for given in sets):
+        searched = [PagedSet(_recomputation(graph, goal, options))] if native else []
+        fits = [run.consider(goal, found) for found in (*again, *searched)]
+        if not any(fits):
             run.sequence(replace(goal, page=False), again, "recompute only")
     if knobs.paging:
         run.sequence(replace(goal, rerun=False), paged, "paging only")
@@ -136,14 +136,14 @@ def search_paged(
     return run.best
 
 
-def _recomputation(graph: Graph, limit: Bytes, options: Options) -> tuple[Pair, ...]:
-    """Find the re-runs that cost least where nothing is paged; with a deadline, in a third of the time."""
+def _recomputation(graph: Graph, goal: PagingGoal, options: Options) -> tuple[Pair, ...]:
+    """Find the cheapest re-runs where nothing is paged; in a third of the time if paging is to follow."""
     model, watch = build(graph), options.watch
-    if watch.seconds is not None:
+    if watch.seconds is not None and goal.page:
         rest = max(0.0, watch.seconds - watch.elapsed) / 3
         watch = Watch(seconds=rest, budget=watch.budget, progress=watch.progress)
     searched = replace(options, start=(), restarts=max(1, options.restarts), watch=watch)
-    found = anneal_pairs(open_solver(model), model, limit, searched)
+    found = anneal_pairs(open_solver(model), model, goal.limit, searched)
     options.watch.interrupted = options.watch.interrupted or watch.interrupted
     return found
 
@@ -165,9 +165,9 @@ class _Anneal:
         """
         found: tuple[_Rank, PagedSet] | None = None
         for number in range(len(starts) + 1 + self.options.restarts):
-            begin = (*starts, PagedSet())[number] if number <= len(starts) else None
-            if begin is None:
-                begin = PagedSet() if found is None else found[1]
+            begin = starts[number] if number < len(starts) else PagedSet()
+            if number > len(starts) and found is not None:
+                begin = found[1]
             got = self._run(goal, begin, number, label)
             found = got if found is None or (got is not None and got[0] < found[0]) else found
         if found is not None:
