@@ -12,7 +12,7 @@ from tightrope.core import Graph, InfeasibleError, Plan
 from tightrope.place import place
 from tightrope.plan import base_schedule, solve, timeline
 from tightrope.plan.timeline import buffer_sizes
-from tightrope.run.ledger import ledger
+from tightrope.run.accounts import accounts
 
 NETS = ("gpt2", "bert", "vit", "resnet18", "unet", "densenet121", "mobilenetv2", "moe")
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4)
@@ -22,7 +22,7 @@ def graph_of(name: str, scale: Scale) -> Graph:
     """Capture a net and measure its ops here, allocations inside kernels included."""
     case = fresh(name, Settings(scale, False, False, ()))
     program, real = capture_program(case.model, case.inputs)
-    found = measured(program, real, ledger().allocator).graph
+    found = measured(program, real, accounts().allocator).graph
     del case, program, real
     clean()
     gc.collect()

@@ -14,7 +14,7 @@ from time import process_time
 from benchmarks.planners.question import Question, Row, Settings
 from tests.judge.test_judge_certificate import CORRUPTIONS, proved_plans
 from tightrope.core import Graph, InfeasibleError, Plan
-from tightrope.judge import problems
+from tightrope.lower import problems
 from tightrope.plan import PlanCache, base_schedule, lower_bound, solve, timeline
 from tightrope.plan.bound.cover import time_bound
 from tightrope.plan.foreign import random_layered, read_source

@@ -14,7 +14,7 @@ from typing import Final
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Graph, InfeasibleError, Limits, Schedule, TightropeError
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan import PLANNERS, Options, base_schedule, solve, timeline
 from tightrope.plan.checkmate import CheckmateKnobs, checkmate_pairs
 from tightrope.plan.foreign import poet_network, random_layered, read_source
@@ -83,9 +83,9 @@ def ours(graph: Graph, budget: int, seeds: tuple[int, ...]) -> tuple[float | Non
 
 def theirs(graph: Graph, budget: int, schedule: Schedule) -> float | None:
     """Have the judge replay a schedule; TDI, or None where it takes more than the budget."""
-    replay = replay_schedule(graph, schedule)
-    fits = graph.persistent + replay.peak <= budget
-    return 100 * (replay.ns / graph.base_ns - 1) if fits else None
+    walk = walked(graph, schedule)
+    fits = graph.persistent + walk.peak <= budget
+    return 100 * (walk.ns / graph.base_ns - 1) if fits else None
 
 
 def _checkmate(settings: Settings) -> Iterator[Row]:

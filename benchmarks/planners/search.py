@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Bytes, Graph, InfeasibleError, Limits, Plan
-from tightrope.judge import problems
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import problems
+from tightrope.lower import walked
 from tightrope.plan import PLANNERS, Options, base_schedule, solve, timeline
 from tightrope.plan.foreign import random_layered, read_source
 from tightrope.plan.options import Watch
@@ -185,9 +185,9 @@ def _timed(graph: Graph, limits: Limits, planner: str, options: Options) -> tupl
     start = cpu_seconds()
     schedule = PLANNERS[planner](graph, None, limits, options)
     seconds = cpu_seconds(start)
-    replay = replay_schedule(graph, schedule)
-    fits = replay.peak + graph.persistent <= limits.bytes[0]
-    return (100.0 * (replay.ns - graph.base_ns) / graph.base_ns if fits else float("inf")), seconds
+    walk = walked(graph, schedule)
+    fits = walk.peak + graph.persistent <= limits.bytes[0]
+    return (100.0 * (walk.ns - graph.base_ns) / graph.base_ns if fits else float("inf")), seconds
 
 
 QUESTION = Question(("P1", "P2", "P3", "P4"), "search: time of the plans, and of planning", run)

@@ -19,7 +19,7 @@ from benchmarks.recorder.witness import Key, Seen, bare_name, owners_of_paramete
 from benchmarks.zoo import Scale
 from tightrope.core import EventPhase, OpId, Trace
 from tightrope.record import Recording, record_run
-from tightrope.run.step import Step
+from tightrope.run.step import TrainingStep
 
 _SIDES: Final = {EventPhase.LOSS: EventPhase.FORWARD}
 _SEED: Final = 7

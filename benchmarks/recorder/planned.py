@@ -10,7 +10,7 @@ from benchmarks.zoo import Scale
 from tightrope.core import EventPhase, InfeasibleError, TightropeError, Trace
 from tightrope.judge import compare_traces
 from tightrope.record import explain, forecast, module_times, record_run
-from tightrope.run.step import Step
+from tightrope.run.step import TrainingStep
 
 _BUDGETS: Final = ("75%", "90%", "100%")
 _PLAN_SECONDS: Final = 5.0

@@ -65,7 +65,7 @@ GRAPH = Graph(
             (2, 3),
             flags=Flag.RANDOM | Flag.COLLECTIVE,
             phase=Phase.LOSS,
-            replay=3,
+            variant=3,
         ),
         Op(2, "b", "aten.b_", (0, 2), (), (0,), flags=Flag.IN_PLACE),
     ),

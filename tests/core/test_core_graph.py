@@ -13,7 +13,7 @@ from tightrope.core.plan import Compute, Free
 GRAPH = Graph(
     (
         Op(0, "a", "aten.a", (0,), (1,), ns=7, module="net", source="m.py:1"),
-        Op(1, "b", "aten.b", (1,), (2, 3), ns=5, flags=Flag.RANDOM, replay=2),
+        Op(1, "b", "aten.b", (1,), (2, 3), ns=5, flags=Flag.RANDOM, variant=2),
     ),
     (
         Storage(0, 65, Kind.PARAMETER, external=True),
@@ -80,7 +80,7 @@ def test_the_fingerprint_sees_order_environment_and_boundary() -> None:
     others = [
         replace(GRAPH, ops=GRAPH.ops[::-1]),
         replace(GRAPH, storages=GRAPH.storages[::-1]),
-        replace(GRAPH, replays=()),
+        replace(GRAPH, variants=()),
         replace(GRAPH, environment=(("device", "cpu"),)),
         replace(GRAPH, environment=(("device", "cpu"), ("threads", "4"))),
         replace(GRAPH, split=1),
@@ -131,7 +131,7 @@ def test_allocations_default_to_the_created_storages() -> None:
 @pytest.mark.parametrize("flag", [f for f in Flag if f != Flag.OPAQUE])
 def test_only_a_replay_makes_a_flagged_op_recomputable(flag: Flag) -> None:
     assert not Op(0, "a", "aten.a", flags=flag).recomputable
-    assert Op(0, "a", "aten.a", flags=flag, replay=1).recomputable
+    assert Op(0, "a", "aten.a", flags=flag, variant=1).recomputable
 
 
 def test_plain_ops_are_recomputable_and_mutating_ones_are_not() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.judge.families import FAMILIES
 from tests.plan.bound_oracle import plain_graph
 from tightrope.core import Compute, Flag, Free, Graph, JudgeError, Op, Plan, Schedule, Storage
-from tightrope.judge import judge_plan, problems, replay_schedule
+from tightrope.lower import lowered, problems, walked
 from tightrope.judge.reorder import in_base_order
 from tightrope.plan.assemble import assemble
 from tightrope.plan.schedule import base_schedule
@@ -24,7 +24,7 @@ def legal(graph: Graph, order: list[int]) -> bool:
         effects = 0
         for number in sequence:
             op = graph.ops[number]
-            again = graph.op(op.replay).reads if op.replay >= 0 else ()
+            again = graph.op(op.variant).reads if op.variant >= 0 else ()
             known = [value.get(s) for s in (*op.reads, *(s for s in again if s not in op.creates))]
             read[number] = (known, effects if op.flags & flags else 0)
             effects += bool(op.flags & flags)
@@ -83,7 +83,7 @@ def test_a_plan_in_another_order_is_judged_like_one_in_base_order() -> None:
             ready = [op.id for op in graph.ops if op.id not in order and set(op.reads) <= set(order)]
             order.append(draw.choice(ready))
         plan = free_plan(graph, order)
-        assert judge_plan(graph, plan).ok
+        assert lowered(graph, plan).ok
         if order != sorted(order):
             moved += 1
             given = msgspec.structs.replace(plan.certificate, order="given")
@@ -114,4 +114,4 @@ def test_the_first_swap_that_changes_a_value_is_named() -> None:
             in_base_order(graph, Schedule(tuple(map(Compute, order))))
     unchanged = base_schedule(graph)
     assert in_base_order(graph, unchanged) == (graph, unchanged)
-    assert replay_schedule(graph, unchanged).ns == 0
+    assert walked(graph, unchanged).ns == 0

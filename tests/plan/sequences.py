@@ -12,7 +12,7 @@ def measure(graph: Graph, pairs: Sequence[Pair]) -> tuple[int, int]:
     runs: list[tuple[Op, bool]] = []
     for base in graph.ops:
         again = [graph.ops[op] for stage, op in pairs if stage == base.id]
-        runs += [(graph.op(op.replay) if op.replay >= 0 else op, False) for op in again]
+        runs += [(graph.op(op.variant) if op.variant >= 0 else op, False) for op in again]
         runs.append((base, True))
     peak = max(
         _own(graph, op) + sum(graph.storages[s].size for s in _live(graph, runs, at))

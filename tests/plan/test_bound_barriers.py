@@ -130,7 +130,7 @@ def later_read() -> Graph:
     """The replay of op 0 reads what op 3 makes, which cannot be made again."""
     once, wide = Flag.NEVER_RECOMPUTE, (Allocation(64, 2, 0), Allocation(256, -1, 1, 2))
     ops = (
-        Op(0, "a", "a", (), (0,), ns=1, flags=Flag.RANDOM, replay=5),
+        Op(0, "a", "a", (), (0,), ns=1, flags=Flag.RANDOM, variant=5),
         Op(1, "x", "x", (), (1,), ns=1, allocations=(Allocation(128, -1, 0, 2), Allocation(128, 1, 1))),
         Op(2, "y", "y", (), (2,), ns=9, flags=once, allocations=wide),
         Op(3, "m", "m", (1,), (3,), ns=9, flags=once),

@@ -22,7 +22,7 @@ from tightrope.core import (
     Stages,
     Storage,
 )
-from tightrope.judge import problems
+from tightrope.lower import problems
 from tightrope.judge.cover import extra_time
 from tightrope.judge.stages import staged_time
 from tightrope.plan import lower_bound, solve

@@ -4,7 +4,7 @@ import pytest
 
 import oracles
 from tightrope.core import Allocation, Compute, Free, Graph, Limits, Op, Schedule, Storage
-from tightrope.judge import replay_schedule
+from tightrope.lower import walked
 from tightrope.native.solver import available
 from tightrope.place import place
 from tightrope.plan import Options, base_schedule, timeline
@@ -75,7 +75,7 @@ def test_a_schedule_for_the_cut_graph_is_valid_and_leaves_the_reserve_free(seed:
     reserved = cut(graph, base_schedule(graph), capacity=capacity)
     assert reserved is not None
     schedule = anneal(reserved, None, Limits(bytes=(graph.persistent + capacity,)), Options(seed=seed))
-    replay_schedule(graph, schedule)
+    walked(graph, schedule)
     with_reserve = place(intervals(reserved, schedule)).lower_bound
     without = place(intervals(graph, schedule)).lower_bound
     assert without <= with_reserve

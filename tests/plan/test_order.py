@@ -9,7 +9,7 @@ import pytest
 
 from tests import oracles
 from tightrope.core import Flag, Graph, InfeasibleError, JudgeError, Limits, Op, Storage
-from tightrope.judge import problems
+from tightrope.lower import problems
 from tightrope.judge.reorder import in_base_order
 from tightrope.native.solver import available
 from tightrope.native.solver_order import OrderSolver
@@ -43,7 +43,7 @@ def accepted(graph: Graph, order: tuple[int, ...]) -> bool:
 
 
 def without_hand_over(seed: int, num_ops: int) -> Graph:
-    return msgspec.structs.replace(oracles.random_graph(seed, num_ops=num_ops), split=-1)
+    return msgspec.structs.replace(oracles.random_graph(seed, num_ops=num_ops), parts=())
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -6,7 +6,7 @@ import pytest
 
 import oracles
 from tightrope.core import Compute, Free, Graph, Op, Schedule, Storage, TightropeError
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.native.solver import NUM_RULES, Solver, available
 from tightrope.plan import base_schedule, timeline
 from tightrope.plan.engine import open_solver
@@ -51,7 +51,7 @@ def test_schedules_pass_the_judge_and_match_the_timeline(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=10)
     for pairs in random_sets(graph, seed):
         schedule = expand(graph, pairs)
-        replay, trace = replay_schedule(graph, schedule), timeline(graph, schedule)
+        replay, trace = walked(graph, schedule), timeline(graph, schedule)
         peak, ns = oracles.evaluate(graph, pairs, arena_only=False)
         assert (replay.peak, trace.peak, replay.ns) == (peak, peak, ns)
         assert [(b.start, b.end, b.storage) for b in trace.buffers] == [
@@ -89,9 +89,9 @@ def test_base_schedule_frees_after_the_last_reader() -> None:
 def test_outside_storage_stays_until_the_boundary() -> None:
     ops = (Op(0, "a", "a", creates=(0,)), Op(1, "b", "b", creates=(1,)), Op(2, "c", "c", creates=(2,)))
     storages = (Storage(0, 64, outside=True), Storage(1, 64), Storage(2, 64))
-    graph = Graph(ops, storages, split=2)
+    graph = oracles.parted(Graph(ops, storages), 2)
     assert base_schedule(graph).steps[-2:] == (Free(0), Free(2))
-    replay_schedule(graph, base_schedule(graph))
+    walked(graph, base_schedule(graph))
 
 
 def test_second_copy_and_foreign_order_are_refused() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.core import InfeasibleError
-from tightrope.judge import judge_plan
-from tightrope.run.step import Step, step
+from tightrope.lower import lowered
+from tightrope.run.step import TrainingStep, step
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Batch = tuple[Tensor, ...]
@@ -132,7 +132,7 @@ def assert_kept(run: Run) -> None:
     assert run.step is not None
     for runner in run.step.runners:
         assert runner.chosen is not None
-        assert judge_plan(runner.program.graph, runner.chosen.plan).ok
+        assert lowered(runner.program.graph, runner.chosen.plan).ok
         assert runner.divergences == []
     report = run.step.report()
     assert report.observed_peak == report.forecast_peak

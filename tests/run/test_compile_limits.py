@@ -17,9 +17,9 @@ from tightrope.native.allocator import allocator
 from tightrope.plan import smallest
 from tightrope.price.measure import Measured
 from tightrope.price.store import PriceStore
-from tightrope.run.compile import handle_of
-from tightrope.run.ledger import ledger
-from tightrope.run.refusal import RESERVE
+from tightrope.run.compile import compiled_of
+from tightrope.run.accounts import accounts
+from tightrope.run.room import RESERVE
 from tightrope.run.runner import PlannedRunner
 
 DATA = batches(2)
@@ -56,7 +56,7 @@ def charged_by_a_step(model: nn.Module) -> int:
 
 
 def only_runner(model: nn.Module) -> PlannedRunner:
-    (runner,) = handle_of(model).runners
+    (runner,) = compiled_of(model).runners
     return runner
 
 
@@ -214,7 +214,7 @@ def test_threads_that_change_after_planning_cost_one_new_plan_at_most() -> None:
     try:
         for _ in range(4):
             assert len(step(model)) == len(wanted)
-        for runner in handle_of(model).runners:
+        for runner in compiled_of(model).runners:
             assert runner.num_replans <= 1
             assert runner.note == ""
     finally:
@@ -329,7 +329,7 @@ def test_the_smallest_plan_has_its_budget_though_a_capture_leaves_constants_behi
     del case
     gc.collect()
     case = build("gpt2", scale="test")
-    budget = ledger().charged() + 64 + RESERVE + least.arena + least.outside
+    budget = accounts().charged() + 64 + RESERVE + least.arena + least.outside
     tightrope.compile(case.model, budget=budget, progress=False)
     for _ in range(2):
         case.model.zero_grad()

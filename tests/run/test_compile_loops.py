@@ -9,7 +9,7 @@ from torch.nn import functional
 from training import Blocks, Seen, batches, budget_for, captured, num_recomputed, same
 
 import tightrope
-from tightrope.run.compile import handle_of
+from tightrope.run.compile import compiled_of
 
 DATA = batches(12)
 
@@ -60,7 +60,7 @@ def test_autocast_inside_the_model_and_plain_calls_in_turn() -> None:
             see.gradients(model)
 
     model = same(Blocks, loop, DATA[0][:1], share=0.3, twin=captured)
-    assert len(handle_of(model).runners) == 2
+    assert len(compiled_of(model).runners) == 2
 
 
 def test_gradient_scaler() -> None:
@@ -164,7 +164,7 @@ def test_a_plan_per_shape() -> None:
             optimizer.step()
 
     model = same(Blocks, loop, data[0][:1], share=0.1)
-    runners = handle_of(model).runners
+    runners = compiled_of(model).runners
     assert len(runners) == 4
     assert [runner.num_steps for runner in runners] == [3, 2, 2, 1]
     assert tightrope.report(model).arena == runners[2].chosen.arena  # the last batch had the third size

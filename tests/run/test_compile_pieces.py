@@ -12,8 +12,8 @@ import tightrope
 from benchmarks.zoo import build
 from tightrope.capture.build import build_program
 from tightrope.core import CaptureError, InfeasibleError
-from tightrope.run.compile import handle_of
-from tightrope.run.ledger import ledger
+from tightrope.run.compile import compiled_of
+from tightrope.run.accounts import accounts
 from tightrope.run.sequence import Shares, divide
 
 X = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
@@ -56,7 +56,7 @@ def steps(model: nn.Module, see: Seen) -> None:
 
 def charge(room: int) -> int:
     """A budget of ``room`` bytes more than what is held now."""
-    return ledger().held() + room
+    return accounts().held() + room
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, with any backend
@@ -80,7 +80,7 @@ class TestPieces:
         model = tightrope.compile(made(), budget=budget, progress=False)
         with IN_PIECES:
             play(model, steps)
-        runners = handle_of(model).runners
+        runners = compiled_of(model).runners
         assert len(runners) == 2
         for runner in runners:
             assert runner.share is not None

@@ -8,7 +8,7 @@ from training import Blocks, Seen, batches, built, play
 
 import tightrope
 from tightrope.price.store import PriceStore
-from tightrope.run.ledger import Ledger
+from tightrope.run.accounts import Ledger
 
 DATA = batches(3)
 

@@ -41,11 +41,11 @@ from tightrope.core import (
     TightropeError,
     VerificationError,
 )
-from tightrope.judge import replay_schedule
+from tightrope.lower import walked
 from tightrope.native.build import compiler
 from tightrope.plan import smallest, solve
 from tightrope.run import runner as runner_module
-from tightrope.run.compile import handle_of
+from tightrope.run.compile import compiled_of
 from tightrope.run.step import step
 from tightrope.run.verify import unplanned_step
 
@@ -317,9 +317,9 @@ def test_no_plan_reads_a_new_value_for_an_old_one() -> None:
     steps = list(solve(graph, budget=2**40, planner="given").schedule.steps)
     at = steps.index(Compute(update.id)) + 1
     stale = [*steps[:at], Compute(reader.id, reader.creates), *steps[at:]]
-    replay_schedule(graph, Schedule(tuple(steps)))
+    walked(graph, Schedule(tuple(steps)))
     with pytest.raises(JudgeError):
-        replay_schedule(graph, Schedule(tuple(stale)))
+        walked(graph, Schedule(tuple(stale)))
 
 
 @pytest.mark.slow
@@ -332,7 +332,7 @@ def test_resnet18_needs_fewer_bytes_than_a_planned_model_and_a_separate_optimize
     model = tightrope.compile(case.model, budget="8GiB", verify=None)
     model(*case.inputs).backward()
     optimizer.step()
-    handle = handle_of(model)
+    handle = compiled_of(model)
     parts = handle.runners[0].program.graph
     budget = 2**40
     one, two = (solve(graph, budget=budget, planner="given").forecast for graph in (whole, parts))

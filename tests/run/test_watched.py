@@ -16,7 +16,7 @@ from tightrope.capture.api import capture_program
 from tightrope.core import Compute, InfeasibleError, VerificationError
 from tightrope.plan import smallest, solve
 from tightrope.run.emit import emit
-from tightrope.run.verify import digest, made_up_tangents
+from tightrope.run.check import digest, made_up_tangents
 from tightrope.run.watched import watched
 
 X, Y = batches(1)[0]

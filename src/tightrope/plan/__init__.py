@@ -6,7 +6,6 @@ from tightrope.plan.options import Options, Planner, Progress
 from tightrope.plan.registry import PLANNERS
 from tightrope.plan.schedule import base_schedule
 from tightrope.plan.search import smallest, solve
-from tightrope.plan.timeline import timeline
 
 __all__ = [
     "PLANNERS",
@@ -18,5 +17,4 @@ __all__ = [
     "lower_bound",
     "smallest",
     "solve",
-    "timeline",
 ]

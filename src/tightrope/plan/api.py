@@ -1,9 +1,9 @@
 """The public `plan`: budgets as people write them."""
 
 from tightrope.core import Graph, Machine, Plan, parse_bytes
+from tightrope.lower import lower, peak_bytes
 from tightrope.plan.schedule import base_schedule
 from tightrope.plan.search import solve
-from tightrope.plan.timeline import peak_bytes, timeline
 
 
 def plan(
@@ -35,6 +35,6 @@ def plan(
         >>> tightrope.plan(graph, budget="100%").forecast.tdi_percent
         0.0
     """
-    peak = peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    peak = peak_bytes(lower(graph, base_schedule(graph), machine))
     size = parse_bytes(budget, whole=graph.persistent + peak)
     return solve(graph, budget=size, machine=machine, planner=planner, seconds=seconds, seed=seed)

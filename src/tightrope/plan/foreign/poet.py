@@ -38,7 +38,7 @@ class _Tape:
         self.rate, self.parameters = rate, parameters
         self.ops: list[Op] = []
         self.storages: list[Storage] = []
-        self.replays: list[tuple[int, Op]] = []
+        self.variants: list[tuple[int, Op]] = []
         self.backward: list[Callable[[], None]] = []
         self.gradients: dict[StorageId, StorageId] = {}
         self.phase = Phase.FORWARD
@@ -159,11 +159,11 @@ class _Tape:
 
     def _graph(self, name: str) -> Graph:
         ops, replays = list(self.ops), []
-        for position, (base, again) in enumerate(self.replays):
+        for position, (base, again) in enumerate(self.variants):
             number = len(ops) + position
             old = ops[base]
             ops[base] = Op(
-                base, old.name, old.target, old.reads, old.creates, ns=old.ns, flags=old.flags, replay=number
+                base, old.name, old.target, old.reads, old.creates, ns=old.ns, flags=old.flags, variant=number
             )
             replays.append(
                 Op(number, again.name, again.target, tuple(sorted(again.reads)), again.creates, ns=again.ns)
