@@ -37,7 +37,9 @@ def random_graph(seed: int, *, num_ops: int = 7, rich: bool = True) -> Graph:
         if rich and not mutates and outputs == 2 and rng.random() < 0.5:
             flags, variant = Flag.RANDOM, num_ops + len(variants)
             sources = tuple(sorted({*reads, creates[1]}))
-            variants.append(Op(variant, f"variant{number}", "again", sources, creates[:1], ns=rng.randint(1, 9)))
+            variants.append(
+                Op(variant, f"variant{number}", "again", sources, creates[:1], ns=rng.randint(1, 9))
+            )
         ns = rng.randint(0, 9)
         name = f"op{number}"
         ops.append(

@@ -15,13 +15,12 @@ from typing import Final
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Graph, InfeasibleError, Limits, Schedule, TightropeError
 from tightrope.lower import walked
-from tightrope.plan import PLANNERS, Options, base_schedule, solve, timeline
+from tightrope.plan import PLANNERS, Options, solve, whole_bytes
 from tightrope.plan.checkmate import CheckmateKnobs, checkmate_pairs
 from tightrope.plan.foreign import poet_network, random_layered, read_source
 from tightrope.plan.model import build
 from tightrope.plan.options import Watch
 from tightrope.plan.schedule import expand
-from tightrope.plan.timeline import peak_bytes
 
 PEERS: Final = (
     "greedy", "anneal", "moccasin", "checkmate-lp", "dtr", "rotor", "revolve", "sqrt", "treewidth",
@@ -57,7 +56,7 @@ def run(settings: Settings) -> Iterator[Row]:
 @cache
 def peak_of(graph: Graph) -> int:
     """Total bytes of the given order, live."""
-    return graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    return whole_bytes(graph)
 
 
 def published(data: Path | None) -> list[tuple[str, Graph]]:

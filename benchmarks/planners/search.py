@@ -14,12 +14,10 @@ from typing import Literal, TypeAlias
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Bytes, Graph, InfeasibleError, Limits, Plan
-from tightrope.lower import problems
-from tightrope.lower import walked
-from tightrope.plan import PLANNERS, Options, base_schedule, solve, timeline
+from tightrope.lower import problems, walked
+from tightrope.plan import PLANNERS, Options, solve, whole_bytes
 from tightrope.plan.foreign import random_layered, read_source
 from tightrope.plan.options import Watch
-from tightrope.plan.timeline import peak_bytes
 
 G1 = "random_layered_n100_w0.27.json"
 G2 = "random_layered_n250_w0.43.json"
@@ -82,7 +80,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 def budget_of(graph: Graph, percent: int) -> Bytes:
     """Take a share of the given order's peak, rounded up, above what the caller holds."""
-    peak = peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    peak = whole_bytes(graph) - graph.persistent
     return graph.persistent - (-peak * percent // 100)
 
 

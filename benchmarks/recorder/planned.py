@@ -16,7 +16,7 @@ _BUDGETS: Final = ("75%", "90%", "100%")
 _PLAN_SECONDS: Final = 5.0
 
 
-def run_under_budget(one: Net) -> tuple[Step, str]:
+def run_under_budget(one: Net) -> tuple[TrainingStep, str]:
     """Run two steps under the smallest of a few budgets that is feasible."""
     for budget in _BUDGETS:
         step = tightrope.step(

@@ -18,10 +18,10 @@ from benchmarks.spine.bar import Settings
 from benchmarks.zoo import Case, build
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError
 from tightrope.native.allocator import Allocator
-from tightrope.run.compile import Handle, handle_of
 from tightrope.run.accounts import accounts
-from tightrope.run.room import RESERVE
+from tightrope.run.compile import CompiledModel, compiled_of
 from tightrope.run.report import Report, report
+from tightrope.run.room import RESERVE
 
 UNLIMITED: Bytes = 2**46
 """A budget that no net of the zoo needs."""
@@ -83,7 +83,7 @@ class Planned:
         return Loop(self.case.model, self.case.inputs, self.case.model)
 
     @property
-    def handle(self) -> Handle:
+    def compiled(self) -> CompiledModel:
         """What belongs to the compiled model."""
         return compiled_of(self.case.model)
 
@@ -95,14 +95,12 @@ class Planned:
     @property
     def graph(self) -> Graph:
         """The captured graph with measured costs."""
-        return self.handle.runners[-1].program.graph
+        return self.compiled.calls.captured[-1].graph
 
     @property
     def plan(self) -> Plan:
         """The plan in use."""
-        chosen = self.handle.runners[-1].chosen
-        assert chosen is not None
-        return chosen.plan
+        return self.compiled.calls.recent[0].prepared.plan
 
 
 @contextmanager

@@ -76,7 +76,6 @@ GRAPH = Graph(
         Storage(3, 25, Kind.RANDOM_STATE, outside=True),
     ),
     (Op(3, "drop_again", "tightrope.mask", (1, 3), (2,)),),
-    split=2,
     name="net",
     environment=(("device", "cpu"), ("threads", "2")),
 )
@@ -203,8 +202,8 @@ EDITS: dict[str, list[tuple[str, list[object]]]] = {
         ("ops.0.ns", [-1, None, 0.5, HUGE]),
         ("ops.0.flags", [-1, 64, 2**40, 1.0, "1", None, True]),
         ("ops.0.phase", ["sideways", None, 1]),
-        ("ops.1.replay", [-2, 0, 2, 4, -1]),
-        ("ops.2.replay", [3]),
+        ("ops.1.variant", [-2, 0, 2, 4, -1]),
+        ("ops.2.variant", [3]),
         (
             "ops.0.allocations.0",
             [[], None, [10, -1, 0], [10, -1, 0, 0], [10, -1, 0, -1], [10, -1, -1, 2], [10, -1, 0, 2, 5]],
@@ -220,13 +219,13 @@ EDITS: dict[str, list[tuple[str, list[object]]]] = {
         ("storages.0.external", [False]),
         ("storages.1.kind", ["treasure", None, 5]),
         ("storages.1.label", ["x" * 10_001, None]),
-        ("replays.0.id", [0, 4]),
-        ("replays.0.creates", [[1], [0], [], [2, 3]]),
-        ("replays.0.reads", [[2, 3], [9], [3, 1]]),
-        ("replays.0.mutates", [[1]]),
-        ("replays.0.replay", [3]),
-        ("replays", [[], None]),
-        ("split", [-2, 4, None, 0.5]),
+        ("variants.0.id", [0, 4]),
+        ("variants.0.creates", [[1], [0], [], [2, 3]]),
+        ("variants.0.reads", [[2, 3], [9], [3, 1]]),
+        ("variants.0.mutates", [[1]]),
+        ("variants.0.variant", [3]),
+        ("variants", [[], None]),
+        ("alignment", [0, 3, -64, None, 0.5]),
         ("environment", [None, [["a"]], [[1, 2]], {"a": "b"}]),
         ("schema", [None, 0, 2, "1", True]),
     ],
@@ -245,7 +244,7 @@ EDITS: dict[str, list[tuple[str, list[object]]]] = {
         ("schema", [None, 0, 2, "1"]),
     ],
 }
-HARMLESS = {("graph", "replays.0.creates", "[]")}
+HARMLESS = {("graph", "variants.0.creates", "[]")}
 
 
 def edited(kind: str, path: str, value: object) -> bytes:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tests.oracles import parted
 from tightrope.core import (
     Allocation,
     Certificate,
@@ -21,7 +22,6 @@ from tightrope.core import (
     Storage,
     StorageId,
 )
-from tests.oracles import parted
 
 Block = tuple[int, int, int, StorageId]
 """Charged bytes, first tick, tick of release, storage or -1."""
@@ -77,9 +77,7 @@ class Sketch:
                 old.flags, old.phase, old.module, old.source, number,
             )  # fmt: skip
             variants.append(Op(number, f"{old.name}_again", "tightrope.again", reads, creates, ns=old.ns + 1))
-        made = Graph(
-            tuple(self.ops), tuple(self.storages), tuple(variants), environment=(("threads", "1"),)
-        )
+        made = Graph(tuple(self.ops), tuple(self.storages), tuple(variants), environment=(("threads", "1"),))
         return made if split < 0 else parted(made, split)
 
 

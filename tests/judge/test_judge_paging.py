@@ -80,7 +80,7 @@ def test_the_good_schedule_passes_and_waits_are_timed() -> None:
     assert walk.profile == (128, 192, 64, 128, 64, 192, 256, 128, 64, 128, 64)
     assert walk.tiers == (128,)
     assert walk.copies[1] == 2
-    assert [(w.storage, w.inwards, w.start, w.end) for w in walk.windows] == [
+    assert [(w.storage, w.inwards, w.start, w.end) for w in walk.transfers] == [
         (1, False, 2000, 2000 + OUT),
         (1, True, 3000 + OUT, 3000 + OUT + IN),
     ]
@@ -164,11 +164,9 @@ def test_a_full_tier_is_refused() -> None:
 
 def test_a_copy_is_written_over_and_reserved_once() -> None:
     again = (*GOOD[:12], PageOut(4), Wait(4), PageIn(4), Wait(4), Compute(4), PageOut(4), Wait(4))
-    walk = walked(
-        GRAPH, Schedule((*again, PageIn(4), Wait(4), Compute(5), Free(4), Free(4, 1))), machine()
-    )
+    walk = walked(GRAPH, Schedule((*again, PageIn(4), Wait(4), Compute(5), Free(4), Free(4, 1))), machine())
     assert walk.tiers == (128,)
-    assert len(walk.windows) == 6
+    assert len(walk.transfers) == 6
 
 
 def plan(schedule: Schedule, of: Machine) -> Plan:
@@ -187,14 +185,14 @@ def plan(schedule: Schedule, of: Machine) -> Plan:
 
 def test_a_right_plan_passes_and_needs_its_machine() -> None:
     good = plan(Schedule(GOOD), machine())
-    assert lowered(GRAPH, good, machine()).ns == good.forecast.ns
-    assert "cannot be judged without the machine's profile" in problems(GRAPH, good)[0]
+    assert lowered(GRAPH, good, machine()).verdict.ns == good.forecast.ns
+    assert "pages to tier 1 and no machine has no such tier" in problems(GRAPH, good)[0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ns": 6000 + IN}, "forecast: ns is said to be 6740; the schedule gives 8120"),
+        ({"ns": 6000 + IN}, "forecast: ns is said to be 6740; the instructions give 8120"),
         ({"ns": 6000}, "forecast: ns"),
         ({"tiers": (64,)}, "forecast: tiers"),
         ({"tiers": ()}, "forecast: tiers"),
@@ -224,7 +222,7 @@ def test_limits_of_a_slower_tier_and_of_another_machine_are_checked() -> None:
 
 
 @given(order=st.permutations(range(6)), engines=st.sampled_from((0, 1, 2)), gap=st.integers(0, 5))
-def test_windows_of_one_engine_never_overlap(order: list[int], engines: int, gap: int) -> None:
+def test_transfers_of_one_engine_never_overlap(order: list[int], engines: int, gap: int) -> None:
     count = 6
     graph = Graph(
         tuple(Op(i, "a", "a", (), (i,), ns=300) for i in range(count))
@@ -240,12 +238,12 @@ def test_windows_of_one_engine_never_overlap(order: list[int], engines: int, gap
     of = machine(engines=engines, capacity=2**20)
     walk = walked(graph, Schedule(tuple(steps)), of)
     for way in (False, True):
-        mine = [w for w in walk.windows if engines < 2 or w.inwards is way]
+        mine = [w for w in walk.transfers if engines < 2 or w.inwards is way]
         assert all(a.end <= b.start for a, b in pairwise(mine))
-    for window in walk.windows:
-        assert window.end - window.start == of.tiers[1].copy_ns(
-            graph.storages[window.storage].bytes, inwards=window.inwards
+    for moved in walk.transfers:
+        assert moved.end - moved.start == of.tiers[1].copy_ns(
+            graph.storages[moved.storage].bytes, inwards=moved.inwards
         )
-    copying = sum(w.end - w.start for w in walk.windows)
+    copying = sum(w.end - w.start for w in walk.transfers)
     assert walk.ns <= 12 * 300 + copying
     assert (walk.ns == 12 * 300 + copying) or engines

@@ -134,7 +134,7 @@ def plain_graph(seed: int, *, num_ops: int) -> Graph:
         kept = draw.random() < 0.1
         storages.append(Storage(number, draw.randint(1, 30), alignment=1, resident_at_end=kept))
         ops.append(Op(number, f"op{number}", "op", tuple(reads), (number,), ns=draw.randint(0, 20)))
-    return Graph(tuple(ops), tuple(storages), name=f"plain{seed}")
+    return Graph(tuple(ops), tuple(storages), name=f"plain{seed}", alignment=1)
 
 
 def training_graph(seed: int, *, depth: int) -> Graph:
@@ -147,4 +147,4 @@ def training_graph(seed: int, *, depth: int) -> Graph:
             reads.append(2 * depth - 1 - number)
         storages.append(Storage(number, draw.randint(1, 30), alignment=1))
         ops.append(Op(number, f"op{number}", "op", tuple(sorted(reads)), (number,), ns=draw.randint(0, 20)))
-    return Graph(tuple(ops), tuple(storages), name=f"training{seed}")
+    return Graph(tuple(ops), tuple(storages), name=f"training{seed}", alignment=1)

@@ -52,7 +52,9 @@ def residual(num_layers: int, *, dropout: bool = False, skip: bool = False) -> G
         make("weight_grad", (norm, inner), 128, stays=True)
         grad = make("norm_grad", (x, inner, grad), 640)
     replays = [msgspec.structs.replace(op, id=len(ops) + i) for i, op in enumerate(replays)]
-    final = [msgspec.structs.replace(op, variant=len(ops) + op.variant) if op.variant >= 0 else op for op in ops]
+    final = [
+        msgspec.structs.replace(op, variant=len(ops) + op.variant) if op.variant >= 0 else op for op in ops
+    ]
     return Graph(tuple(final), tuple(storages), tuple(replays), name="residual")
 
 

@@ -4,13 +4,12 @@ import pytest
 
 import oracles
 from tightrope.core import Allocation, Compute, Free, Graph, Limits, Op, Schedule, Storage
-from tightrope.lower import walked
+from tightrope.lower import charged_sizes, lower, outside_flags, timeline, walked
 from tightrope.native.solver import available
 from tightrope.place import place
-from tightrope.plan import Options, base_schedule, timeline
+from tightrope.plan import Options, base_schedule
 from tightrope.plan.anneal import anneal
 from tightrope.plan.cut import cut
-from tightrope.plan.timeline import buffer_sizes
 
 _GAP = ((9, 5, 6), (1, 0, 3), (12, 0, 1), (5, 1, 2), (4, 2, 6), (7, 1, 5), (4, 3, 4))
 
@@ -30,13 +29,9 @@ def steps(buffers: tuple[tuple[int, int, int], ...], *, quiet: int) -> tuple[Gra
 
 
 def intervals(graph: Graph, schedule: Schedule) -> list[tuple[int, int, int]]:
-    trace = timeline(graph, schedule)
-    sizes = buffer_sizes(graph, trace)
-    return [
-        (size, b.start, b.end)
-        for size, b in zip(sizes, trace.buffers, strict=True)
-        if b.storage < 0 or not graph.storages[b.storage].outside
-    ]
+    made = lower(graph, schedule)
+    rows = zip(charged_sizes(made), timeline(made).buffers, outside_flags(made), strict=True)
+    return [(size, b.start, b.end) for size, b, outside in rows if not outside]
 
 
 def test_only_ops_in_the_span_of_the_core_get_a_reserve_of_the_missing_bytes() -> None:

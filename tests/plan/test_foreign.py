@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tightrope.core import Flag, Graph, Phase, PlanFileError, Schedule, TightropeError
 from tightrope.core.codec import check_graph, dump_graph
-from tightrope.lower import walked
+from tightrope.lower import lower, peak_bytes, walked
 from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.foreign import (
     POET_NETWORKS,
@@ -26,7 +26,6 @@ from tightrope.plan.foreign import (
 from tightrope.plan.foreign.node_link import MAX_NODES
 from tightrope.plan.model import build
 from tightrope.plan.schedule import expand, useful
-from tightrope.plan.timeline import peak_bytes, timeline
 
 PUBLISHED = {
     "random_layered_n100_w0.27.json": (100, 236, 46_319, 47_769),
@@ -51,7 +50,7 @@ def by_the_rule(graph: Graph, sequence: list[int]) -> tuple[int, int]:
 
 
 def ours(graph: Graph, schedule: Schedule) -> tuple[int, int]:
-    return peak_bytes(graph, timeline(graph, schedule)), sum(graph.op(o).ns for o in schedule.computes())
+    return peak_bytes(lower(graph, schedule)), sum(graph.op(o).ns for o in schedule.computes())
 
 
 def node_link(nodes: list[tuple[int, int]], links: list[tuple[int, int]], **more: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from tightrope.core import (
     Storage,
     TightropeError,
 )
-from tightrope.lower import problems
 from tightrope.judge.bound import lower_bound as judged_bound
+from tightrope.lower import problems
 from tightrope.native.solver import available
 from tightrope.plan import PLANNERS, Options, PlanCache, Progress, lower_bound, smallest, solve
 from tightrope.plan.cache import graph_key

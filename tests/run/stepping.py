@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tightrope.core import InfeasibleError
 from tightrope.lower import lowered
-from tightrope.run.step import TrainingStep, step
+from tightrope.run.step import step
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Batch = tuple[Tensor, ...]

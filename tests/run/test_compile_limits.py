@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from tightrope.run.runner import PlannedRunner
 from torch import Tensor, nn
 from torch.nn import functional
 from training import Blocks, Seen, batches, budget_for, built, digest, play
@@ -17,10 +18,9 @@ from tightrope.native.allocator import allocator
 from tightrope.plan import smallest
 from tightrope.price.measure import Measured
 from tightrope.price.store import PriceStore
-from tightrope.run.compile import compiled_of
 from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
 from tightrope.run.room import RESERVE
-from tightrope.run.runner import PlannedRunner
 
 DATA = batches(2)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tightrope.run.sequence import Shares, divide
 from torch import Tensor, nn
 from training import Seen, play
 
@@ -12,9 +13,8 @@ import tightrope
 from benchmarks.zoo import build
 from tightrope.capture.build import build_program
 from tightrope.core import CaptureError, InfeasibleError
-from tightrope.run.compile import compiled_of
 from tightrope.run.accounts import accounts
-from tightrope.run.sequence import Shares, divide
+from tightrope.run.compile import compiled_of
 
 X = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
 IN_PIECES = pytest.warns(UserWarning, match="level L1 in pieces.*graph_break")

@@ -26,6 +26,7 @@ from stepping import (
     smallest_budget,
     trainable,
 )
+from tightrope.run.verify import unplanned_step
 from torch import Tensor, nn
 
 import tightrope
@@ -47,7 +48,6 @@ from tightrope.plan import smallest, solve
 from tightrope.run import runner as runner_module
 from tightrope.run.compile import compiled_of
 from tightrope.run.step import step
-from tightrope.run.verify import unplanned_step
 
 enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tightrope.run.watched import watched
 from torch import Tensor, nn
 from training import Blocks, batches, built
 
@@ -15,9 +16,8 @@ import tightrope
 from tightrope.capture.api import capture_program
 from tightrope.core import Compute, InfeasibleError, VerificationError
 from tightrope.plan import smallest, solve
-from tightrope.run.emit import emit
 from tightrope.run.check import digest, made_up_tangents
-from tightrope.run.watched import watched
+from tightrope.run.emit import emit
 
 X, Y = batches(1)[0]
 

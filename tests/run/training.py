@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import tightrope
 from tightrope.capture import capture_program, measured
 from tightrope.plan import smallest, solve
-from tightrope.run.compile import compiled_of
 from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
 from tightrope.run.room import RESERVE
 
 SLACK = 256 * 1024

@@ -218,9 +218,7 @@ def own_code(function: Callable[..., Any]) -> Callable[[], None]:
     return forget
 
 
-def relay(
-    graph: torch.fx.Graph, layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...]]]]
-) -> None:
+def relay(graph: torch.fx.Graph, layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...]]]]) -> None:
     """Give results of nodes other dtypes and strides, and derive everything behind them again.
 
     Args:

@@ -77,7 +77,9 @@ def from_mask(node: torch.fx.Node) -> Variant | None:
 def from_state(node: torch.fx.Node, state: torch.fx.Node, positions: list[int]) -> Variant:
     """The variant of any other random op: the generator as it was."""
     args = (state, node.target, *node.args)
-    return Variant("tightrope.run_with_state", args, dict(node.kwargs), dict(zip(positions, positions, strict=True)))
+    return Variant(
+        "tightrope.run_with_state", args, dict(node.kwargs), dict(zip(positions, positions, strict=True))
+    )
 
 
 def without_statistics(node: torch.fx.Node) -> Variant | None:

@@ -19,7 +19,7 @@ Gaps        An update stands in one place; a plan does not move it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -176,9 +176,7 @@ def whole_program(program: Program, wanted: Mapping[int, Wanted]) -> Whole:
         environment=program.graph.environment,
     )
     first = len(outputs) + len(returned)
-    placed = {
-        at: replace(one, gradient=first + number) for number, (at, one) in enumerate(trained.items())
-    }
+    placed = {at: replace(one, gradient=first + number) for number, (at, one) in enumerate(trained.items())}
     return Whole(built, placed, kept, len(outputs))
 
 
@@ -214,9 +212,7 @@ def with_updates(whole: Whole, program: Program, updates: Mapping[int, Update]) 
     again = tuple(structs.replace(op, id=op.id + more) for op in graph.variants)
     outputs = part.outputs[: whole.num_outputs + len(whole.kept)]
     whole_part = structs.replace(part, end=len(ops), outputs=outputs)
-    return replace(
-        program, graph=structs.replace(graph, ops=tuple(ops), variants=again, parts=(whole_part,))
-    )
+    return replace(program, graph=structs.replace(graph, ops=tuple(ops), variants=again, parts=(whole_part,)))
 
 
 def with_summaries(whole: Whole, summarize: Callable[[torch.Tensor], Any]) -> torch.fx.GraphModule:

@@ -21,13 +21,13 @@ from tightrope.capture import capture_program, measured
 from tightrope.cli.demo_nets import JOBS
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError, format_bytes, parse_bytes
 from tightrope.plan import smallest, solve
+from tightrope.run.accounts import accounts
+from tightrope.run.check import digest
 from tightrope.run.compile import compile as compile_model
 from tightrope.run.compile import compiled_of
-from tightrope.run.accounts import accounts
-from tightrope.run.status import StatusLine
-from tightrope.run.room import RESERVE
 from tightrope.run.report import report
-from tightrope.run.check import digest
+from tightrope.run.room import RESERVE
+from tightrope.run.status import StatusLine
 
 _SHARES = (1.0, 0.75, 0.55, 0.0)
 """Budgets: bytes held anyway + this share of the way from the smallest feasible step to the full one."""

@@ -55,8 +55,8 @@ def _check_storages(graph: Graph) -> None:
         if storage.id != position:
             refuse(f"{where}.id", storage.id, f"its position {position}")
         within(storage.bytes, f"{where}.bytes")
-        if storage.alignment.bit_count() != 1 or not 1 <= storage.alignment <= _MAX_ALIGNMENT:
-            refuse(f"{where}.alignment", storage.alignment, f"a power of two between 1 and {_MAX_ALIGNMENT}")
+        if storage.alignment != graph.alignment:
+            refuse(f"{where}.alignment", storage.alignment, f"that of the graph, {graph.alignment}")
     if graph.alignment.bit_count() != 1 or not 1 <= graph.alignment <= _MAX_ALIGNMENT:
         refuse("graph: $.alignment", graph.alignment, f"a power of two between 1 and {_MAX_ALIGNMENT}")
     total = sum(storage.size for storage in graph.storages)

@@ -30,7 +30,11 @@ def same_results(run: Run, op: Op, made: Live) -> str:
     if len(run.results) != len(op.results):
         return f"names {len(run.results)} results; the op has {len(op.results)}"
     for mine, yours in zip(run.results, op.results, strict=True):
-        if type(mine) is not Result or mine.position != yours.position or not _same(mine.view, yours.view, made):
+        if (
+            type(mine) is not Result
+            or mine.position != yours.position
+            or not _same(mine.view, yours.view, made)
+        ):
             return f"result {mine.position} is {_short(mine.view)}; the op has {_short(yours.view)}"
     return ""
 

@@ -25,9 +25,11 @@ def check_spaces(graph: Graph, executable: Executable, machine: Machine | None) 
                 f"tier 0 with alignment {graph.alignment} stands there."
             )
     tiers = () if machine is None else machine.tiers[1:]
-    slower = tuple(Space(t.name, t.bytes, t.alignment, k, machine.device) for k, t in enumerate(tiers, 1)) if (
-        machine is not None
-    ) else ()
+    slower = (
+        tuple(Space(t.name, t.bytes, t.alignment, k, machine.device) for k, t in enumerate(tiers, 1))
+        if (machine is not None)
+        else ()
+    )
     if machine is not None and spaces[SLOWER:] != slower:
         raise JudgeError(f"spaces: the slower ones are not the tiers of machine {machine.name!r}.")
     if any(not 0 <= space.capacity <= _LARGEST or space.alignment < 1 for space in spaces):

@@ -17,7 +17,18 @@ Gaps        A copy takes the tier's nominal rate whatever else runs; the content
 
 from dataclasses import dataclass
 
-from tightrope.core import Alloc, Bytes, Copy, Graph, JudgeError, Machine, Nanoseconds, StorageId, Tier, round_up
+from tightrope.core import (
+    Alloc,
+    Bytes,
+    Copy,
+    Graph,
+    JudgeError,
+    Machine,
+    Nanoseconds,
+    StorageId,
+    Tier,
+    round_up,
+)
 from tightrope.core.executable import ARENA, SLOWER
 
 
@@ -91,8 +102,13 @@ class Transfers:
                 inwards, one of them is being copied, or the engine is not the tier's.
         """
         inwards = source.space >= SLOWER
-        if source.storage != target.storage or {source.space == ARENA, target.space == ARENA} != {True, False}:
-            raise JudgeError(f"copies buffer {source.buffer} to buffer {target.buffer}, which hold other things")
+        if source.storage != target.storage or {source.space == ARENA, target.space == ARENA} != {
+            True,
+            False,
+        }:
+            raise JudgeError(
+                f"copies buffer {source.buffer} to buffer {target.buffer}, which hold other things"
+            )
         tier = (source if inwards else target).space - SLOWER + 1
         slow = self._tier(tier)
         if inwards and source.buffer not in self.contents:
@@ -101,7 +117,9 @@ class Transfers:
             raise JudgeError(f"a copy of storage {source.storage} is in flight already")
         engine = 0 if not slow.engines else 2 * tier - 1 + (inwards and slow.engines == 2)
         if copy.engine != engine:
-            raise JudgeError(f"engine {copy.engine} copies; tier {tier} ({slow.name}) has engine {engine} for it")
+            raise JudgeError(
+                f"engine {copy.engine} copies; tier {tier} ({slow.name}) has engine {engine} for it"
+            )
         start = max(self.now, self._engine_free.get(engine, 0))
         end = start + slow.copy_ns(self.graph.storages[source.storage].bytes, inwards=inwards)
         self._engine_free[engine] = end

@@ -231,11 +231,9 @@ class _Walker:
         dropped = buffer in self.unread
         if dropped:
             self.unread.remove(buffer)
-        elif alloc.space != ARENA and alloc.space < SLOWER:
-            self._fail(f"releases {what}, which the caller holds")
-        elif alloc.space == ARENA and self.graph.storages[alloc.storage].resident_at_end:
+        elif alloc.space < SLOWER and self.graph.storages[alloc.storage].resident_at_end:
             self._fail(f"releases {what}, which must stay to the end")
-        if alloc.space == ARENA and not dropped:
+        if alloc.space < SLOWER and not dropped:
             del self.live[alloc.storage]
         self._close(buffer)
 
@@ -285,7 +283,9 @@ class _Walker:
                 continue
             outside = item.storage >= 0 and self.graph.storages[item.storage].outside
             if not isinstance(event, Alloc) or (event.bytes, event.storage) != (item.bytes, item.storage):
-                self._fail(f"does not allocate {item.bytes} bytes for storage {item.storage} where its kernel does")
+                self._fail(
+                    f"does not allocate {item.bytes} bytes for storage {item.storage} where its kernel does"
+                )
             if event.space != (HEAP if outside else ARENA):
                 self._fail(f"allocates buffer {event.buffer} in space {event.space}")
             self._open(event)
@@ -418,7 +418,9 @@ class _Walker:
     def finish(self) -> Walk:
         self.at = "end"
         for target in self.moves.flying:
-            self._fail(f"the copy of {self._name(self.allocs[target].storage)} between tiers is still in flight")
+            self._fail(
+                f"the copy of {self._name(self.allocs[target].storage)} between tiers is still in flight"
+            )
         if self.unread:
             self._fail(f"a second live copy of {self._name(self.allocs[self.unread[0]].storage)} is kept")
         if self.next_base < len(self.graph.ops):
@@ -427,7 +429,9 @@ class _Walker:
             self._fail("control never goes back to the caller")
         for buffer in self.open:
             if self.allocs[buffer].space >= SLOWER:
-                self._fail(f"a copy of {self._name(self.allocs[buffer].storage)} is left over in a slower tier")
+                self._fail(
+                    f"a copy of {self._name(self.allocs[buffer].storage)} is left over in a slower tier"
+                )
         for storage in self.graph.storages:
             if not storage.external:
                 self._check_left(storage.id, resident=storage.resident_at_end)

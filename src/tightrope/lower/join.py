@@ -115,7 +115,9 @@ class _Join:
         outputs = tuple(self._argument(call, value) for value in part.outputs)
         if turn.back and not last:
             self._hand_over(call, outputs)
-        given = tuple(Input(i.name, None if i.view is None else self._view(call, i.view)) for i in part.inputs)
+        given = tuple(
+            Input(i.name, None if i.view is None else self._view(call, i.view)) for i in part.inputs
+        )
         self.parts.append(Part(len(self.ops), given, outputs, call))
 
     def _bring(self, call: int, which: int, graph: Graph) -> None:

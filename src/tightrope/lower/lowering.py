@@ -10,7 +10,7 @@ Complexity  Linear in the steps and their arguments.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from tightrope.core import (
     Free,
     Graph,
     Instruction,
+    JudgeError,
     Machine,
     Offset,
     Op,
@@ -39,13 +40,11 @@ from tightrope.core import (
     Space,
     StorageId,
     Sync,
-    TightropeError,
     View,
     Wait,
     fitted,
 )
 from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
-from tightrope.core.graph import RETURN
 from tightrope.core.values import EMPTY, Input, Result, rebased, views
 
 _UNLIMITED: Final[Bytes] = 2**62
@@ -63,8 +62,8 @@ def lower(graph: Graph, what: Plan | Schedule, machine: Machine | None = None) -
     Raises:
         FingerprintError: the plan was made for another graph.
         PlanFileError: the plan has offsets for another number of allocations.
-        TightropeError: a step frees or reads what is not live, makes a second copy, or names what
-            the graph or the machine does not have.
+        JudgeError: a step frees or reads what is not live, makes a second copy, or names what the graph
+            or the machine does not have.
 
     Example:
         >>> from tightrope.core import Storage
@@ -80,8 +79,8 @@ def lower(graph: Graph, what: Plan | Schedule, machine: Machine | None = None) -
     if machine is not None:
         graph = fitted(graph, machine.tiers[0].alignment)
     walk = _Walk(graph, machine)
-    for step in (what.schedule if isinstance(what, Plan) else what).steps:
-        walk.take(step)
+    for position, step in enumerate((what.schedule if isinstance(what, Plan) else what).steps):
+        walk.take(position, step)
     made = walk.finish()
     if not isinstance(what, Plan) or not what.placed:
         return made
@@ -101,7 +100,8 @@ def place_at(executable: Executable, offsets: Sequence[Offset], *, arena: Bytes 
     """
     if len(offsets) != (count := sum(1 for _ in planned(executable))):
         raise PlanFileError(
-            f"the plan has {len(offsets)} offsets and its schedule makes {count} allocations: make the plan again."
+            f"the plan has {len(offsets)} offsets and its schedule makes {count} allocations: "
+            "tightrope judge says what else is wrong with it."
         )
     given = iter(offsets)
     top = 0
@@ -115,10 +115,13 @@ def place_at(executable: Executable, offsets: Sequence[Offset], *, arena: Bytes 
             top = max(top, offset + executable.charged(event))
         return Alloc(event.buffer, event.space, event.bytes, offset, event.storage)
 
-    instructions = tuple(
-        replace(i, inside=tuple(placed(event) for event in i.inside)) if isinstance(i, Run) and i.inside else placed(i)
-        for i in executable.instructions
-    )  # fmt: skip
+    def moved(instruction: Instruction) -> Instruction:
+        if not isinstance(instruction, Run) or not instruction.inside:
+            return placed(instruction)
+        inside = tuple(placed(event) for event in instruction.inside)
+        return replace(instruction, inside=inside)
+
+    instructions = tuple(moved(instruction) for instruction in executable.instructions)
     spaces = list(executable.spaces)
     spaces[ARENA] = replace(spaces[ARENA], capacity=top if arena is None else arena)
     return replace(executable, instructions=instructions, spaces=tuple(spaces), placed=True)
@@ -141,6 +144,7 @@ class _Walk:
         self.touched: list[int] = []
         self.ended: list[int] = []
         self.part = 0
+        self.at = "start"
         self._returns = {end - 1: part for part, end in enumerate(graph.boundaries)}
         self._events: dict[int, tuple[tuple[bool, int], ...]] = {}
         later = {v.base for part in graph.parts[1:] for given in part.inputs if (v := given.view)}
@@ -173,7 +177,8 @@ class _Walk:
 
     # steps
 
-    def take(self, step: object) -> None:
+    def take(self, position: int, step: object) -> None:
+        self.at = f"step {position}"
         match step:
             case Compute(op, drop):
                 self._compute(op, drop)
@@ -188,12 +193,14 @@ class _Walk:
             case Wait(storage):
                 self._wait(storage)
             case _:
-                raise TightropeError(f"{step!r} is no step of a schedule.")
+                self._fail(f"{step!r} is no step")
 
     def _compute(self, number: int, drop: tuple[StorageId, ...]) -> None:
         if not 0 <= number < len(self.graph.ops) + len(self.graph.variants):
-            raise TightropeError(f"the schedule runs op {number}, which the graph does not have.")
+            known = len(self.graph.ops) + len(self.graph.variants)
+            self._fail(f"runs op {number}; the graph has {known} ops and variants")
         op = self.graph.op(number)
+        self.at += f", op {number} {op.describe()}"
         if number in self._returns:
             self._return(number)
             self._touch(self._known(self.live, storage, "returns") for storage in op.reads)
@@ -209,13 +216,11 @@ class _Walk:
         self._touch((*reads, *made.values()))
         for storage in drop:
             if storage not in made:
-                raise TightropeError(f"op {number} drops storage {storage}, which it does not create.")
+                self._fail(f"drops {self._name(storage)}, which it does not create or drops twice")
             self.ended.append(made.pop(storage))
         for storage, buffer in made.items():
             if storage in self.live:
-                raise TightropeError(
-                    f"op {number} {op.describe()} makes a second live copy of storage {storage}."
-                )
+                self._fail(f"creates a second live copy of {self._name(storage)}")
             self.live[storage] = buffer
 
     def _inside(self, op: Op) -> tuple[list[Alloc | Release], dict[StorageId, int]]:
@@ -259,7 +264,7 @@ class _Walk:
     def _page_in(self, storage: StorageId, tier: int) -> None:
         self._space(tier)
         if storage in self.live:
-            raise TightropeError(f"a page-in makes a second live copy of storage {storage}.")
+            self._fail(f"pages in {self._name(storage)}, a second live copy")
         source = self._known({s: b for (s, t), b in self.slow.items() if t == tier}, storage, "pages in")
         alloc = self._new(ARENA, self.graph.storages[storage].bytes, storage)
         self._put(alloc)
@@ -268,14 +273,16 @@ class _Walk:
 
     def _start(self, storage: StorageId, source: int, target: int, tier: int, *, inwards: bool) -> None:
         if storage in self.copies:
-            raise TightropeError(f"storage {storage} is copied while a copy of it has not finished.")
+            self._fail(f"pages {self._name(storage)}, of which a copy is in flight already")
         assert self.machine is not None
         engines = self.machine.tiers[tier].engines
         self.copies[storage] = (source, target, inwards)
         self._put(Copy(source, target, 0 if not engines else 2 * tier - 1 + (inwards and engines == 2)))
 
     def _wait(self, storage: StorageId) -> None:
-        source, target, inwards = self._known(self.copies, storage, "waits for")
+        if storage not in self.copies:
+            self._fail(f"waits for {self._name(storage)}, but no copy of it is in flight")
+        source, target, inwards = self.copies[storage]
         del self.copies[storage]
         self._put(Sync(target))
         self._touch((source, target))
@@ -284,16 +291,13 @@ class _Walk:
 
     def _end_slow(self, storage: StorageId, tier: int) -> None:
         if (storage, tier) not in self.slow:
-            raise TightropeError(f"the schedule frees storage {storage} in tier {tier}, which does not hold it.")
+            self._fail(f"frees {self._name(storage)} in tier {tier}, which does not hold a copy of it")
         self.ended.append(self.slow.pop((storage, tier)))
 
     def _space(self, tier: int) -> int:
         if self.machine is None or not 1 <= tier < len(self.machine.tiers):
             name = "no machine" if self.machine is None else f"machine {self.machine.name!r}"
-            raise TightropeError(
-                f"the schedule pages to tier {tier} and {name} has no such tier: give a machine profile "
-                "with a slower tier."
-            )
+            self._fail(f"pages to tier {tier} and {name} has no such tier: give a profile with a slower one")
         return SLOWER + tier - 1
 
     # buffers
@@ -321,7 +325,7 @@ class _Walk:
 
     def _end(self, storage: StorageId, buffer: int) -> None:
         if self.graph.storages[storage].external:
-            raise TightropeError(f"the schedule frees storage {storage}, which belongs to the caller.")
+            self._fail(f"frees {self._name(storage)}, which belongs to the caller")
         self.ended.append(buffer)
         del self.live[storage]
 
@@ -340,8 +344,17 @@ class _Walk:
 
     def _known(self, table: Mapping[StorageId, _T], key: StorageId, verb: str) -> _T:
         if key not in table:
-            raise TightropeError(f"the schedule {verb} storage {key}, which is not live.")
+            self._fail(f"{verb} {self._name(key)}, which is not live")
         return table[key]
+
+    def _name(self, storage: StorageId) -> str:
+        if not 0 <= storage < len(self.graph.storages):
+            self._fail(f"names storage {storage}; the graph has {len(self.graph.storages)} storages")
+        label = self.graph.storages[storage].label
+        return f"storage {storage}" + (f" ({label})" if label else "")
+
+    def _fail(self, what: str) -> NoReturn:
+        raise JudgeError(f"schedule, {self.at}: {what}.")
 
     def finish(self) -> Executable:
         """Release every buffer that the schedule ends right after the last instruction that touches it."""

@@ -12,7 +12,19 @@ from collections.abc import Set
 
 from msgspec.structs import replace
 
-from tightrope.core import Flag, Graph, Input, Op, OpId, Part, Result, Storage, StorageId, TightropeError, View
+from tightrope.core import (
+    Flag,
+    Graph,
+    Input,
+    Op,
+    OpId,
+    Part,
+    Result,
+    Storage,
+    StorageId,
+    TightropeError,
+    View,
+)
 from tightrope.core.values import EMPTY, Argument, Items, views
 
 _NEVER = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE

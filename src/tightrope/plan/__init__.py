@@ -1,5 +1,6 @@
 """Planners: from a graph and a budget to a schedule with addresses."""
 
+from tightrope.plan.api import whole_bytes
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.cache import PlanCache
 from tightrope.plan.options import Options, Planner, Progress
@@ -17,4 +18,5 @@ __all__ = [
     "lower_bound",
     "smallest",
     "solve",
+    "whole_bytes",
 ]

@@ -198,9 +198,7 @@ class _Pricing:
             dtype = dtype_of(view.dtype)
             size = max(storage.bytes, view.end)
             made[view.base] = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
-            whole = torch.empty(0, dtype=dtype).set_(
-                made[view.base], 0, (size // dtype.itemsize,), (1,)
-            )
+            whole = torch.empty(0, dtype=dtype).set_(made[view.base], 0, (size // dtype.itemsize,), (1,))
             whole.fill_(0.5 if dtype.is_floating_point or dtype.is_complex else dtype is torch.bool)
         return tensor_in(made[view.base], view)
 
@@ -283,5 +281,3 @@ def _corrected(graph: Graph, ops: Sequence[Op]) -> tuple[Storage, ...]:
         for result in op.results if not op.allocations else ():
             real[result.view.base] = max(graph.storages[result.view.base].bytes, result.view.end)
     return tuple(replace(storage, bytes=real.get(storage.id, storage.bytes)) for storage in graph.storages)
-
-

@@ -57,9 +57,7 @@ class Calls:
 
     when_fits: Callable[[], None] = staticmethod(lambda: None)
 
-    def __init__(
-        self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight
-    ) -> None:
+    def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:
         self.settings, self.accounts, self.status, self.future = settings, accounts, status, future
         self.captured: list[Captured] = []
         self.budget: Bytes = settings.budget if isinstance(settings.budget, int) else 0
@@ -105,7 +103,11 @@ class Calls:
         """Find or make the unit of a pattern."""
         numbers = sorted({turn.graph for turn in pattern})
         dropped = self._dropped.get(pattern, frozenset())
-        key: tuple[Hashable, ...] = (pattern, dropped, *((number, self.captured[number].num_measured) for number in numbers))
+        key: tuple[Hashable, ...] = (
+            pattern,
+            dropped,
+            *((number, self.captured[number].num_measured) for number in numbers),
+        )
         if key not in self.units:
             self.units[key] = self._made(pattern, dropped)
         return self.units[key]
@@ -116,7 +118,11 @@ class Calls:
         headroom = Headroom.of(sum(r.gradients for r in rooms), tangents=sum(r.tangents for r in rooms))
         if len(graphs) == 1 and len(pattern) <= 2:
             (one,) = (self.captured[number] for number in graphs)
-            why = "first plan" if len(self.captured) == 1 else "another captured graph: shapes, mode, parameters"
+            why = (
+                "first plan"
+                if len(self.captured) == 1
+                else "another captured graph: shapes, mode, parameters"
+            )
             why = why if one.num_measured == 1 else "allocations differed from the plan: measured again"
             return self._new(one.graph, headroom, why)
         identity = {(n, s): name for n in graphs for s, name in self.captured[n].identity.items()}

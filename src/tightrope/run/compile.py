@@ -45,9 +45,7 @@ class CompiledModel:
         forget: makes Dynamo drop what it compiled for the model.
     """
 
-    def __init__(
-        self, parameters: Iterable[torch.Tensor], settings: Settings, status: StatusLine
-    ) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], settings: Settings, status: StatusLine) -> None:
         self.level, self.why, self.broken = "L1", "", ""
         self.settings, self.status = settings, status
         self.in_pieces = False

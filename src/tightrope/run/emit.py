@@ -282,7 +282,9 @@ class _Part:
     def _derived(self, root: str, looks: View, view: View) -> str:
         if (view.dtype, view.bits) == (looks.dtype, looks.bits):
             shift = view.offset - looks.offset
-            offset = f", {root}.storage_offset() + {shift}" if root[0] == "x" and shift else f", {view.offset}"
+            offset = (
+                f", {root}.storage_offset() + {shift}" if root[0] == "x" and shift else f", {view.offset}"
+            )
             return f"{root}.as_strided({view.shape}, {view.strides}{offset if shift else ''})"
         dtype = self.shared.constant(Name("dtype", view.dtype), lambda: dtype_of(view.dtype))
         shift = view.offset * ITEM_BYTES[view.dtype] - looks.offset * ITEM_BYTES[looks.dtype]

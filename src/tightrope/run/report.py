@@ -1,6 +1,6 @@
 """What was planned, what happened, and why: one value per compiled model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -112,7 +112,9 @@ class Report:
         ]
         if len(self.proofs) > 1:
             lines.append(f"planned {len(self.proofs)} times:")
-            lines += [f"  {proof.executable[:12]} in {proof.seconds:.1f} s: {proof.cause}" for proof in self.proofs]
+            lines += [
+                f"  {proof.executable[:12]} in {proof.seconds:.1f} s: {proof.cause}" for proof in self.proofs
+            ]
         if self.divergences:
             lines.append(f"{self.divergences} divergences from the plan since the start")
         return "\n".join(lines)

@@ -129,7 +129,7 @@ class Running:
         self.prepared, self.turns, self.accounts, self.held = prepared, turns, accounts, held
         self.position = 0
         self.off = False
-        self.open: "weakref.WeakSet[Pending]" = weakref.WeakSet()
+        self.open: weakref.WeakSet[Pending] = weakref.WeakSet()
         self.divergences: list[Divergence] = []
         self.peak: Bytes = 0
         self.charged: Bytes = 0
@@ -184,7 +184,9 @@ class Running:
             self._arenas.pause(self._arena)
         return outputs, rest, seen
 
-    def _served(self, part: int, run: Callable[[], tuple[list[Any], list[Any]]]) -> tuple[list[Any], list[Any]]:
+    def _served(
+        self, part: int, run: Callable[[], tuple[list[Any], list[Any]]]
+    ) -> tuple[list[Any], list[Any]]:
         allocator, start = self.accounts.allocator, self.prepared.starts[part]
         if allocator is None or self._arena is None or self._reached != start:
             return run()

@@ -22,7 +22,6 @@ from tightrope.run.room import Room, cause_of
 from tightrope.run.running import Running
 from tightrope.run.status import StatusLine
 
-
 _MOST_KNOWN: Final = 8
 """Plans of one graph that are kept ready to run: loops may hold more at one call than at another."""
 
