@@ -175,7 +175,7 @@ def build_schedule(graph: Graph, pairs: Iterable[tuple[int, OpId]], rng: random.
         for storage in op.reads:
             if not graph.storages[storage].external:
                 last[latest[storage]] = max(last[latest[storage]], position)
-        if first and op.id in graph.boundaries:
+        if first and op.id + 1 in graph.boundaries:
             for key in latest.values():
                 if graph.storages[key[1]].outside:
                     last[key] = max(last[key], position)

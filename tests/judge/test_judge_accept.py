@@ -22,7 +22,7 @@ def test_valid_plans_pass(family: str, seed: int) -> None:
         plan.forecast.total,
         plan.forecast.ns,
     )
-    assert len(verdict.checks) == 9
+    assert len(verdict.checks) == 10
 
 
 @pytest.mark.parametrize("family", FAMILIES)

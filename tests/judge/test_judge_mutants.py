@@ -13,7 +13,20 @@ import msgspec
 import pytest
 from families import FAMILIES, draw_plan, simulate
 
-from tightrope.core import Compute, Free, Graph, JudgeError, PageIn, PageOut, Plan, Schedule, Step, Wait
+from tightrope.core import (
+    Compute,
+    FingerprintError,
+    Free,
+    Graph,
+    JudgeError,
+    PageIn,
+    PageOut,
+    Plan,
+    PlanFileError,
+    Schedule,
+    Step,
+    Wait,
+)
 from tightrope.lower import lowered, problems, walked
 
 Rule = Callable[[random.Random, Graph, list[Step]], list[Step] | None]
@@ -178,7 +191,7 @@ def rerun_after_a_change_in_place(rng: random.Random, graph: Graph, steps: list[
     return None
 
 
-def replay_before_its_op(rng: random.Random, graph: Graph, steps: list[Step]) -> list[Step] | None:
+def variant_before_its_op(rng: random.Random, graph: Graph, steps: list[Step]) -> list[Step] | None:
     drawn = [op for op in graph.ops if op.variant >= 0]
     if not drawn:
         return None
@@ -187,7 +200,7 @@ def replay_before_its_op(rng: random.Random, graph: Graph, steps: list[Step]) ->
     return inserted(steps, rng.randrange(before + 1), Compute(op.variant, graph.op(op.variant).creates))
 
 
-def replay_for_its_op(rng: random.Random, graph: Graph, steps: list[Step]) -> list[Step] | None:
+def variant_for_its_op(rng: random.Random, graph: Graph, steps: list[Step]) -> list[Step] | None:
     drawn = [op for op in graph.ops if op.variant >= 0]
     if not drawn:
         return None
@@ -230,8 +243,8 @@ RULES: tuple[Rule, ...] = (
     unknown_drop,
     rerun_what_must_run_once,
     rerun_after_a_change_in_place,
-    replay_before_its_op,
-    replay_for_its_op,
+    variant_before_its_op,
+    variant_for_its_op,
     second_live_copy,
     page_something,
 )
@@ -404,7 +417,7 @@ SEEDS = range(8)
 def refused(check: Callable[[Graph, Any], object], graph: Graph, subject: Plan | Schedule) -> bool:
     try:
         check(graph, subject)
-    except JudgeError:
+    except (JudgeError, PlanFileError, FingerprintError):
         return True
     return False
 

@@ -40,6 +40,7 @@ def legal(graph: Graph, order: list[int]) -> bool:
         return read, sorted(value.items())
 
     kept = all(graph.part_of(op) == graph.part_of(place) for place, op in enumerate(order))
+    kept = kept and all(order[end - 1] == end - 1 for end in graph.boundaries)
     return kept and seen(order) == seen(list(range(len(graph.ops))))
 
 

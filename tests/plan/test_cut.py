@@ -15,17 +15,31 @@ _GAP = ((9, 5, 6), (1, 0, 3), (12, 0, 1), (5, 1, 2), (4, 2, 6), (7, 1, 5), (4, 3
 
 
 def steps(buffers: tuple[tuple[int, int, int], ...], *, quiet: int) -> tuple[Graph, Schedule]:
-    """Turn lifetimes into a schedule of ops that make one storage each, after some that make small ones."""
+    """Turn lifetimes into ops that make one storage each and ops that read those that end.
+
+    Before them stand ``quiet`` ops whose storage is not read.
+    """
     storages = [Storage(i, 64) for i in range(quiet)]
     storages += [Storage(quiet + i, 64 * size) for i, (size, _, _) in enumerate(buffers)]
-    ops = tuple(Op(i, f"op{i}", "aten.relu", creates=(i,), ns=10) for i in range(len(storages)))
+    ops: list[Op] = []
     rows: list[Compute | Free] = []
+
+    def run(name: str, reads: tuple[int, ...] = (), creates: tuple[int, ...] = ()) -> None:
+        rows.append(Compute(len(ops)))
+        ops.append(Op(len(ops), name, "aten.relu", reads, creates, ns=10))
+
     for i in range(quiet):
-        rows += [Compute(i), Free(i)]
+        run("quiet", creates=(i,))
+        rows.append(Free(i))
     for now in range(1 + max(end for _, _, end in buffers)):
-        rows += [Free(quiet + i) for i, (_, _, end) in enumerate(buffers) if end == now]
-        rows += [Compute(quiet + i) for i, (_, start, _) in enumerate(buffers) if start == now]
-    return Graph(ops, tuple(storages)), Schedule(tuple(rows))
+        ending = tuple(quiet + i for i, (_, _, end) in enumerate(buffers) if end == now)
+        if ending:
+            run("read", ending)
+            rows += [Free(storage) for storage in ending]
+        for i, (_, start, _) in enumerate(buffers):
+            if start == now:
+                run("make", creates=(quiet + i,))
+    return Graph(tuple(ops), tuple(storages)), Schedule(tuple(rows))
 
 
 def intervals(graph: Graph, schedule: Schedule) -> list[tuple[int, int, int]]:

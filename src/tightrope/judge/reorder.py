@@ -78,8 +78,11 @@ def _check_sequences(graph: Graph, position: dict[OpId, int]) -> None:
     for before, after in pairwise(ordered):
         if position[before.id] > position[after.id]:
             _fail(f"{_title(before)} and {_title(after)} swap, but their order has effects")
+    handovers = {end - 1 for end in graph.boundaries}
     for op in graph.ops:
-        if graph.part_of(op.id) != graph.part_of(position[op.id]):
+        place = position[op.id]
+        moved = op.id in handovers and place != op.id
+        if moved or graph.part_of(op.id) != graph.part_of(place):
             _fail(f"{_title(op)} moves across the hand-over to the caller before op {graph.handover(op.id)}")
 
 

@@ -247,7 +247,7 @@ class _Walker:
         self.at += f", op {op.id} {op.describe()}"
         if not self.inside or op.target == RETURN:
             self._fail("runs while the caller has control" if not self.inside else "is no kernel")
-        first = op.id == self.next_base
+        first = op.id == self.next_base < len(self.graph.ops)
         if not first:
             self._check_again(op)
         elif op.id >= self._end_of_part():
@@ -429,9 +429,9 @@ class _Walker:
             self._fail("control never goes back to the caller")
         for buffer in self.open:
             if self.allocs[buffer].space >= SLOWER:
-                self._fail(
-                    f"a copy of {self._name(self.allocs[buffer].storage)} is left over in a slower tier"
-                )
+                alloc = self.allocs[buffer]
+                where = f"tier {alloc.space - SLOWER + 1}"
+                self._fail(f"a copy of {self._name(alloc.storage)} is left over in {where}")
         for storage in self.graph.storages:
             if not storage.external:
                 self._check_left(storage.id, resident=storage.resident_at_end)

@@ -202,6 +202,8 @@ class _Walk:
         op = self.graph.op(number)
         self.at += f", op {number} {op.describe()}"
         if number in self._returns:
+            if drop:
+                self._fail(f"drops {self._name(drop[0])}, which it does not create")
             self._return(number)
             self._touch(self._known(self.live, storage, "returns") for storage in op.reads)
             self.part = self._returns[number] + 1
@@ -255,6 +257,7 @@ class _Walk:
 
     def _page_out(self, storage: StorageId, tier: int) -> None:
         source = self._known(self.live, storage, "pages out")
+        self._idle(storage)
         if (storage, tier) not in self.slow:
             alloc = self._new(self._space(tier), self.graph.storages[storage].bytes, storage)
             self.slow[storage, tier] = alloc.buffer
@@ -263,21 +266,25 @@ class _Walk:
 
     def _page_in(self, storage: StorageId, tier: int) -> None:
         self._space(tier)
-        if storage in self.live:
+        if storage in self.live and storage not in self.copies:
             self._fail(f"pages in {self._name(storage)}, a second live copy")
-        source = self._known({s: b for (s, t), b in self.slow.items() if t == tier}, storage, "pages in")
+        if (storage, tier) not in self.slow:
+            self._fail(f"pages in {self._name(storage)}, of which tier {tier} holds no copy")
+        self._idle(storage)
         alloc = self._new(ARENA, self.graph.storages[storage].bytes, storage)
         self._put(alloc)
         self.live[storage] = alloc.buffer
-        self._start(storage, source, alloc.buffer, tier, inwards=True)
+        self._start(storage, self.slow[storage, tier], alloc.buffer, tier, inwards=True)
 
     def _start(self, storage: StorageId, source: int, target: int, tier: int, *, inwards: bool) -> None:
-        if storage in self.copies:
-            self._fail(f"pages {self._name(storage)}, of which a copy is in flight already")
         assert self.machine is not None
         engines = self.machine.tiers[tier].engines
         self.copies[storage] = (source, target, inwards)
         self._put(Copy(source, target, 0 if not engines else 2 * tier - 1 + (inwards and engines == 2)))
+
+    def _idle(self, storage: StorageId) -> None:
+        if storage in self.copies:
+            self._fail(f"pages {self._name(storage)}, of which a copy is in flight already")
 
     def _wait(self, storage: StorageId) -> None:
         if storage not in self.copies:

@@ -1,7 +1,7 @@
 """Refuse malformed blocks and spaces before anything is placed."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from msgspec.structs import replace
 from typing import Final
 
 from tightrope.core import Block, Bytes, Offset, Piece, Space, TightropeError
