@@ -8,7 +8,19 @@ import pytest
 from tests.judge.families import FAMILIES
 from tests.oracles import parted
 from tests.plan.bound_oracle import plain_graph
-from tightrope.core import Compute, Executable, Flag, Free, Graph, JudgeError, Op, Plan, Run, Schedule, Storage
+from tightrope.core import (
+    Compute,
+    Executable,
+    Flag,
+    Free,
+    Graph,
+    JudgeError,
+    Op,
+    Plan,
+    Run,
+    Schedule,
+    Storage,
+)
 from tightrope.judge import walk_executable
 from tightrope.judge.reorder import in_base_order
 from tightrope.lower import lower, lowered, problems

@@ -140,7 +140,7 @@ def test_planning_ahead_changes_nothing() -> None:
     wanted = play(model, lambda *_: None)
     tightrope.compile(model, budget="8MiB", example=DATA[0][:1], progress=False)
     assert play(model, lambda *_: None) == wanted
-    assert len(compiled_of(model).runners) == 1
+    assert len(compiled_of(model).calls.captured) == 1
     assert tightrope.report(model).arena > 0
 
 
@@ -202,10 +202,10 @@ def test_a_compiled_part_of_a_compiled_model_is_planned_with_the_whole() -> None
     def whole(model: nn.Module, see: Seen) -> None:
         outer = tightrope.compile(nn.Sequential(model, nn.Identity()), budget="8MiB", progress=False)
         loop(outer, see)
-        assert len(compiled_of(outer).runners) == 1
+        assert len(compiled_of(outer).calls.captured) == 1
 
     assert play(part, whole) == wanted
-    assert compiled_of(part).runners == []
+    assert compiled_of(part).calls.captured == []
 
 
 def test_level_0_holds_the_budget() -> None:
@@ -223,7 +223,7 @@ def test_level_0_needs_bytes() -> None:
 def test_a_report_before_the_first_step_says_so() -> None:
     model = tightrope.compile(Blocks(), budget="8MiB", progress=False)
     report = tightrope.report(model)
-    assert report.why == "no training step has run yet"
+    assert report.why == "no step has run yet"
     assert report.budget == 8 << 20
 
 

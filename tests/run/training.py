@@ -122,14 +122,14 @@ def captured(model: nn.Module) -> nn.Module:
 
 
 def held(model: nn.Module) -> None:
-    """The budget is on, was held in every step, and everything went as planned."""
+    """The budget is on, was held in every step, everything that ran was judged and checked, as planned."""
     report = tightrope.report(model)
-    runners = compiled_of(model).runners
+    calls = compiled_of(model).calls
     assert report.level == "L1"
-    assert runners
-    for runner in runners:
-        assert 0 < runner.observed_charged <= runner.budget
-        assert runner.divergences == []
+    assert 0 < calls.observed_charged <= calls.budget
+    assert calls.num_divergences == 0
+    assert report.proofs
+    assert all(running.prepared.proof.num_parts >= running.position > 0 for running in calls.recent)
     native = accounts().allocator
     assert native is not None
     assert native.limit is not None

@@ -218,8 +218,10 @@ def own_code(function: Callable[..., Any]) -> Callable[[], None]:
     return forget
 
 
-def relay(graph: torch.fx.Graph, layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...]]]]) -> None:
-    """Give results of nodes other dtypes and strides, and derive everything behind them again.
+def relay(
+    graph: torch.fx.Graph, layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...], int]]]
+) -> None:
+    """Give results of nodes other dtypes, strides and offsets, and derive everything behind them again.
 
     Args:
         graph: with fake values in ``meta["val"]``, which are replaced.
@@ -236,9 +238,11 @@ def relay(graph: torch.fx.Graph, layouts: dict[str, dict[int, tuple[torch.dtype,
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
             value = node.target(*args, **kwargs)
             items = list(value) if isinstance(value, tuple | list) else [value]
-            for position, (dtype, strides) in wanted.items():
+            for position, (dtype, strides, offset) in wanted.items():
                 shape = items[max(position, 0)].shape
-                items[max(position, 0)] = torch.empty_strided(shape, strides, dtype=dtype)
+                end = offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+                whole = torch.empty(end if 0 not in shape else offset, dtype=dtype)
+                items[max(position, 0)] = whole.as_strided(shape, strides, offset)
         node.meta["val"] = tuple(items) if isinstance(value, tuple | list) else items[0]
         changed.add(node)
 

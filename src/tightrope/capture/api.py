@@ -120,11 +120,14 @@ def measured(
 
 def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
     """Read the program again with the layouts that kernels really give."""
-    layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...]]]] = {}
+    layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...], int]]] = {}
     for op, position, layout in odd:
-        if layout.offset or layout.bits or program.rebuild is None:
-            raise CaptureError(f"{op.describe()} returns a part of what it allocates: it cannot be planned.")
-        layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides)
+        if layout.bits or program.rebuild is None:
+            raise CaptureError(
+                f"{op.describe()} gives another tensor than its shapes say (strides {layout.strides}, offset "
+                f"{layout.offset}{layout.bits and ', '}{layout.bits}): it cannot be planned."
+            )
+        layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides, layout.offset)
     _torch.relay(program.module.graph, layouts)
     assert program.rebuild is not None
     return program.rebuild(program.module)

@@ -16,9 +16,9 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -28,6 +28,8 @@ from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.allocator import Allocator, allocator
 from tightrope.run.arenas import reclaimable
+
+_UNLIMITED: Final[Bytes] = 2**60
 
 
 @dataclass
@@ -77,6 +79,8 @@ class Accounts:
 
     def hold(self, owner: object, budget: Bytes) -> None:
         """Hold the process to ``budget`` for as long as ``owner`` lives; the largest of several counts."""
+        if self._budgets.get(owner) == budget:
+            return
         if owner not in self._budgets:
             weakref.finalize(owner, self._apply)
         self._budgets[owner] = budget
@@ -106,6 +110,18 @@ class Accounts:
         finally:
             self._own = before
             self._apply()
+
+    def unlimited(self) -> AbstractContextManager[None]:
+        """Let what runs inside a ``with`` block have what it asks for."""
+        return self.limited(_UNLIMITED)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run something right after an observation that is neither limited nor observed."""
+        with self.unlimited():
+            yield
+        if self.allocator is not None:
+            self.allocator.reset_peaks()
 
     def _apply(self) -> None:
         if self.allocator is None:

@@ -168,7 +168,6 @@ class Calls:
             give_up=lambda: self._give_up(but),
             ready=self.when_fits,
             heap=bool(self.note),
-            profiled=self.accounts.allocator is None and not self.num_steps,
         )
 
     def _prospect(self) -> Expected:
@@ -192,7 +191,7 @@ class Calls:
 
     def _give_up(self, but: Pending | None) -> bool:
         """Let pending forwards drop what can be computed again, except one; tell whether one did."""
-        others = sorted(self._pending - {but}, key=lambda pending: pending.call)
+        others = sorted((p for p in self._pending if p is not but), key=lambda pending: pending.call)
         return any([self._drop(pending) for pending in others])
 
     # forward
@@ -390,6 +389,7 @@ class Calls:
             pending.num_backwards += 1
             if not again:
                 pending.kept, pending.inputs = None, []
+            self.recent.append(rest)
             gradients, _ = self._run(rest, [], given)
         finally:
             rest.close()

@@ -75,12 +75,9 @@ class CompiledModel:
         """Take a captured graph in."""
         self.accounts.survey()
         self.num_graphs += 1
-        if isinstance(self.settings.budget, int):
-            self.accounts.hold(self, self.settings.budget)
-        elif not program.has_backward and not self.calls.budget:
-            return _Graph(weakref.ref(self), self.calls.add(program, real))
         number = self.calls.add(program, real)
-        self.accounts.hold(self, self.calls.budget)
+        if self.calls.budget:
+            self.accounts.hold(self, self.calls.budget)
         return _Graph(weakref.ref(self), number)
 
     def break_up(self, reason: str) -> None:

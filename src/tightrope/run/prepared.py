@@ -22,7 +22,9 @@ class Proof:
         cause: why it was made.
         judged: when the judge accepted it, seconds since the epoch.
         seconds: that planning, lowering and judging took.
-        checked: when its first run was checked inline; 0 = not yet.
+        checked: when its first run was checked inline, from the first part to the last; 0 = not yet.
+        num_parts: checked so far, where its caller did something else before the last one.
+        peak: largest number of live bytes of its own that was observed in any run.
         num_again: storages that it computes more than once.
         num_results: results whose layout was compared.
         reference: what it was compared with besides, in words.
@@ -33,6 +35,8 @@ class Proof:
     judged: float
     seconds: float
     checked: float = 0.0
+    num_parts: int = 0
+    peak: Bytes = 0
     num_again: int = 0
     num_results: int = 0
     reference: str = ""
@@ -46,6 +50,8 @@ class Proof:
                 f", checked in its first run at {when}: {self.num_again} recomputed storages equal their first, "
                 f"bit for bit, {self.num_results} results laid out as captured"
             )
+        elif self.num_parts:
+            text += f", its first {self.num_parts} parts checked, the others did not run"
         else:
             text += ", not checked in a run yet"
         return text + (f"; {self.reference}" if self.reference else "")

@@ -22,6 +22,7 @@ from tightrope.run.arenas import Arenas
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code
 from tightrope.run.prepared import Prepared
+from tightrope.run.reference import Reference
 
 
 class Pending:
@@ -123,23 +124,25 @@ class Running:
         arena: int | None,
         *,
         held: Bytes = 0,
-        watched: bool,
-        profiled: bool = False,
+        verify: str | None,
     ) -> None:
         self.prepared, self.turns, self.accounts, self.held = prepared, turns, accounts, held
         self.position = 0
         self.off = False
         self.open: weakref.WeakSet[Pending] = weakref.WeakSet()
         self.divergences: list[Divergence] = []
-        self.peak: Bytes = 0
+        self.peak: Bytes = prepared.proof.peak if accounts.allocator is None else 0
         self.charged: Bytes = 0
         self._arenas, self._arena = arenas, arena
         self._reached = 0 if arena is not None else -1
-        self._profiled = profiled
+        self._profiled = accounts.allocator is None and not prepared.proof.checked  # slow, so once
         self._check: RecomputeCheck | None = None
         self._code: Code = prepared.code
-        if watched:
+        self._reference: Reference | None = None
+        if verify is not None and not prepared.proof.checked:
             self._code, self._check = prepared.watched()
+            if verify == "graph":
+                self._reference = Reference(prepared.graph, accounts)
 
     @property
     def over(self) -> bool:
@@ -171,18 +174,30 @@ class Running:
             torch.OutOfMemoryError: a kernel's bytes are not to be had.
         """
         part = self.position
+        if self._reference is not None:
+            self._reference.before(part, given)
         with self.accounts.observed(profiled=self._profiled, held=self.prepared.live[part]) as seen:
             outputs, rest = self._served(part, lambda: self._code.parts[part](kept, given))
+        if self._reference is not None:
+            self._reference.after(part, outputs)
         self.position += 1
         self.peak = max(self.peak, self.prepared.live[part] + seen.above)
+        self.prepared.proof.peak = max(self.prepared.proof.peak, self.peak)
         self.charged = max(self.charged, seen.before if part else 0, seen.charged)
-        if self._check is not None and self.position == len(self.turns) and not self.off:
-            proof = self.prepared.proof
-            proof.num_again, proof.num_results = self._check.num_again, self._check.num_results
-            proof.checked = time.time()
+        if self._check is not None:
+            self._note(self._check)
         if self._arena is not None and not self.over and self._arenas is not None:
             self._arenas.pause(self._arena)
         return outputs, rest, seen
+
+    def _note(self, check: RecomputeCheck) -> None:
+        proof = self.prepared.proof
+        proof.num_parts = max(proof.num_parts, self.position)
+        proof.num_again, proof.num_results = check.num_again, check.num_results
+        if self._reference is not None:
+            proof.reference = str(self._reference)
+        if self.position == len(self.turns):
+            proof.checked = time.time()
 
     def _served(
         self, part: int, run: Callable[[], tuple[list[Any], list[Any]]]

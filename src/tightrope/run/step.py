@@ -22,7 +22,7 @@ from tightrope.capture.failures import uncaptured
 from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
-from tightrope.core import Bytes, CaptureError, TightropeError, parse_bytes
+from tightrope.core import Bytes, CaptureError, InfeasibleError, TightropeError, parse_bytes
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.compile import check_verify
 from tightrope.run.report import Report, planned_report
@@ -147,6 +147,10 @@ class TrainingStep:
         try:
             with torch.enable_grad(), _torch.calling(_RECOMPILE_LIMIT):
                 result = self._planned(*args, **kwargs)
+        except InfeasibleError:
+            if not any(whole.num_steps for whole in self.wholes):
+                self.accounts.release(self)  # until it is called again
+            raise
         except _torch.unsupported_errors() as error:
             raise uncaptured(error, "the step", call="step(x, y)") from error
         except Exception as error:
@@ -169,15 +173,15 @@ class TrainingStep:
         return planned_report(self.last.calls)
 
     def whole(self, program: Program, real: Sequence[Any]) -> WholeStep:
-        """Take a captured graph in, and hold the process to its budget."""
-        if isinstance(self.settings.budget, int):
-            self.accounts.hold(self, self.settings.budget)
-        whole = WholeStep(
+        """Take a captured graph in."""
+        return WholeStep(
             program, real, self.settings, self.accounts, self.status,
             updates=self.updates, parameters=_parameters(program, real, self.updates), labels=self._labels(),
         )  # fmt: skip
-        self.accounts.hold(self, max(w.calls.budget for w in [*self.wholes, whole]))
-        return whole
+
+    def hold(self) -> None:
+        """Hold the process to the budget."""
+        self.accounts.hold(self, max(whole.calls.budget for whole in self.wholes))
 
     def _labels(self) -> dict[torch.Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}
@@ -204,6 +208,7 @@ class _Graph:
             owner.wholes[self.number].close()
             owner.wholes[self.number] = owner.whole(self.program, args)
         owner.last = owner.wholes[self.number]
+        owner.hold()
         return [*owner.last.run(args), torch.empty(0)]
 
     def backward(self, args: list[Any]) -> list[Any]:

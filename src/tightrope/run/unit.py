@@ -119,7 +119,6 @@ class Unit:
         give_up: Callable[[], bool] = lambda: False,
         ready: Callable[[], None] = lambda: None,
         heap: bool = False,
-        profiled: bool = False,
     ) -> Running:
         """Find the plan for the room that is left, and an arena for it.
 
@@ -130,7 +129,6 @@ class Unit:
             give_up: makes room where nothing fits; tells whether it made some.
             ready: called once a plan is known to fit.
             heap: run without planned addresses.
-            profiled: observe bytes without a hook (slow).
 
         Raises:
             InfeasibleError: nothing fits.
@@ -156,10 +154,9 @@ class Unit:
             if self.arenas is not None and arena is not None:
                 self.arenas.finish(arena)
             raise
-        watched = self.settings.verify is not None and not prepared.proof.checked
         return Running(
             prepared, turns, self.accounts, self.arenas, arena,
-            held=self.room.held, watched=watched, profiled=profiled,
+            held=self.room.held, verify=self.settings.verify,
         )  # fmt: skip
 
     def suit(self, room: Room, expected: Callable[[], Expected]) -> Prepared:

@@ -103,7 +103,7 @@ class WholeStep:
         """The arguments of the whole step: as captured, then optimizer state, then settings."""
         if not self._updated:
             return list(args)
-        with _torch.real_tensors():
+        with _torch.real_tensors(), self.accounts.unlimited():  # the plan for what is left may refuse
             states = self.updates.states(self._updated)
             settings = self.updates.settings(self._updated)
         return [*args, *(tensor for state in states for tensor in state), *settings]
