@@ -13,7 +13,7 @@ Pair = tuple[int, int]
 
 
 def random_graph(seed: int, *, num_ops: int = 7, rich: bool = True) -> Graph:
-    """Draw a small step; ``rich`` adds temporaries, two outputs, variants, residents, mutation, a boundary."""
+    """Draw a small step; ``rich`` adds temporaries, two outputs, variants, residents, mutation, a part."""
     rng = Random(seed)
     storages = [Storage(0, 64 * rng.randint(1, 4), external=True)]
     ops: list[Op] = []

@@ -78,7 +78,7 @@ def _planned(name: str, settings: Settings, budget: Callable[[Bytes], Bytes], pe
             "tdi": seen.overhead,
             "equal": equal,
         }
-        accounts().release(net.handle)
+        accounts().release(net.compiled)
         net.loop.clear()
         return row | _figures(paired_ratio(net.loop, eager_loop(net.case), num_pairs=settings.num_pairs))
 

@@ -44,7 +44,7 @@ def _ask(name: str, settings: Settings, above: Bytes) -> Row:
                 "smallest": error.smallest_found,
                 "bound": error.lower_bound,
                 "op": error.op,
-                "untouched": not net.handle.runners and _state(model) == before,
+                "untouched": not net.compiled.calls.recent and _state(model) == before,
                 "message": str(error),
             }
         return {"held": net.held, "asked": net.budget, "refused": False, "message": "accepted"}

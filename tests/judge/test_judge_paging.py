@@ -103,7 +103,11 @@ def replaced(position: int, *steps: Step) -> tuple[Step, ...]:
 
 CASES: list[tuple[str, tuple[Step, ...], str]] = [
     ("read without page-in", GOOD[:6] + GOOD[8:], r"reads storage 1 \(float32\[32\]\), which is not live"),
-    ("read before the wait", (*GOOD[:7], Compute(3)), r"op 3 aten.d: reads storage 1 .* while its page-in is in flight"),
+    (
+        "read before the wait",
+        (*GOOD[:7], Compute(3)),
+        r"op 3 aten.d: reads storage 1 .* while its page-in is in flight",
+    ),
     ("page-in of nothing", (*GOOD[:2], Free(1), *GOOD[4:]), "of which tier 1 holds no copy"),
     ("page-in before the page-out is done", (*GOOD[:3], PageIn(1)), "of which a copy is in flight already"),
     ("page-in after the slow copy went", (*GOOD[:4], Free(1, 1), *GOOD[4:]), "of which tier 1 holds no copy"),
@@ -118,7 +122,11 @@ CASES: list[tuple[str, tuple[Step, ...], str]] = [
     ("free while it leaves", (*GOOD[:3], Free(1)), "releases storage 1 .* while a copy of it is in flight"),
     ("free while it comes", (*GOOD[:7], Free(1)), "releases storage 1 .* while a copy of it is in flight"),
     ("slow copy freed while it is read", (*GOOD[:7], Free(1, 1)), "releases storage 1 .* while a copy of it"),
-    ("slow copy freed while it is written", (*GOOD[:3], Free(1, 1)), "releases storage 1 .* while a copy of it"),
+    (
+        "slow copy freed while it is written",
+        (*GOOD[:3], Free(1, 1)),
+        "releases storage 1 .* while a copy of it",
+    ),
     (
         "slow copy never freed",
         replaced(10),

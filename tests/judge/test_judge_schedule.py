@@ -89,7 +89,11 @@ CASES: list[tuple[str, tuple[Step, ...], str]] = [
     ("left over", GOOD[:-1], "end: storage 3 is left over"),
     ("changed input", (*GOOD[:10], Compute(0, (1,))), "reads storage 0 after 1 changes in place;"),
     ("foreign drop", (Compute(0, (2,)), *GOOD[1:]), "drops storage 2, which it does not create"),
-    ("drop twice", (Compute(0, (1, 1)), *GOOD[1:]), "drops storage 1 .*, which it does not create or drops twice"),
+    (
+        "drop twice",
+        (Compute(0, (1, 1)), *GOOD[1:]),
+        "drops storage 1 .*, which it does not create or drops twice",
+    ),
     ("resident dropped", (*GOOD[:6], Compute(2, (4,))), "releases storage 4, which must stay to the end"),
     ("page out", (Compute(0), PageOut(1)), "pages to tier 1 and no machine has no such tier"),
     (
@@ -130,9 +134,9 @@ def test_an_outside_storage_reaches_the_caller() -> None:
     graph = parted(Graph(ops, (Storage(0, 64, outside=True), Storage(1, 128))), 1)
     walk = walked(graph, Schedule((Compute(0), Compute(1), Free(0), Compute(2), Free(1))))
     assert (walk.peak, walk.outside_peak) == (128, 64)
-    with pytest.raises(JudgeError, match="op 1 .*: reads storage 0, which is not live"):
+    with pytest.raises(JudgeError, match=r"op 1 .*: reads storage 0, which is not live"):
         walked(graph, Schedule((Compute(0), Free(0), Compute(1), Compute(2), Free(1))))
-    with pytest.raises(JudgeError, match="op 2 aten.b: out of the base order: op 1 comes first"):
+    with pytest.raises(JudgeError, match=r"op 2 aten\.b: out of the base order: op 1 comes first"):
         walked(graph, Schedule((Compute(0), Compute(2), Compute(1), Free(0), Free(1))))
 
 

@@ -113,4 +113,6 @@ def _shuffled(inputs: list[tuple[int, ...]], rng: Random) -> Graph:
             if not missing[other]:
                 ready.append(other)
     storages = tuple(Storage(v, 1, alignment=1) for v in range(len(inputs)))
-    return Graph(tuple(Op(v, str(v), "unit", r, (v,), ns=1) for v, r in enumerate(reads)), storages, alignment=1)
+    return Graph(
+        tuple(Op(v, str(v), "unit", r, (v,), ns=1) for v, r in enumerate(reads)), storages, alignment=1
+    )

@@ -106,7 +106,9 @@ def test_checking_counts_what_runs_again_and_changes_nothing() -> None:
             if isinstance(event, Alloc) and event.storage >= 0
         )
         assert check.num_again == sum(count > 1 for count in made.values())
-        assert check.num_results == sum(len(run.results) for run in executable.instructions if isinstance(run, Run))
+        assert check.num_results == sum(
+            len(run.results) for run in executable.instructions if isinstance(run, Run)
+        )
     assert check.num_again > 0
     assert all(run == runs[0] for run in runs)
 

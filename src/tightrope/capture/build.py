@@ -234,8 +234,8 @@ class _Builder:
                 found.update(view.base for view in views(self.writer.argument(given)))
         if not found:
             raise CaptureError(
-                f"{node.target} at {source_line(node)} changes a tensor in place, and its schema does not say "
-                "which: it cannot be planned."
+                f"{node.target} at {source_line(node)} changes a tensor in place, and its schema does not "
+                "say which: it cannot be planned."
             )
         return tuple(sorted(found))
 

@@ -10,7 +10,7 @@ device, infinity, the op behind another op) is a `Name`.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Final, Literal, TypeAlias, Union
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -76,7 +76,7 @@ class Items(msgspec.Struct, frozen=True, tag="items", array_like=True):
     items: tuple["Argument", ...]
 
 
-Argument: TypeAlias = Union[None, bool, int, float, str, View, Name, Items]  # noqa: UP007 (quoted above)
+Argument: TypeAlias = View | Name | Items | bool | int | float | str | None
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):

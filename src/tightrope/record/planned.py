@@ -225,8 +225,8 @@ def _unit(planned: torch.nn.Module | TrainingStep) -> tuple[Calls, Unit, dict[st
         raise TightropeError("no training step has run yet: run one, then record the next.")
     if len(calls.recent) > 1:
         raise TightropeError(
-            "this model became several graphs, planned one by one so far: run another step, or record it with "
-            "record_eager, which needs none."
+            "this model became several graphs, planned one by one so far: run another step, or record it "
+            "with record_eager, which needs none."
         )
     classes = {name: type(module).__name__ for name, module in model.named_modules()}
     return calls, calls.unit(calls.recent[0].turns), classes

@@ -201,7 +201,7 @@ class Accounts:
         return self.allocator.stats().heap_live if self.allocator is not None else 0
 
     def heap_refused(self) -> Bytes:
-        """Heap bytes that would have been live had the largest refusal since the last observation been granted."""
+        """Heap bytes that would have been live had the largest refusal since the last mark been granted."""
         return self.allocator.stats().heap_refused if self.allocator is not None else 0
 
     def take_peak(self) -> Bytes:

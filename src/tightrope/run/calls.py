@@ -180,7 +180,7 @@ class Calls:
         )
 
     def _look_ahead(self, running: Running) -> None:
-        """Refuse a forward now if the backward of an earlier one, which gave up what it kept, will not fit."""
+        """Refuse a forward now if the backward of an earlier one, which dropped storages, will not fit."""
         for pending in self._pending:
             if pending.dropped:
                 one = self.captured[pending.turn.graph]
@@ -192,7 +192,7 @@ class Calls:
     def _give_up(self, but: Pending | None) -> bool:
         """Let pending forwards drop what can be computed again, except one; tell whether one did."""
         others = sorted((p for p in self._pending if p is not but), key=lambda pending: pending.call)
-        return any([self._drop(pending) for pending in others])
+        return sum(self._drop(pending) for pending in others) > 0
 
     # forward
 
@@ -215,8 +215,8 @@ class Calls:
             running.open.add(pending)
             self._pending.add(pending)
             self.accounts.explain(
-                f"{format_bytes(max(self.budget - self.accounts.held(), 0))} were left for code between forward "
-                "and backward; the next forward leaves what it lacked."
+                f"{format_bytes(max(self.budget - self.accounts.held(), 0))} were left for code between "
+                "forward and backward; the next forward leaves what it lacked."
             )
             token = torch.empty(0)
             token.pending = pending  # type: ignore[attr-defined]

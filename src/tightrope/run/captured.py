@@ -21,6 +21,10 @@ _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
 _SCALAR: Bytes = 64
 
 
+def _unchanged(program: Program) -> Program:
+    return program
+
+
 @dataclass
 class Captured:
     """One captured graph.
@@ -39,7 +43,7 @@ class Captured:
     identity: dict[StorageId, Hashable]
     stale: bool = False
     num_measured: int = 1
-    finish: Callable[[Program], Program] = staticmethod(lambda program: program)
+    finish: Callable[[Program], Program] = _unchanged
 
     @property
     def graph(self) -> Graph:

@@ -73,8 +73,8 @@ class RecomputeCheck:
         bits = digest(tensor)
         if self._seen.setdefault(storage, bits) != bits:
             raise VerificationError(
-                f"{self._name(run)} gave other bits when it ran again. Nothing was returned. An op that is not "
-                "deterministic may be the cause: try torch.use_deterministic_algorithms(True)."
+                f"{self._name(run)} gave other bits when it ran again. Nothing was returned. An op that is "
+                "not deterministic may be the cause: try torch.use_deterministic_algorithms(True)."
             )
         self.num_compared += 1
 

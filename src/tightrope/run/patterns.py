@@ -31,7 +31,8 @@ class Patterns:
     def expected(self, graph: int) -> Pattern:
         """The pattern that a forward of a graph is expected to begin.
 
-        >>> known, twice = Patterns(), (Turn(0, 0, False), Turn(1, 0, False), Turn(1, 0, True), Turn(0, 0, True))
+        >>> known = Patterns()
+        >>> twice = (Turn(0, 0, False), Turn(1, 0, False), Turn(1, 0, True), Turn(0, 0, True))
         >>> known.learn(twice)
         >>> known.expected(0) == twice, known.expected(1) == single(1)
         (True, True)

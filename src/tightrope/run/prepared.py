@@ -47,8 +47,8 @@ class Proof:
         if self.checked:
             when = time.strftime("%H:%M:%S", time.localtime(self.checked))
             text += (
-                f", checked in its first run at {when}: {self.num_again} recomputed storages equal their first, "
-                f"bit for bit, {self.num_results} results laid out as captured"
+                f", checked in its first run at {when}: {self.num_again} recomputed storages equal their "
+                f"first, bit for bit, {self.num_results} results laid out as captured"
             )
         elif self.num_parts:
             text += f", its first {self.num_parts} parts checked, the others did not run"

@@ -1,6 +1,6 @@
 """What is left of a budget for a plan: a pure function of what was asked for and observed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tightrope.core import Bytes, Forecast, format_bytes
 from tightrope.run.headroom import Headroom
@@ -30,7 +30,7 @@ class Room:
     budget: Bytes
     held: Bytes
     foreseen: Bytes = 0
-    headroom: Headroom = Headroom()
+    headroom: Headroom = field(default_factory=Headroom)
     left_behind: Bytes = 0
 
     @property
@@ -47,7 +47,7 @@ class Room:
         return forecast.arena + forecast.outside <= self.available - beside
 
     def resembles(self, planned: "Room", beside: Bytes, forecast: Forecast) -> bool:
-        """Tell whether a plan that was made for another room, with ``beside`` left free, wastes little of this.
+        """Tell whether a plan made for another room, with ``beside`` left free, wastes little of this.
 
         As long as nothing was seen of the caller's code, what was left free for it is not waste.
         """

@@ -193,7 +193,7 @@ class Unit:
         return self.prepared
 
     def _best_known(self, room: Room) -> "_Known | None":
-        """The fastest plan that fits, unless a faster one may be found: for a room much like this one, or none."""
+        """The fastest plan that fits, unless a faster one may be found: for a room like this, or none."""
         fitting = [k for k in self._known if room.fits(k.prepared.plan.forecast, room.headroom.needed)]
         best = min(fitting, key=lambda known: known.prepared.plan.forecast.ns, default=None)
         if best is None or best.prepared.plan.forecast.ns == best.prepared.plan.forecast.base_ns:

@@ -63,7 +63,7 @@ class WholeStep:
         return self.updates.patterns(self.parameters.values()) != self._patterns
 
     def run(self, args: list[Any]) -> list[Any]:
-        """Run the step and return the outputs; gradients of parameters that are not updated are handed over."""
+        """Run the step and return the outputs; gradients of parameters not updated are handed over."""
         self._check(args)
         extended = self._extended(args)
         args.clear()
@@ -83,7 +83,7 @@ class WholeStep:
         self.calls.close()
 
     def _wanted(self) -> list[Any]:
-        """What updates need; state that is made here is held from now on, so it counts as held at the mark."""
+        """What updates need; state made here is held from now on, so it counts as held at the mark."""
         if not self._updated:
             return []
         before = self.accounts.heap()
