@@ -6,10 +6,10 @@ import pytest
 import oracles
 from tightrope.core import Flag, Graph, Limits, Op, Storage
 from tightrope.lower import problems
-from tightrope.native.solver import available
+from tightrope.native.solvers.solver import available
 from tightrope.plan import PLANNERS, Options, solve
-from tightrope.plan.blocks import KEPT, Layers, copy_pairs, find_layers, share, shorten
 from tightrope.plan.engine import open_solver
+from tightrope.plan.layers import KEPT, Layers, copy_pairs, find_layers, share, shorten
 from tightrope.plan.model import build, pairs_of
 
 needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")

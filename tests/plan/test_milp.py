@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tightrope.core import TightropeError
-from tightrope.plan.milp import Program
+from tightrope.plan.peers.milp import Program
 
 
 def knapsack() -> Program:

@@ -11,7 +11,7 @@ from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
 from tightrope.core import CaptureError, Graph, TightropeError
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import dtype_of
 from tightrope.price.ops import Odd, Tick, price_ops
 from tightrope.price.store import PriceStore

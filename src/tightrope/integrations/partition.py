@@ -31,12 +31,12 @@ from tightrope.capture import _torch
 from tightrope.capture import partition as capture_partition
 from tightrope.capture.partition import Joint, joint_of, mark_nodes, must_keep, read_joint, split_joint
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, StorageId, format_bytes, parse_bytes
-from tightrope.plan import mincut, mincut_prices
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import open_solver, outside_peak
-from tightrope.plan.mincut import MincutKnobs, Partition, backward_begin, partition
-from tightrope.plan.mincut_prices import fused_prices, inlined, measured_prices
 from tightrope.plan.model import build
+from tightrope.plan.peers import mincut, mincut_prices
+from tightrope.plan.peers.mincut import MincutKnobs, Partition, backward_begin, partition
+from tightrope.plan.peers.mincut_prices import fused_prices, inlined, measured_prices
 from tightrope.price import price_graph, table
 
 Budget = str | int

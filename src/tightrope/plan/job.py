@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Plan
-from tightrope.native.solver import available
+from tightrope.native.solvers.solver import available
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.bound.certify import certify, closer

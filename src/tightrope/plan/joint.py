@@ -15,8 +15,8 @@ from random import Random
 from typing import Final, TypeAlias
 
 from tightrope.core import Bytes, Graph, OpId, StorageId
-from tightrope.native.solver import State
-from tightrope.native.solver_order import OrderSolver, OrderTables
+from tightrope.native.solvers.solver import State
+from tightrope.native.solvers.solver_order import OrderSolver, OrderTables
 from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.engine import open_solver
 from tightrope.plan.model import Model, Pair, build

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StorageId
-from tightrope.native.solver import available
-from tightrope.native.solver_order import OrderSolver, OrderTables
+from tightrope.native.solvers.solver import available
+from tightrope.native.solvers.solver_order import OrderSolver, OrderTables
 from tightrope.plan.engine import live_limit
 from tightrope.plan.joint import Choice, Ordering, choose, refine
 from tightrope.plan.model import Model, build

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tightrope.core import Module
-from tightrope.native.align import Path, cheapest_path
+from tightrope.native.solvers.align import Path, cheapest_path
 from tightrope.record.match import match_of
 from tightrope.record.order import find_order
 from tightrope.record.slots import Children, Costs, Slot, Tree, Usual

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from tightrope.native.align import Path
+from tightrope.native.solvers.align import Path
 from tightrope.record.habits import Units, moves, named_first, norm_first, surprise, units_of
 from tightrope.record.slots import Children, Slot, Tree
 

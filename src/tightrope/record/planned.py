@@ -35,7 +35,7 @@ from tightrope.core import (
 )
 from tightrope.core.trace import EventPhase
 from tightrope.lower import problems
-from tightrope.native.allocator import Allocator, MemoryEvent
+from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
 from tightrope.record.attribution import attribute
 from tightrope.record.forecast import describe, held, summary

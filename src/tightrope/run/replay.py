@@ -32,7 +32,7 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
-from tightrope.native.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
+from tightrope.native.hook.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
 from tightrope.run.accounts import accounts, uncounted_bytes
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightrope.core import Bytes, InfeasibleError, OpId, format_bytes
-from tightrope.native.safety import Booleans, Integers
+from tightrope.native.solvers.safety import Booleans, Integers
 from tightrope.place.arguments import check_effort, check_whole
 from tightrope.place.streams.bound import LiveBound, heaviest, live_bound
 from tightrope.place.streams.graph import StreamGraph

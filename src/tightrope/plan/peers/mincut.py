@@ -30,11 +30,11 @@ from tightrope.core import (
     StorageId,
     TightropeError,
 )
-from tightrope.native.mincut import INFINITE, min_cut
+from tightrope.native.solvers.mincut import INFINITE, min_cut
 from tightrope.plan.engine import live_limit, open_solver
-from tightrope.plan.mincut_prices import Prices, measured_prices
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
+from tightrope.plan.peers.mincut_prices import Prices, measured_prices
 from tightrope.plan.recovery import recovery
 from tightrope.plan.schedule import expand, useful
 

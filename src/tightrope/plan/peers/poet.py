@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tightrope.core import Graph, Limits, Machine, OpId, Schedule, StepIndex, StorageId, TightropeError
-from tightrope.native.paging import PagingGoal, PagingSolver, PagingTables
-from tightrope.native.solver import available
+from tightrope.native.solvers.paging import PagingGoal, PagingSolver, PagingTables
+from tightrope.native.solvers.solver import available
 from tightrope.plan.engine import live_limit
-from tightrope.plan.milp import Program
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
-from tightrope.plan.paging import Page
-from tightrope.plan.paging_fallback import PythonPaging
-from tightrope.plan.paging_model import PagedSet, need_slower_tier, tables, tier_limit
-from tightrope.plan.paging_search import Objective, paged_schedule
+from tightrope.plan.paging.fallback import PythonPaging
+from tightrope.plan.paging.model import PagedSet, need_slower_tier, tables, tier_limit
+from tightrope.plan.paging.schedule import Page
+from tightrope.plan.paging.search import Objective, paged_schedule
+from tightrope.plan.peers.milp import Program
 from tightrope.plan.recovery import last_useful, recovery
 
 _SCALE = 10_000.0

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StepIndex, StorageId, TightropeError
 from tightrope.plan.engine import live_limit, open_solver
-from tightrope.plan.milp import Program
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options, Watch
+from tightrope.plan.peers.milp import Program
 from tightrope.plan.recovery import last_useful, recovery
 from tightrope.plan.schedule import expand, useful
 

@@ -31,17 +31,17 @@ from tightrope.core import (
     fitted,
     format_bytes,
 )
-from tightrope.native.paging import PagingGoal, PagingSolver, PagingState
-from tightrope.native.solver import available
+from tightrope.native.solvers.paging import PagingGoal, PagingSolver, PagingState
+from tightrope.native.solvers.solver import available
 from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options, Watch
-from tightrope.plan.paging import expand_paged, useful_paged
-from tightrope.plan.paging_fallback import PythonPaging
-from tightrope.plan.paging_model import PagedSet, need_slower_tier, tables, tier_limit
+from tightrope.plan.paging.fallback import PythonPaging
+from tightrope.plan.paging.model import PagedSet, need_slower_tier, tables, tier_limit
+from tightrope.plan.paging.schedule import expand_paged, useful_paged
 from tightrope.plan.reasons import reasons
 
 Objective: TypeAlias = Literal["seconds", "joules"]

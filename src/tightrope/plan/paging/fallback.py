@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tightrope.core import Bytes
-from tightrope.native.paging import Decision, PagingGoal, PagingState, PagingTables
+from tightrope.native.solvers.paging import Decision, PagingGoal, PagingState, PagingTables
 
 _MOST = 40
 """Candidates that are measured per step, cheapest per byte first."""

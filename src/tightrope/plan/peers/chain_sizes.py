@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, Nanoseconds, OpId, StepIndex, StorageId
-from tightrope.plan.chain import Chain
+from tightrope.plan.peers.chain import Chain
 from tightrope.plan.recovery import made_by, recovery
 
 
