@@ -130,7 +130,7 @@ def test_copied_plans_are_as_fast_as_searched_ones(percent: int) -> None:
     limits = Limits(bytes=(peak * percent // 100,))
     times = []
     for blocks in (True, False):
-        schedule = PLANNERS["anneal"](graph, None, limits, Options(blocks=blocks, restarts=1, effort=0.4))
+        schedule = PLANNERS["anneal"](graph, None, limits, Options(layers=blocks, restarts=1, effort=0.4))
         solver = open_solver(build(graph))
         solver.load(pairs_of(graph, schedule))
         state = solver.state(limits.bytes[0])

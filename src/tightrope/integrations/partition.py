@@ -43,7 +43,7 @@ Budget = str | int
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Kept:
     """What the backward of one graph keeps.
 
     Attributes:
@@ -63,7 +63,7 @@ def choose(
     budget: Budget,
     machine: Machine | None = None,
     fused: Joint | None = None,
-) -> Choice:
+) -> Kept:
     """Choose what the backward keeps, so that the peak fits and the least work runs again.
 
     Args:
@@ -85,7 +85,7 @@ def choose(
     found = partition(priced, limit, prices=prices, knobs=MincutKnobs(anew=False), inlined=unwritten)
     if beside + found.peak > asked:
         raise _infeasible(priced, asked, beside + found.peak)
-    return Choice(_kept(priced, found), beside + found.peak, _names(priced, found))
+    return Kept(_kept(priced, found), beside + found.peak, _names(priced, found))
 
 
 def _kept(graph: Graph, found: Partition) -> frozenset[StorageId]:

@@ -49,7 +49,7 @@ def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     model = build(graph)
     solver = open_solver(model, native=options.native)
     limit, asked = live_limit(graph, limits), options
-    if options.blocks and isinstance(solver, Solver):
+    if options.layers and isinstance(solver, Solver):
         options = _from_layers(graph, solver, limit, options)
     pairs = anneal_pairs(solver, model, limit, options)
     if asked.start and options is not asked:
@@ -88,7 +88,7 @@ def anneal_pairs(
     start = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
     if not isinstance(solver, Solver):
         return start
-    search = _Search(solver, model, limit, options, start, annealing=options.fresh)
+    search = _PairSearch(solver, model, limit, options, start, annealing=options.fresh)
     search.consider(start)
     if not search.done:
         search.run()
@@ -96,7 +96,7 @@ def anneal_pairs(
 
 
 @dataclass(slots=True)
-class _Search:
+class _PairSearch:
     """The best set that fits so far, and which ways of finding one are still worth their time.
 
     Attributes:

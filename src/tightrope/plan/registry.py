@@ -48,7 +48,7 @@ PORTFOLIO: Final = ("given", "greedy", "anneal")
 """What ``planner="auto"`` runs, in this order; each begins from the best plan so far."""
 
 
-def stages(planner: str) -> tuple[str, ...]:
+def members(planner: str) -> tuple[str, ...]:
     """List the planners that a name stands for.
 
     Raises:

@@ -40,14 +40,14 @@ def find_order(tree: Tree, words: Sequence[str], evaluate: Evaluate) -> Children
     starts = [units_of, named_first]
     if any(norm_first(names) != units_of(names) for _, names in shapes):
         starts.append(norm_first)
-    found = [_Search(tree, words, evaluate, shapes, start) for start in starts]
+    found = [_PathSearch(tree, words, evaluate, shapes, start) for start in starts]
     for search in found:
         while search.improve():
             pass
     return min(found, key=lambda search: search.cost).children
 
 
-class _Search:
+class _PathSearch:
     """The best order so far."""
 
     def __init__(

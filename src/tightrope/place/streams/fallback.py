@@ -78,7 +78,7 @@ def _ended(issue: Issue, clock: Positions, op: OpId, later: OpId) -> bool:
     return bool(clock[row, issue.stream[op]] > issue.position[op])
 
 
-class _Flow:
+class _AntichainFlow:
     """Bytes that later storages take over from earlier ones; grows one storage at a time."""
 
     def __init__(self, births: Births) -> None:
@@ -152,7 +152,7 @@ class _Flow:
 
 def antichain(births: Births, *, budget: Bytes = -1) -> tuple[Bytes, int, Booleans]:
     """Find the heaviest antichain by augmenting paths; see `tightrope.native.solvers.safety.antichain`."""
-    flow, witness = _Flow(births), np.zeros(len(births.size), dtype=np.bool_)
+    flow, witness = _AntichainFlow(births), np.zeros(len(births.size), dtype=np.bool_)
     for number in range(len(births.size)):
         flow.add(number)
         last = number + 1 == len(births.size)

@@ -7,8 +7,8 @@ Idea        Anneal sets of re-runs and page-ins in C++. Recomputation alone and 
 Source      POET (ICML 2022) for the problem; the moves are those of the search over pairs, with
             page-ins as re-runs that read nothing
 Guarantee   The set returned fits the limits whenever one was found; without a deadline it is never
-            dearer than what recomputation alone and paging alone find with the same options and starts,
-            nor than a start that fits.
+            more expensive than what recomputation alone and paging alone find with the same options
+            and starts, nor than a start that fits.
 Complexity  moves x runs of the schedule
 Gaps        Tier 1 only. A first page-in alone decides how long the fast copy stays.
 """

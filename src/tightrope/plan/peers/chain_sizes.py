@@ -48,11 +48,11 @@ class SegmentSizes:
 
 def segment_sizes(chain: Chain) -> tuple[SegmentSizes, ...]:
     """Measure every segment of a chain."""
-    meter = _Meter(chain)
+    meter = _ChainMeter(chain)
     return tuple(meter.segment(number) for number in range(len(chain.segments)))
 
 
-class _Meter:
+class _ChainMeter:
     """Facts of one chain that all segments share."""
 
     def __init__(self, chain: Chain) -> None:

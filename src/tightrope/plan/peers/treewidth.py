@@ -133,7 +133,7 @@ class Recursion:
         if limit >= self.bytes_bound or not spares:
             spares.append(limit - self.bytes_bound)
         for spare in spares:
-            runs = _Walk(self, limit, spare, linger=self.knobs.linger).all_stages()
+            runs = _TreeWalk(self, limit, spare, linger=self.knobs.linger).all_stages()
             if runs is not None:
                 return runs
         return None
@@ -144,7 +144,7 @@ class Recursion:
         Returns:
             None where it takes too many runs.
         """
-        return _Walk(self, _NO_LIMIT, 0, linger=False).all_stages()
+        return _TreeWalk(self, _NO_LIMIT, 0, linger=False).all_stages()
 
     def _sources(self, reads: Iterable[int], returns: tuple[bool, ...]) -> tuple[OpId, ...]:
         return tuple(dict.fromkeys(self.model.producer[s] for s in reads if returns[s]))
@@ -198,7 +198,7 @@ class Recursion:
         return sum(self.size[v] for v in self.inputs[op] if self.separators.level[of[v]] > level)
 
 
-class _Walk:
+class _TreeWalk:
     """One run of the recursion: what is held, what merely is still there, and the re-runs so far."""
 
     def __init__(self, recursion: Recursion, limit: Bytes, spare: Bytes, *, linger: bool) -> None:
