@@ -47,7 +47,7 @@ _CLOSING: Final = frozenset({b"}", b"]"})
 _WORD: Final = re.compile(rb"[^,\]}\s]*")
 
 
-class Row(msgspec.Struct, gc=False):
+class ChromeEvent(msgspec.Struct, gc=False):
     """One event; only what is used."""
 
     ph: str = ""
@@ -60,12 +60,12 @@ class Row(msgspec.Struct, gc=False):
     args: dict[str, Any] | None = None
 
 
-_ROWS: Final = msgspec.json.Decoder(list[Row])
-_ROW: Final = msgspec.json.Decoder(Row)
+_ROWS: Final = msgspec.json.Decoder(list[ChromeEvent])
+_ROW: Final = msgspec.json.Decoder(ChromeEvent)
 _ANY: Final = msgspec.json.Decoder()
 
 
-def open_events(path: str | Path, *, limit: Bytes) -> Iterator[Row]:
+def open_events(path: str | Path, *, limit: Bytes) -> Iterator[ChromeEvent]:
     """Read the events of a file of at most ``limit`` bytes, packed or not.
 
     Raises:
@@ -83,7 +83,7 @@ def open_events(path: str | Path, *, limit: Bytes) -> Iterator[Row]:
         raise PlanFileError(f"{str(path)!r} cannot be read: {error}.") from error
 
 
-def read_events(stream: IO[bytes], name: str) -> Iterator[Row]:
+def read_events(stream: IO[bytes], name: str) -> Iterator[ChromeEvent]:
     """Read the ops, ranges and copies of a stream; ``name`` is what messages call it.
 
     Example:
@@ -115,7 +115,7 @@ def _unpacked(stream: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
     return gzip.GzipFile(fileobj=stream) if start == _GZIP else stream
 
 
-def _is_used(row: Row) -> bool:
+def _is_used(row: ChromeEvent) -> bool:
     if row.ph != "X":
         return False
     return row.cat in KINDS or (row.cat in DRIVERS and row.name.startswith(COPIES))
@@ -130,7 +130,7 @@ class _Text:
         self.number = 0
         self.listed = False
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ChromeEvent]:
         """All events, wherever in the text they stand."""
         if not self.at_events():
             self._refuse("there is no 'traceEvents' in it")
@@ -171,7 +171,7 @@ class _Text:
             self._skip()
         return False
 
-    def _piece(self) -> Iterator[Row]:
+    def _piece(self) -> Iterator[ChromeEvent]:
         """Decode as many events as there are in the text at hand, at least one."""
         if len(self.data) - self.at < _PIECE:
             self._more()
@@ -190,7 +190,7 @@ class _Text:
             return
         yield from filter(_is_used, [self._one()])
 
-    def _one(self) -> Row:
+    def _one(self) -> ChromeEvent:
         """Decode the event that begins here."""
         start = self._close()
         text = self.data[self.at : self.at + start]
@@ -201,14 +201,14 @@ class _Text:
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
             return self._lenient(text, error)
 
-    def _lenient(self, text: bytes, error: Exception) -> Row:
+    def _lenient(self, text: bytes, error: Exception) -> ChromeEvent:
         """An event that is no slice may have what it likes in its fields."""
         try:
             value = _ANY.decode(text)
         except (msgspec.MsgspecError, RecursionError, ValueError):
             value = {}
         if isinstance(value, dict) and value and (value.get("ph") != "X" or value.get("cat") not in KINDS):
-            return Row()
+            return ChromeEvent()
         shown = quote(text[:80].decode("utf-8", "replace"))
         raise PlanFileError(
             f"{self.name}: event {self.number - 1} of this profile, {shown}: {quote(str(error))}."

@@ -39,7 +39,7 @@ LATE: Final = GLUE | SUMS | frozenset[str]().union(*(KNOWN[name].signature for n
 Side = Literal["ends", "begins", "around", "beside"]
 
 
-class Run(NamedTuple):
+class EdgeOps(NamedTuple):
     """Ops between two layers.
 
     Attributes:
@@ -128,7 +128,7 @@ class Edges:
             self.words[op] in words.signature or not is_derived(self.tree.modules[slot.module].kind)
         )
 
-    def _runs(self) -> Iterator[Run]:
+    def _runs(self) -> Iterator[EdgeOps]:
         bounds: list[int] = []
         for op in range(len(self.words)):
             if op and self.groups[op] != self.groups[op - 1]:
@@ -140,13 +140,13 @@ class Edges:
                 bounds.append(op)
         yield from self._between(bounds, len(self.words))
 
-    def _between(self, bounds: list[int], end: int) -> Iterator[Run]:
+    def _between(self, bounds: list[int], end: int) -> Iterator[EdgeOps]:
         """Runs between the layers of one group; the first bound stands before it."""
         if bounds:
             for place, (one, other) in enumerate(pairwise([*bounds, end])):
                 yield self._run(one, other, first=place == 0, last=other == end)
 
-    def _run(self, one: int, other: int, *, first: bool, last: bool) -> Run:
+    def _run(self, one: int, other: int, *, first: bool, last: bool) -> EdgeOps:
         slots, ops = self.slots, range(one + 1, other)
         start = 0 if first else self.path[one] + (slots[self.path[one]].place != "gap")
         stop = len(slots) if last else self.path[other] + (slots[self.path[other]].place == "gap")
@@ -154,13 +154,13 @@ class Edges:
             same = {slots[self.path[op]].module for op in ops}
             around = {self._caller(one), self._caller(other)}
             light = is_light(self._kind(one)) or is_light(self._kind(other))
-            return Run(ops, [], [], settled=not (light and same <= around and len(around) == 1))
+            return EdgeOps(ops, [], [], settled=not (light and same <= around and len(around) == 1))
         between = [k for k in range(start, stop) if self._free(slots[k])]
         if len(between) > _MOST:
-            return Run(ops, [], [], settled=True)
+            return EdgeOps(ops, [], [], settled=True)
         before = {0} if first else self._open(one)
         after = {0} if last else self._open(other)
-        return Run(ops, between, [self._side(slots[k].module, before, after) for k in between])
+        return EdgeOps(ops, between, [self._side(slots[k].module, before, after) for k in between])
 
     def _free(self, slot: Slot) -> bool:
         if slot.place != "leaf":
@@ -190,7 +190,7 @@ class Edges:
             return "around" if module in after else "ends"
         return "begins" if module in after else "beside"
 
-    def _learn(self, run: Run) -> None:
+    def _learn(self, run: EdgeOps) -> None:
         """Keep what a class makes in every run: in a row at its edge, or behind what a module in it makes."""
         names = tuple(self.words[op] for op in run.ops)
         for place, side in enumerate(run.sides):
@@ -203,12 +203,12 @@ class Edges:
                 self.inner[key] = self.inner[key] & held if key in self.inner else held
 
     @staticmethod
-    def _at_edge(run: Run, place: int) -> bool:
+    def _at_edge(run: EdgeOps, place: int) -> bool:
         """Whether nothing can stand between a layer and what a class makes beside it."""
         last = len(run.slots) - 1
         return (run.sides[place] == "ends" and place == 0) or (run.sides[place] == "begins" and place == last)
 
-    def _may(self, run: Run, op: int, place: int) -> bool:
+    def _may(self, run: EdgeOps, op: int, place: int) -> bool:
         """Whether an op may be one of a place."""
         side, word = run.sides[place], self.words[op]
         if side == "around":
@@ -223,7 +223,7 @@ class Edges:
             return word in reach
         return op - run.ops.start < len(reach) if side == "ends" else run.ops.stop - 1 - op < len(reach)
 
-    def _place(self, run: Run, possible: list[list[bool]], costs: npt.NDArray[np.int64]) -> None:
+    def _place(self, run: EdgeOps, possible: list[list[bool]], costs: npt.NDArray[np.int64]) -> None:
         """Find the cheapest places, in order."""
         total = np.zeros(len(run.slots), dtype=np.int64)
         steps: list[npt.NDArray[np.int64]] = []
@@ -239,13 +239,13 @@ class Edges:
             at = int(came[at])
         self._look(run)
 
-    def _sums(self, run: Run, op: int) -> npt.NDArray[np.int64]:
+    def _sums(self, run: EdgeOps, op: int) -> npt.NDArray[np.int64]:
         """What a sum costs more in each place, where it ends a residual branch."""
         modules = [self.slots[slot].module for slot in run.slots]
         ends = self.words[op] in SUMS and LATE.issuperset(self.words[op + 1 : run.ops.stop])
         return np.array([self.tree.residual(module) if ends else 0 for module in modules], dtype=np.int64)
 
-    def _starts(self, run: Run, op: int) -> npt.NDArray[np.int64]:
+    def _starts(self, run: EdgeOps, op: int) -> npt.NDArray[np.int64]:
         """What an op costs more in a module that has not begun: they begin with layers, gathers and views."""
         word = self.words[op]
         if word in GLUE | GATHERS | SUMS | LATE:
@@ -254,7 +254,7 @@ class Edges:
         costs = {"begins": _EARLY, "beside": 0 if begun else _UNBEGUN}
         return np.array([costs.get(side, 0) for side in run.sides], dtype=np.int64)
 
-    def _ends_layer(self, run: Run, op: int) -> bool:
+    def _ends_layer(self, run: EdgeOps, op: int) -> bool:
         """Whether an op is the sum by which a layer of torch ends that normalizes first."""
         slot = self.slots[self.path[op]]
         kind, first = self.tree.modules[slot.module].kind, op == run.ops.start
@@ -262,7 +262,7 @@ class Edges:
         known = kind in SUMMED and has_program(*self.tree.shape(slot.module))
         return first and last and known and self.words[op] == "add"
 
-    def _look(self, run: Run) -> None:
+    def _look(self, run: EdgeOps) -> None:
         """A loss looks at the output before it computes anything: that belongs to the module of the loss."""
         for op in reversed(run.ops):
             following = op + 1

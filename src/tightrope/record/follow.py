@@ -61,13 +61,13 @@ def follow(names: Sequence[str], groups: Sequence[int], run: DryRun, *, native: 
         [0, 1, 0]
     """
     words, known = [plain(name) for name in names], [plain(name) for name in run.names]
-    found = _Found(words, known, run, native)
+    found = _Following(words, known, run, native)
     for _, members in groupby(range(len(words)), key=groups.__getitem__):
         found.search(list(members))
     return Followed(found.owners, found.inside, found.doubts, found.match())
 
 
-class _Found:
+class _Following:
     """What is known so far."""
 
     def __init__(self, words: list[str], known: list[str], run: DryRun, native: bool) -> None:

@@ -50,9 +50,9 @@ def find_order(tree: Tree, words: Sequence[str], evaluate: Evaluate) -> Children
     for module, below in enumerate(tree.children):
         if len(below) > 1 and tree.modules[module].kind != "Sequential":
             shapes.setdefault(tree.shape(module), []).append(module)
-    found: dict[tuple[tuple[int, ...], ...], _Search] = {}
+    found: dict[tuple[tuple[int, ...], ...], _OrderSearch] = {}
     for arrangement in ARRANGEMENTS:
-        search = _Search(tree, words, evaluate, shapes, arrangement)
+        search = _OrderSearch(tree, words, evaluate, shapes, arrangement)
         found.setdefault(tuple(map(tuple, search.children)), search)
     for search in found.values():
         while search.improve():
@@ -64,7 +64,7 @@ ARRANGEMENTS: Final = (as_defined, named_first, norm_first, norm_last)
 """Orders of all children of a class to start from, and to try beside single moves."""
 
 
-class _Search:
+class _OrderSearch:
     """The best order so far."""
 
     def __init__(

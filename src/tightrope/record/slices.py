@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tightrope.core import Nanoseconds, PlanFileError
 from tightrope.core.json_text import quote
-from tightrope.record.chrome import KINDS, Row, open_events, read_events
+from tightrope.record.chrome import KINDS, ChromeEvent, open_events, read_events
 from tightrope.record.tables import clip
 
 MAX_SLICES: Final = 5_000_000
@@ -77,7 +77,7 @@ def parse_profile(data: bytes, name: str = "profile") -> tuple[Slice, ...]:
     return _slices(read_events(io.BytesIO(data), name), name)
 
 
-def _slices(rows: Iterable[Row], name: str) -> tuple[Slice, ...]:
+def _slices(rows: Iterable[ChromeEvent], name: str) -> tuple[Slice, ...]:
     kept = list(_limited(rows, name))
     base = min((row.ts for row in kept if row.cat in KINDS), default=0.0)
     threads: dict[Any, int] = {}
@@ -104,7 +104,7 @@ def _slices(rows: Iterable[Row], name: str) -> tuple[Slice, ...]:
     return _with_moves(nested(found))
 
 
-def _limited(rows: Iterable[Row], name: str) -> Iterator[Row]:
+def _limited(rows: Iterable[ChromeEvent], name: str) -> Iterator[ChromeEvent]:
     """At most as many slices as there may be, with no more of their arguments than is used."""
     for count, row in enumerate(rows):
         if count >= MAX_SLICES:

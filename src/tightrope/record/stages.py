@@ -18,7 +18,7 @@ from typing import Final
 
 from tightrope.core import EventPhase
 from tightrope.record.slices import STANDARD, Slice
-from tightrope.record.stretch import Stretch, bare, moves_bytes, split, uses_weights
+from tightrope.record.stretch import StageStretch, bare, moves_bytes, split, uses_weights
 
 ENGINE = "autograd::engine::evaluate_function"
 SEED = "aten::ones_like"
@@ -112,16 +112,16 @@ def outermost(slices: Sequence[Slice], position: int) -> bool:
 
 def _stretches(
     slices: Sequence[Slice], found: Sequence[EventPhase | None], inside: Sequence[bool] | None
-) -> list[Stretch]:
+) -> list[StageStretch]:
     """Collect the ops between marks; a range that is a forward, a loss or a copy is part of its stretch."""
     moving = _moving(slices)
-    result = [Stretch()]
+    result = [StageStretch()]
     for position, one in enumerate(slices):
         stage = found[position]
         if stage in BORDERS:
             if not one.name.startswith(_ZERO) and (one.parent < 0 or found[one.parent] not in BORDERS):
                 result[-1].after = stage
-                result.append(Stretch(before=stage))
+                result.append(StageStretch(before=stage))
         elif outermost(slices, position):
             ran = inside[position] if inside is not None else None
             result[-1].add(position, bare(one.name), moving[position], stage, ran)

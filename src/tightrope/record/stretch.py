@@ -67,7 +67,7 @@ _READ_OUT: Final = _set(
 
 
 @dataclass(slots=True)
-class Stretch:
+class StageStretch:
     """Ops between two certain marks.
 
     Attributes:
@@ -119,11 +119,11 @@ def moves_bytes(name: str) -> bool:
     return bare(name) in ("_to_copy", "copy_")
 
 
-def split(stretch: Stretch) -> list[EventPhase]:
+def split(stretch: StageStretch) -> list[EventPhase]:
     """Name the stage of every op of a stretch.
 
     Example:
-        >>> stretch = Stretch(after=EventPhase.BACKWARD)
+        >>> stretch = StageStretch(after=EventPhase.BACKWARD)
         >>> for k, name in enumerate(("randn", "linear", "sub", "pow", "mean")):
         ...     stretch.add(k, name, False, None, None)
         >>> [stage.value for stage in split(stretch)]
@@ -133,7 +133,7 @@ def split(stretch: Stretch) -> list[EventPhase]:
     return [fixed if fixed is not None else one for fixed, one in zip(stretch.fixed, found, strict=True)]
 
 
-def _unfixed(stretch: Stretch) -> list[EventPhase]:
+def _unfixed(stretch: StageStretch) -> list[EventPhase]:
     names, count = stretch.names, len(stretch.names)
     ran = [k for k in range(count) if stretch.inside[k] or stretch.fixed[k] is _F]
     weights = [k for k, name in enumerate(names) if plain(name) in _WEIGHTS]
