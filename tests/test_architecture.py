@@ -12,6 +12,7 @@ ORDER = (
     "core",
     "native",
     "judge",
+    "lower",
     "price",
     "place",
     "plan",
@@ -23,7 +24,7 @@ ORDER = (
     "cli",
 )
 """A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
-TORCH_FREE = ("core", "place", "plan")
+TORCH_FREE = ("core", "lower", "place", "plan")
 FORBIDDEN = ("torchvision", "triton", "pytorch-triton")
 
 
