@@ -219,3 +219,24 @@ def test_forwards_are_told_one_by_one() -> None:
     names = ["aten::linear", "aten::layer_norm"] * 3
     assert aligned(names, rows, [0, 0, 1, 1, 2, 2]).doubts == [Doubt.NONE] * 6
     assert Doubt.PLACE in aligned(names[:3], rows, [0, 0, 0]).doubts
+
+
+def test_an_activation_of_an_unknown_class_begins_and_ends_with_arithmetic() -> None:
+    inner = leaves(
+        ("c_fc", "Conv1D"), ("c_proj", "Conv1D"), ("act", "NewGELUActivation"), ("drop", "Dropout")
+    )
+    block: Spec = [*leaves(("norm", "LayerNorm")), ("mlp", "MLP", inner)]
+    rows = tree([("h", "ModuleList", [(str(k), "Block", block) for k in range(2)])])
+    projected = ["view", "addmm", "view"]
+    made = {
+        "c_fc": projected,
+        "act": ["mul", "pow", "mul", "add", "mul", "tanh", "add", "mul"],
+        "c_proj": projected,
+        "drop": ["dropout"],
+    }
+    ops: Ops = []
+    for k in range(2):
+        ops.append(("layer_norm", f"h.{k}.norm"))
+        ops += [(word, f"h.{k}.mlp.{name}") for name, words in made.items() for word in words]
+        ops.append(("add", f"h.{k}"))
+    assert owners(rows, ops) == [path for _, path in ops]

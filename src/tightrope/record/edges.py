@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tightrope.core import Doubt
 from tightrope.record.prior import SUMMED, has_program
 from tightrope.record.slots import IMPOSSIBLE, Slot, Tree
-from tightrope.record.vocabulary import GLUE, KNOWN, LIGHT, MADE, SUMS, is_derived, is_light
+from tightrope.record.vocabulary import GLUE, KNOWN, LIGHT, MADE, SUMS, is_activation, is_derived, is_light
 
 _MOST: Final = 40
 """Places between two layers beyond which the path is taken as it is: most of a model was left out there."""
@@ -252,7 +252,16 @@ class Edges:
             return np.zeros(len(run.slots), dtype=np.int64)
         begun = not BEGINNINGS.isdisjoint(self.words[run.ops.start : op + 1])
         costs = {"begins": _EARLY, "beside": 0 if begun else _UNBEGUN}
-        return np.array([costs.get(side, 0) for side in run.sides], dtype=np.int64)
+        early = [
+            0 if self._acts(slot) else costs.get(side, 0)
+            for side, slot in zip(run.sides, run.slots, strict=True)
+        ]
+        return np.array(early, dtype=np.int64)
+
+    def _acts(self, slot: int) -> bool:
+        """Whether a slot is of an activation of an unknown class, which begins as it likes."""
+        one = self.slots[slot]
+        return one.place == "leaf" and is_activation(self.tree.modules[one.module].kind)
 
     def _ends_layer(self, run: EdgeOps, op: int) -> bool:
         """Whether an op is the sum by which a layer of torch ends that normalizes first."""

@@ -165,6 +165,7 @@ MADE: Final = frozenset[str]().union(*(KNOWN[name].signature for name in WEIGHTE
 
 _BASES: Final = ("batchnorm", "conv", "linear", "embedding", "dropout")
 _CHAIN: Final = re.compile(r"mlp|ffn|feed_?forward|expert|perceptron|projector", re.IGNORECASE)
+_ACTIVATION: Final = re.compile(r"activation$|gelu|relu|silu|swish|mish|tanh|sigmoid", re.IGNORECASE)
 _HEADED: Final = re.compile(r"[a-z0-9]For[A-Z]|LMHeadModel$")
 LISTS: Final = frozenset({"ModuleList", "ModuleDict"})
 """Classes that are never called: their children are called by the module around them."""
@@ -220,6 +221,16 @@ def words_of(kind: str) -> Words | None:
 def is_light(kind: str) -> bool:
     """Whether a class has no weights and is often left out, or used twice."""
     return class_of(kind).rstrip("0123456789") in LIGHT
+
+
+def is_activation(kind: str) -> bool:
+    """Whether a class is called as a function of every value, which begins and ends with plain arithmetic.
+
+    Example:
+        >>> is_activation("NewGELUActivation"), is_activation("GATConv")
+        (True, False)
+    """
+    return _ACTIVATION.search(kind) is not None
 
 
 def is_norm(kind: str) -> bool:
