@@ -348,7 +348,7 @@ def knapsack_solver(choose: Callable[..., tuple[list[int], list[int]]], key: str
     """Wrap a choice of what to save for functorch's ``activation_memory_budget_solver``."""
     from torch._inductor.custom_graph_pass import CustomKnapsackSolver
 
-    class Solver(CustomKnapsackSolver):
+    class KnapsackSolver(CustomKnapsackSolver):
         def __call__(
             self, memory: Any, joint_graph: Any, max_memory: Any, node_info: Any, banned: Any
         ) -> tuple[list[int], list[int]]:
@@ -361,7 +361,7 @@ def knapsack_solver(choose: Callable[..., tuple[list[int], list[int]]], key: str
         def __reduce__(self) -> tuple[Any, ...]:
             return knapsack_solver, (choose, key)
 
-    return Solver()
+    return KnapsackSolver()
 
 
 @contextmanager

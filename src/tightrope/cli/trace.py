@@ -110,13 +110,13 @@ def record(
     The forward returns the loss. Nothing is updated: there is no optimizer. A plan is judged first, and
     runs at its own addresses; it holds for the graph that it was made for.
     """
-    from tightrope.cli.recording import Wanted, recorded
+    from tightrope.cli.recording import RecordingRequest, recorded
     from tightrope.cli.target import build
     from tightrope.record import explain
     from tightrope.record import save as save_trace
 
     keep_inputs([output, save_plan, save_graph], [plan, graph])
-    wanted = Wanted(budget, read_sound(plan, graph) if plan is not None else None)
+    wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None)
     wanted.check(save=save_plan is not None or save_graph is not None, graph=graph is not None)
     ran = recorded(build(target), wanted)
     found = ran.trace

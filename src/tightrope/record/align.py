@@ -24,7 +24,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from tightrope.core import Doubt, Module
-from tightrope.native.align import Path, cheapest_path
+from tightrope.native.solvers.align import Path, cheapest_path
 from tightrope.record.doubts import complete, hidden, proved, settled, uneven
 from tightrope.record.edges import Edges
 from tightrope.record.match import UNPROVED, match_of

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tightrope.core import Doubt, Module
-from tightrope.native.align import cheapest_path
+from tightrope.native.solvers.align import cheapest_path
 from tightrope.record.dry_run import DryRun
 from tightrope.record.match import UNPROVED
 from tightrope.record.vocabulary import MADE, plain

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from tightrope.native.align import Path
+from tightrope.native.solvers.align import Path
 from tightrope.record.prior import (
     Units,
     alternations,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, Nanoseconds, OpId, StepIndex, StorageId
-from tightrope.plan.chain import Chain
+from tightrope.plan.peers.chain import Chain
 from tightrope.plan.recovery import made_by, recovery
 
 
@@ -48,11 +48,11 @@ class SegmentSizes:
 
 def segment_sizes(chain: Chain) -> tuple[SegmentSizes, ...]:
     """Measure every segment of a chain."""
-    meter = _Meter(chain)
+    meter = _ChainMeter(chain)
     return tuple(meter.segment(number) for number in range(len(chain.segments)))
 
 
-class _Meter:
+class _ChainMeter:
     """Facts of one chain that all segments share."""
 
     def __init__(self, chain: Chain) -> None:

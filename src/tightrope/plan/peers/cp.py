@@ -23,7 +23,7 @@ def constant(value: int) -> Expression:
 
 
 @dataclass(slots=True)
-class Problem:
+class ConstraintProgram:
     """A constraint program to be minimised; variables are numbered in the order in which they are added."""
 
     domains: list[list[int]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Worker:
         TightropeError: OR-Tools is not installed, or does not load.
 
     Example:
-        >>> problem = Problem()
+        >>> problem = ConstraintProgram()
         >>> count = problem.integer(2, 5)
         >>> problem.objective.append((count, 1))
         >>> with Worker() as worker:
@@ -110,7 +110,9 @@ class Worker:
         self._process.kill()
         self._process.communicate()
 
-    def solve(self, problem: Problem, *, effort: float, seed: int, seconds: float | None) -> Outcome:
+    def solve(
+        self, problem: ConstraintProgram, *, effort: float, seed: int, seconds: float | None
+    ) -> Outcome:
         """Minimise on one thread; equal arguments without ``seconds`` give equal outcomes.
 
         Args:
@@ -125,7 +127,7 @@ class Worker:
         parameters = {"num_workers": 1, "random_seed": seed, "max_deterministic_time": effort}
         if seconds is not None:
             parameters["max_time_in_seconds"] = max(0.1, seconds)
-        names: Sequence[str] = Problem.__slots__
+        names: Sequence[str] = ConstraintProgram.__slots__
         message = {name: getattr(problem, name) for name in names} | {"parameters": parameters}
         assert self._process.stdin is not None
         try:

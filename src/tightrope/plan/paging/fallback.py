@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tightrope.core import Bytes
-from tightrope.native.paging import Decision, PagingGoal, PagingState, PagingTables
+from tightrope.native.solvers.paging import Decision, PagingGoal, PagingState, PagingTables
 
 _MOST = 40
 """Candidates that are measured per step, cheapest per byte first."""
 
 
 @dataclass(slots=True)
-class _Copy:
+class _PagedCopy:
     storage: int
     made: int
     last: int
@@ -28,7 +28,7 @@ class _Copy:
     out: bool = False
     first_read: int = -1
     end: int = -1
-    after: "_Copy | None" = None
+    after: "_PagedCopy | None" = None
 
 
 class PythonPaging:
@@ -138,7 +138,7 @@ class PythonPaging:
             return (number,)
         return self._tables.again_reads[number] if kind else self._tables.reads[number]
 
-    def _walk(self, chosen: tuple[Decision, ...]) -> tuple[list[tuple[int, int, int]], list[_Copy]]:
+    def _walk(self, chosen: tuple[Decision, ...]) -> tuple[list[tuple[int, int, int]], list[_PagedCopy]]:
         """List the runs (0 first, 1 again, 2 page-in; number; stage), and every copy."""
         tables, runs = self._tables, list[tuple[int, int, int]]()
         for stage in range(len(tables.ops)):
@@ -148,8 +148,8 @@ class PythonPaging:
                 pages = [s for s in pages if s not in early]
                 runs += [(2, s, stage) for s in early] + [(1, op, stage)]
             runs += [(2, s, stage) for s in pages] + [(0, stage, stage)]
-        now: dict[int, _Copy] = {}
-        copies: list[_Copy] = []
+        now: dict[int, _PagedCopy] = {}
+        copies: list[_PagedCopy] = []
         for k, (kind, number, _) in enumerate(runs):
             for s in () if kind == 2 else self._reads(runs[k]):
                 if s in now:
@@ -158,7 +158,7 @@ class PythonPaging:
             made = (number,) if kind == 2 else (tables.again_creates if kind else tables.creates)[number]
             for s in made:
                 if s not in now or not tables.storages[s][5]:
-                    copy = _Copy(s, k, k, kind == 2)
+                    copy = _PagedCopy(s, k, k, kind == 2)
                     if s in now:
                         now[s].after = copy
                     now[s] = copy
@@ -167,7 +167,7 @@ class PythonPaging:
         return runs, copies
 
     def _page_outs(
-        self, chosen: tuple[Decision, ...], runs: list[tuple[int, int, int]], copies: list[_Copy]
+        self, chosen: tuple[Decision, ...], runs: list[tuple[int, int, int]], copies: list[_PagedCopy]
     ) -> None:
         lags: dict[int, int] = {}
         for _, page, storage, lag in chosen:
@@ -181,7 +181,7 @@ class PythonPaging:
                 late = firsts[min(runs[copy.last][2] + lag, len(firsts) - 1)] if lag else copy.last
                 copy.end = max(copy.last, min(late, copy.after.made - 1))
 
-    def _memory(self, runs: list[tuple[int, int, int]], copies: list[_Copy]) -> list[Bytes]:
+    def _memory(self, runs: list[tuple[int, int, int]], copies: list[_PagedCopy]) -> list[Bytes]:
         tables, change = self._tables, [0] * (len(runs) + 2)
         for copy in copies:
             change[copy.made + 1] += tables.storages[copy.storage][0]
@@ -219,7 +219,7 @@ class PythonPaging:
             sum(max(0, size - tier_limit) for size in tier),
         )
 
-    def _beside(self, runs: list[tuple[int, int, int]], copies: list[_Copy]) -> int:
+    def _beside(self, runs: list[tuple[int, int, int]], copies: list[_PagedCopy]) -> int:
         """Time with copy engines: a copy begins when it is issued or when its engine is free."""
         tables, now, engine = self._tables, 0, [0, 0]
         ready: dict[int, int] = {}
@@ -239,7 +239,7 @@ class PythonPaging:
         return now
 
 
-def _last_page(copy: _Copy) -> _Copy:
+def _last_page(copy: _PagedCopy) -> _PagedCopy:
     found, following = copy, copy.after
     while following is not None:
         found = following if following.paged else found

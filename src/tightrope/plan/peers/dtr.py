@@ -19,8 +19,8 @@ from typing import Literal
 from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StepIndex, StorageId
 from tightrope.plan.engine import live_limit
 from tightrope.plan.model import Model, Pair, build
-from tightrope.plan.neighbours import Classes, evicted_time
 from tightrope.plan.options import Options
+from tightrope.plan.peers.neighbours import Classes, evicted_time
 from tightrope.plan.recovery import recovery
 from tightrope.plan.schedule import expand_in_order
 

@@ -3,7 +3,7 @@
 Idea        A vertex per op and two per storage. Cutting a storage in two keeps it, at the price of its
             traffic and of its bytes at every op that it idles through; cutting an op from the source
             runs it again, at its price. Prices of bytes stand on time points and rise where the
-            simulated plan exceeds the budget, so that only what is alive at a peak becomes dear.
+            simulated plan exceeds the budget, so that only what is alive at a peak becomes expensive.
 Source      He and Yu, Transcending Runtime-Memory Tradeoffs (MLSys 2023), for the cut; the prices of
             re-runs, random ops through their replays, and prices on time points are additions
 Guarantee   Each cut has the least total price of all choices of kept storages (exact). An op that must
@@ -30,16 +30,16 @@ from tightrope.core import (
     StorageId,
     TightropeError,
 )
-from tightrope.native.mincut import INFINITE, min_cut
+from tightrope.native.solvers.mincut import INFINITE, min_cut
 from tightrope.plan.engine import live_limit, open_solver
-from tightrope.plan.mincut_prices import Prices, measured_prices
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
+from tightrope.plan.peers.mincut_prices import Prices, measured_prices
 from tightrope.plan.recovery import recovery
 from tightrope.plan.schedule import expand, useful
 
 _UNITS = 2**40
-"""Capacities are integers: the dearest sum of prices is this many units."""
+"""Capacities are integers: the most expensive sum of prices is this many units."""
 _SOURCE, _SINK = 0, 1
 _TARGETS = (1.0, 0.85, 0.7, 0.5)
 """Shares of the limit that prices are moved towards, until something fits the limit."""
@@ -118,7 +118,7 @@ def cheapest_cut(
     Returns:
         A choice from which everything that the backward reads is there or can be made again.
     """
-    network = _Network(model, begin, prices, bytes_price)
+    network = _CutNetwork(model, begin, prices, bytes_price)
     capacity, side = min_cut(network.num_vertices, network.edges, source=_SOURCE, sink=_SINK, native=native)
     assert capacity < INFINITE
     kept = frozenset(
@@ -131,7 +131,7 @@ def cheapest_cut(
     return Cut(kept, again, price)
 
 
-class _Network:
+class _CutNetwork:
     """Vertices and edges of one cut."""
 
     def __init__(self, model: Model, begin: StepIndex, prices: Prices, bytes_price: Sequence[float]) -> None:

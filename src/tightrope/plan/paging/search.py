@@ -7,8 +7,8 @@ Idea        Anneal sets of re-runs and page-ins in C++. Recomputation alone and 
 Source      POET (ICML 2022) for the problem; the moves are those of the search over pairs, with
             page-ins as re-runs that read nothing
 Guarantee   The set returned fits the limits whenever one was found; without a deadline it is never
-            dearer than what recomputation alone and paging alone find with the same options and starts,
-            nor than a start that fits.
+            more expensive than what recomputation alone and paging alone find with the same options
+            and starts, nor than a start that fits.
 Complexity  moves x runs of the schedule
 Gaps        Tier 1 only. A first page-in alone decides how long the fast copy stays.
 """
@@ -31,17 +31,17 @@ from tightrope.core import (
     fitted,
     format_bytes,
 )
-from tightrope.native.paging import PagingGoal, PagingSolver, PagingState
-from tightrope.native.solver import available
+from tightrope.native.solvers.paging import PagingGoal, PagingSolver, PagingState
+from tightrope.native.solvers.solver import available
 from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Pair, build
 from tightrope.plan.options import Options, Watch
-from tightrope.plan.paging import expand_paged, useful_paged
-from tightrope.plan.paging_fallback import PythonPaging
-from tightrope.plan.paging_model import PagedSet, need_slower_tier, tables, tier_limit
+from tightrope.plan.paging.fallback import PythonPaging
+from tightrope.plan.paging.model import PagedSet, need_slower_tier, tables, tier_limit
+from tightrope.plan.paging.schedule import expand_paged, useful_paged
 from tightrope.plan.reasons import reasons
 
 Objective: TypeAlias = Literal["seconds", "joules"]

@@ -13,7 +13,7 @@ INFINITY = math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramSolution:
     """What the solver says.
 
     Attributes:
@@ -29,11 +29,11 @@ class Answer:
     bound: float
 
 
-class Program:
+class MixedIntegerProgram:
     """A program to be minimised; columns are numbered in the order in which they are added.
 
     Example:
-        >>> program = Program()
+        >>> program = MixedIntegerProgram()
         >>> column = program.column(1.0, upper=3.0, integer=True)
         >>> program.row([(column, 2.0)], lower=3.0)
         >>> program.solve().values
@@ -90,7 +90,7 @@ class Program:
         nodes: int | None = None,
         seed: int = 0,
         start: Sequence[float] = (),
-    ) -> Answer:
+    ) -> ProgramSolution:
         """Minimise, on one thread; equal arguments without ``seconds`` give equal answers.
 
         Args:
@@ -144,7 +144,7 @@ class Program:
             raise TightropeError("HiGHS refused the program: a coefficient is not finite or too large.")
         return solver
 
-    def _answer(self, solver: Any, *, mip: bool) -> Answer:
+    def _answer(self, solver: Any, *, mip: bool) -> ProgramSolution:
         import highspy
 
         status: Literal["optimal", "infeasible", "limit"] = "limit"
@@ -160,4 +160,4 @@ class Program:
         values = tuple(solver.getSolution().col_value) if known and status != "infeasible" else ()
         objective = info.objective_function_value if values else INFINITY
         bound = info.mip_dual_bound if mip else objective if status == "optimal" else -INFINITY
-        return Answer(status, values, objective, INFINITY if status == "infeasible" else bound)
+        return ProgramSolution(status, values, objective, INFINITY if status == "infeasible" else bound)

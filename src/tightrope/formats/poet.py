@@ -31,7 +31,7 @@ class _Value:
     graded: bool = True
 
 
-class _Tape:
+class _LayerTape:
     """Ops so far, what each layer's gradient is made of, and the gradients known."""
 
     def __init__(self, *, rate: float, parameters: bool) -> None:
@@ -174,18 +174,20 @@ class _Tape:
         return [self.storage(count, Kind.PARAMETER, external=True)] if count and self.parameters else []
 
 
-def _linear(tape: _Tape, x: _Value, width: int, *, relu: bool = False) -> _Value:
+def _linear(tape: _LayerTape, x: _Value, width: int, *, relu: bool = False) -> _Value:
     rows, features = x.shape
     weights = (features + 1) * width
     flops = 2 * weights + width + (rows * width if relu else 0)
     return tape.layer("linear", (rows, width), flops, [x], weights=weights, saves_output=relu)
 
 
-def _relu(tape: _Tape, x: _Value) -> _Value:
+def _relu(tape: _LayerTape, x: _Value) -> _Value:
     return tape.layer("relu", x.shape, math.prod(x.shape), [x], saves_inputs=False, saves_output=True)
 
 
-def _conv(tape: _Tape, x: _Value, channels: int, kernel: int, *, stride: int = 1, padding: int) -> _Value:
+def _conv(
+    tape: _LayerTape, x: _Value, channels: int, kernel: int, *, stride: int = 1, padding: int
+) -> _Value:
     batch, features, height, width = x.shape
     high, wide = ((side - kernel + 2 * padding) // stride + 1 for side in (height, width))
     shape = (batch, channels, high, wide)
@@ -193,30 +195,30 @@ def _conv(tape: _Tape, x: _Value, channels: int, kernel: int, *, stride: int = 1
     return tape.layer("conv", shape, flops, [x], weights=channels * features * kernel**2 + channels)
 
 
-def _norm(tape: _Tape, x: _Value) -> _Value:
+def _norm(tape: _LayerTape, x: _Value) -> _Value:
     return tape.layer("batch_norm", x.shape, 2 * math.prod(x.shape), [x], weights=4 * x.shape[1])
 
 
-def _pool(tape: _Tape, x: _Value, kernel: int, *, stride: int, average: bool = False) -> _Value:
+def _pool(tape: _LayerTape, x: _Value, kernel: int, *, stride: int, average: bool = False) -> _Value:
     batch, channels, height, width = x.shape
     shape = (batch, channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1)
     flops, name = 2 * kernel**2 * math.prod(shape), "average_pool" if average else "max_pool"
     return tape.layer(name, shape, flops, [x], saves_inputs=not average, saves_output=not average)
 
 
-def _flatten(tape: _Tape, x: _Value) -> _Value:
+def _flatten(tape: _LayerTape, x: _Value) -> _Value:
     shape = (x.shape[0], math.prod(x.shape[1:]))
     return tape.layer("flatten", shape, math.prod(shape), [x], saves_inputs=False)
 
 
-def _mlp(tape: _Tape, batch: int, classes: int) -> _Value:
+def _mlp(tape: _LayerTape, batch: int, classes: int) -> _Value:
     x = _input(tape, (batch, 784))
     for width in (10, 120, 100, 200, 10, classes):
         x = _relu(tape, _linear(tape, x, width))
     return x
 
 
-def _vgg16(tape: _Tape, batch: int, classes: int, side: int) -> _Value:
+def _vgg16(tape: _LayerTape, batch: int, classes: int, side: int) -> _Value:
     x = _input(tape, (batch, 3, side, side))
     for channels, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(count):
@@ -228,16 +230,16 @@ def _vgg16(tape: _Tape, batch: int, classes: int, side: int) -> _Value:
     return _linear(tape, x, classes)
 
 
-def _stem(tape: _Tape, batch: int) -> _Value:
+def _stem(tape: _LayerTape, batch: int) -> _Value:
     x = _conv(tape, _input(tape, (batch, 3, 224, 224)), 64, 7, stride=2, padding=3)
     return _pool(tape, _norm(tape, x), 3, stride=2)
 
 
-def _head(tape: _Tape, x: _Value, classes: int) -> _Value:
+def _head(tape: _LayerTape, x: _Value, classes: int) -> _Value:
     return _linear(tape, _flatten(tape, _pool(tape, x, x.shape[2], stride=1, average=True)), classes)
 
 
-def _resnet18(tape: _Tape, batch: int, classes: int) -> _Value:
+def _resnet18(tape: _LayerTape, batch: int, classes: int) -> _Value:
     x = _stem(tape, batch)
     for channels, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
         first = _relu(tape, _norm(tape, _conv(tape, x, channels, 3, stride=stride, padding=1)))
@@ -245,7 +247,7 @@ def _resnet18(tape: _Tape, batch: int, classes: int) -> _Value:
     return _head(tape, x, classes)
 
 
-def _resnet18_cifar(tape: _Tape, batch: int, classes: int) -> _Value:
+def _resnet18_cifar(tape: _LayerTape, batch: int, classes: int) -> _Value:
     x = _norm(tape, _conv(tape, _input(tape, (batch, 3, 32, 32)), 16, 3, padding=1))
     for channels, stride in ((16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1)):
         first = _relu(tape, _norm(tape, _conv(tape, x, channels, 3, stride=stride, padding=1)))
@@ -255,7 +257,7 @@ def _resnet18_cifar(tape: _Tape, batch: int, classes: int) -> _Value:
     return _head(tape, x, classes)
 
 
-def _resnet50(tape: _Tape, batch: int, classes: int) -> _Value:
+def _resnet50(tape: _LayerTape, batch: int, classes: int) -> _Value:
     x = _stem(tape, batch)
     for channels, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for block in range(count):
@@ -267,7 +269,7 @@ def _resnet50(tape: _Tape, batch: int, classes: int) -> _Value:
     return _head(tape, x, classes)
 
 
-def _transformer(tape: _Tape, blocks: int) -> _Value:
+def _transformer(tape: _LayerTape, blocks: int) -> _Value:
     rows, hidden, inner, heads = 512, 768, 64, 12
     x = _input(tape, (rows, hidden))
     for _ in range(blocks):
@@ -281,11 +283,11 @@ def _transformer(tape: _Tape, blocks: int) -> _Value:
     return x
 
 
-def _input(tape: _Tape, shape: tuple[int, ...]) -> _Value:
+def _input(tape: _LayerTape, shape: tuple[int, ...]) -> _Value:
     return _Value(tape.storage(math.prod(shape), Kind.INPUT, external=True), shape, graded=False)
 
 
-_NETWORKS: Final[dict[str, tuple[Callable[[_Tape, int], _Value], int]]] = {
+_NETWORKS: Final[dict[str, tuple[Callable[[_LayerTape, int], _Value], int]]] = {
     "linear": (lambda tape, batch: _mlp(tape, batch, 10), 10),
     "vgg16_cifar": (lambda tape, batch: _vgg16(tape, batch, 10, 32), 10),
     "vgg16": (lambda tape, batch: _vgg16(tape, batch, 1000, 224), 1000),
@@ -325,6 +327,6 @@ def poet_network(
         raise TightropeError(
             f"batch {batch} must lie between 1 and {_MOST_BATCH}, {flops_per_second} flops/s be finite."
         )
-    tape = _Tape(rate=flops_per_second, parameters=parameters)
+    tape = _LayerTape(rate=flops_per_second, parameters=parameters)
     build, classes = _NETWORKS[name]
     return tape.finish(build(tape, batch), classes, name)

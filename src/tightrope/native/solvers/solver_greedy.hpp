@@ -29,7 +29,7 @@ class Greedy : public Moves {
         return profile.excess <= 0;
     }
 
-    // Remove every pair that costs time without being needed for bytes, dearest first.
+    // Remove every pair that costs time without being needed for bytes, most expensive first.
     void prune() {
         std::vector<i64> keys = profile.again_key;
         std::stable_sort(keys.begin(), keys.end(), [&](i64 a, i64 b) {

@@ -105,7 +105,7 @@ class Rebuild : public Anneal {
         return freed > 0.5 ? (spent + 1) / freed : kInf;
     }
 
-    // Leave out pairs near the change that are not needed, dearest first.
+    // Leave out pairs near the change that are not needed, most expensive first.
     void shed() {
         i64 low = profile.end_key, high = 0;
         for (const Change& c : log_) low = std::min(low, profile.key(c.pair.stage, 0)), high = std::max(high, profile.key(c.pair.stage, c.pair.stage));

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, OpId, StepIndex, StorageId
-from tightrope.plan.cp import ALWAYS, Expression, Problem, Worker, constant
 from tightrope.plan.model import Model, Pair
 from tightrope.plan.options import Options
+from tightrope.plan.peers.cp import ALWAYS, ConstraintProgram, Expression, Worker, constant
 from tightrope.plan.recovery import last_useful, recovery
 
 
@@ -35,7 +35,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _IntervalRun:
     """One run: its slot, the literal of its presence, and the pair of those that are fixed."""
 
     op: OpId
@@ -45,7 +45,7 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class _IntervalCopy:
     """One copy of a storage: where it is made, its last slot, and the literal of its presence."""
 
     slot: Expression
@@ -73,7 +73,7 @@ class Intervals:
         capacity: tuple[Bytes, Bytes],
         inside: Sequence[Pair] = (),
     ) -> None:
-        self.problem = Problem()
+        self.problem = ConstraintProgram()
         self.model, self.window, self.capacity = model, window, capacity
         self.wanted = recovery(model).wanted
         self.unit = math.gcd(*model.size, *model.need, *model.again_need) or 1
@@ -106,7 +106,7 @@ class Intervals:
         found = self._solve(worker, start, effort, options)
         return Found(found.pairs, found.proved, found.bound * self.unit)
 
-    def _optional(self) -> list[_Run]:
+    def _optional(self) -> list[_IntervalRun]:
         return [run for runs in self.runs for run in runs if run.fixed is None]
 
     def _slots(self, fixed: frozenset[Pair]) -> None:
@@ -123,34 +123,34 @@ class Intervals:
             self.slot[stage, stage] = len(self.slot)
         self.horizon = len(self.slot)
 
-    def _runs_of(self, op: OpId, fixed: Sequence[Pair], inside: Sequence[Pair]) -> list[_Run]:
+    def _runs_of(self, op: OpId, fixed: Sequence[Pair], inside: Sequence[Pair]) -> list[_IntervalRun]:
         """List the runs of an op: first run, fixed ones before the window, free ones, fixed ones after."""
         pairs = [(op, op), *sorted(pair for pair in fixed if pair[1] == op)]
-        runs = [_Run(op, constant(self.slot[pair]), ALWAYS, pair) for pair in pairs]
+        runs = [_IntervalRun(op, constant(self.slot[pair]), ALWAYS, pair) for pair in pairs]
         number = max(self.window.extra, sum(pair[1] == op for pair in inside)) if op in self.free else 0
-        free: list[_Run] = []
+        free: list[_IntervalRun] = []
         for _ in range(min(number, len(self.free.get(op, ())))):
             slot, present = self.problem.member(self.free[op]), self.problem.integer(0, 1)
             if free:
                 self.problem.at_most((present, 0), (free[-1].present, 0))
                 self.problem.at_most((free[-1].slot[0], 1), (slot, 0), present)
-            free.append(_Run(op, (slot, 0), present, None))
+            free.append(_IntervalRun(op, (slot, 0), present, None))
         before = sum(pair[0] < self.window.first or pair[0] == op for pair in pairs)
         return [*runs[:before], *free, *runs[before:]]
 
-    def _copies_of(self, storage: StorageId) -> list[_Copy]:
+    def _copies_of(self, storage: StorageId) -> list[_IntervalCopy]:
         """Add the copies of a storage; a copy ends before the next one begins."""
         op = self.model.producer[storage]
         if op < 0 or self.model.pinned[storage]:
             return []
         runs = self.runs[op] if storage in self.model.again_creates[op] else self.runs[op][:1]
-        copies: list[_Copy] = []
+        copies: list[_IntervalCopy] = []
         for number, run in enumerate(runs):
             end = (self.problem.integer(0, self.horizon - 1), 0)
             self.problem.at_most(run.slot, end)
             for later in runs[number + 1 :]:
                 self.problem.at_most(end, later.slot, later.present)
-            copies.append(_Copy(run.slot, end, run.present))
+            copies.append(_IntervalCopy(run.slot, end, run.present))
         return copies
 
     def _cumulative(self) -> None:
@@ -183,7 +183,7 @@ class Intervals:
                     if self.copies[storage]:
                         self._covered(run, self.copies[storage])
 
-    def _covered(self, reader: _Run, copies: list[_Copy]) -> None:
+    def _covered(self, reader: _IntervalRun, copies: list[_IntervalCopy]) -> None:
         """Demand that some copy covers the slot of the reader."""
         if len(copies) == 1:
             self.problem.at_most(reader.slot, copies[0].end, reader.present)

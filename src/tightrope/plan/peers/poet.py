@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tightrope.core import Graph, Limits, Machine, OpId, Schedule, StepIndex, StorageId, TightropeError
-from tightrope.native.paging import PagingGoal, PagingSolver, PagingTables
-from tightrope.native.solver import available
+from tightrope.native.solvers.paging import PagingGoal, PagingSolver, PagingTables
+from tightrope.native.solvers.solver import available
 from tightrope.plan.engine import live_limit
-from tightrope.plan.milp import Program
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
-from tightrope.plan.paging import Page
-from tightrope.plan.paging_fallback import PythonPaging
-from tightrope.plan.paging_model import PagedSet, need_slower_tier, tables, tier_limit
-from tightrope.plan.paging_search import Objective, paged_schedule
+from tightrope.plan.paging.fallback import PythonPaging
+from tightrope.plan.paging.model import PagedSet, need_slower_tier, tables, tier_limit
+from tightrope.plan.paging.schedule import Page
+from tightrope.plan.paging.search import Objective, paged_schedule
+from tightrope.plan.peers.milp import MixedIntegerProgram
 from tightrope.plan.recovery import last_useful, recovery
 
 _SCALE = 10_000.0
@@ -135,7 +135,7 @@ def solve_poet(
     search = (PagingSolver if options.native and available() else PythonPaging)(facts)
     asked = goal
     while True:
-        program = _Stages(build(graph), facts, asked, knobs)
+        program = _PoetStages(build(graph), facts, asked, knobs)
         answer = program.program.solve(seconds=knobs.seconds, nodes=knobs.nodes, seed=options.seed)
         bound = program.fixed + answer.bound * program.unit
         if not answer.values:
@@ -148,7 +148,7 @@ def solve_poet(
         asked = replace(asked, limit=asked.limit - over)  # what the solver's tolerance passed over
 
 
-class _Stages:
+class _PoetStages:
     """The program of one graph and goal, and where its columns are.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Stages:
 
     def __init__(self, model: Model, facts: PagingTables, goal: PagingGoal, knobs: PoetKnobs) -> None:
         self.model, self.facts, self.goal, self.knobs = model, facts, goal, knobs
-        self.program = Program()
+        self.program = MixedIntegerProgram()
         self.wanted = recovery(model).wanted
         self.byte = _SCALE / max(goal.limit, 1)
         per_ns = facts.watts * 1e-9 if goal.by_joules else 1.0

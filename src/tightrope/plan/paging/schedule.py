@@ -58,18 +58,18 @@ def pageable(graph: Graph) -> tuple[bool, ...]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ScheduledRun:
     """One op, or one page-in (then ``op`` is None and ``storage`` says of what)."""
 
     stage: StepIndex
     op: Op | None = None
     first: bool = False
     storage: StorageId = -1
-    copies: list["_Copy"] = field(default_factory=list)
+    copies: list["_ScheduledCopy"] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class _Copy:
+class _ScheduledCopy:
     """One stay of a storage in tier 0, from run ``made`` to run ``last``, released after run ``end``."""
 
     storage: StorageId
@@ -78,7 +78,7 @@ class _Copy:
     end: int
     paged: bool
     out: bool = False
-    after: "_Copy | None" = None
+    after: "_ScheduledCopy | None" = None
 
 
 def expand_paged(
@@ -128,31 +128,31 @@ def useful_paged(
         kept_pages = [page for page in kept_pages if page[:2] not in lost]
 
 
-def _runs(graph: Graph, pairs: Iterable[Pair], pages: Iterable[Page]) -> list[_Run]:
+def _runs(graph: Graph, pairs: Iterable[Pair], pages: Iterable[Page]) -> list[_ScheduledRun]:
     reruns: dict[StepIndex, list[OpId]] = {}
     for stage, op in sorted(pairs):
         reruns.setdefault(stage, []).append(op)
     arriving: dict[StepIndex, list[StorageId]] = {}
     for page in pages:
         arriving.setdefault(page.stage, []).append(page.storage)
-    runs: list[_Run] = []
+    runs: list[_ScheduledRun] = []
     for base in graph.ops:
         waiting = arriving.get(base.id, [])
         for number in reruns.get(base.id, ()):
             rerun = again(graph, number)
-            runs += [_Run(base.id, storage=s) for s in waiting if s in rerun.reads]
+            runs += [_ScheduledRun(base.id, storage=s) for s in waiting if s in rerun.reads]
             waiting = [s for s in waiting if s not in rerun.reads]
-            runs.append(_Run(base.id, rerun))
-        runs += [_Run(base.id, storage=s) for s in waiting]
-        runs.append(_Run(base.id, base, first=True))
+            runs.append(_ScheduledRun(base.id, rerun))
+        runs += [_ScheduledRun(base.id, storage=s) for s in waiting]
+        runs.append(_ScheduledRun(base.id, base, first=True))
     return runs
 
 
-def _copies(graph: Graph, runs: list[_Run]) -> list[_Copy]:
+def _copies(graph: Graph, runs: list[_ScheduledRun]) -> list[_ScheduledCopy]:
     """Find every copy of every storage and its last reader; the latest copy is the one that is read."""
     pinned = [storage.resident_at_end or storage.outside for storage in graph.storages]
-    now: dict[StorageId, _Copy] = {}
-    copies: list[_Copy] = []
+    now: dict[StorageId, _ScheduledCopy] = {}
+    copies: list[_ScheduledCopy] = []
     made_by = {storage: op.id for op in graph.ops for storage in op.creates}
     for position, run in enumerate(runs):
         run.copies = []
@@ -165,7 +165,7 @@ def _copies(graph: Graph, runs: list[_Run]) -> list[_Copy]:
                     copy.last = copy.end = position
         for storage in run.op.creates if run.op else (run.storage,):
             if storage not in now or not pinned[storage]:
-                fresh = _Copy(storage, position, position, position, run.op is None)
+                fresh = _ScheduledCopy(storage, position, position, position, run.op is None)
                 if storage in now:
                     now[storage].after = fresh
                 now[storage] = fresh
@@ -174,7 +174,9 @@ def _copies(graph: Graph, runs: list[_Run]) -> list[_Copy]:
     return copies
 
 
-def _mark_page_outs(copies: list[_Copy], runs: list[_Run], lags: dict[StorageId, int]) -> None:
+def _mark_page_outs(
+    copies: list[_ScheduledCopy], runs: list[_ScheduledRun], lags: dict[StorageId, int]
+) -> None:
     """Write out the copy that stands before a storage's first page."""
     done: set[StorageId] = set()
     first_run = [position for position, run in enumerate(runs) if run.first]
@@ -187,8 +189,8 @@ def _mark_page_outs(copies: list[_Copy], runs: list[_Run], lags: dict[StorageId,
             copy.end = max(copy.last, min(late, copy.after.made - 1))
 
 
-def _steps(graph: Graph, runs: list[_Run], copies: list[_Copy], beside: bool) -> list[Step]:
-    ends: dict[int, list[_Copy]] = {}
+def _steps(graph: Graph, runs: list[_ScheduledRun], copies: list[_ScheduledCopy], beside: bool) -> list[Step]:
+    ends: dict[int, list[_ScheduledCopy]] = {}
     for copy in copies:
         ends.setdefault(copy.end, []).append(copy)
     last_page = {copy.storage: copy.made for copy in copies if copy.paged}
@@ -213,11 +215,13 @@ def _steps(graph: Graph, runs: list[_Run], copies: list[_Copy], beside: bool) ->
     return steps
 
 
-def _unread(run: _Run) -> bool:
+def _unread(run: _ScheduledRun) -> bool:
     return all(copy.last == copy.made for copy in run.copies)
 
 
-def _after(graph: Graph, run: _Run, ending: list[_Copy], dropped: set[StorageId], beside: bool) -> list[Step]:
+def _after(
+    graph: Graph, run: _ScheduledRun, ending: list[_ScheduledCopy], dropped: set[StorageId], beside: bool
+) -> list[Step]:
     """Release what has had its last reader; begin page-outs and end them."""
     ending = sorted(ending, key=lambda copy: copy.storage)
     steps: list[Step] = [

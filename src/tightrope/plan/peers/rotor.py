@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Schedule, round_up
-from tightrope.plan.chain import Chain, Rerun, best_reruns, chain_of, joined
-from tightrope.plan.chain_sizes import Pass, SegmentSizes, segment_sizes
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Pair
 from tightrope.plan.options import Options
+from tightrope.plan.peers.chain import Chain, Rerun, best_reruns, chain_of, joined
+from tightrope.plan.peers.chain_sizes import Pass, SegmentSizes, segment_sizes
 from tightrope.plan.schedule import expand
 
 _NEVER = 2**60

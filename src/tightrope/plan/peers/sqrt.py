@@ -14,10 +14,10 @@ Gaps        No recursion inside a group.
 from collections.abc import Iterator
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Schedule
-from tightrope.plan.chain import Chain, Rerun, best_reruns, chain_of
-from tightrope.plan.chain_sizes import segment_sizes
 from tightrope.plan.engine import live_limit
 from tightrope.plan.options import Options
+from tightrope.plan.peers.chain import Chain, Rerun, best_reruns, chain_of
+from tightrope.plan.peers.chain_sizes import segment_sizes
 from tightrope.plan.schedule import expand
 
 _NUM_THRESHOLDS = 40

@@ -24,10 +24,10 @@ from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StepIn
 from tightrope.plan.engine import live_limit
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
+from tightrope.plan.peers.separators import Separators, separators
 from tightrope.plan.recovery import recovery
 from tightrope.plan.runs import Runs
 from tightrope.plan.schedule import expand_in_order
-from tightrope.plan.separators import Separators, separators
 
 _NO_LIMIT: Final = 2**62
 _NUM_LIMITS, _RATIO = 60, 0.93
@@ -133,7 +133,7 @@ class Recursion:
         if limit >= self.bytes_bound or not spares:
             spares.append(limit - self.bytes_bound)
         for spare in spares:
-            runs = _Walk(self, limit, spare, linger=self.knobs.linger).all_stages()
+            runs = _TreeWalk(self, limit, spare, linger=self.knobs.linger).all_stages()
             if runs is not None:
                 return runs
         return None
@@ -144,7 +144,7 @@ class Recursion:
         Returns:
             None where it takes too many runs.
         """
-        return _Walk(self, _NO_LIMIT, 0, linger=False).all_stages()
+        return _TreeWalk(self, _NO_LIMIT, 0, linger=False).all_stages()
 
     def _sources(self, reads: Iterable[int], returns: tuple[bool, ...]) -> tuple[OpId, ...]:
         return tuple(dict.fromkeys(self.model.producer[s] for s in reads if returns[s]))
@@ -198,7 +198,7 @@ class Recursion:
         return sum(self.size[v] for v in self.inputs[op] if self.separators.level[of[v]] > level)
 
 
-class _Walk:
+class _TreeWalk:
     """One run of the recursion: what is held, what merely is still there, and the re-runs so far."""
 
     def __init__(self, recursion: Recursion, limit: Bytes, spare: Bytes, *, linger: bool) -> None:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StepIndex, StorageId, TightropeError
 from tightrope.plan.engine import live_limit, open_solver
-from tightrope.plan.milp import Program
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options, Watch
+from tightrope.plan.peers.milp import MixedIntegerProgram
 from tightrope.plan.recovery import last_useful, recovery
 from tightrope.plan.schedule import expand, useful
 
@@ -95,7 +95,7 @@ def checkmate_pairs(
     solver = open_solver(model, native=options.native)
     asked = limit
     while True:
-        stages = _Stages(model, asked, knobs)
+        stages = _CheckmateStages(model, asked, knobs)
         answer = stages.program.solve(seconds=_left(options.watch), nodes=knobs.nodes, seed=options.seed)
         pairs = stages.pairs(answer.values) if answer.values else ()
         solver.load(pairs)
@@ -111,7 +111,7 @@ def rounded_pairs(
     """Round the relaxation to a set of pairs, which may exceed ``limit``."""
     knobs, options = knobs or CheckmateKnobs(), options or Options()
     for allowance in (knobs.allowance, 0.0):
-        stages = _Stages(model, int(limit * (1 - allowance)), knobs)
+        stages = _CheckmateStages(model, int(limit * (1 - allowance)), knobs)
         answer = stages.program.solve(relax=True, seconds=_left(options.watch), seed=options.seed)
         if answer.values:
             return stages.rounded(answer.values)
@@ -122,11 +122,11 @@ def _left(watch: Watch) -> float | None:
     return None if watch.seconds is None else max(0.1, watch.seconds - watch.elapsed)
 
 
-class _Stages:
+class _CheckmateStages:
     """The program of one model and limit, and where its columns are."""
 
     def __init__(self, model: Model, limit: Bytes, knobs: CheckmateKnobs) -> None:
-        self.model, self.knobs, self.program = model, knobs, Program()
+        self.model, self.knobs, self.program = model, knobs, MixedIntegerProgram()
         self.wanted = recovery(model).wanted
         self.byte = _SCALE / max(limit, 1)
         self.ns_unit = max(1.0, sum(model.again_ns) / _SCALE)

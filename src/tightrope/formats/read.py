@@ -5,9 +5,9 @@ from pathlib import Path
 from tightrope.core import PlanFileError
 from tightrope.core.codec import load_graph, read_file
 from tightrope.core.json_text import parse_json
-from tightrope.plan.foreign.dtr import is_dtr_log, read_dtr_log
-from tightrope.plan.foreign.node_link import is_node_link, read_node_link
-from tightrope.plan.foreign.source import Source
+from tightrope.formats.dtr import is_dtr_log, read_dtr_log
+from tightrope.formats.node_link import is_node_link, read_node_link
+from tightrope.formats.source import Source
 
 
 def load_source(data: bytes, *, name: str = "") -> Source:
