@@ -87,6 +87,7 @@ def read_events(stream: IO[bytes], name: str) -> Iterator[ChromeEvent]:
     """Read the ops, ranges and copies of a stream; ``name`` is what messages call it.
 
     Example:
+        >>> import io
         >>> text = b'[{"ph": "X", "cat": "cpu_op", "name": "a"}, {"ph": "M", "name": "b"},'
         >>> [row.name for row in read_events(io.BytesIO(text), "x")]
         ['a']
