@@ -100,6 +100,16 @@ def real_tensors() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def shapes_only() -> Iterator[Callable[[Any], Any]]:
+    """Run ops on shapes alone; gives the function that takes the values out of tensors, nested ones too."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map_only
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield lambda tree: tree_map_only(torch.Tensor, mode.from_tensor, tree)
+
+
 def is_overload(value: object) -> bool:
     """Tell whether a callable is one overload of an ATen (or custom) op."""
     return isinstance(value, torch._ops.OpOverload)

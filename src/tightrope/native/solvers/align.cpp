@@ -8,8 +8,8 @@ using i64 = std::int64_t;
 constexpr i64 kFar = i64{1} << 60;
 }  // namespace
 
-extern "C" i64 tightrope_align(i64 items, i64 slots, const i64* kind, const i64* cost, const i64* skip,
-                                const i64* family, i64 back, i64 far, i64* path) {
+extern "C" i64 tightrope_align(i64 items, i64 slots, const i64* kind, const i64* cost, const i64* stay,
+                                const i64* skip, const i64* family, i64 back, i64 far, i64* path) {
     if (!items || !slots) return 0;
     std::vector<i64> before(slots), through(slots), total(slots), jumped(slots), next(slots);
     i64 sum = 0, families = 0;
@@ -44,14 +44,19 @@ extern "C" i64 tightrope_align(i64 items, i64 slots, const i64* kind, const i64*
         std::int32_t source = 0;
         std::int32_t* step = &steps[static_cast<std::size_t>(row * slots)];
         const i64* price = cost + kind[row] * slots;
+        const i64* again = stay + kind[row] * slots;
         for (i64 j = 0; j < slots; ++j) {
-            i64 now = jumped[j];
-            step[j] = from[j];
-            if (reach < kFar && reach + before[j] < now) {
-                now = reach + before[j];
+            i64 now = total[j] + again[j];
+            step[j] = static_cast<std::int32_t>(j);
+            if (jumped[j] < total[j] && jumped[j] + price[j] < now) {
+                now = jumped[j] + price[j];
+                step[j] = from[j];
+            }
+            if (reach < kFar && reach + before[j] + price[j] < now) {
+                now = reach + before[j] + price[j];
                 step[j] = source;
             }
-            next[j] = now + price[j];
+            next[j] = now;
             if (jumped[j] - through[j] < reach) {
                 reach = jumped[j] - through[j];
                 source = from[j];

@@ -29,6 +29,7 @@ def cheapest_path(
     *,
     back: int,
     far: int,
+    stay: _Ints | None = None,
     native: bool = True,
 ) -> Path:
     """Assign every item to a slot so that the sum of all costs is smallest.
@@ -44,6 +45,7 @@ def cheapest_path(
         family: number of the family of each slot, from 0.
         back: what a jump within a family costs.
         far: what a jump to any slot costs.
+        stay: per kind and slot, what an item costs in the slot of the item before; default: ``cost``.
         native: whether C++ may be used; the sum of costs is the same without.
 
     Returns:
@@ -59,18 +61,21 @@ def cheapest_path(
     if not len(kinds) or not len(skip):
         return Path([], 0)
     table = np.ascontiguousarray(cost, dtype=np.int64)
+    stays = table if stay is None else np.ascontiguousarray(stay, dtype=np.int64)
     rows = np.asarray(kinds, dtype=np.int64)
     skips, families = np.asarray(skip, dtype=np.int64), np.asarray(family, dtype=np.int64)
     if not (native and compiler()):
-        return _path(rows, table, skips, families, back, far)
+        return _path(rows, table, stays, skips, families, back, far)
     found = np.empty(len(rows), dtype=np.int64)
-    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (rows, table, skips, families, found)]
-    cost_of_path = _library().tightrope_align(len(rows), len(skips), *pointers[:4], back, far, pointers[4])
+    pointers = [
+        array.ctypes.data_as(ctypes.c_void_p) for array in (rows, table, stays, skips, families, found)
+    ]
+    cost_of_path = _library().tightrope_align(len(rows), len(skips), *pointers[:5], back, far, pointers[5])
     return Path(found.tolist(), int(cost_of_path))
 
 
-def _path(rows: _Ints, cost: _Ints, skip: _Ints, family: _Ints, back: int, far: int) -> Path:
-    prices, families, width = cost.tolist(), family.tolist(), len(skip)
+def _path(rows: _Ints, cost: _Ints, stay: _Ints, skip: _Ints, family: _Ints, back: int, far: int) -> Path:
+    prices, again, families, width = cost.tolist(), stay.tolist(), family.tolist(), len(skip)
     through = np.cumsum(skip).tolist()
     before = [0, *through[:-1]]
     total = [b + price for b, price in zip(before, prices[rows[0]], strict=True)]
@@ -80,9 +85,13 @@ def _path(rows: _Ints, cost: _Ints, skip: _Ints, family: _Ints, back: int, far: 
         step, following = [], []
         reach, source = 2**60, 0
         for slot in range(width):
-            onward = reach + before[slot] < jumped[slot]
-            step.append(source if onward else origin[slot])
-            following.append((reach + before[slot] if onward else jumped[slot]) + prices[row][slot])
+            now, where = total[slot] + again[row][slot], slot
+            if jumped[slot] < total[slot] and jumped[slot] + prices[row][slot] < now:
+                now, where = jumped[slot] + prices[row][slot], origin[slot]
+            if reach + before[slot] + prices[row][slot] < now:
+                now, where = reach + before[slot] + prices[row][slot], source
+            step.append(where)
+            following.append(now)
             if jumped[slot] - through[slot] < reach:
                 reach, source = jumped[slot] - through[slot], origin[slot]
         steps.append(step)
@@ -119,6 +128,6 @@ def _library() -> ctypes.CDLL:
             f"the alignment was built but does not load: {error}. Delete {path} and retry."
         ) from error
     pointer, whole = ctypes.c_void_p, ctypes.c_int64
-    native.tightrope_align.argtypes = [whole, whole, *[pointer] * 4, whole, whole, pointer]
+    native.tightrope_align.argtypes = [whole, whole, *[pointer] * 5, whole, whole, pointer]
     native.tightrope_align.restype = whole
     return native
