@@ -38,6 +38,7 @@ from tightrope.run.unit import Expected, Settings, Unit
 
 _MOST_OPS: Final = 6_000
 """Patterns of more ops than this are planned call by call."""
+_ALL: "weakref.WeakSet[Calls]" = weakref.WeakSet()
 
 
 class Calls:
@@ -67,6 +68,7 @@ class Calls:
         self.observed_charged: Bytes = 0
         self.num_steps = self.num_forwards = self.num_divergences = 0
         self._patterns = Patterns()
+        self._apart: set[Pattern] = set()
         self._dropped: dict[Pattern, frozenset[tuple[int, int]]] = {}
         self._pending: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._running: Running | None = None
@@ -75,6 +77,7 @@ class Calls:
         self._gaps: Gaps | None = None
         self._left_behind: Bytes = 0
         self._held_first: Bytes | None = None
+        _ALL.add(self)
 
     # captured graphs and units
 
@@ -154,7 +157,7 @@ class Calls:
             return single(number)
         found = self._patterns.expected(number)
         num_ops = sum(len(self.captured[turn.graph].graph.ops) for turn in found) // 2
-        return found if num_ops <= _MOST_OPS else single(number)
+        return found if num_ops <= _MOST_OPS and found not in self._apart else single(number)
 
     def _begin(self, unit: Unit, turns: tuple[Turn, ...], *, but: Pending | None = None) -> Running:
         self._held_first = self.accounts.charged() if self._held_first is None else self._held_first
@@ -179,20 +182,27 @@ class Calls:
             self._held_first if self.num_steps else None,
         )
 
-    def _look_ahead(self, running: Running) -> None:
+    def _look_ahead(self, held: Bytes) -> None:
         """Refuse a forward now if the backward of an earlier one, which dropped storages, will not fit."""
         for pending in self._pending:
             if pending.dropped:
                 one = self.captured[pending.turn.graph]
                 unit = self._rest(pending.turn.graph, frozenset(self._live(pending)))
-                held = running.held + self.future.trained  # the gradients of the backward before it
-                room = Room(self.budget, held, self.future.missing(), one.headroom, self._left_behind)
+                held_then = held + self.future.trained  # the gradients of the backward before it
+                room = Room(self.budget, held_then, self.future.missing(), one.headroom, self._left_behind)
                 unit.check_least(room, self._prospect())
 
-    def _give_up(self, but: Pending | None) -> bool:
-        """Let pending forwards drop what can be computed again, except one; tell whether one did."""
+    def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
+        """Let pending forwards, then those of other models, drop what can be computed again, except one.
+
+        Returns:
+            Whether one did.
+        """
         others = sorted((p for p in self._pending if p is not but), key=lambda pending: pending.call)
-        return sum(self._drop(pending) for pending in others) > 0
+        if sum(self._drop(pending) for pending in others):
+            return True
+        beside = [calls for calls in _ALL if calls is not self] if everywhere else []
+        return sum(calls._give_up(None, everywhere=False) for calls in beside) > 0
 
     # forward
 
@@ -270,10 +280,17 @@ class Calls:
             self._turns, self._whole, self._gaps = [], True, Gaps(self.accounts)
         for pending in self._pending:
             pending.running.trim()
-        pattern = self._expected(number)
-        running = self._begin(self.unit(pattern), pattern)
+        pattern, running = self._expected(number), None
+        if pattern != single(number):
+            try:
+                running = self._begin(self.unit(pattern), pattern)
+            except InfeasibleError:  # call by call it fitted before: each drops what the others need
+                self._apart.add(pattern)
+                pattern = single(number)
+        running = running or self._begin(self.unit(pattern), pattern)
         try:
-            self._look_ahead(running)
+            for calls in _ALL:
+                calls._look_ahead(running.held)
         except BaseException:
             running.close()
             raise
