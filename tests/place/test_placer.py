@@ -12,7 +12,7 @@ from tightrope.place import PlaceOptions, place
 from tightrope.place import placer as placer_module
 
 TECHNIQUES = [field.name for field in fields(PlaceOptions)]
-PROVING = [name for name in TECHNIQUES if name != "search"]
+SEARCHES = ["search", "niches"]
 
 small = st.tuples(st.integers(1, 9), st.integers(0, 6), st.integers(1, 4)).map(
     lambda draw: (draw[0], draw[1], draw[1] + draw[2])
@@ -31,7 +31,7 @@ def test_the_instances_with_gaps_have_them():
     assert all(smallest_peak(buffers) == load_bound(buffers) + 1 for buffers in GAPS)
 
 
-@pytest.mark.parametrize("off", [None, *PROVING])
+@pytest.mark.parametrize("off", [None, *TECHNIQUES])
 def test_each_technique_off_proves_the_same_optimum(tangles, off):
     options = PlaceOptions() if off is None else PlaceOptions(**{off: False})
     for buffers, optimum in tangles:
@@ -40,8 +40,9 @@ def test_each_technique_off_proves_the_same_optimum(tangles, off):
         assert (placement.peak, placement.status) == (optimum, "optimal")
 
 
-def test_search_alone_proves_the_same_optimum(tangles):
-    options = PlaceOptions(**{name: name == "search" for name in TECHNIQUES})
+@pytest.mark.parametrize("alone", SEARCHES)
+def test_each_search_alone_proves_the_same_optimum(tangles, alone):
+    options = PlaceOptions(**{name: name == alone for name in TECHNIQUES})
     for buffers, optimum in tangles:
         placement = place(buffers, options=options, seconds=20)
         check(buffers, placement.offsets, peak=placement.peak)
@@ -50,7 +51,7 @@ def test_search_alone_proves_the_same_optimum(tangles):
 
 def test_without_search_the_answer_is_valid_and_claims_no_proof_above_the_load(tangles):
     for buffers, optimum in tangles:
-        placement = place(buffers, options=PlaceOptions(search=False), seconds=0.01)
+        placement = place(buffers, options=PlaceOptions(search=False, niches=False), seconds=0.01)
         check(buffers, placement.offsets, peak=placement.peak)
         assert placement.peak >= optimum
         assert (placement.status == "optimal") == (placement.peak == load_bound(buffers))
