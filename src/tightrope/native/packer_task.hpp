@@ -119,8 +119,8 @@ class Task {
     struct Lane {
         Aim aim;
         Kind kind;
-        i64 share, spent = 0;
-        std::unique_ptr<Series> series;
+        i64 share = 1, spent = 0;
+        std::unique_ptr<Series> series = nullptr;
     };
 
     void open_lanes() {
