@@ -4,17 +4,20 @@ from collections.abc import Iterator
 from itertools import combinations
 from random import Random
 
-from tightrope.core import Allocation, Flag, Graph, Op, Storage, round_up
+from msgspec.structs import replace
+
+from tightrope.core import Allocation, Flag, Graph, Op, Part, Storage, View, round_up
+from tightrope.core.graph import RETURN
 
 Pair = tuple[int, int]
 
 
 def random_graph(seed: int, *, num_ops: int = 7, rich: bool = True) -> Graph:
-    """Draw a small step; ``rich`` adds temporaries, two outputs, replays, residents, mutation, a boundary."""
+    """Draw a small step; ``rich`` adds temporaries, two outputs, variants, residents, mutation, a part."""
     rng = Random(seed)
     storages = [Storage(0, 64 * rng.randint(1, 4), external=True)]
     ops: list[Op] = []
-    replays: list[Op] = []
+    variants: list[Op] = []
     for number in range(num_ops):
         made = [s.id for s in storages]
         reads = sorted(set(rng.sample(made, min(len(made), rng.randint(1, 3)))))
@@ -30,11 +33,13 @@ def random_graph(seed: int, *, num_ops: int = 7, rich: bool = True) -> Graph:
             allocations = _measured(rng, [(s, storages[s].bytes) for s in creates])
         mutates = (reads[-1],) if rich and rng.random() < 0.1 else ()
         flags = Flag.IN_PLACE if mutates else Flag.NONE
-        replay = -1
+        variant = -1
         if rich and not mutates and outputs == 2 and rng.random() < 0.5:
-            flags, replay = Flag.RANDOM, num_ops + len(replays)
+            flags, variant = Flag.RANDOM, num_ops + len(variants)
             sources = tuple(sorted({*reads, creates[1]}))
-            replays.append(Op(replay, f"replay{number}", "again", sources, creates[:1], ns=rng.randint(1, 9)))
+            variants.append(
+                Op(variant, f"variant{number}", "again", sources, creates[:1], ns=rng.randint(1, 9))
+            )
         ns = rng.randint(0, 9)
         name = f"op{number}"
         ops.append(
@@ -48,11 +53,27 @@ def random_graph(seed: int, *, num_ops: int = 7, rich: bool = True) -> Graph:
                 ns=ns,
                 allocations=allocations,
                 flags=flags,
-                replay=replay,
+                variant=variant,
             )
         )
-    split = rng.choice((-1, num_ops // 2)) if rich else -1
-    return Graph(tuple(ops), tuple(storages), tuple(replays), split=split, name=f"random{seed}")
+    graph = Graph(tuple(ops), tuple(storages), tuple(variants), name=f"random{seed}")
+    return parted(graph, num_ops // 2) if rich and rng.random() < 0.5 else graph
+
+
+def parted(graph: Graph, split: int) -> Graph:
+    """Put a return to the caller after the first ``split`` ops; the numbers of later ops rise by one."""
+    made = {s for op in graph.ops[:split] for s in op.creates}
+    given = tuple(sorted(s for s in made if graph.storages[s].outside))
+    handing = Op(split, "return", RETURN, given, flags=Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE)
+
+    def moved(op: Op) -> Op:
+        variant = op.variant + 1 if op.variant >= 0 else -1
+        return replace(op, id=op.id + (op.id >= split), variant=variant)
+
+    ops = (*map(moved, graph.ops[:split]), handing, *map(moved, graph.ops[split:]))
+    outputs = tuple(View(s, "uint8", (1,), (1,)) for s in given)
+    parts = (Part(split + 1, outputs=outputs), Part(len(ops)))
+    return replace(graph, ops=ops, variants=tuple(map(moved, graph.variants)), parts=parts)
 
 
 def _measured(rng: Random, creates: list[tuple[int, int]]) -> tuple[Allocation, ...]:
@@ -67,7 +88,7 @@ def allowed_pairs(graph: Graph) -> list[Pair]:
     producer = {s: op.id for op in graph.ops for s in op.creates}
     pairs: list[Pair] = []
     for op in graph.ops:
-        run = graph.op(op.replay) if op.replay >= 0 else op
+        run = graph.op(op.variant) if op.variant >= 0 else op
         touched = {*op.creates, *run.creates, *run.reads}
         for stage in range(op.id + 1, len(graph.ops)):
             ready = all(producer.get(s, -1) < stage for s in run.reads)
@@ -83,7 +104,7 @@ def runs_of(graph: Graph, pairs: tuple[Pair, ...]) -> list[tuple[Op, bool]]:
     for op in graph.ops:
         for _, again in sorted(p for p in pairs if p[0] == op.id):
             base = graph.ops[again]
-            runs.append((graph.op(base.replay) if base.replay >= 0 else base, False))
+            runs.append((graph.op(base.variant) if base.variant >= 0 else base, False))
         runs.append((op, True))
     return runs
 

@@ -9,10 +9,10 @@ from benchmarks.spine.nets import clean, fresh
 from benchmarks.zoo.case import Scale
 from tightrope.capture.api import capture_program, measured
 from tightrope.core import Graph, InfeasibleError, Plan
+from tightrope.lower import charged_sizes, lower, outside_flags, timeline
 from tightrope.place import place
-from tightrope.plan import base_schedule, solve, timeline
-from tightrope.plan.timeline import buffer_sizes
-from tightrope.run.ledger import ledger
+from tightrope.plan import solve, whole_bytes
+from tightrope.run.accounts import accounts
 
 NETS = ("gpt2", "bert", "vit", "resnet18", "unet", "densenet121", "mobilenetv2", "moe")
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4)
@@ -22,7 +22,7 @@ def graph_of(name: str, scale: Scale) -> Graph:
     """Capture a net and measure its ops here, allocations inside kernels included."""
     case = fresh(name, Settings(scale, False, False, ()))
     program, real = capture_program(case.model, case.inputs)
-    found = measured(program, real, ledger().allocator).graph
+    found = measured(program, real, accounts().allocator).graph
     del case, program, real
     clean()
     gc.collect()
@@ -32,7 +32,7 @@ def graph_of(name: str, scale: Scale) -> Graph:
 def plans(name: str, scale: Scale) -> Iterator[tuple[float, Graph, Plan]]:
     """Plan one net at every share of its peak that is feasible."""
     graph = graph_of(name, scale)
-    whole = graph.persistent + timeline(graph, base_schedule(graph)).peak
+    whole = whole_bytes(graph)
     for share in SHARES:
         try:
             yield (
@@ -46,13 +46,11 @@ def plans(name: str, scale: Scale) -> Iterator[tuple[float, Graph, Plan]]:
 
 def arena_ratio(graph: Graph, plan: Plan) -> tuple[float, float, int]:
     """Return arena over live bytes: of the plan as it is, placed again as low as possible; and buffers."""
-    trace = timeline(graph, plan.schedule)
-    sizes = buffer_sizes(graph, trace)
-    inside = [
-        (size, buffer.start, buffer.end)
-        for size, buffer in zip(sizes, trace.buffers, strict=True)
-        if not (buffer.storage >= 0 and graph.storages[buffer.storage].outside)
-    ]
+    executable = lower(graph, plan)
+    rows = zip(
+        charged_sizes(executable), timeline(executable).buffers, outside_flags(executable), strict=True
+    )
+    inside = [(size, buffer.start, buffer.end) for size, buffer, outside in rows if not outside]
     again = place(inside, seconds=1.0)
     bound = max(again.lower_bound, 1)
     return plan.forecast.arena / bound, again.peak / bound, len(inside)

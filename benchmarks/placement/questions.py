@@ -56,8 +56,11 @@ class Row:
 def checked(buffers: Sequence[Interval], found: Placement) -> Placement:
     """Let the judge look at a placement."""
     first = min((start for _, start, _ in buffers), default=0)
-    rows = [Judged(size, start - first, end - first, alignment=1) for size, start, end in buffers]
-    check_offsets(rows, found.offsets, arena=found.peak, alignment=1)
+    rows = [
+        Judged(size, start - first, end - first, offset=offset)
+        for (size, start, end), offset in zip(buffers, found.offsets, strict=True)
+    ]
+    check_offsets(rows, arena=found.peak, alignment=1)
     return found
 
 
@@ -220,9 +223,12 @@ def mutants(asked: Asked) -> Iterator[Row]:
 
 
 def _accepted(buffers: Sequence[Interval], offsets: Sequence[int], arena: Bytes) -> bool:
-    rows = [Judged(size, start, end, alignment=1) for size, start, end in buffers]
+    rows = [
+        Judged(size, start, end, offset=offset)
+        for (size, start, end), offset in zip(buffers, offsets, strict=True)
+    ]
     try:
-        check_offsets(rows, offsets, arena=arena, alignment=1)
+        check_offsets(rows, arena=arena, alignment=1)
     except JudgeError:
         return False
     return True

@@ -14,11 +14,10 @@ from time import process_time
 from benchmarks.planners.question import Question, Row, Settings
 from tests.judge.test_judge_certificate import CORRUPTIONS, proved_plans
 from tightrope.core import Graph, InfeasibleError, Plan
-from tightrope.judge import problems
-from tightrope.plan import PlanCache, base_schedule, lower_bound, solve, timeline
+from tightrope.lower import problems
+from tightrope.plan import PlanCache, lower_bound, solve, whole_bytes
 from tightrope.plan.bound.cover import time_bound
 from tightrope.plan.foreign import random_layered, read_source
-from tightrope.plan.timeline import peak_bytes
 
 _PERCENTS = (90, 80, 70, 60, 50)
 _GENERATED = ((100, 0.27), (250, 0.43), (500, 0.36), (1000, 0.31))
@@ -141,7 +140,7 @@ def _asked(graph: Graph, budget: int, cache: PlanCache) -> Plan | None:
 
 
 def _whole(graph: Graph) -> int:
-    return graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    return whole_bytes(graph)
 
 
 def _graphs(settings: Settings) -> Iterator[tuple[str, Graph]]:

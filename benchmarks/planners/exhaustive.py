@@ -14,7 +14,7 @@ from benchmarks.planners.question import Question, Row, Settings
 from tests import oracles
 from tests.plan import test_mincut, test_order, test_poet, test_selective
 from tightrope.core import Limits
-from tightrope.judge import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan import Options
 from tightrope.plan.mincut import backward_begin, cheapest_cut, pairs_of_cut
 from tightrope.plan.mincut_prices import Prices
@@ -59,7 +59,7 @@ def _cut(seed: int, *, native: bool) -> str:
     )
     cut = cheapest_cut(model, begin, prices, [0.0] * len(graph.storages), native=native)
     for anew in (False, True):
-        replay_schedule(graph, expand(graph, pairs_of_cut(model, begin, cut, anew=anew)))
+        walked(graph, expand(graph, pairs_of_cut(model, begin, cut, anew=anew)))
     best = test_mincut.best_of_all(model, begin, prices)
     return "equal" if abs(cut.price - best) <= _CLOSE else "wrong" if cut.price < best else "worse"
 
@@ -105,8 +105,8 @@ def _cores(seed: int) -> str:
     limit = draw.randint(min(peaks), max(peaks))
     best = min(ns for peak, ns in ways if peak <= limit)
     schedule = selective(graph, None, Limits(bytes=(graph.persistent + limit,)), Options())
-    replay = replay_schedule(graph, schedule)
-    return "equal" if replay.peak <= limit and replay.ns == best else "worse"
+    walk = walked(graph, schedule)
+    return "equal" if walk.peak <= limit and walk.ns == best else "worse"
 
 
 QUESTION = Question(("P12",), "other planners against exhaustive search", run)

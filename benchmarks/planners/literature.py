@@ -14,14 +14,13 @@ from typing import Final
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Graph, InfeasibleError, Limits, Schedule, TightropeError
-from tightrope.judge.schedule import replay_schedule
-from tightrope.plan import PLANNERS, Options, base_schedule, solve, timeline
+from tightrope.lower import walked
+from tightrope.plan import PLANNERS, Options, solve, whole_bytes
 from tightrope.plan.checkmate import CheckmateKnobs, checkmate_pairs
 from tightrope.plan.foreign import poet_network, random_layered, read_source
 from tightrope.plan.model import build
 from tightrope.plan.options import Watch
 from tightrope.plan.schedule import expand
-from tightrope.plan.timeline import peak_bytes
 
 PEERS: Final = (
     "greedy", "anneal", "moccasin", "checkmate-lp", "dtr", "rotor", "revolve", "sqrt", "treewidth",
@@ -57,7 +56,7 @@ def run(settings: Settings) -> Iterator[Row]:
 @cache
 def peak_of(graph: Graph) -> int:
     """Total bytes of the given order, live."""
-    return graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    return whole_bytes(graph)
 
 
 def published(data: Path | None) -> list[tuple[str, Graph]]:
@@ -83,9 +82,9 @@ def ours(graph: Graph, budget: int, seeds: tuple[int, ...]) -> tuple[float | Non
 
 def theirs(graph: Graph, budget: int, schedule: Schedule) -> float | None:
     """Have the judge replay a schedule; TDI, or None where it takes more than the budget."""
-    replay = replay_schedule(graph, schedule)
-    fits = graph.persistent + replay.peak <= budget
-    return 100 * (replay.ns / graph.base_ns - 1) if fits else None
+    walk = walked(graph, schedule)
+    fits = graph.persistent + walk.peak <= budget
+    return 100 * (walk.ns / graph.base_ns - 1) if fits else None
 
 
 def _checkmate(settings: Settings) -> Iterator[Row]:

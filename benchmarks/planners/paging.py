@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Graph, Limits, Machine
-from tightrope.judge import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.foreign.poet import poet_network
 from tightrope.plan.options import Options
@@ -46,7 +46,7 @@ def run(settings: Settings) -> Iterator[Row]:
     for name in names:
         for machine in map(profile, MACHINES):
             graph = poet_network(name, flops_per_second=machine.flops["matmul"])
-            base = replay_schedule(graph, base_schedule(graph), machine)
+            base = walked(graph, base_schedule(graph), machine)
             for share in budgets(graph, base.peak):
                 limit = graph.persistent + int(share * base.peak)
                 yield _row(name, graph, machine, Limits((limit,), SLOWER * base.ns * 1e-9), share, settings)
@@ -92,11 +92,11 @@ def _cheaper(
 def _joules(graph: Graph, machine: Machine, limits: Limits, chosen: PagedSet | None) -> float | None:
     if chosen is None:
         return None
-    replay = replay_schedule(graph, paged_schedule(graph, machine, chosen), machine)
-    assert graph.persistent + replay.peak <= limits.bytes[0]
+    walk = walked(graph, paged_schedule(graph, machine, chosen), machine)
+    assert graph.persistent + walk.peak <= limits.bytes[0]
     assert limits.seconds is not None
-    assert replay.ns <= limits.seconds * 1e9
-    return replay.joules
+    assert walk.ns <= limits.seconds * 1e9
+    return walk.joules
 
 
 def _met(found: dict[str, float | None], cheaper: str | float, spent: float) -> bool:

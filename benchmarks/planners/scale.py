@@ -20,7 +20,7 @@ from benchmarks.zoo import build
 from tightrope.capture.api import capture
 from tightrope.cli.machines import find_machine
 from tightrope.core import Graph, InfeasibleError, Plan
-from tightrope.judge import problems
+from tightrope.lower import problems
 from tightrope.plan import smallest, solve
 from tightrope.price import price_graph
 

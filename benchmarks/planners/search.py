@@ -14,12 +14,10 @@ from typing import Literal, TypeAlias
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Bytes, Graph, InfeasibleError, Limits, Plan
-from tightrope.judge import problems
-from tightrope.judge.schedule import replay_schedule
-from tightrope.plan import PLANNERS, Options, base_schedule, solve, timeline
+from tightrope.lower import problems, walked
+from tightrope.plan import PLANNERS, Options, solve, whole_bytes
 from tightrope.plan.foreign import random_layered, read_source
 from tightrope.plan.options import Watch
-from tightrope.plan.timeline import peak_bytes
 
 G1 = "random_layered_n100_w0.27.json"
 G2 = "random_layered_n250_w0.43.json"
@@ -82,7 +80,7 @@ def run(settings: Settings) -> Iterator[Row]:
 
 def budget_of(graph: Graph, percent: int) -> Bytes:
     """Take a share of the given order's peak, rounded up, above what the caller holds."""
-    peak = peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    peak = whole_bytes(graph) - graph.persistent
     return graph.persistent - (-peak * percent // 100)
 
 
@@ -185,9 +183,9 @@ def _timed(graph: Graph, limits: Limits, planner: str, options: Options) -> tupl
     start = cpu_seconds()
     schedule = PLANNERS[planner](graph, None, limits, options)
     seconds = cpu_seconds(start)
-    replay = replay_schedule(graph, schedule)
-    fits = replay.peak + graph.persistent <= limits.bytes[0]
-    return (100.0 * (replay.ns - graph.base_ns) / graph.base_ns if fits else float("inf")), seconds
+    walk = walked(graph, schedule)
+    fits = walk.peak + graph.persistent <= limits.bytes[0]
+    return (100.0 * (walk.ns - graph.base_ns) / graph.base_ns if fits else float("inf")), seconds
 
 
 QUESTION = Question(("P1", "P2", "P3", "P4"), "search: time of the plans, and of planning", run)

@@ -7,7 +7,7 @@ from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tests.plan.brute import Brute
 from tests.plan.sequences import partial_ktree
 from tightrope.core import Graph, Limits
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan import Options
 from tightrope.plan.anneal import anneal, shrink
 from tightrope.plan.model import build
@@ -64,14 +64,14 @@ def _below_anneal(settings: Settings) -> Iterator[Row]:
 
 
 def _against_anneal(graph: Graph, settings: Settings) -> Row:
-    peak = replay_schedule(graph, smallest_seed(graph)).peak
+    peak = walked(graph, smallest_seed(graph)).peak
     limits = Limits(bytes=(graph.persistent + peak,))
     reached = []
     for seed in settings.seeds:
         options = Options(seed=seed)
         sets = shrink(graph, options)
-        reached.append(replay_schedule(graph, anneal(graph, None, limits, options)).peak)
-        reached.append(replay_schedule(graph, expand(graph, sets[-1] if sets else ())).peak)
+        reached.append(walked(graph, anneal(graph, None, limits, options)).peak)
+        reached.append(walked(graph, expand(graph, sets[-1] if sets else ())).peak)
     small = len(graph.ops) <= _MOST_BRUTE
     return {
         "no recompute": Runs(build(graph), ()).peak,

@@ -17,9 +17,9 @@ from benchmarks.recorder.planned import run_under_budget
 from benchmarks.recorder.row import Row
 from benchmarks.recorder.witness import Key, Seen, bare_name, owners_of_parameters, tensors_in, watch
 from benchmarks.zoo import Scale
-from tightrope.core import EventPhase, OpId, Trace
+from tightrope.core import EventPhase, OpId, Run, Trace
 from tightrope.record import Recording, record_run
-from tightrope.run.step import Step
+from tightrope.run.step import TrainingStep
 
 _SIDES: Final = {EventPhase.LOSS: EventPhase.FORWARD}
 _SEED: Final = 7
@@ -169,13 +169,13 @@ def _restore(one: Net, state: list[np.ndarray[Any, Any]]) -> None:
             tensor.copy_(torch.from_numpy(values))
 
 
-def _recorded(step: Step, one: Net) -> tuple[Trace, list[Made]]:
+def _recorded(step: TrainingStep, one: Net) -> tuple[Trace, list[Made]]:
     """Run a planned step with a probe that also notes the bits of every op."""
     made: list[Made] = []
     probe, owners = Recording.probe, owners_of_parameters(one)
 
-    def noting(self: Recording, op: int, target: Callable[..., Any]) -> Callable[..., Any]:
-        inner, name = probe(self, op, target), bare_name(self.graph.op(op).target)
+    def noting(self: Recording, run: Run, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        inner, name = probe(self, run, kernel), bare_name(self.graph.op(run.op).target)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)

@@ -10,13 +10,13 @@ from benchmarks.zoo import Scale
 from tightrope.core import EventPhase, InfeasibleError, TightropeError, Trace
 from tightrope.judge import compare_traces
 from tightrope.record import explain, forecast, module_times, record_run
-from tightrope.run.step import Step
+from tightrope.run.step import TrainingStep
 
 _BUDGETS: Final = ("75%", "90%", "100%")
 _PLAN_SECONDS: Final = 5.0
 
 
-def run_under_budget(one: Net) -> tuple[Step, str]:
+def run_under_budget(one: Net) -> tuple[TrainingStep, str]:
     """Run two steps under the smallest of a few budgets that is feasible."""
     for budget in _BUDGETS:
         step = tightrope.step(

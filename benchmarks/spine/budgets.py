@@ -23,7 +23,7 @@ from benchmarks.spine.nets import (
     smallest,
 )
 from tightrope.core import InfeasibleError, TightropeError, format_bytes
-from tightrope.judge import problems
+from tightrope.lower import problems
 
 _SHARES = (0.9, 0.75, 0.6, 0.5)
 _NUM_STEPS = 5

@@ -16,7 +16,7 @@ from benchmarks.spine.nets import eager_loop, eager_peak, fresh, native, of_peak
 from benchmarks.spine.peers import Peer, peers
 from benchmarks.spine.whole import whole_step
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
-from tightrope.run.ledger import ledger
+from tightrope.run.accounts import accounts
 
 _LIMITS = {"S4": 0.41, "S5": 0.6}
 _LONGEST = 1.22
@@ -78,7 +78,7 @@ def _planned(name: str, settings: Settings, budget: Callable[[Bytes], Bytes], pe
             "tdi": seen.overhead,
             "equal": equal,
         }
-        ledger().release(net.handle)
+        accounts().release(net.compiled)
         net.loop.clear()
         return row | _figures(paired_ratio(net.loop, eager_loop(net.case), num_pairs=settings.num_pairs))
 

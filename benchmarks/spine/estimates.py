@@ -16,7 +16,8 @@ from benchmarks.spine.bar import TEN, Bar, Column, Row, Settings, Verdict, count
 from benchmarks.spine.nets import UNLIMITED, fresh, planned
 from tightrope.capture.api import capture_program
 from tightrope.core import Bytes, Graph, Op
-from tightrope.plan import base_schedule, timeline
+from tightrope.lower import lower, peak_bytes
+from tightrope.plan import base_schedule
 
 
 def rows(name: str, settings: Settings) -> Iterator[Row]:
@@ -38,14 +39,14 @@ def rows(name: str, settings: Settings) -> Iterator[Row]:
 
 
 def _peak(graph: Graph) -> Bytes:
-    return max(timeline(graph, base_schedule(graph)).profile(), default=0)
+    return peak_bytes(lower(graph, base_schedule(graph)))
 
 
 def _without_temporaries(graph: Graph) -> Graph:
     def bare(op: Op) -> Op:
         return replace(op, allocations=tuple(a for a in op.allocations if a.storage >= 0))
 
-    return replace(graph, ops=tuple(map(bare, graph.ops)), replays=tuple(map(bare, graph.replays)))
+    return replace(graph, ops=tuple(map(bare, graph.ops)), replays=tuple(map(bare, graph.variants)))
 
 
 def verdicts(found: Sequence[Row], settings: Settings) -> list[Verdict]:

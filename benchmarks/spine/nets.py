@@ -18,10 +18,10 @@ from benchmarks.spine.bar import Settings
 from benchmarks.zoo import Case, build
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError
 from tightrope.native.allocator import Allocator
-from tightrope.run.compile import Handle, handle_of
-from tightrope.run.ledger import ledger
-from tightrope.run.refusal import RESERVE
+from tightrope.run.accounts import accounts
+from tightrope.run.compile import CompiledModel, compiled_of
 from tightrope.run.report import Report, report
+from tightrope.run.room import RESERVE
 
 UNLIMITED: Bytes = 2**46
 """A budget that no net of the zoo needs."""
@@ -33,7 +33,7 @@ def native() -> Allocator:
     Raises:
         TightropeError: there is no C++ compiler, so bytes cannot be measured.
     """
-    found = ledger().allocator
+    found = accounts().allocator
     if found is None:
         raise TightropeError("the spine counts bytes with the native allocator, which needs a C++ compiler.")
     return found
@@ -55,8 +55,8 @@ def fresh(name: str, settings: Settings) -> Case:
 def held(case: Case) -> Bytes:
     """Sum all bytes charged now, those of the net and its batch included."""
     tensors = itertools.chain(case.model.parameters(), case.model.buffers(), case.inputs)
-    ledger().note_tensors(tensors)
-    return ledger().charged()
+    accounts().note_tensors(tensors)
+    return accounts().charged()
 
 
 def eager_loop(case: Case) -> Loop:
@@ -83,9 +83,9 @@ class Planned:
         return Loop(self.case.model, self.case.inputs, self.case.model)
 
     @property
-    def handle(self) -> Handle:
+    def compiled(self) -> CompiledModel:
         """What belongs to the compiled model."""
-        return handle_of(self.case.model)
+        return compiled_of(self.case.model)
 
     @property
     def report(self) -> Report:
@@ -95,14 +95,12 @@ class Planned:
     @property
     def graph(self) -> Graph:
         """The captured graph with measured costs."""
-        return self.handle.runners[-1].program.graph
+        return self.compiled.calls.captured[-1].graph
 
     @property
     def plan(self) -> Plan:
         """The plan in use."""
-        chosen = self.handle.runners[-1].chosen
-        assert chosen is not None
-        return chosen.plan
+        return self.compiled.calls.recent[0].prepared.plan
 
 
 @contextmanager
@@ -122,14 +120,14 @@ def planned(
     size = budget(before)
     allocator = native()
     if limited:
-        allocator.limit = size - ledger().older
+        allocator.limit = size - accounts().older
     net = Planned(case, size, before)
     try:
         tightrope.compile(case.model, budget=size, progress=False)
         yield net
     finally:
         with suppress(TightropeError):
-            ledger().release(handle_of(case.model))
+            accounts().release(compiled_of(case.model))
         allocator.limit = None
         del net.case, case
         clean()

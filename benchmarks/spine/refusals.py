@@ -14,7 +14,7 @@ from benchmarks._measure import digest
 from benchmarks.spine.bar import TEN, Bar, Column, Row, Settings, Verdict, count
 from benchmarks.spine.nets import planned
 from tightrope.core import ALIGNMENT, Bytes, InfeasibleError, format_bytes
-from tightrope.run.refusal import RESERVE
+from tightrope.run.room import RESERVE
 
 _PLACE = re.compile(r"\S+ in \S+ \(\S+:\d+\)")
 """An op with its module path and line."""
@@ -44,7 +44,7 @@ def _ask(name: str, settings: Settings, above: Bytes) -> Row:
                 "smallest": error.smallest_found,
                 "bound": error.lower_bound,
                 "op": error.op,
-                "untouched": not net.handle.runners and _state(model) == before,
+                "untouched": not net.compiled.calls.recent and _state(model) == before,
                 "message": str(error),
             }
         return {"held": net.held, "asked": net.budget, "refused": False, "message": "accepted"}

@@ -19,8 +19,8 @@ from benchmarks.spine.bar import Row, Settings
 from benchmarks.spine.nets import clean, eager_loop, fresh, held, native
 from benchmarks.zoo import Case
 from tightrope.core import Bytes, InfeasibleError, round_up
-from tightrope.run.ledger import ledger
-from tightrope.run.refusal import RESERVE
+from tightrope.run.accounts import accounts
+from tightrope.run.room import RESERVE
 
 _NUM_STEPS = 5
 
@@ -29,7 +29,7 @@ _NUM_STEPS = 5
 class _Whole:
     """A planned whole step, to be timed beside a loop."""
 
-    train: tightrope.Step
+    train: tightrope.TrainingStep
     case: Case
 
     def clear(self) -> None:
@@ -63,7 +63,7 @@ def whole_step(name: str, settings: Settings, portion: float) -> Row:
     except InfeasibleError as error:
         return row | {"refused": True, "note": f"refused: {error}"[:160]}
     finally:
-        ledger().release(train)
+        accounts().release(train)
         native().limit = None
         clean()
 
@@ -101,7 +101,7 @@ def _eager(name: str, settings: Settings) -> tuple[Bytes, Bytes, str]:
 
 
 def _planned(
-    train: tightrope.Step,
+    train: tightrope.TrainingStep,
     optimizer: torch.optim.Optimizer,
     case: Case,
     peak: Bytes,
@@ -120,7 +120,7 @@ def _planned(
         "tdi": seen.overhead,
         "equal": equal,
     }
-    ledger().release(train)
+    accounts().release(train)
     twin = eager_loop(case)
     twin.optimizer = optimizer  # its own would hold bytes that the planned step needs
     ratio = paired_ratio(_Whole(train, case), twin, num_pairs=settings.num_pairs)

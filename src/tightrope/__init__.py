@@ -31,7 +31,7 @@ from tightrope.plan.api import plan
 from tightrope.run.compile import compile
 from tightrope.run.replay import Replay, replay
 from tightrope.run.report import Report, draw_with, report
-from tightrope.run.step import Step, step
+from tightrope.run.step import TrainingStep, step
 
 __version__ = "0.1.0"
 
@@ -59,8 +59,8 @@ __all__ = [
     "PlanFileError",
     "Replay",
     "Report",
-    "Step",
     "TightropeError",
+    "TrainingStep",
     "VerificationError",
     "capture",
     "compile",

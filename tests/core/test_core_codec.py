@@ -65,7 +65,7 @@ GRAPH = Graph(
             (2, 3),
             flags=Flag.RANDOM | Flag.COLLECTIVE,
             phase=Phase.LOSS,
-            replay=3,
+            variant=3,
         ),
         Op(2, "b", "aten.b_", (0, 2), (), (0,), flags=Flag.IN_PLACE),
     ),
@@ -76,7 +76,6 @@ GRAPH = Graph(
         Storage(3, 25, Kind.RANDOM_STATE, outside=True),
     ),
     (Op(3, "drop_again", "tightrope.mask", (1, 3), (2,)),),
-    split=2,
     name="net",
     environment=(("device", "cpu"), ("threads", "2")),
 )
@@ -190,7 +189,7 @@ EDITS: dict[str, list[tuple[str, list[object]]]] = {
         ("reasons.0.text", [None, 5, "x" * 10_001, "\ud800"]),
         ("limits.seconds", [-1.0, "1", True, []]),
         ("limits.bytes", [[-1], [0.5], None]),
-        ("schema", [*ANYWHERE, 0, 2, -1, 1.0]),
+        ("schema", [*ANYWHERE, 0, 1, 3, -1, 1.0]),
     ],
     "graph": [
         ("ops", [None, 1, {}, [None]]),
@@ -203,8 +202,8 @@ EDITS: dict[str, list[tuple[str, list[object]]]] = {
         ("ops.0.ns", [-1, None, 0.5, HUGE]),
         ("ops.0.flags", [-1, 64, 2**40, 1.0, "1", None, True]),
         ("ops.0.phase", ["sideways", None, 1]),
-        ("ops.1.replay", [-2, 0, 2, 4, -1]),
-        ("ops.2.replay", [3]),
+        ("ops.1.variant", [-2, 0, 2, 4, -1]),
+        ("ops.2.variant", [3]),
         (
             "ops.0.allocations.0",
             [[], None, [10, -1, 0], [10, -1, 0, 0], [10, -1, 0, -1], [10, -1, -1, 2], [10, -1, 0, 2, 5]],
@@ -220,15 +219,15 @@ EDITS: dict[str, list[tuple[str, list[object]]]] = {
         ("storages.0.external", [False]),
         ("storages.1.kind", ["treasure", None, 5]),
         ("storages.1.label", ["x" * 10_001, None]),
-        ("replays.0.id", [0, 4]),
-        ("replays.0.creates", [[1], [0], [], [2, 3]]),
-        ("replays.0.reads", [[2, 3], [9], [3, 1]]),
-        ("replays.0.mutates", [[1]]),
-        ("replays.0.replay", [3]),
-        ("replays", [[], None]),
-        ("split", [-2, 4, None, 0.5]),
+        ("variants.0.id", [0, 4]),
+        ("variants.0.creates", [[1], [0], [], [2, 3]]),
+        ("variants.0.reads", [[2, 3], [9], [3, 1]]),
+        ("variants.0.mutates", [[1]]),
+        ("variants.0.variant", [3]),
+        ("variants", [[], None]),
+        ("alignment", [0, 3, -64, None, 0.5]),
         ("environment", [None, [["a"]], [[1, 2]], {"a": "b"}]),
-        ("schema", [None, 0, 2, "1", True]),
+        ("schema", [None, 0, 1, 3, "2", True]),
     ],
     "trace": [
         ("source", ["guessed", None, 1]),
@@ -242,10 +241,10 @@ EDITS: dict[str, list[tuple[str, list[object]]]] = {
         ("events.0.0", [-1, 6, None]),
         ("events.0.2", [-2, 2**31]),
         ("num_events", [-1, 0, 2, 10**9, HUGE, None, 0.5]),
-        ("schema", [None, 0, 2, "1"]),
+        ("schema", [None, 0, 1, 3, "2"]),
     ],
 }
-HARMLESS = {("graph", "replays.0.creates", "[]")}
+HARMLESS = {("graph", "variants.0.creates", "[]")}
 
 
 def edited(kind: str, path: str, value: object) -> bytes:
@@ -289,30 +288,30 @@ RAW: list[bytes] = [
     b"}",
     b"{]",
     b'{"schema":',
-    b'{"schema":1',
+    b'{"schema":2',
     b"nonsense",
     b"\xff\xfe{}",
     b"\xef\xbb\xbf{}",
-    b'{"schema": 1, "\xff": 2}',
-    b'{"schema": 1}x',
-    b'{"schema": 1,}',
+    b'{"schema": 2, "\xff": 2}',
+    b'{"schema": 2}x',
+    b'{"schema": 2,}',
     b"{'schema': 1}",
     b'{"schema": NaN}',
     b'{"schema": Infinity}',
     b'{"schema": -Infinity}',
-    b'{"schema": 1e999}',
-    b'{"schema": 1.0}',
-    b'{"schema": 1, "schema": 1}',
-    b'{"schema": 1, "a": {"b": 1, "b": 2}}',
+    b'{"schema": 2e999}',
+    b'{"schema": 2.0}',
+    b'{"schema": 2, "schema": 1}',
+    b'{"schema": 2, "a": {"b": 1, "b": 2}}',
     b'{"schema": ' + b"9" * 5000 + b"}",
     b"[" * 100_000,
     b'{"schema":' * 100_000,
     b"[" * 100_000 + b"]" * 100_000,
-    b'{"schema": 1, "x": ' + b"[" * 500 + b"]" * 500 + b"}",
-    b'{"schema": 1, "\\ud800": 1}',
+    b'{"schema": 2, "x": ' + b"[" * 500 + b"]" * 500 + b"}",
+    b'{"schema": 2, "\\ud800": 1}',
     b"\x00",
     b'{"schema": "\x00"}',
-    b'{"schema": 1, "__class__": "os.system"}',
+    b'{"schema": 2, "__class__": "os.system"}',
     b"cos\nsystem\n(S'true'\ntR.",
     b"\x80\x04\x95",
     b"PK\x03\x04",
@@ -345,7 +344,7 @@ def test_a_missing_unknown_or_repeated_field_is_refused(kind: str) -> None:
     with pytest.raises(PlanFileError, match="unknown field 'surprise'"):
         load(json.dumps({**tree, "surprise": 1}).encode())
     with pytest.raises(PlanFileError, match="'schema' is given twice"):
-        load(dump(value).rstrip()[:-1] + b', "schema": 1}')
+        load(dump(value).rstrip()[:-1] + b', "schema": 2}')
 
 
 def test_the_message_names_the_field_and_quotes_the_value() -> None:
@@ -360,18 +359,18 @@ def test_the_message_names_the_field_and_quotes_the_value() -> None:
     ):
         load_graph(edited("graph", "ops.1.reads", [3]))
     with pytest.raises(
-        PlanFileError, match="newer than this version, which reads schema 1; update tightrope"
+        PlanFileError, match="newer than this version, which reads schema 2; update tightrope"
     ):
-        load_plan(edited("plan", "schema", 2))
+        load_plan(edited("plan", "schema", 3))
     with pytest.raises(
-        PlanFileError, match="older than this version, which reads schema 1; make the plan again"
+        PlanFileError, match="older than this version, which reads schema 2; make the plan again"
     ):
         load_plan(edited("plan", "schema", 0))
 
 
 def test_the_schema_is_checked_before_the_layout() -> None:
     with pytest.raises(PlanFileError, match="newer"):
-        load_plan(b'{"schema": 2, "layout": {"of": "the future"}}')
+        load_plan(b'{"schema": 3, "layout": {"of": "the future"}}')
 
 
 @given(st.data())

@@ -7,13 +7,28 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from tightrope.core import ALIGNMENT, Allocation, Flag, Forecast, Graph, Kind, Op, Phase, Schedule, Storage
-from tightrope.core.plan import Compute, Free
+from tightrope.core import (
+    ALIGNMENT,
+    Allocation,
+    Compute,
+    Flag,
+    Forecast,
+    Free,
+    Graph,
+    Kind,
+    Op,
+    Part,
+    Phase,
+    Result,
+    Schedule,
+    Storage,
+    View,
+)
 
 GRAPH = Graph(
     (
         Op(0, "a", "aten.a", (0,), (1,), ns=7, module="net", source="m.py:1"),
-        Op(1, "b", "aten.b", (1,), (2, 3), ns=5, flags=Flag.RANDOM, replay=2),
+        Op(1, "b", "aten.b", (1,), (2, 3), ns=5, flags=Flag.RANDOM, variant=2),
     ),
     (
         Storage(0, 65, Kind.PARAMETER, external=True),
@@ -41,7 +56,6 @@ class Change:
 SENSITIVE = [
     Change("storages", 1, {"bytes": 101}),
     Change("storages", 1, {"kind": Kind.GRADIENT}),
-    Change("storages", 1, {"alignment": 128}),
     Change("storages", 1, {"resident_at_end": True}),
     Change("storages", 1, {"external": True}),
     Change("storages", 1, {"outside": True}),
@@ -52,8 +66,11 @@ SENSITIVE = [
     Change("ops", 0, {"mutates": (0,)}),
     Change("ops", 0, {"flags": Flag.COLLECTIVE}),
     Change("ops", 0, {"phase": Phase.BACKWARD}),
-    Change("ops", 1, {"replay": -1}),
-    Change("replays", 0, {"reads": (3,)}),
+    Change("ops", 1, {"variant": -1}),
+    Change("variants", 0, {"reads": (3,)}),
+    Change("ops", 0, {"arguments": (1,)}),
+    Change("ops", 0, {"keywords": (("dim", 1),)}),
+    Change("ops", 0, {"results": (Result(-1, View(1, "float32", (25,), (1,))),)}),
 ]
 INSENSITIVE = [
     Change("ops", 0, {"ns": 8}),
@@ -62,6 +79,7 @@ INSENSITIVE = [
     Change("ops", 0, {"module": "other"}),
     Change("ops", 0, {"source": "other.py:3"}),
     Change("storages", 1, {"module": "other"}),
+    Change("storages", 1, {"alignment": 128}),
 ]
 
 
@@ -80,14 +98,13 @@ def test_the_fingerprint_sees_order_environment_and_boundary() -> None:
     others = [
         replace(GRAPH, ops=GRAPH.ops[::-1]),
         replace(GRAPH, storages=GRAPH.storages[::-1]),
-        replace(GRAPH, replays=()),
+        replace(GRAPH, variants=()),
         replace(GRAPH, environment=(("device", "cpu"),)),
         replace(GRAPH, environment=(("device", "cpu"), ("threads", "4"))),
-        replace(GRAPH, split=1),
+        replace(GRAPH, parts=(Part(1), Part(2))),
     ]
     assert len({graph.fingerprint for graph in (GRAPH, *others)}) == len(others) + 1
     assert replace(GRAPH, environment=GRAPH.environment[::-1]).fingerprint == GRAPH.fingerprint
-    assert replace(GRAPH, split=len(GRAPH.ops)).fingerprint == GRAPH.fingerprint
     assert replace(GRAPH, name="other").fingerprint == GRAPH.fingerprint
 
 
@@ -112,8 +129,8 @@ def test_the_fingerprint_is_the_same_in_another_process() -> None:
 def test_derived_figures() -> None:
     assert GRAPH.persistent == 128
     assert GRAPH.base_ns == 12
-    assert GRAPH.boundary == 2
-    assert msgspec.structs.replace(GRAPH, split=1).boundary == 1
+    assert GRAPH.boundaries == ()
+    assert msgspec.structs.replace(GRAPH, parts=(Part(1), Part(2))).boundaries == (1,)
     assert [op.id for op in GRAPH.all_ops()] == [0, 1, 2]
     assert GRAPH.op(2).name == "b_again"
     assert [storage.size for storage in GRAPH.storages] == [128, 128, ALIGNMENT, ALIGNMENT]
@@ -129,9 +146,9 @@ def test_allocations_default_to_the_created_storages() -> None:
 
 
 @pytest.mark.parametrize("flag", [f for f in Flag if f != Flag.OPAQUE])
-def test_only_a_replay_makes_a_flagged_op_recomputable(flag: Flag) -> None:
+def test_only_a_variant_makes_a_flagged_op_recomputable(flag: Flag) -> None:
     assert not Op(0, "a", "aten.a", flags=flag).recomputable
-    assert Op(0, "a", "aten.a", flags=flag, replay=1).recomputable
+    assert Op(0, "a", "aten.a", flags=flag, variant=1).recomputable
 
 
 def test_plain_ops_are_recomputable_and_mutating_ones_are_not() -> None:

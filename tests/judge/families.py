@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tests.oracles import parted
 from tightrope.core import (
     Allocation,
     Certificate,
@@ -33,7 +34,7 @@ class Sketch:
         self.rng = rng
         self.storages: list[Storage] = []
         self.ops: list[Op] = []
-        self.replays: list[tuple[OpId, tuple[StorageId, ...], tuple[StorageId, ...]]] = []
+        self.variants: list[tuple[OpId, tuple[StorageId, ...], tuple[StorageId, ...]]] = []
 
     def storage(self, **options: Any) -> StorageId:
         number = len(self.storages)
@@ -67,18 +68,17 @@ class Sketch:
         self.storages[storage] = Storage(old.id, old.bytes, old.kind, old.alignment, label=old.label, **flags)
 
     def graph(self, split: int = -1) -> Graph:
-        replays = []
-        for position, (base, reads, creates) in enumerate(self.replays):
+        variants = []
+        for position, (base, reads, creates) in enumerate(self.variants):
             number = len(self.ops) + position
             old = self.ops[base]
             self.ops[base] = Op(
                 old.id, old.name, old.target, old.reads, old.creates, old.mutates, old.ns, old.allocations,
                 old.flags, old.phase, old.module, old.source, number,
             )  # fmt: skip
-            replays.append(Op(number, f"{old.name}_again", "tightrope.again", reads, creates, ns=old.ns + 1))
-        return Graph(
-            tuple(self.ops), tuple(self.storages), tuple(replays), split, environment=(("threads", "1"),)
-        )
+            variants.append(Op(number, f"{old.name}_again", "tightrope.again", reads, creates, ns=old.ns + 1))
+        made = Graph(tuple(self.ops), tuple(self.storages), tuple(variants), environment=(("threads", "1"),))
+        return made if split < 0 else parted(made, split)
 
 
 def random_graph(
@@ -90,7 +90,7 @@ def random_graph(
     temporaries: bool = False,
     split: bool = False,
 ) -> Graph:
-    """Draw a graph; the options add ops with replays, changes in place, temporaries, a boundary."""
+    """Draw a graph; the options add ops with variants, changes in place, temporaries, a boundary."""
     rng = random.Random(seed)
     sketch = Sketch(rng)
     known = [sketch.storage(external=True) for _ in range(3)]
@@ -102,7 +102,7 @@ def random_graph(
         elif randoms and number % 4 == 1:
             drawn = sketch.op(reads, 2, flags=Flag.RANDOM)
             out, mask = drawn.creates
-            sketch.replays.append((drawn.id, tuple(sorted({*drawn.reads, mask})), (out,)))
+            sketch.variants.append((drawn.id, tuple(sorted({*drawn.reads, mask})), (out,)))
         else:
             sketch.op(reads, rng.choice((1, 1, 2)), temporaries=temporaries and number % 2 == 0)
         known += sketch.ops[-1].creates
@@ -144,7 +144,7 @@ FAMILIES: dict[str, Callable[[int], Graph]] = {
 
 
 def again(graph: Graph, op: OpId) -> Op:
-    return graph.op(graph.ops[op].replay) if graph.ops[op].replay >= 0 else graph.ops[op]
+    return graph.op(graph.ops[op].variant) if graph.ops[op].variant >= 0 else graph.ops[op]
 
 
 def possible_pairs(graph: Graph) -> list[tuple[int, OpId]]:
@@ -175,7 +175,7 @@ def build_schedule(graph: Graph, pairs: Iterable[tuple[int, OpId]], rng: random.
         for storage in op.reads:
             if not graph.storages[storage].external:
                 last[latest[storage]] = max(last[latest[storage]], position)
-        if first and op.id == graph.boundary:
+        if first and op.id + 1 in graph.boundaries:
             for key in latest.values():
                 if graph.storages[key[1]].outside:
                     last[key] = max(last[key], position)

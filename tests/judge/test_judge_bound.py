@@ -54,7 +54,7 @@ def test_the_bound_counts_reads_need_residents_and_what_runs_once() -> None:
 
 def test_a_replay_unpins_only_what_it_makes() -> None:
     def graph(replays: tuple[Op, ...]) -> Graph:
-        drawn = Op(0, "drawn", "aten.drawn", (), (0, 1), flags=Flag.RANDOM, replay=3 if replays else -1)
+        drawn = Op(0, "drawn", "aten.drawn", (), (0, 1), flags=Flag.RANDOM, variant=3 if replays else -1)
         ops = (drawn, Op(1, "wide", "aten.wide", (), (2,)), Op(2, "use", "aten.use", (0, 1), ()))
         return Graph(ops, (Storage(0, 640), Storage(1, 64), Storage(2, 1024)), replays)
 

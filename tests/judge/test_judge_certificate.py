@@ -26,9 +26,9 @@ from tightrope.core import (
     Storage,
 )
 from tightrope.core.codec import dump_plan, load_plan
-from tightrope.judge import judge_plan, problems
 from tightrope.judge.cover import extra_time
 from tightrope.judge.stages import staged_time
+from tightrope.lower import lowered, problems
 from tightrope.plan import PLANNERS, Options, base_schedule
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound.certify import certify
@@ -215,8 +215,8 @@ def proved() -> list[tuple[Graph, Plan]]:
 
 def test_certificates_hold_and_survive_a_file(proved: list[tuple[Graph, Plan]]) -> None:
     for graph, plan in proved:
-        assert judge_plan(graph, plan).ok
-        assert judge_plan(graph, load_plan(dump_plan(plan))).ok
+        assert lowered(graph, plan).verdict.ok
+        assert lowered(graph, load_plan(dump_plan(plan))).verdict.ok
         assert graph.base_ns < plan.certificate.ns_bound <= plan.forecast.ns
         found = numbers(plan)
         extra = staged_time(graph, found) if isinstance(found, Stages) else extra_time(graph, found)
@@ -240,9 +240,9 @@ def test_the_base_time_needs_no_cover() -> None:
     plan = certify(graph, assemble(graph, base_schedule(graph), budget=2**40, placed=False))
     assert plan.certificate.cover is None
     assert plan.certificate.proved
-    assert judge_plan(graph, plan).ok
+    assert lowered(graph, plan).verdict.ok
     with pytest.raises(JudgeError, match="every op once"):
-        judge_plan(graph, proof(plan, ns_bound=graph.base_ns + 1))
+        lowered(graph, proof(plan, ns_bound=graph.base_ns + 1))
 
 
 def test_a_run_is_not_charged_twice() -> None:

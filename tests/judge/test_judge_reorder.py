@@ -6,17 +6,36 @@ import msgspec
 import pytest
 
 from tests.judge.families import FAMILIES
+from tests.oracles import parted
 from tests.plan.bound_oracle import plain_graph
-from tightrope.core import Compute, Flag, Free, Graph, JudgeError, Op, Plan, Schedule, Storage
-from tightrope.judge import judge_plan, problems, replay_schedule
+from tightrope.core import (
+    Compute,
+    Executable,
+    Flag,
+    Free,
+    Graph,
+    JudgeError,
+    Op,
+    Plan,
+    Run,
+    Schedule,
+    Storage,
+)
+from tightrope.judge import walk_executable
 from tightrope.judge.reorder import in_base_order
+from tightrope.lower import lower, lowered, problems
 from tightrope.plan.assemble import assemble
 from tightrope.plan.schedule import base_schedule
 
 
+def in_order(graph: Graph, order: list[int]) -> Executable:
+    """Only what says in which order ops run for the first time."""
+    return Executable(graph.fingerprint, (), tuple(Run(op, graph.ops[op].target) for op in order))
+
+
 def legal(graph: Graph, order: list[int]) -> bool:
     """Run the order over values: every op must read what it reads in base order, in every place."""
-    flags = Flag.RANDOM | Flag.COLLECTIVE | Flag.SIDE_EFFECT
+    flags = Flag.RANDOM | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.OPAQUE
 
     def seen(sequence: list[int]) -> tuple[list[object], object]:
         value: dict[int, object] = {s.id: ("caller", s.id) for s in graph.storages if s.external}
@@ -24,7 +43,7 @@ def legal(graph: Graph, order: list[int]) -> bool:
         effects = 0
         for number in sequence:
             op = graph.ops[number]
-            again = graph.op(op.replay).reads if op.replay >= 0 else ()
+            again = graph.op(op.variant).reads if op.variant >= 0 else ()
             known = [value.get(s) for s in (*op.reads, *(s for s in again if s not in op.creates))]
             read[number] = (known, effects if op.flags & flags else 0)
             effects += bool(op.flags & flags)
@@ -32,7 +51,8 @@ def legal(graph: Graph, order: list[int]) -> bool:
                 value[storage] = (number, storage, value.get(storage) if storage in op.mutates else None)
         return read, sorted(value.items())
 
-    kept = all((op < graph.boundary) == (place < graph.boundary) for place, op in enumerate(order))
+    kept = all(graph.part_of(op) == graph.part_of(place) for place, op in enumerate(order))
+    kept = kept and all(order[end - 1] == end - 1 for end in graph.boundaries)
     return kept and seen(order) == seen(list(range(len(graph.ops))))
 
 
@@ -46,9 +66,8 @@ def test_an_order_is_allowed_exactly_when_it_keeps_every_value(family: str) -> N
             for _ in range(draw.randint(1, 2)):
                 place = draw.randrange(len(order) - 1)
                 order[place : place + 2] = order[place + 1], order[place]
-            schedule = Schedule(tuple(Compute(op) for op in order))
             try:
-                in_base_order(graph, schedule)
+                in_base_order(graph, in_order(graph, order))
             except JudgeError:
                 refused += 1
                 assert not legal(graph, order)
@@ -83,7 +102,7 @@ def test_a_plan_in_another_order_is_judged_like_one_in_base_order() -> None:
             ready = [op.id for op in graph.ops if op.id not in order and set(op.reads) <= set(order)]
             order.append(draw.choice(ready))
         plan = free_plan(graph, order)
-        assert judge_plan(graph, plan).ok
+        assert lowered(graph, plan).verdict.ok
         if order != sorted(order):
             moved += 1
             given = msgspec.structs.replace(plan.certificate, order="given")
@@ -101,17 +120,17 @@ def test_the_first_swap_that_changes_a_value_is_named() -> None:
             Op(4, "e", "draw", (), (3,), flags=Flag.RANDOM),
         ),
         tuple(Storage(s, 64, resident_at_end=s > 0) for s in range(4)),
-        split=3,
     )
+    graph = parted(graph, 3)
     for order, said in (
-        ((0, 2, 1, 3, 4), "op 2 read and op 1 change swap"),
-        ((0, 1, 2, 4, 3), "op 3 draw and op 4 draw swap"),
-        ((0, 1, 3, 2, 4), "moves across the hand-over"),
-        ((0, 1, 2, 3), "op 4 draw never runs"),
-        ((1, 0, 2, 3, 4), "swap"),
+        ((0, 2, 1, 3, 4, 5), "op 2 read and op 1 change swap"),
+        ((0, 1, 2, 3, 5, 4), "op 4 draw and op 5 draw swap"),
+        ((0, 1, 3, 2, 4, 5), "moves across the hand-over"),
+        ((0, 1, 2, 3, 4), "op 5 draw never runs"),
+        ((1, 0, 2, 3, 4, 5), "swap"),
     ):
         with pytest.raises(JudgeError, match=said):
-            in_base_order(graph, Schedule(tuple(map(Compute, order))))
-    unchanged = base_schedule(graph)
+            in_base_order(graph, in_order(graph, list(order)))
+    unchanged = lower(graph, base_schedule(graph))
     assert in_base_order(graph, unchanged) == (graph, unchanged)
-    assert replay_schedule(graph, unchanged).ns == 0
+    assert walk_executable(graph, unchanged).ns == 0

@@ -3,10 +3,10 @@
 from random import Random
 
 from tightrope.core import Graph, Op, Storage
+from tightrope.lower import charged_sizes, lower, timeline
 from tightrope.place import Interval, place
 from tightrope.plan import base_schedule
 from tightrope.plan.assemble import assemble
-from tightrope.plan.timeline import buffer_sizes, timeline
 
 
 def drawn(seed: int) -> Graph:
@@ -21,9 +21,9 @@ def drawn(seed: int) -> Graph:
 
 
 def buffers_of(graph: Graph) -> list[Interval]:
-    trace = timeline(graph, base_schedule(graph))
-    sizes = buffer_sizes(graph, trace)
-    return [(size, buffer.start, buffer.end) for size, buffer in zip(sizes, trace.buffers, strict=True)]
+    made = lower(graph, base_schedule(graph))
+    rows = zip(charged_sizes(made), timeline(made).buffers, strict=True)
+    return [(size, buffer.start, buffer.end) for size, buffer in rows]
 
 
 def test_a_plan_within_its_budget_is_placed_as_low_as_without_one() -> None:

@@ -57,7 +57,7 @@ def _moves(
             runs = [base]
         else:
             runs = [base] * (not (base.flags & _ONCE or base.mutates))
-            runs += [graph.op(base.replay)] if base.replay >= 0 else []
+            runs += [graph.op(base.variant)] if base.variant >= 0 else []
         for run in runs:
             after = _run(graph, budget, versions, run, held, first=first)
             if after is not None:
@@ -78,7 +78,7 @@ def _run(
     for storage in run.reads:
         if not graph.storages[storage].external and held.get(storage) != versions[run.id][storage]:
             return None
-    if first and run.id == graph.boundary:
+    if first and run.id in graph.boundaries:
         given = {s for op in graph.ops[: run.id] for s in op.creates if graph.storages[s].outside}
         if not given <= set(held):
             return None
@@ -105,8 +105,8 @@ def _versions(graph: Graph) -> tuple[dict[OpId, dict[int, int]], dict[int, int]]
     reads: dict[OpId, dict[int, int]] = {}
     for op in graph.ops:
         reads[op.id] = {s: now.get(s, 0) for s in op.reads}
-        if op.replay >= 0:
-            reads[op.replay] = {s: now.get(s, 0) for s in graph.op(op.replay).reads}
+        if op.variant >= 0:
+            reads[op.variant] = {s: now.get(s, 0) for s in graph.op(op.variant).reads}
         for s in op.mutates:
             now[s] = now.get(s, 0) + 1
     return reads, now
@@ -134,7 +134,7 @@ def plain_graph(seed: int, *, num_ops: int) -> Graph:
         kept = draw.random() < 0.1
         storages.append(Storage(number, draw.randint(1, 30), alignment=1, resident_at_end=kept))
         ops.append(Op(number, f"op{number}", "op", tuple(reads), (number,), ns=draw.randint(0, 20)))
-    return Graph(tuple(ops), tuple(storages), name=f"plain{seed}")
+    return Graph(tuple(ops), tuple(storages), name=f"plain{seed}", alignment=1)
 
 
 def training_graph(seed: int, *, depth: int) -> Graph:
@@ -147,4 +147,4 @@ def training_graph(seed: int, *, depth: int) -> Graph:
             reads.append(2 * depth - 1 - number)
         storages.append(Storage(number, draw.randint(1, 30), alignment=1))
         ops.append(Op(number, f"op{number}", "op", tuple(sorted(reads)), (number,), ns=draw.randint(0, 20)))
-    return Graph(tuple(ops), tuple(storages), name=f"training{seed}")
+    return Graph(tuple(ops), tuple(storages), name=f"training{seed}", alignment=1)

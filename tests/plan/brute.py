@@ -80,7 +80,7 @@ class Brute:
         for op in range(last + 1, stage):
             if (stage, op) in self.pairs and not (counts and counts[op] + 2 > (self.max_runs or 0)):
                 base = self.graph.ops[op]
-                run = self.graph.op(base.replay) if base.replay >= 0 else base
+                run = self.graph.op(base.variant) if base.variant >= 0 else base
                 made = set(run.creates) - self.stays
                 more = tuple(n + (i == op) for i, n in enumerate(counts))
                 then = (stage, -1 if self.any_order else op, more)

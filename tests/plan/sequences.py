@@ -12,7 +12,7 @@ def measure(graph: Graph, pairs: Sequence[Pair]) -> tuple[int, int]:
     runs: list[tuple[Op, bool]] = []
     for base in graph.ops:
         again = [graph.ops[op] for stage, op in pairs if stage == base.id]
-        runs += [(graph.op(op.replay) if op.replay >= 0 else op, False) for op in again]
+        runs += [(graph.op(op.variant) if op.variant >= 0 else op, False) for op in again]
         runs.append((base, True))
     peak = max(
         _own(graph, op) + sum(graph.storages[s].size for s in _live(graph, runs, at))
@@ -113,4 +113,6 @@ def _shuffled(inputs: list[tuple[int, ...]], rng: Random) -> Graph:
             if not missing[other]:
                 ready.append(other)
     storages = tuple(Storage(v, 1, alignment=1) for v in range(len(inputs)))
-    return Graph(tuple(Op(v, str(v), "unit", r, (v,), ns=1) for v, r in enumerate(reads)), storages)
+    return Graph(
+        tuple(Op(v, str(v), "unit", r, (v,), ns=1) for v, r in enumerate(reads)), storages, alignment=1
+    )

@@ -5,7 +5,7 @@ import pytest
 
 import oracles
 from tightrope.core import Flag, Graph, Limits, Op, Storage
-from tightrope.judge import problems
+from tightrope.lower import problems
 from tightrope.native.solver import available
 from tightrope.plan import PLANNERS, Options, solve
 from tightrope.plan.blocks import KEPT, Layers, copy_pairs, find_layers, share, shorten
@@ -41,7 +41,7 @@ def residual(num_layers: int, *, dropout: bool = False, skip: bool = False) -> G
             kept = make("dropout", (wide,), 2560, outputs=2)
             drop = ops[-1]
             replays.append(Op(-1, f"again{layer}", "aten.mul", (wide, kept + 1), (kept,), ns=3))
-            ops[-1] = msgspec.structs.replace(drop, flags=Flag.RANDOM, replay=layer)
+            ops[-1] = msgspec.structs.replace(drop, flags=Flag.RANDOM, variant=layer)
             wide = kept
         out = make("add", (x, wide), 640)
         saved.append((x, norm, wide, out))
@@ -52,7 +52,9 @@ def residual(num_layers: int, *, dropout: bool = False, skip: bool = False) -> G
         make("weight_grad", (norm, inner), 128, stays=True)
         grad = make("norm_grad", (x, inner, grad), 640)
     replays = [msgspec.structs.replace(op, id=len(ops) + i) for i, op in enumerate(replays)]
-    final = [msgspec.structs.replace(op, replay=len(ops) + op.replay) if op.replay >= 0 else op for op in ops]
+    final = [
+        msgspec.structs.replace(op, variant=len(ops) + op.variant) if op.variant >= 0 else op for op in ops
+    ]
     return Graph(tuple(final), tuple(storages), tuple(replays), name="residual")
 
 
@@ -63,7 +65,7 @@ def found(graph: Graph) -> Layers:
 
 
 def shape(graph: Graph) -> list[tuple[object, ...]]:
-    return [(op.target, op.reads, op.creates, op.replay) for op in graph.all_ops()]
+    return [(op.target, op.reads, op.creates, op.variant) for op in graph.all_ops()]
 
 
 @pytest.mark.parametrize("dropout", [False, True])

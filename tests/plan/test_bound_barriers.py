@@ -14,7 +14,7 @@ from tests.plan.bound_oracle import least_time, plain_graph, training_graph
 from tests.plan.test_bound_time import drawn
 from tightrope.core import Allocation, Barrier, Flag, Graph, JudgeError, Op, StageCase, Stages, Storage
 from tightrope.judge.stages import staged_time
-from tightrope.plan import base_schedule, lower_bound, solve, timeline
+from tightrope.plan import lower_bound, solve, whole_bytes
 from tightrope.plan.bound.barriers import Barriers
 from tightrope.plan.bound.close import close_bound
 from tightrope.plan.bound.problem import Problem, problem
@@ -23,7 +23,6 @@ from tightrope.plan.bound.rows import realised
 from tightrope.plan.bound.staged import StagedSearch
 from tightrope.plan.bound.stages import Lineage, staged_problem
 from tightrope.plan.model import build
-from tightrope.plan.timeline import peak_bytes
 
 EFFORT = 300_000
 
@@ -64,7 +63,7 @@ def repriced(seed: int) -> tuple[Graph, int, list[int], frozenset[int]]:
     )
     graph = msgspec.structs.replace(graph, ops=ops)
     low = lower_bound(graph)[0]
-    high = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    high = whole_bytes(graph)
     budget = low + int((high - low) * draw.random())
     rows = sorted(draw.sample(range(len(ops)), min(len(ops), draw.randint(2, 4))))
     return graph, budget, rows, dear
@@ -114,7 +113,7 @@ def proved() -> list[tuple[Graph, int, Stages]]:
     found = []
     for seed, depth, percent in ((7, 16, 40), (21, 16, 40), (22, 16, 50), (23, 8, 50)):
         graph = training_graph(seed, depth=depth)
-        whole = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+        whole = whole_bytes(graph)
         budget = -(-whole * percent // 100)
         upper = solve(graph, budget=budget, placed=False, bound=False).forecast.ns - graph.base_ns
         bound = close_bound(graph, budget=budget, upper_ns=upper)
@@ -130,7 +129,7 @@ def later_read() -> Graph:
     """The replay of op 0 reads what op 3 makes, which cannot be made again."""
     once, wide = Flag.NEVER_RECOMPUTE, (Allocation(64, 2, 0), Allocation(256, -1, 1, 2))
     ops = (
-        Op(0, "a", "a", (), (0,), ns=1, flags=Flag.RANDOM, replay=5),
+        Op(0, "a", "a", (), (0,), ns=1, flags=Flag.RANDOM, variant=5),
         Op(1, "x", "x", (), (1,), ns=1, allocations=(Allocation(128, -1, 0, 2), Allocation(128, 1, 1))),
         Op(2, "y", "y", (), (2,), ns=9, flags=once, allocations=wide),
         Op(3, "m", "m", (1,), (3,), ns=9, flags=once),
@@ -138,7 +137,7 @@ def later_read() -> Graph:
     )  # fmt: skip
     sizes = (64, 128, 64, 64, 64)
     storages = tuple(Storage(n, size, alignment=1, resident_at_end=n == 4) for n, size in enumerate(sizes))
-    return Graph(ops, storages, (Op(5, "a again", "a", (3,), (0,), ns=1),))
+    return Graph(ops, storages, (Op(5, "a again", "a", (3,), (0,), ns=1),), alignment=1)
 
 
 def test_what_a_replay_reads_of_later_ops_is_in_no_chain() -> None:
@@ -156,7 +155,7 @@ def test_what_a_replay_reads_of_later_ops_is_in_no_chain() -> None:
 def test_storages_that_nothing_makes_again_are_counted_once_in_a_choice(seed: int) -> None:
     graph = random_graph(seed, num_ops=Random(seed).randint(6, 40))
     low = lower_bound(graph)[0]
-    high = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    high = whole_bytes(graph)
     for share in range(1, 10):
         bound = close_bound(graph, budget=low + (high - low) * share // 10, upper_ns=2**40, effort=400_000)
         if bound is not None and bound.stages is not None:

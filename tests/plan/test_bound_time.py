@@ -22,16 +22,14 @@ from tightrope.core import (
     Stages,
     Storage,
 )
-from tightrope.judge import problems
 from tightrope.judge.cover import extra_time
 from tightrope.judge.stages import staged_time
-from tightrope.plan import lower_bound, solve
+from tightrope.lower import problems
+from tightrope.plan import lower_bound, solve, whole_bytes
 from tightrope.plan.bound.close import close_bound
 from tightrope.plan.bound.cover import TimeBound, time_bound
 from tightrope.plan.bound.problem import problem
 from tightrope.plan.foreign import random_layered
-from tightrope.plan.schedule import base_schedule
-from tightrope.plan.timeline import peak_bytes, timeline
 
 
 def drawn(seed: int, *, free_order: bool = False) -> tuple[Graph, int]:
@@ -44,7 +42,7 @@ def drawn(seed: int, *, free_order: bool = False) -> tuple[Graph, int]:
     else:
         graph = random_graph(seed, num_ops=draw.randint(3, 5 if free_order else 6))
     low = lower_bound(graph, free_order=free_order)[0]
-    high = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    high = whole_bytes(graph)
     return graph, low + int((high - low) * draw.random())
 
 
@@ -293,7 +291,7 @@ def test_what_cannot_be_made_again_is_held_and_not_charged() -> None:
 
 def test_a_known_plan_ends_the_search_early_and_is_never_passed() -> None:
     graph = random_layered(120, seed=3)
-    peak = peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    peak = whole_bytes(graph) - graph.persistent
     full = time_bound(graph, budget=peak * 8 // 10)
     assert full.stages is not None
     half = time_bound(graph, budget=peak * 8 // 10, upper_ns=full.extra_ns // 2)
@@ -306,7 +304,7 @@ def test_a_known_plan_ends_the_search_early_and_is_never_passed() -> None:
 @pytest.mark.parametrize("width", [0.27, 0.43])
 def test_the_bound_falls_with_the_budget_and_stays_below_plans(width: float) -> None:
     graph = random_layered(60, seed=1, width=width)
-    peak = peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    peak = whole_bytes(graph) - graph.persistent
     low, previous = lower_bound(graph)[0], None
     for percent in (80, 90, 100):
         budget = peak * percent // 100

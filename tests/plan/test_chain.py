@@ -11,7 +11,7 @@ from tests.oracles import evaluate, random_graph
 from tests.plan.brute import Brute
 from tests.plan.sequences import chain
 from tightrope.core import Graph, Limits, Op, Phase, Storage, TightropeError
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan.chain import chain_of, joined
 from tightrope.plan.chain_revolve import binomial_reruns, num_sweeps, revolve
 from tightrope.plan.chain_rotor import RotorKnobs, rotor, rotor_pairs
@@ -133,13 +133,13 @@ def test_schedules_are_valid_fit_where_they_can_and_cost_no_less_than_the_optimu
     planner: Any, seed: int
 ) -> None:
     graph = chain(seed, 4)
-    peak = replay_schedule(graph, planner(graph, None, Limits(), Options())).peak
+    peak = walked(graph, planner(graph, None, Limits(), Options())).peak
     assert peak == evaluate(graph, ())[0]
     for percent in (90, 70, 50):
         limit = peak * percent // 100
-        replay = replay_schedule(graph, planner(graph, None, Limits(bytes=(64 + limit,)), Options()))
+        walk = walked(graph, planner(graph, None, Limits(bytes=(64 + limit,)), Options()))
         best = Brute(graph).least_ns(limit)
-        assert replay.peak > limit or (best is not None and replay.ns >= best)
+        assert walk.peak > limit or (best is not None and walk.ns >= best)
 
 
 @pytest.mark.parametrize("planner", PLANNERS)

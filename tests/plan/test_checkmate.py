@@ -7,7 +7,7 @@ import pytest
 from tests.oracles import evaluate, random_graph
 from tests.plan.brute import Brute
 from tightrope.core import Graph, Limits, TightropeError
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan.checkmate import (
     CheckmateKnobs,
     checkmate,
@@ -58,11 +58,11 @@ def test_it_finds_the_least_time_of_all_sets_on_500_graphs(start: int) -> None:
 def test_the_planner_keeps_to_total_bytes_and_the_judge_agrees(seed: int) -> None:
     graph = small(seed)
     best = Brute(graph).least_peak()
-    outside = replay_schedule(graph, checkmate(graph, None, Limits(), Options())).outside_peak
+    outside = walked(graph, checkmate(graph, None, Limits(), Options())).outside_peak
     limits = Limits(bytes=(graph.persistent + outside + best,))
-    replay = replay_schedule(graph, checkmate(graph, None, limits, Options()))
-    assert graph.persistent + replay.peak <= limits.bytes[0]
-    assert replay.ns == Brute(graph).least_ns(best)
+    walk = walked(graph, checkmate(graph, None, limits, Options()))
+    assert graph.persistent + walk.peak <= limits.bytes[0]
+    assert walk.ns == Brute(graph).least_ns(best)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -75,7 +75,7 @@ def test_rounding_gives_a_valid_schedule_that_never_beats_the_optimum(seed: int)
     assert best is not None
     assert peak > limit or ns >= best
     limits = Limits(bytes=(graph.persistent + limit,))
-    assert replay_schedule(graph, checkmate_lp(graph, None, limits, Options())).ns >= graph.base_ns
+    assert walked(graph, checkmate_lp(graph, None, limits, Options())).ns >= graph.base_ns
 
 
 def test_without_a_limit_nothing_runs_twice() -> None:

@@ -4,39 +4,48 @@ import pytest
 
 import oracles
 from tightrope.core import Allocation, Compute, Free, Graph, Limits, Op, Schedule, Storage
-from tightrope.judge import replay_schedule
+from tightrope.lower import charged_sizes, lower, outside_flags, timeline, walked
 from tightrope.native.solver import available
 from tightrope.place import place
-from tightrope.plan import Options, base_schedule, timeline
+from tightrope.plan import Options, base_schedule
 from tightrope.plan.anneal import anneal
 from tightrope.plan.cut import cut
-from tightrope.plan.timeline import buffer_sizes
 
 _GAP = ((9, 5, 6), (1, 0, 3), (12, 0, 1), (5, 1, 2), (4, 2, 6), (7, 1, 5), (4, 3, 4))
 
 
 def steps(buffers: tuple[tuple[int, int, int], ...], *, quiet: int) -> tuple[Graph, Schedule]:
-    """Turn lifetimes into a schedule of ops that make one storage each, after some that make small ones."""
+    """Turn lifetimes into ops that make one storage each and ops that read those that end.
+
+    Before them stand ``quiet`` ops whose storage is not read.
+    """
     storages = [Storage(i, 64) for i in range(quiet)]
     storages += [Storage(quiet + i, 64 * size) for i, (size, _, _) in enumerate(buffers)]
-    ops = tuple(Op(i, f"op{i}", "aten.relu", creates=(i,), ns=10) for i in range(len(storages)))
+    ops: list[Op] = []
     rows: list[Compute | Free] = []
+
+    def run(name: str, reads: tuple[int, ...] = (), creates: tuple[int, ...] = ()) -> None:
+        rows.append(Compute(len(ops)))
+        ops.append(Op(len(ops), name, "aten.relu", reads, creates, ns=10))
+
     for i in range(quiet):
-        rows += [Compute(i), Free(i)]
+        run("quiet", creates=(i,))
+        rows.append(Free(i))
     for now in range(1 + max(end for _, _, end in buffers)):
-        rows += [Free(quiet + i) for i, (_, _, end) in enumerate(buffers) if end == now]
-        rows += [Compute(quiet + i) for i, (_, start, _) in enumerate(buffers) if start == now]
-    return Graph(ops, tuple(storages)), Schedule(tuple(rows))
+        ending = tuple(quiet + i for i, (_, _, end) in enumerate(buffers) if end == now)
+        if ending:
+            run("read", ending)
+            rows += [Free(storage) for storage in ending]
+        for i, (_, start, _) in enumerate(buffers):
+            if start == now:
+                run("make", creates=(quiet + i,))
+    return Graph(tuple(ops), tuple(storages)), Schedule(tuple(rows))
 
 
 def intervals(graph: Graph, schedule: Schedule) -> list[tuple[int, int, int]]:
-    trace = timeline(graph, schedule)
-    sizes = buffer_sizes(graph, trace)
-    return [
-        (size, b.start, b.end)
-        for size, b in zip(sizes, trace.buffers, strict=True)
-        if b.storage < 0 or not graph.storages[b.storage].outside
-    ]
+    made = lower(graph, schedule)
+    rows = zip(charged_sizes(made), timeline(made).buffers, outside_flags(made), strict=True)
+    return [(size, b.start, b.end) for size, b, outside in rows if not outside]
 
 
 def test_only_ops_in_the_span_of_the_core_get_a_reserve_of_the_missing_bytes() -> None:
@@ -75,7 +84,7 @@ def test_a_schedule_for_the_cut_graph_is_valid_and_leaves_the_reserve_free(seed:
     reserved = cut(graph, base_schedule(graph), capacity=capacity)
     assert reserved is not None
     schedule = anneal(reserved, None, Limits(bytes=(graph.persistent + capacity,)), Options(seed=seed))
-    replay_schedule(graph, schedule)
+    walked(graph, schedule)
     with_reserve = place(intervals(reserved, schedule)).lower_bound
     without = place(intervals(graph, schedule)).lower_bound
     assert without <= with_reserve

@@ -8,7 +8,7 @@ from tests.oracles import Pair, evaluate, random_graph
 from tests.plan.brute import Brute
 from tests.plan.sequences import measure, partial_ktree
 from tightrope.core import Graph, Limits
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan.dtr import DtrKnobs, DtrScore, dtr, dtr_runs
 from tightrope.plan.model import build, pairs_of
 from tightrope.plan.options import Options
@@ -168,8 +168,8 @@ def test_the_judge_accepts_its_schedule(seed: int) -> None:
     graph = random_graph(seed, num_ops=9)
     total = graph.persistent + evaluate(graph, ())[0]
     schedule = dtr(graph, None, Limits(bytes=(total * 8 // 10,)), Options())
-    replay = replay_schedule(graph, schedule)
-    assert replay.ns >= graph.base_ns
+    walk = walked(graph, schedule)
+    assert walk.ns >= graph.base_ns
     assert len(pairs_of(graph, schedule)) <= len(schedule.computes())
 
 

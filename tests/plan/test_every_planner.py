@@ -8,7 +8,7 @@ from tests.oracles import evaluate, random_graph
 from tests.plan.brute import Brute
 from tests.plan.sequences import chain
 from tightrope.core import Graph, InfeasibleError, Plan
-from tightrope.judge import judge_plan
+from tightrope.lower import lowered
 from tightrope.plan import solve
 
 EXACT = ["checkmate", *(["moccasin"] if find_spec("ortools") else [])]
@@ -22,7 +22,7 @@ def judged(graph: Graph, planner: str, percent: int) -> Plan | None:
         plan = solve(graph, budget=total * percent // 100, planner=planner)
     except InfeasibleError:
         return None
-    judge_plan(graph, plan)
+    lowered(graph, plan)
     assert plan.forecast.total <= total * percent // 100
     return plan
 
@@ -48,5 +48,5 @@ def test_an_exact_planner_reaches_the_optimum_through_the_public_way(planner: st
     graph = random_graph(8, num_ops=6, rich=False)
     limit = Brute(graph, max_runs=2).least_peak()
     plan = solve(graph, budget=graph.persistent + limit, planner=planner, placed=False)
-    judge_plan(graph, plan)
+    lowered(graph, plan)
     assert plan.forecast.ns == Brute(graph, max_runs=2).least_ns(limit)

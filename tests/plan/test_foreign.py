@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tightrope.core import Flag, Graph, Phase, PlanFileError, Schedule, TightropeError
 from tightrope.core.codec import check_graph, dump_graph
-from tightrope.judge import replay_schedule
+from tightrope.lower import lower, peak_bytes, walked
 from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.foreign import (
     POET_NETWORKS,
@@ -26,7 +26,6 @@ from tightrope.plan.foreign import (
 from tightrope.plan.foreign.node_link import MAX_NODES
 from tightrope.plan.model import build
 from tightrope.plan.schedule import expand, useful
-from tightrope.plan.timeline import peak_bytes, timeline
 
 PUBLISHED = {
     "random_layered_n100_w0.27.json": (100, 236, 46_319, 47_769),
@@ -51,7 +50,7 @@ def by_the_rule(graph: Graph, sequence: list[int]) -> tuple[int, int]:
 
 
 def ours(graph: Graph, schedule: Schedule) -> tuple[int, int]:
-    return peak_bytes(graph, timeline(graph, schedule)), sum(graph.op(o).ns for o in schedule.computes())
+    return peak_bytes(lower(graph, schedule)), sum(graph.op(o).ns for o in schedule.computes())
 
 
 def node_link(nodes: list[tuple[int, int]], links: list[tuple[int, int]], **more: Any) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def test_bytes_and_time_follow_the_published_rule_with_and_without_recomputation
     schedule = expand(graph, useful(graph, draw.sample(possible, 12)))
     found = ours(graph, schedule)
     assert found == by_the_rule(graph, list(schedule.computes()))
-    judged = replay_schedule(graph, schedule)
+    judged = walked(graph, schedule)
     assert found == (judged.peak, judged.ns)
 
 
@@ -203,7 +202,7 @@ def test_a_log_keeps_outputs_views_mutations_and_what_is_never_released() -> Non
     assert (relu.reads, relu.mutates, relu.flags) == ((0, 1), (1,), Flag.IN_PLACE)
     assert (backward.reads, backward.phase) == ((1, 2), Phase.BACKWARD)
     assert [s.resident_at_end for s in graph.storages] == [False, False, False, True]
-    replay_schedule(graph, base_schedule(graph))
+    walked(graph, base_schedule(graph))
     assert lower_bound(graph)[0] == 100 + 40 + 24 + 8
 
 
@@ -283,7 +282,7 @@ def test_poet_networks_are_well_formed_and_their_gradients_have_the_right_shape(
 ) -> None:
     graph = poet_network(name, parameters=parameters)
     check_graph(graph)
-    replay_schedule(graph, base_schedule(graph))
+    walked(graph, base_schedule(graph))
     maker = {storage: op for op in graph.ops for storage in op.creates}
     for op in graph.ops:
         base = op.target.removesuffix("_backward")
@@ -310,9 +309,9 @@ def test_skip_connections_have_their_gradients_added_up() -> None:
 
 def test_dropout_is_replayed_from_its_mask() -> None:
     graph = poet_network("vgg16_cifar")
-    (first, second) = graph.replays
+    (first, second) = graph.variants
     for replay in (first, second):
-        base = next(op for op in graph.ops if op.replay == replay.id)
+        base = next(op for op in graph.ops if op.variant == replay.id)
         assert base.flags == Flag.RANDOM
         assert set(replay.creates) < set(base.creates)
         assert replay.ns == base.ns

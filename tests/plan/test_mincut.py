@@ -9,7 +9,7 @@ import pytest
 from tests.judge.families import FAMILIES, random_graph
 from tests.plan.test_poet import between, small
 from tightrope.core import Flag, Graph, Limits, Op, Phase, Storage, TightropeError
-from tightrope.judge import replay_schedule
+from tightrope.lower import walked
 from tightrope.native.mincut import max_flow, min_cut
 from tightrope.plan.engine import open_solver
 from tightrope.plan.mincut import (
@@ -48,14 +48,14 @@ def two_parts(seed: int) -> Graph:
 def best_of_all(model: Model, begin: int, prices: Prices) -> float:
     """Try every set of kept storages; run the rest again as far as the backward needs it."""
     made = [s for s, op in enumerate(model.producer) if 0 <= op < begin]
-    sticky = {s for s in made if model.sticky[s]}
+    pinned = {s for s in made if model.pinned[s]}
     returns = recovery(model).returns
-    free = [s for s in made if s not in sticky]
+    free = [s for s in made if s not in pinned]
     needed = {s for op in range(begin, len(model.need)) for s in model.reads[op]} & set(made)
     values = []
     for count in range(len(free) + 1):
         for kept in combinations(free, count):
-            there, ops, stack, possible = {*kept, *sticky}, set(), list(needed), True
+            there, ops, stack, possible = {*kept, *pinned}, set(), list(needed), True
             while stack and possible:
                 storage = stack.pop()
                 if storage in there:
@@ -81,7 +81,7 @@ def test_the_cut_is_the_best_of_all_choices(native: bool) -> None:
         cut = cheapest_cut(model, begin, prices, [0.0] * len(graph.storages), native=native)
         assert cut.price == pytest.approx(best_of_all(model, begin, prices), abs=1e-6)
         for anew in (False, True):
-            replay_schedule(graph, expand(graph, pairs_of_cut(model, begin, cut, anew=anew)))
+            walked(graph, expand(graph, pairs_of_cut(model, begin, cut, anew=anew)))
 
 
 def test_both_flows_give_equal_cuts() -> None:
@@ -117,7 +117,7 @@ def test_random_ops_run_again_only_as_their_replay_and_never_without_one() -> No
         limit = int(0.7 * _peak(graph))
         pairs = mincut_pairs(graph, limit, knobs=MincutKnobs(rounds=15))
         schedule = expand(graph, pairs)
-        replay_schedule(graph, schedule)
+        walked(graph, schedule)
         drawn += sum(op in randoms for _, op in pairs)
         assert all(schedule.computes().count(op) == 1 for op in randoms)
     assert drawn > 0
@@ -134,7 +134,7 @@ def test_random_ops_run_again_only_as_their_replay_and_never_without_one() -> No
 
 
 def _peak(graph: Graph) -> int:
-    return replay_schedule(graph, base_schedule(graph)).peak
+    return walked(graph, base_schedule(graph)).peak
 
 
 def training_like(seed: int) -> Graph:
@@ -151,8 +151,8 @@ def test_plans_fit_and_prices_on_time_points_help() -> None:
             ns = {}
             for timed in (True, False):
                 pairs = mincut_pairs(graph, limit, knobs=MincutKnobs(timed=timed))
-                replay = replay_schedule(graph, expand(graph, pairs))
-                ns[timed] = replay.ns if replay.peak <= limit else 2**60
+                walk = walked(graph, expand(graph, pairs))
+                ns[timed] = walk.ns if walk.peak <= limit else 2**60
             fits += ns[True] < 2**60
             cheaper += ns[True] < ns[False]
             assert ns[True] <= ns[False]

@@ -11,7 +11,7 @@ import pytest
 from tests.oracles import allowed_pairs, evaluate, random_graph
 from tests.plan.brute import Brute
 from tightrope.core import Graph, Limits, TightropeError
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan import cp
 from tightrope.plan.cp import Worker
 from tightrope.plan.moccasin import MoccasinKnobs, moccasin, moccasin_pairs, polish, polished
@@ -88,8 +88,8 @@ def test_what_does_not_fit_is_not_polished(worker: Worker) -> None:
 def test_the_judge_accepts_the_schedule(planner: Any, seed: int) -> None:
     graph = small(seed)
     limits = Limits(bytes=(graph.persistent + evaluate(graph, ())[0],))
-    replay = replay_schedule(graph, planner(graph, None, limits, Options()))
-    assert replay.ns == graph.base_ns
+    walk = walked(graph, planner(graph, None, limits, Options()))
+    assert walk.ns == graph.base_ns
 
 
 def test_without_or_tools_the_error_says_what_to_install(

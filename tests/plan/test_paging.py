@@ -5,10 +5,9 @@ import random
 import pytest
 
 from tests.judge.families import FAMILIES, possible_pairs
-from tightrope.core import Graph, JudgeError, Machine, PageIn, PageOut, Tier
-from tightrope.judge import judge_plan, problems, replay_schedule
+from tightrope.core import Graph, Machine, PageIn, PageOut, Tier, TightropeError
+from tightrope.lower import lower, lowered, problems, simulate, walked
 from tightrope.plan.assemble import assemble
-from tightrope.plan.clock import clock
 from tightrope.plan.paging import Page, expand_paged, pageable, useful_paged
 from tightrope.plan.reasons import reasons
 
@@ -43,12 +42,12 @@ def test_every_set_is_valid_and_forecast_exactly(family: str, engines: int) -> N
         schedule = expand_paged(graph, pairs, pages, beside=engines > 0)
         plan = assemble(graph, schedule, budget=None, machine=of)
         plan = type(plan)(
-            **{f: getattr(plan, f) for f in plan.__struct_fields__} | {"reasons": reasons(graph, plan)}
+            **{f: getattr(plan, f) for f in plan.__struct_fields__} | {"reasons": reasons(graph, plan, of)}
         )
-        judge_plan(graph, plan, of)
-        cost, replay = clock(graph, schedule, of), replay_schedule(graph, schedule, of)
-        assert (cost.ns, cost.tiers) == (replay.ns, replay.tiers)
-        assert cost.joules == pytest.approx(replay.joules, rel=1e-12)
+        lowered(graph, plan, of)
+        cost, walk = simulate(lower(graph, schedule, of), of), walked(graph, schedule, of)
+        assert (cost.ns, cost.tiers) == (walk.ns, walk.tiers)
+        assert cost.joules == pytest.approx(walk.joules, rel=1e-12)
         num_paged += sum(isinstance(step, PageIn) for step in schedule.steps)
         again_runs = len(schedule.computes()) - len(graph.ops)
         assert again_runs == len(pairs)
@@ -76,8 +75,8 @@ def test_a_plan_with_a_page_out_left_out_is_refused() -> None:
     assert outs
     for out in outs:
         steps = plan.schedule.steps[:out] + plan.schedule.steps[out + 1 :]
-        with pytest.raises(JudgeError):
-            replay_schedule(graph, type(plan.schedule)(steps), machine(0))
+        with pytest.raises(TightropeError):
+            walked(graph, type(plan.schedule)(steps), machine(0))
 
 
 def test_a_slower_tier_that_is_too_small_is_refused() -> None:

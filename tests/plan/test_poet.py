@@ -9,7 +9,7 @@ import pytest
 from tests.judge.families import FAMILIES, Sketch, possible_pairs
 from tests.plan.test_paging import drawn, machine
 from tightrope.core import Graph, InfeasibleError, Limits, Machine, Tier, TightropeError
-from tightrope.judge import judge_plan, replay_schedule
+from tightrope.lower import lowered, walked
 from tightrope.native.paging import PagingGoal, PagingSolver
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
@@ -77,10 +77,10 @@ def value(
     """Judge a set, and check that it keeps the limits."""
     if chosen is None:
         return None
-    replay = replay_schedule(graph, paged_schedule(graph, of, chosen), of)
-    assert replay.peak + graph.persistent <= limits.bytes[0]
-    assert limits.seconds is None or replay.ns <= limits.seconds * 1e9
-    return replay.joules if joules else replay.ns
+    walk = walked(graph, paged_schedule(graph, of, chosen), of)
+    assert walk.peak + graph.persistent <= limits.bytes[0]
+    assert limits.seconds is None or walk.ns <= limits.seconds * 1e9
+    return walk.joules if joules else walk.ns
 
 
 def between(graph: Graph, share: float) -> int:
@@ -161,14 +161,14 @@ def test_both_searches_measure_what_the_judge_measures(family: str, engines: int
         graph, of = FAMILIES[family](seed), machine(engines)
         pairs, pages = useful_paged(graph, *drawn(graph, seed))
         schedule = expand_paged(graph, pairs, pages, beside=engines > 0)
-        replay = replay_schedule(graph, schedule, of)
+        walk = walked(graph, schedule, of)
         arena = assemble(graph, schedule, budget=None, machine=of, placed=False).forecast.arena
         for search in (PagingSolver(tables(graph, of)), PythonPaging(tables(graph, of))):
             search.load(PagedSet(pairs, pages).decisions())
             state = search.state(arena - 1, 0)
-            assert (state.ns, state.peak) == (replay.ns, arena)
-            assert state.tier_peak == sum(replay.tiers)
-            assert state.joules == pytest.approx(replay.joules, rel=1e-9)
+            assert (state.ns, state.peak) == (walk.ns, arena)
+            assert state.tier_peak == sum(walk.tiers)
+            assert state.joules == pytest.approx(walk.joules, rel=1e-9)
             assert (state.excess > 0, state.tier_excess > 0) == (True, bool(pages))
 
 
@@ -202,7 +202,7 @@ def test_a_plan_is_placed_judged_and_explained() -> None:
     graph, of = small(5, 10), board(5)
     budget = between(graph, 0.5)
     plan = plan_paging(graph, machine=of, budget=budget, knobs=PagingKnobs(recompute=False), options=FEW)
-    judge_plan(graph, plan, of)
+    lowered(graph, plan, of)
     assert plan.forecast.total <= budget
     assert {reason.decision for reason in plan.reasons} == {"kept", "paged"}
     assert any("brought back" in reason.text for reason in plan.reasons)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.oracles import evaluate, random_graph
 from tightrope.core import Flag, Graph, Limits, Op, Phase, Storage, TightropeError
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
 from tightrope.plan.selective import (
@@ -72,7 +72,7 @@ def layer(shape: TransformerShape, layers: int) -> Graph:
             dropout.creates,
             ns=10,
             flags=Flag.RANDOM,
-            replay=number,
+            variant=number,
         )
     return Graph(tuple(ops), tuple(storages), tuple(replays))
 
@@ -109,13 +109,13 @@ def test_recomputing_a_core_saves_what_the_closed_form_says_but_for_the_mask() -
 
 def test_it_recomputes_as_few_cores_as_the_limit_needs() -> None:
     graph, scores = layer(SHAPE, 4), SHAPE.a * SHAPE.s * SHAPE.s * SHAPE.b
-    plain = replay_schedule(graph, selective(graph, None, Limits(), Options()))
+    plain = walked(graph, selective(graph, None, Limits(), Options()))
     assert plain.ns == graph.base_ns
     for number in (1, 2, 3):
         limit = graph.persistent + plain.peak - (4 * number - 1) * scores
-        replay = replay_schedule(graph, selective(graph, None, Limits(bytes=(limit,)), Options()))
-        assert replay.ns == graph.base_ns + number * 25
-        assert graph.persistent + replay.peak <= limit
+        walk = walked(graph, selective(graph, None, Limits(bytes=(limit,)), Options()))
+        assert walk.ns == graph.base_ns + number * 25
+        assert graph.persistent + walk.peak <= limit
 
 
 def test_a_graph_without_attention_is_refused() -> None:

@@ -16,8 +16,8 @@ from tightrope.core import (
     Storage,
     TightropeError,
 )
-from tightrope.judge import problems
 from tightrope.judge.bound import lower_bound as judged_bound
+from tightrope.lower import problems
 from tightrope.native.solver import available
 from tightrope.plan import PLANNERS, Options, PlanCache, Progress, lower_bound, smallest, solve
 from tightrope.plan.cache import graph_key
@@ -234,7 +234,7 @@ def test_interrupt_before_any_plan_is_passed_on() -> None:
 def test_replay_runs_instead_of_the_random_op() -> None:
     ops = (
         Op(0, "x", "aten.randn", creates=(0,), flags=Flag.RANDOM, ns=5),
-        Op(1, "d", "aten.dropout", (0,), (1, 2), flags=Flag.RANDOM, replay=5, ns=5),
+        Op(1, "d", "aten.dropout", (0,), (1, 2), flags=Flag.RANDOM, variant=5, ns=5),
         Op(2, "big", "aten.big", creates=(3,), ns=5),
         Op(3, "use", "aten.use", (3,), (4,), ns=5),
         Op(4, "end", "aten.end", (1, 4), (5,), ns=5),

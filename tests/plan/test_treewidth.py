@@ -8,7 +8,7 @@ from tests.oracles import allowed_pairs, evaluate, random_graph
 from tests.plan.brute import Brute
 from tests.plan.sequences import chain, measure, partial_ktree
 from tightrope.core import Graph, Limits
-from tightrope.judge.schedule import replay_schedule
+from tightrope.lower import walked
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
 from tightrope.plan.runs import Runs
@@ -148,12 +148,12 @@ def test_the_post_pass_skips_everything_when_bytes_do_not_matter() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_judge_accepts_its_schedules_and_they_fit_or_are_the_smallest(seed: int) -> None:
     graph = random_graph(seed, num_ops=9)
-    seedling = replay_schedule(graph, smallest_seed(graph))
+    seedling = walked(graph, smallest_seed(graph))
     plain = evaluate(graph, ())[0]
     for percent in (100, 80, 60, 1):
         limits = Limits(bytes=(graph.persistent + seedling.outside_peak + plain * percent // 100,))
-        replay = replay_schedule(graph, treewidth(graph, None, limits, Options()))
-        assert replay.peak - replay.outside_peak <= max(plain * percent // 100, seedling.peak)
+        walk = walked(graph, treewidth(graph, None, limits, Options()))
+        assert walk.peak - walk.outside_peak <= max(plain * percent // 100, seedling.peak)
 
 
 def test_it_fits_where_no_set_of_pairs_does() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.core import InfeasibleError
-from tightrope.judge import judge_plan
-from tightrope.run.step import Step, step
+from tightrope.lower import lowered
+from tightrope.run.step import TrainingStep, step
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Batch = tuple[Tensor, ...]
@@ -25,7 +25,7 @@ class Run:
     optimizer: torch.optim.Optimizer | None
     losses: list[float]
     random_state: Tensor
-    step: Step | None = None
+    step: TrainingStep | None = None
 
 
 def mlp() -> nn.Module:
@@ -128,15 +128,20 @@ def assert_same_state(one: torch.optim.Optimizer, two: torch.optim.Optimizer) ->
 
 
 def assert_kept(run: Run) -> None:
-    """Every plan was judged, ran as forecast, and kept its budget."""
+    """Every executable was judged as it runs and checked in its first run, ran as forecast, within budget."""
     assert run.step is not None
-    for runner in run.step.runners:
-        assert runner.chosen is not None
-        assert judge_plan(runner.program.graph, runner.chosen.plan).ok
-        assert runner.divergences == []
     report = run.step.report()
+    assert report.divergences == 0
     assert report.observed_peak == report.forecast_peak
     assert report.observed_total <= report.budget
+    for whole in run.step.wholes:
+        calls = whole.calls
+        assert calls.num_divergences == 0
+        for unit in calls.units.values():
+            assert unit.prepared is not None
+            assert lowered(unit.graph, unit.prepared.plan).executable == unit.prepared.executable
+            assert all(proof.judged for proof in unit.proofs)
+            assert all(proof.checked for proof in unit.proofs) or calls.settings.verify is None
 
 
 def two_groups(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

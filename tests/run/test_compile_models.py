@@ -12,7 +12,7 @@ from training import Blocks, Loop, Seen, batches, built, captured, play, same
 
 import tightrope
 from benchmarks.zoo import build
-from tightrope.run.compile import handle_of
+from tightrope.run.compile import compiled_of
 
 DATA = batches(4)
 
@@ -207,7 +207,7 @@ def test_nested_inputs_keyword_arguments_and_none_among_the_outputs() -> None:
             see.gradients(model)
 
     model = same(Nested, loop, args, {"flag": True}, extra=1 << 20)
-    assert len(handle_of(model).runners) == 4
+    assert len(compiled_of(model).calls.captured) == 4
 
 
 class Several(nn.Module):

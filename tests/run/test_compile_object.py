@@ -19,8 +19,8 @@ import tightrope
 from benchmarks.zoo import build
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.allocator import allocator
-from tightrope.run.compile import handle_of
-from tightrope.run.ledger import ledger
+from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
 
 DATA = batches(4)
 
@@ -123,7 +123,7 @@ def test_compiling_again_replaces_the_budget() -> None:
     model.zero_grad()
     play(model, loop)
     assert tightrope.report(model).budget == 8 << 20
-    assert allocator().limit == (8 << 20) - ledger().older
+    assert allocator().limit == (8 << 20) - accounts().older
 
 
 def test_a_share_of_the_unplanned_step_counts_all_that_is_held() -> None:
@@ -140,7 +140,7 @@ def test_planning_ahead_changes_nothing() -> None:
     wanted = play(model, lambda *_: None)
     tightrope.compile(model, budget="8MiB", example=DATA[0][:1], progress=False)
     assert play(model, lambda *_: None) == wanted
-    assert len(handle_of(model).runners) == 1
+    assert len(compiled_of(model).calls.captured) == 1
     assert tightrope.report(model).arena > 0
 
 
@@ -202,14 +202,14 @@ def test_a_compiled_part_of_a_compiled_model_is_planned_with_the_whole() -> None
     def whole(model: nn.Module, see: Seen) -> None:
         outer = tightrope.compile(nn.Sequential(model, nn.Identity()), budget="8MiB", progress=False)
         loop(outer, see)
-        assert len(handle_of(outer).runners) == 1
+        assert len(compiled_of(outer).calls.captured) == 1
 
     assert play(part, whole) == wanted
-    assert handle_of(part).runners == []
+    assert compiled_of(part).calls.captured == []
 
 
 def test_level_0_holds_the_budget() -> None:
-    model = tightrope.compile(built(Hidden), budget=ledger().held() + (256 << 10), progress=False)
+    model = tightrope.compile(built(Hidden), budget=accounts().held() + (256 << 10), progress=False)
     with pytest.raises((torch.OutOfMemoryError, InfeasibleError)):
         play(model, loop)
 
@@ -223,7 +223,7 @@ def test_level_0_needs_bytes() -> None:
 def test_a_report_before_the_first_step_says_so() -> None:
     model = tightrope.compile(Blocks(), budget="8MiB", progress=False)
     report = tightrope.report(model)
-    assert report.why == "no training step has run yet"
+    assert report.why == "no step has run yet"
     assert report.budget == 8 << 20
 
 

@@ -13,7 +13,7 @@ from training import Blocks, Seen, batches, budget_for, built, digest, play, sam
 import tightrope
 from tightrope.core import TightropeError
 from tightrope.native.allocator import allocator
-from tightrope.run.compile import handle_of
+from tightrope.run.compile import compiled_of
 
 DATA = batches(8)
 
@@ -223,11 +223,11 @@ def test_the_limit_ends_with_the_last_model_and_arenas_are_given_back() -> None:
     functional.cross_entropy(model(x), y).backward()
     assert native.limit is not None
     assert native.stats().charged > before
-    runner = weakref.ref(handle_of(model).runners[0])
+    calls = weakref.ref(compiled_of(model).calls)
     del model
     gc.collect()
     gc.collect()
-    assert runner() is None
+    assert calls() is None
     assert native.limit is None
     assert native.stats().charged <= before
 
@@ -259,4 +259,4 @@ def test_loops_of_two_models_in_turn() -> None:
     wanted = play(nn.ModuleList([built(Blocks), built(Blocks)]), loop)
     models = nn.ModuleList([compiled(extra=2 << 20), compiled(extra=2 << 20)])
     assert play(models, loop) == wanted
-    assert all(not runner.divergences for model in models for runner in handle_of(model).runners)
+    assert all(compiled_of(model).calls.num_divergences == 0 for model in models)

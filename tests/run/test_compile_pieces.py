@@ -12,9 +12,8 @@ import tightrope
 from benchmarks.zoo import build
 from tightrope.capture.build import build_program
 from tightrope.core import CaptureError, InfeasibleError
-from tightrope.run.compile import handle_of
-from tightrope.run.ledger import ledger
-from tightrope.run.sequence import Shares, divide
+from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
 
 X = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
 IN_PIECES = pytest.warns(UserWarning, match="level L1 in pieces.*graph_break")
@@ -56,7 +55,7 @@ def steps(model: nn.Module, see: Seen) -> None:
 
 def charge(room: int) -> int:
     """A budget of ``room`` bytes more than what is held now."""
-    return ledger().held() + room
+    return accounts().held() + room
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, with any backend
@@ -70,7 +69,7 @@ class TestPieces:
         report = tightrope.report(model)
         assert report.level == "L1"
         assert "sequence of graphs" in report.why
-        assert "2 of them" in report.why
+        assert len(compiled_of(model).calls.captured) == 2
         assert report.forecast_peak == report.observed_peak
         assert report.divergences == 0
         assert "bit for bit" in report.verified
@@ -80,11 +79,10 @@ class TestPieces:
         model = tightrope.compile(made(), budget=budget, progress=False)
         with IN_PIECES:
             play(model, steps)
-        runners = handle_of(model).runners
-        assert len(runners) == 2
-        for runner in runners:
-            assert runner.share is not None
-            assert runner.least < runner.share <= runner.most
+        calls = compiled_of(model).calls
+        assert len(calls.captured) == 2
+        assert [len(running.turns) for running in calls.recent] == [4]  # planned as one
+        assert calls.recent[0].prepared.plan.forecast.tdi_percent < 100
         assert tightrope.report(model).observed_total <= budget
 
     def test_an_impossible_budget_is_refused(self) -> None:
@@ -159,37 +157,3 @@ class TestOtherReasons:
         with pytest.warns(UserWarning, match="ever more graphs, 6 so far"):
             assert play(model, sizes) == wanted
         assert tightrope.report(model).level == "L0"
-
-
-class Runner:
-    """A graph's bytes, and nothing else."""
-
-    def __init__(self, least: int, most: int) -> None:
-        self.share: int | None = least
-        self.least, self.most, self.num_forwards = least, most, 0
-
-
-class TestShares:
-    def test_what_a_whole_small_step_leaves_is_divided_by_need(self) -> None:
-        runners: Any = [Runner(10, 40), Runner(10, 20)]
-        shares = Shares(100)
-        shares.begin(runners, held=50, peak=0)
-        for runner in runners:
-            runner.num_forwards = 1
-        shares.begin(runners, held=50, peak=99)  # the first step checks results: its peak says nothing
-        assert [runner.share for runner in runners] == [10, 10]
-        for runner in runners:
-            runner.num_forwards = 2
-        shares.begin(runners, held=50, peak=74)
-        assert [runner.share for runner in runners] == [29, 16]
-
-    def test_more_bytes_held_shrink_shares_to_the_smallest(self) -> None:
-        runners: Any = [Runner(10, 40), Runner(10, 20)]
-        divide(runners, 40)
-        assert [runner.share for runner in runners] == [40, 20]
-        divide(runners, 20)
-        assert [runner.share for runner in runners] == [25, 15]
-        divide(runners, 30)
-        assert [runner.share for runner in runners] == [25, 15]
-        divide(runners, -5)
-        assert [runner.share for runner in runners] == [10, 10]

@@ -8,19 +8,18 @@ from training import Blocks, Seen, batches, built, play
 
 import tightrope
 from tightrope.price.store import PriceStore
-from tightrope.run.ledger import Ledger
+from tightrope.run.accounts import Accounts
 
 DATA = batches(3)
 
 
 @pytest.fixture(autouse=True)
 def _unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightrope.run.ledger.compiler", lambda: None)
-    monkeypatch.setattr("tightrope.run.replay.compiler", lambda: None)
+    monkeypatch.setattr("tightrope.run.accounts.compiler", lambda: None)
     monkeypatch.setattr(PriceStore, "get", lambda *_: None)
     monkeypatch.setattr(PriceStore, "save", lambda _: None)
-    ledger = Ledger()
-    monkeypatch.setitem(tightrope.compile.__globals__, "ledger", lambda: ledger)
+    unhooked = Accounts()
+    monkeypatch.setitem(tightrope.compile.__globals__, "accounts", lambda: unhooked)
 
 
 def loop(model: nn.Module, see: Seen) -> None:

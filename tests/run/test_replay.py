@@ -8,6 +8,7 @@ from torch import nn
 from tightrope.core import BudgetSyntaxError, InfeasibleError, TightropeError
 from tightrope.native.allocator import allocator
 from tightrope.native.build import compiler
+from tightrope.run.accounts import Accounts
 from tightrope.run.replay import Replay, replay, uncounted_bytes
 
 enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -318,7 +319,9 @@ def test_only_tensors_that_the_allocator_did_not_make_are_uncounted() -> None:
 
 
 def test_without_a_compiler_the_peak_is_measured_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("tightrope.run.accounts.compiler", lambda: None)
+    unhooked = Accounts()
+    monkeypatch.setattr("tightrope.run.replay.accounts", lambda: unhooked)
     guard = replay("1GiB")
     assert (guard.enforced, guard.note) == (False, "checked, not enforced: no C++ compiler")
     gc.collect()

@@ -41,13 +41,13 @@ from tightrope.core import (
     TightropeError,
     VerificationError,
 )
-from tightrope.judge import replay_schedule
+from tightrope.lower import walked
 from tightrope.native.build import compiler
 from tightrope.plan import smallest, solve
-from tightrope.run import runner as runner_module
-from tightrope.run.compile import handle_of
+from tightrope.run import running
+from tightrope.run.compile import compiled_of
+from tightrope.run.reference import Reference
 from tightrope.run.step import step
-from tightrope.run.verify import unplanned_step
 
 enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
@@ -213,10 +213,10 @@ def test_every_shape_and_mode_is_planned_once() -> None:
     got = planned(two, loss_of(two), data, SGD(two.parameters(), lr=0.1, foreach=False), budget="64MiB")
     assert_same(want, got)
     assert got.step is not None
-    assert len(got.step.runners) == 2
+    assert len(got.step.wholes) == 2
     two.eval()
     got.step(*data[0])
-    assert len(got.step.runners) == 3
+    assert len(got.step.wholes) == 3
 
 
 @pytest.mark.parametrize("make", [OPTIMIZERS["momentum"], OPTIMIZERS["adamw"]])
@@ -245,8 +245,8 @@ def test_options_and_groups_may_change_while_training(make: Make) -> None:
     assert_same(*runs)
     train = runs[1].step
     assert train is not None
-    assert len(train.runners) == 1
-    assert train.runners[0].divergences == []
+    assert len(train.wholes) == 1
+    assert train.wholes[0].calls.num_divergences == 0
 
 
 @enforced
@@ -267,23 +267,30 @@ def test_a_refused_budget_changes_nothing_and_the_named_one_is_accepted() -> Non
     step(loss_of(model), budget=error.smallest_found, model=model, optimizer=optimizer)(*batch)
 
 
-def test_a_difference_is_raised_before_anything_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(program: Any) -> Any:
-        run = unplanned_step(program)
-
-        def other(inputs: list[Any], tangents: list[Any]) -> tuple[list[str], list[str]]:
-            outputs, gradients = run(inputs, tangents)
-            return outputs, [gradients[0] + "?", *gradients[1:]]
-
-        return other
-
-    monkeypatch.setattr(runner_module, "unplanned_step", wrong)
+@pytest.mark.parametrize("make", [OPTIMIZERS["momentum"], OPTIMIZERS["amsgrad"]])
+def test_a_step_equals_its_unplanned_graph_updates_included(make: Make) -> None:
     model = mlp()
-    before = copy.deepcopy(model.state_dict())
-    train = step(loss_of(model), budget="64MiB", model=model, optimizer=AdamW(model.parameters()))
-    with pytest.raises(VerificationError, match="gradient 0"):
+    train = step(
+        loss_of(model), budget="64MiB", model=model, optimizer=make(trainable(model)), verify="graph"
+    )
+    for batch in batches(2):
+        train(*batch)
+    assert "equal those of the captured graph without a plan" in train.report().verified
+
+
+def test_a_difference_from_the_unplanned_step_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(Reference):
+        def after(self, part: int, outputs: list[Any]) -> None:
+            self._live[0].add_(1)
+            super().after(part, outputs)
+
+    monkeypatch.setattr(running, "Reference", Wrong)
+    model = mlp()
+    train = step(
+        loss_of(model), budget="64MiB", model=model, optimizer=AdamW(model.parameters()), verify="graph"
+    )
+    with pytest.raises(VerificationError, match="changed input 0 of part 0 differs"):
         train(*batches(1)[0])
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def graph_of(net: str, optimizer: Make, *, scale: Any) -> tightrope.Graph:
@@ -292,7 +299,7 @@ def graph_of(net: str, optimizer: Make, *, scale: Any) -> tightrope.Graph:
         case.model, budget="8GiB", model=case.model, optimizer=optimizer(trainable(case.model)), verify=None
     )
     train(*case.inputs)
-    return train.runners[0].program.graph
+    return train.wholes[0].calls.captured[0].graph
 
 
 def test_a_gradient_dies_in_the_update_that_reads_it() -> None:
@@ -301,7 +308,7 @@ def test_a_gradient_dies_in_the_update_that_reads_it() -> None:
     assert len(updates) == sum(storage.kind is Kind.PARAMETER for storage in graph.storages)
     assert sum(storage.kind is Kind.OPTIMIZER_STATE for storage in graph.storages) == 2 * len(updates)
     for update in updates:
-        (gradient,) = set(update.reads) - set(update.mutates)
+        (gradient,) = {s for s in set(update.reads) - set(update.mutates) if not graph.storages[s].external}
         last = max(op.id for op in graph.ops if gradient in op.reads)
         assert graph.ops[last].phase is Phase.OPTIMIZER
         assert not graph.storages[gradient].resident_at_end
@@ -317,9 +324,9 @@ def test_no_plan_reads_a_new_value_for_an_old_one() -> None:
     steps = list(solve(graph, budget=2**40, planner="given").schedule.steps)
     at = steps.index(Compute(update.id)) + 1
     stale = [*steps[:at], Compute(reader.id, reader.creates), *steps[at:]]
-    replay_schedule(graph, Schedule(tuple(steps)))
+    walked(graph, Schedule(tuple(steps)))
     with pytest.raises(JudgeError):
-        replay_schedule(graph, Schedule(tuple(stale)))
+        walked(graph, Schedule(tuple(stale)))
 
 
 @pytest.mark.slow
@@ -332,8 +339,7 @@ def test_resnet18_needs_fewer_bytes_than_a_planned_model_and_a_separate_optimize
     model = tightrope.compile(case.model, budget="8GiB", verify=None)
     model(*case.inputs).backward()
     optimizer.step()
-    handle = handle_of(model)
-    parts = handle.runners[0].program.graph
+    parts = compiled_of(model).calls.captured[0].graph
     budget = 2**40
     one, two = (solve(graph, budget=budget, planner="given").forecast for graph in (whole, parts))
     assert (one.ns - sum(op.ns for op in whole.ops if op.phase is Phase.OPTIMIZER)) < 1.2 * two.ns
@@ -363,7 +369,7 @@ def test_wrong_uses_are_refused_with_the_next_step() -> None:
     refused("must return alone or first", lambda x, y: {"loss": fn(x, y)})
     refused("lr is a tensor", optimizer=SGD(p, lr=torch.tensor(0.1)))
     refused("fused=True", optimizer=AdamW(p, fused=True))
-    refused('use "first" or None', verify="always")
+    refused('use "first", "graph" or None', verify="always")
     refused("must return the loss", lambda x, y: model(x))
     refused("does not depend on any parameter", lambda x, y: x.sum())
     empty = nn.Parameter(torch.ones(0))

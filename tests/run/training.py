@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import tightrope
 from tightrope.capture import capture_program, measured
 from tightrope.plan import smallest, solve
-from tightrope.run.compile import handle_of
-from tightrope.run.ledger import ledger
-from tightrope.run.refusal import RESERVE
+from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
+from tightrope.run.room import RESERVE
 
 SLACK = 256 * 1024
 """Room for gradients that outlive a step, counted by page, and for the optimizer of a small net."""
@@ -67,15 +67,15 @@ def budget_for(
 ) -> int:
     """Bytes held now, plus the smallest arena found, plus a share of what the unplanned step needs beyond."""
     program, real = capture_program(model, inputs, kwargs)
-    graph = measured(program, real, ledger().allocator).graph
+    graph = measured(program, real, accounts().allocator).graph
     program, real = None, None
     most = solve(graph, budget=2**60, planner="given").forecast
     least = smallest(graph).forecast
     tangents = sum(s.size for s in graph.storages if s.external and s.kind == "input")
-    ledger().note_tensors([*model.parameters(), *model.buffers(), *inputs])
+    accounts().note_tensors([*model.parameters(), *model.buffers(), *inputs])
     gc.collect()
     room = least.arena + least.outside + share * max(most.total - least.total, 0)
-    return int(ledger().charged() + tangents + RESERVE + SLACK + room)
+    return int(accounts().charged() + tangents + RESERVE + SLACK + room)
 
 
 def same(
@@ -122,18 +122,18 @@ def captured(model: nn.Module) -> nn.Module:
 
 
 def held(model: nn.Module) -> None:
-    """The budget is on, was held in every step, and everything went as planned."""
+    """The budget is on, was held in every step, everything that ran was judged and checked, as planned."""
     report = tightrope.report(model)
-    runners = handle_of(model).runners
+    calls = compiled_of(model).calls
     assert report.level == "L1"
-    assert runners
-    for runner in runners:
-        assert 0 < runner.observed_charged <= runner.budget
-        assert runner.divergences == []
-    native = ledger().allocator
+    assert 0 < calls.observed_charged <= calls.budget
+    assert calls.num_divergences == 0
+    assert report.proofs
+    assert all(running.prepared.proof.num_parts >= running.position > 0 for running in calls.recent)
+    native = accounts().allocator
     assert native is not None
     assert native.limit is not None
-    assert native.limit + ledger().older == report.budget
+    assert native.limit + accounts().older == report.budget
 
 
 def num_recomputed(model: nn.Module) -> int:
@@ -166,7 +166,7 @@ class Blocks(nn.Module):
 
 def batches(number: int, *, size: int = 1024, width: int = 32, seed: int = 11) -> list[tuple[Tensor, Tensor]]:
     """Inputs and classes; the allocator counts them from the start."""
-    ledger()
+    accounts()
     generator = torch.Generator().manual_seed(seed)
     return [
         (

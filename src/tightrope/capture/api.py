@@ -1,19 +1,23 @@
 """Capture without running: the graph of a model's training step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture.costs import price_program
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
 from tightrope.core import CaptureError, Graph, TightropeError
 from tightrope.native.allocator import Allocator
+from tightrope.price.kernels import dtype_of
+from tightrope.price.ops import Odd, Tick, price_ops
 from tightrope.price.store import PriceStore
 
+_ROUNDS = 4
+"""Times that a program is read again because of how kernels lay out their results."""
 RECOMPILE_LIMIT = 256
 """Shapes (and train/eval, grad/no-grad) that one model may be captured for."""
 
@@ -79,6 +83,51 @@ def capture(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Graph:
     return capture_program(model, args, kwargs)[0].graph
 
 
-def measured(program: Program, real: Sequence[Any], allocator: Allocator | None) -> Program:
-    """Measure every op of a captured program on this machine."""
-    return price_program(program, real, allocator=allocator, store=PriceStore(program.graph.environment))
+def measured(
+    program: Program,
+    real: Sequence[Any],
+    allocator: Allocator | None,
+    *,
+    store: PriceStore | None = None,
+    tick: Tick | None = None,
+) -> Program:
+    """Measure every op of a captured program on this machine.
+
+    Where a kernel lays its result out otherwise than torch's shape functions say, everything behind it
+    is derived again from what it really does.
+
+    Args:
+        program: as captured.
+        real: the caller's tensors in input order.
+        allocator: the hook that records allocations, None = times only.
+        store: prices known already; default: those on disk for this environment.
+        tick: progress.
+
+    Raises:
+        InfeasibleError: an op does not fit alone under the limit that is set.
+        CaptureError: an op allocates, or lays out, what its shapes do not say.
+    """
+    store = store or PriceStore(program.graph.environment)
+    given = [*real, *program.constants]
+    for _ in range(_ROUNDS):
+        with _torch.real_tensors():
+            found = price_ops(program.graph, given, allocator=allocator, store=store, tick=tick)
+        if not found.odd:
+            return replace(program, graph=found.graph)
+        program = _relaid(program, found.odd)
+    raise CaptureError(f"{found.odd[0].op.describe()} lays its result out in a new way in every run.")
+
+
+def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
+    """Read the program again with the layouts that kernels really give."""
+    layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...], int]]] = {}
+    for op, position, layout in odd:
+        if layout.bits or program.rebuild is None:
+            raise CaptureError(
+                f"{op.describe()} gives another tensor than its shapes say (strides {layout.strides}, offset "
+                f"{layout.offset}{layout.bits and ', '}{layout.bits}): it cannot be planned."
+            )
+        layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides, layout.offset)
+    _torch.relay(program.module.graph, layouts)
+    assert program.rebuild is not None
+    return program.rebuild(program.module)

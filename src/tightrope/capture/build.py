@@ -2,24 +2,43 @@
 
 Idea        Every node whose results all look into storages that exist already is a view and costs
             nothing; every other node is an op that creates storages. Views collapse onto their
-            root, so that planners see allocations, not tensors.
-Guarantee   Storage sizes are those that torch's own shape functions compute; they are compared
-            with the real allocations when ops are measured.
+            root, so that planners see allocations, not tensors; arguments remember how each looks.
+Guarantee   Storage sizes and layouts are those that torch's own shape functions compute; they are
+            compared with the real ones when ops are measured.
 Complexity  Linear in nodes and edges.
 Gaps        Static shapes only; an op that returns a new tensor and a view of an old one at once is
             refused.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx
+from msgspec.structs import replace
 
-from tightrope.capture import _torch, replays
+from tightrope.capture import _torch, variants
 from tightrope.capture.attribution import module_paths, source_line, target_name
-from tightrope.capture.program import Call, Program, tensor_of
-from tightrope.core import CaptureError, Flag, Graph, Kind, Op, OpId, Phase, Storage, StorageId
+from tightrope.capture.program import Program
+from tightrope.capture.typed import Writer, dtype_name, tensor_of, view_of
+from tightrope.core import (
+    CaptureError,
+    Flag,
+    Graph,
+    Input,
+    Kind,
+    Op,
+    OpId,
+    Part,
+    Phase,
+    Result,
+    Storage,
+    StorageId,
+    View,
+)
+from tightrope.core.graph import RETURN
+from tightrope.core.values import views
 
 _COLLECTIVE = ("_c10d_functional", "c10d", "c10d_functional")
 _KNOWN = ("aten", "prims", "prim", "_c10d_functional")
@@ -49,11 +68,20 @@ def build_program(
         phase_of: the phase of a node; default: torch's own forward and backward tags.
 
     Raises:
-        CaptureError: dynamic shapes, data-dependent values, or an op that is half a view.
+        CaptureError: dynamic shapes, data-dependent values, an op that is half a view, or an argument
+            that cannot be written down.
     """
-    builder = _Builder(module, kinds, phase_of or _phase)
-    builder.walk(num_forward_outputs, frozenset(user_outputs), frozenset(written))
-    return builder.finish(name, tuple(environment))
+    builder = _Builder(module, kinds, phase_of or _phase, num_forward_outputs)
+    user_outputs, written = frozenset(user_outputs), frozenset(written)
+    builder.walk(user_outputs, written)
+    program = builder.finish(name, tuple(environment))
+    return dataclasses.replace(
+        program,
+        rebuild=lambda module: build_program(
+            module, kinds, num_forward_outputs=num_forward_outputs, user_outputs=user_outputs,
+            written=written, name=name, environment=environment, phase_of=phase_of,
+        ),
+    )  # fmt: skip
 
 
 def _phase(node: torch.fx.Node) -> Phase:
@@ -61,9 +89,15 @@ def _phase(node: torch.fx.Node) -> Phase:
     return Phase.BACKWARD if backward else Phase.FORWARD
 
 
-def _tensors(value: Any) -> list[tuple[int | None, torch.Tensor]]:
+def is_tangent(node: torch.fx.Node) -> bool:
+    """Tell whether a node is the gradient of an output, handed over by the caller."""
+    return node.op == "placeholder" and str(node.target).startswith("tangents")
+
+
+def _tensors(value: Any) -> list[tuple[int, torch.Tensor]]:
+    """The tensors in a result by position; -1 where the result is the tensor."""
     if isinstance(value, torch.Tensor):
-        return [(None, value)]
+        return [(-1, value)]
     if isinstance(value, tuple | list):
         return [(position, item) for position, item in enumerate(value) if isinstance(item, torch.Tensor)]
     return []
@@ -77,84 +111,93 @@ class _Builder:
         module: torch.fx.GraphModule,
         kinds: Mapping[str, Kind],
         phase_of: Callable[[torch.fx.Node], Phase],
+        num_forward_outputs: int | None,
     ) -> None:
         self.module, self.kinds, self.phase_of = module, kinds, phase_of
         self.paths = module_paths(module.graph, phase_of)
         self.storages: list[Storage] = []
         self.by_key: dict[int, StorageId] = {}
-        self.storage_of: dict[torch.fx.Node, StorageId] = {}
-        self.roots: dict[StorageId, torch.fx.Node] = {}
-        self.views: dict[torch.fx.Node, Call] = {}
+        self.origin: dict[torch.fx.Node, int] = {}
+        self.writer = Writer(self.by_key, self.origin)
         self.ops: list[Op] = []
-        self.calls: dict[OpId, Call | None] = {}
-        self.replays: list[tuple[OpId, replays.Replay]] = []
-        self.split = -1
-
-    def walk(
-        self, num_forward_outputs: int | None, user_outputs: frozenset[int], written: frozenset[str]
-    ) -> None:
-        nodes = list(self.module.graph.nodes)
-        self.written = [node for node in nodes if node.op == "placeholder" and node.name in written]
-        self.outputs = tuple(_flat_outputs(nodes[-1]))
+        self.again: list[tuple[OpId, variants.Variant]] = []
+        self.parts: list[Part] = []
+        self.nodes = list(module.graph.nodes)
+        self.outputs = _flat_outputs(self.nodes[-1])
         self.num_forward = len(self.outputs) if num_forward_outputs is None else num_forward_outputs
+        placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        self.constants = [node for node in self.nodes if node.op == "get_attr" and node.users]
+        self.given = [node for node in placeholders if not is_tangent(node)] + self.constants
+        self.tangents = [node for node in placeholders if is_tangent(node)]
+        if self.num_forward == len(self.outputs):
+            self.given, self.tangents = [*placeholders, *self.constants], []
+
+    def walk(self, user_outputs: frozenset[int], written: frozenset[str]) -> None:
+        for number, node in enumerate((*self.given, *self.tangents)):
+            self._external(node, number)
+        self.written = [node for node in self.given if node.name in written]
         self.user_outputs = user_outputs
-        needed = _needed(nodes, self.outputs)
-        boundary = self._boundary(nodes, needed)
-        for position, node in enumerate(nodes):
+        needed = _needed(self.nodes, self.outputs)
+        boundary = self._boundary(needed)
+        for position, node in enumerate(self.nodes):
             if position == boundary and self.num_forward < len(self.outputs):
-                self._return_to_user()
-            if node.op in ("placeholder", "get_attr"):
-                self._external(node)
-            elif node.op == "call_function" and node in needed:
+                self._return_to_caller()
+            if node.op == "call_function" and node in needed:
                 self._call(node)
         self._mark_outputs()
+        inputs = self.tangents if self.parts else self.given
+        outputs = self.outputs[self.num_forward :] if self.parts else self.outputs
+        self._part(inputs, outputs)
 
-    def _boundary(self, nodes: list[torch.fx.Node], needed: set[torch.fx.Node]) -> int:
+    def _boundary(self, needed: set[torch.fx.Node]) -> int:
         """Position in the node list at which every forward output exists and no backward op ran."""
-        inside = _needed(nodes, self.outputs[: self.num_forward])
+        inside = _needed(self.nodes, self.outputs[: self.num_forward])
         last = -1
-        for position, node in enumerate(nodes):
+        for position, node in enumerate(self.nodes):
             forward = node in inside or (node in needed and node.meta.get("partitioner_tag") == "is_forward")
             if node.op == "call_function" and forward:
                 last = position
         return last + 1
 
-    def _external(self, node: torch.fx.Node) -> None:
-        value = self.module_constant(node) if node.op == "get_attr" else tensor_of(node)
+    def _external(self, node: torch.fx.Node, number: int) -> None:
+        value = self._constant(node) if node.op == "get_attr" else tensor_of(node)
         if not isinstance(value, torch.Tensor):
             if node.users:
                 raise CaptureError(
                     f"input {node.name!r} is a {type(value).__name__}: shapes must be static to be planned."
                 )
             return
+        if node.op == "get_attr":
+            node.meta.setdefault("val", value)
+        self.origin[node] = number
         kind = Kind.CONSTANT if node.op == "get_attr" else self.kinds.get(node.name, Kind.INPUT)
-        key = _torch.storage_key(value)
-        if key not in self.by_key:
-            self._add_storage(node, value, kind, external=True)
-        self.storage_of[node] = self.by_key[key]
+        for seen in (value, tensor_of(node)):  # a constant may stand behind a fake of its own
+            if _torch.storage_key(seen) not in self.by_key:
+                if seen is value:
+                    self._add_storage(value, kind, external=True)
+                else:
+                    self.by_key[_torch.storage_key(seen)] = self.by_key[_torch.storage_key(value)]
 
-    def module_constant(self, node: torch.fx.Node) -> Any:
+    def _constant(self, node: torch.fx.Node) -> Any:
         value: Any = self.module
         for part in str(node.target).split("."):
             value = getattr(value, part)
         return value
 
     def _add_storage(
-        self, node: torch.fx.Node, value: torch.Tensor, kind: Kind, *, external: bool = False
+        self, value: torch.Tensor, kind: Kind, *, external: bool = False, module: str = ""
     ) -> StorageId:
         storage = len(self.storages)
         shape = "x".join(map(str, value.shape)) or "scalar"
-        label = f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
+        label = f"{dtype_name(value.dtype)}[{shape}]"
         bytes_ = int(value.untyped_storage().nbytes())
-        module = "" if external else self.paths[node]
         self.storages.append(Storage(storage, bytes_, kind, external=external, label=label, module=module))
         self.by_key[_torch.storage_key(value)] = storage
-        if external:
-            self.roots[storage] = node
         return storage
 
     def _call(self, node: torch.fx.Node) -> None:
         if node.target.__class__.__name__ == "builtin_function_or_method" and "getitem" in str(node.target):
+            self._pass_on(node, node.args[0])
             return
         results = _tensors(tensor_of(node))
         if not results:
@@ -162,179 +205,173 @@ class _Builder:
                 f"{node.target} at {source_line(node)} gives no tensor: "
                 "data-dependent values cannot be planned."
             )
-        members = {user.args[1]: user for user in node.users if "getitem" in str(user.target)}
-        named: dict[int | None, torch.fx.Node] = {k: v for k, v in members.items() if isinstance(k, int)}
-        if isinstance(tensor_of(node), torch.Tensor):
-            named = {None: node}
-        assert callable(node.target)
-        call = Call(node.target, tuple(node.args), dict(node.kwargs), named)
         new = [value for _, value in results if _torch.storage_key(value) not in self.by_key]
-        if not new and not _is_mutable(node):
-            self._view(node, call, results)
+        mutates = self._mutates(node)
+        if not new and not mutates:
+            self._pass_on(node, next(iter(node.all_input_nodes), None))
             return
-        if len({_torch.storage_key(value) for value in new}) < len(results):
+        if new and len({_torch.storage_key(value) for value in new}) < len(results):
             raise CaptureError(
                 f"{node.target} at {source_line(node)} returns a new tensor together with a view of another "
                 "one: it cannot be planned."
             )
-        self._op(node, call, results)
+        self._op(node, results if new else [], mutates)
 
-    def _view(self, node: torch.fx.Node, call: Call, results: list[tuple[int | None, torch.Tensor]]) -> None:
-        self.views[node] = call
-        for position, value in results:
-            storage = self.by_key[_torch.storage_key(value)]
-            self.storage_of.setdefault(node, storage)
-            if position in call.results:
-                self.storage_of[call.results[position]] = storage
+    def _pass_on(self, node: torch.fx.Node, source: Any) -> None:
+        """Let a view of the caller's memory remember the input that it comes from."""
+        if source in self.origin:
+            self.origin[node] = self.origin[source]
 
-    def _op(self, node: torch.fx.Node, call: Call, results: list[tuple[int | None, torch.Tensor]]) -> None:
-        drawn = _torch.is_random(node.target) and replays.draws(node)
-        saved = replays.state_before(node) if drawn and not replays.has_mask(node) else None
-        state = self._save_state(node, saved) if saved is not None else -1
-        created = []
-        for position, value in results:
-            if value.untyped_storage().nbytes() == 0:
-                continue
-            storage = self._add_storage(node, value, Kind.ACTIVATION)
-            created.append(storage)
-            if position in call.results:
-                self.storage_of[call.results[position]] = storage
-                self.roots[storage] = call.results[position]
-        reads = self._reads(call)
-        op = len(self.ops)
-        replay = (
-            replays.replay_of(node, call, state, saved) if drawn else replays.without_statistics(node, call)
-        )
-        flags = _flags(node, drawn)
-        if replay is not None:
-            flags |= Flag.NEVER_RECOMPUTE  # its replay runs instead
-            self.replays.append((op, replay))
-        self.ops.append(
-            Op(
-                op, node.name, target_name(node.target), reads, tuple(created),
-                flags=flags, phase=self.phase_of(node),
-                module=self.paths[node], source=source_line(node),
-            )
-        )  # fmt: skip
-        self.calls[op] = call
-
-    def _save_state(self, node: torch.fx.Node, call: Call) -> StorageId:
-        """Add the op that saves the generator's state just before a random op."""
-        op, storage = len(self.ops), len(self.storages)
-        self.storages.append(
-            Storage(storage, replays.STATE_BYTES, Kind.RANDOM_STATE, label="generator state")
-        )
-        (root,) = call.results.values()
-        self.storage_of[root], self.roots[storage] = storage, root
-        flags = Flag.RANDOM | Flag.NEVER_RECOMPUTE
-        self.ops.append(
-            Op(
-                op,
-                root.name,
-                "tightrope.save_state",
-                (),
-                (storage,),
-                flags=flags,
-                phase=self.phase_of(node),
-                module=self.paths[node],
-            )
-        )
-        self.calls[op] = call
-        return storage
-
-    def _reads(self, call: Call) -> tuple[StorageId, ...]:
+    def _mutates(self, node: torch.fx.Node) -> tuple[StorageId, ...]:
+        """Storages that a call changes in place, by its schema."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            return ()
         found: set[StorageId] = set()
-        for node in input_nodes(call):
-            if node not in self.storage_of:
-                value = tensor_of(node)
-                if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() == 0:
-                    continue
-                raise CaptureError(f"{call.target} reads {node.name!r}, which is not a tensor of this graph.")
-            found.add(self.storage_of[node])
+        for position, argument in enumerate(schema.arguments):
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            if argument.is_write and given is not None:
+                found.update(view.base for view in views(self.writer.argument(given)))
+        if not found:
+            raise CaptureError(
+                f"{node.target} at {source_line(node)} changes a tensor in place, and its schema does not "
+                "say which: it cannot be planned."
+            )
         return tuple(sorted(found))
 
-    def _return_to_user(self) -> None:
-        nodes = [node for node in self.outputs[: self.num_forward] if isinstance(node, torch.fx.Node)]
-        reads = {self.storage_of[node] for node in nodes if node in self.storage_of}
-        written = {self.storage_of[node] for node in self.written if node in self.storage_of}
-        op = len(self.ops)
-        flags = Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
+    def _op(
+        self, node: torch.fx.Node, results: list[tuple[int, torch.Tensor]], mutates: tuple[StorageId, ...]
+    ) -> None:
+        drawn = _torch.is_random(node.target) and variants.draws(node)
+        state = self._save_state(node) if drawn and not variants.has_mask(node) else None
+        made: list[Result] = []
+        for position, value in results:
+            if value.untyped_storage().nbytes() > 0:
+                storage = self._add_storage(value, Kind.ACTIVATION, module=self.paths[node])
+                made.append(Result(position, view_of(value, storage)))
+        arguments, keywords = self.writer.arguments(node.args), self.writer.keywords(dict(node.kwargs))
+        variant = (
+            variants.without_statistics(node)
+            if not drawn
+            else variants.from_mask(node)
+            if state is None
+            else variants.from_state(node, state, [result.position for result in made])
+        )
+        flags = _flags(node, drawn=drawn, in_place=bool(mutates))
+        if variant is not None:
+            flags |= Flag.NEVER_RECOMPUTE  # its variant runs instead
+            self.again.append((len(self.ops), variant))
         self.ops.append(
             Op(
-                op,
-                "return_to_user",
-                "tightrope.return",
-                tuple(sorted(reads | written)),
-                mutates=tuple(sorted(written)),
-                flags=flags,
+                len(self.ops), node.name, target_name(node.target), _bases(arguments, keywords),
+                tuple(result.view.base for result in made), mutates, flags=flags, phase=self.phase_of(node),
+                module=self.paths[node], source=source_line(node),
+                arguments=arguments, keywords=keywords, results=tuple(made),
+            )
+        )  # fmt: skip
+
+    def _save_state(self, node: torch.fx.Node) -> torch.fx.Node:
+        """Add the op that saves the generator's state just before a random op; return its result."""
+        root = torch.fx.Node(node.graph, f"{node.name}_state", "call_function", _never, (), {})
+        value = tensor_of(node)
+        like = value if isinstance(value, torch.Tensor) else value[0]
+        made = like.new_empty(variants.STATE_BYTES, dtype=torch.uint8, device="cpu")
+        root.meta["val"] = made
+        storage = self._add_storage(made, Kind.RANDOM_STATE, module=self.paths[node])
+        self.storages[storage] = replace(self.storages[storage], label="generator state")
+        self.ops.append(
+            Op(
+                len(self.ops), root.name, "tightrope.save_state", (), (storage,),
+                flags=Flag.RANDOM | Flag.NEVER_RECOMPUTE, phase=self.phase_of(node), module=self.paths[node],
+                results=(Result(-1, view_of(made, storage)),),
+            )
+        )  # fmt: skip
+        return root
+
+    def _return_to_caller(self) -> None:
+        outputs = self.outputs[: self.num_forward]
+        arguments = self.writer.arguments(tuple(outputs))
+        reads = {view.base for value in arguments for view in views(value)} - {-1}
+        written = {self.by_key[_torch.storage_key(tensor_of(node))] for node in self.written}
+        self.ops.append(
+            Op(
+                len(self.ops), "return_to_caller", RETURN, tuple(sorted(reads | written)),
+                mutates=tuple(sorted(written)), flags=Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE,
+            )
+        )  # fmt: skip
+        self._part(self.given, outputs)
+
+    def _part(self, inputs: Sequence[torch.fx.Node], outputs: Sequence[Any]) -> None:
+        self.parts.append(
+            Part(
+                len(self.ops),
+                tuple(Input(node.name, self._input(node)) for node in inputs),
+                self.writer.arguments(tuple(outputs)),
             )
         )
-        self.calls[op] = None
-        self.split = op + 1
+
+    def _input(self, node: torch.fx.Node) -> View | None:
+        return self.writer.view(node) if isinstance(tensor_of(node), torch.Tensor) else None
 
     def _mark_outputs(self) -> None:
-        """Storages handed to the user stay to the end; those of the forward lie outside the arena."""
+        """Storages handed to the caller stay to the end; those of the forward lie outside the arena."""
         for position, node in enumerate(self.outputs):
-            storage = self.storage_of.get(node) if isinstance(node, torch.fx.Node) else None
+            value = tensor_of(node) if isinstance(node, torch.fx.Node) else None
+            storage = self.by_key.get(_torch.storage_key(value)) if isinstance(value, torch.Tensor) else None
             if storage is None or self.storages[storage].external:
                 continue
             old = self.storages[storage]
             forward = position < self.num_forward
             if forward and position not in self.user_outputs:
                 continue
-            self.storages[storage] = Storage(
-                old.id, old.bytes,
-                Kind.OUTPUT if forward else Kind.GRADIENT,
-                resident_at_end=True, outside=old.outside or forward, label=old.label, module=old.module,
-            )  # fmt: skip
+            self.storages[storage] = replace(
+                old,
+                kind=Kind.OUTPUT if forward else Kind.GRADIENT,
+                resident_at_end=True,
+                outside=old.outside or forward,
+            )
 
     def finish(self, name: str, environment: tuple[tuple[str, str], ...]) -> Program:
         again: list[Op] = []
-        for op, replay in self.replays:
-            base = self.ops[op]
-            if not all(node in self.storage_of for node in input_nodes(replay.call)):
+        for number, variant in self.again:
+            base = self.ops[number]
+            made = {result.position: result.view for result in base.results}
+            results = tuple(Result(p, made[q]) for p, q in sorted(variant.results.items()) if q in made)
+            if not results:
                 continue
-            created = tuple(
-                sorted(self.storage_of[n] for n in replay.call.results.values() if n in self.storage_of)
-            )
-            if not created:
+            try:
+                arguments = self.writer.arguments(variant.args)
+                keywords = self.writer.keywords(variant.kwargs)
+            except CaptureError:  # it reads what no op of the graph needed
                 continue
-            number = len(self.ops) + len(again)
+            created = tuple(sorted(result.view.base for result in results))
+            reads = _bases(arguments, keywords)
+            if set(reads) & set(created):
+                continue
+            identity = len(self.ops) + len(again)
             again.append(
                 Op(
-                    number, f"{base.name}_again", replay.name, self._reads(replay.call), created,
-                    phase=base.phase, module=base.module, source=base.source,
+                    identity, f"{base.name}_again", variant.target, reads, created, phase=base.phase,
+                    module=base.module, source=base.source,
+                    arguments=arguments, keywords=keywords, results=results,
                 )
             )  # fmt: skip
-            self.calls[number] = replay.call
-            self.ops[op] = _with_replay(base, number)
+            self.ops[number] = replace(base, variant=identity)
         graph = Graph(
-            tuple(self.ops),
-            tuple(self.storages),
-            tuple(again),
-            split=self.split,
-            name=name,
-            environment=environment,
+            tuple(self.ops), tuple(self.storages), tuple(again), tuple(self.parts), name, environment
         )
-        placeholders = tuple(self.module.graph.find_nodes(op="placeholder"))
-        return Program(
-            graph, self.module, self.calls, self.views, self.storage_of, self.roots,
-            placeholders, self.outputs, self.num_forward, self.user_outputs,
-        )  # fmt: skip
+        constants = tuple(self._constant(node) for node in self.constants)
+        return Program(graph, self.module, constants, self.by_key)
 
 
-def input_nodes(call: Call) -> list[torch.fx.Node]:
-    """List the tensor nodes among the arguments of a call, in order, with repeats."""
-    found: list[torch.fx.Node] = []
-    torch.fx.node.map_arg((call.args, call.kwargs), lambda node: found.append(node))
-    return found
+def _never(*_: Any) -> Any:
+    raise CaptureError("a node that only names a value was run.")
 
 
-def _with_replay(op: Op, replay: OpId) -> Op:
-    return Op(
-        op.id, op.name, op.target, op.reads, op.creates, op.mutates, op.ns, op.allocations,
-        op.flags, op.phase, op.module, op.source, replay,
-    )  # fmt: skip
+def _bases(*groups: Any) -> tuple[StorageId, ...]:
+    """Storages that arguments look into, ascending."""
+    values = [value[1] if isinstance(value, tuple) else value for group in groups for value in group]
+    return tuple(sorted({view.base for value in values for view in views(value)} - {-1}))
 
 
 def _flat_outputs(output: torch.fx.Node) -> list[Any]:
@@ -358,13 +395,11 @@ def _needed(nodes: list[torch.fx.Node], outputs: Sequence[Any]) -> set[torch.fx.
     return needed
 
 
-def _flags(node: torch.fx.Node, drawn: bool) -> Flag:
+def _flags(node: torch.fx.Node, *, drawn: bool, in_place: bool) -> Flag:
     flags = Flag.RANDOM if drawn else Flag.NONE
     namespace = getattr(node.target, "namespace", "")
     if namespace in _COLLECTIVE:
         flags |= Flag.COLLECTIVE
     elif namespace not in _KNOWN:
         flags |= Flag.OPAQUE | Flag.NEVER_RECOMPUTE
-    if _is_mutable(node):
-        flags |= Flag.IN_PLACE
-    return flags
+    return flags | Flag.IN_PLACE if in_place else flags

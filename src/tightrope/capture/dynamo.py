@@ -16,7 +16,8 @@ import torch.fx
 
 from tightrope.capture import _torch
 from tightrope.capture.build import build_program
-from tightrope.capture.program import Program, tensor_of
+from tightrope.capture.program import Program
+from tightrope.capture.typed import tensor_of
 from tightrope.core import CaptureError, Kind
 
 

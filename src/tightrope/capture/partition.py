@@ -9,7 +9,7 @@ Complexity  Linear in the nodes.
 Gaps        Static shapes only; a random op's mask is kept together with its result.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from tightrope.capture import _torch
 from tightrope.capture.build import build_program
+from tightrope.capture.program import Program
+from tightrope.capture.typed import tensor_of
+from tightrope.capture.variants import members
 from tightrope.core import CaptureError, Graph, Kind, Op, OpId, StorageId
 
 _ALIKE = frozenset(
@@ -36,7 +39,7 @@ class Joint:
 
     Attributes:
         module: as torch handed it over.
-        graph: its storages, with what torch's backward can make again: ops without replays.
+        graph: its storages, with what torch's backward can make again: ops without variants.
         storage_of: tensor node -> storage.
         roots: storage -> the node that is its root tensor.
         outputs: nodes that the forward returns.
@@ -71,19 +74,44 @@ def read_joint(module: torch.fx.GraphModule, *, num_forward_outputs: int) -> Joi
         written=written,
         name="joint graph",
     )
-    calls = {op: call.target for op, call in program.calls.items() if call is not None}
+    named = {node.name: node for node in copy.graph.nodes}
+    calls = {op.id: named[op.name].target for op in program.graph.ops if op.name in named}
     pointwise = frozenset(op for op, target in calls.items() if _is_pointwise(target))
-    returned = [node for node in program.outputs[:num_forward_outputs] if isinstance(node, torch.fx.Node)]
+    (output,) = copy.graph.find_nodes(op="output")
+    returned = [node for node in output.args[0][:num_forward_outputs] if isinstance(node, torch.fx.Node)]
     return Joint(
         module,
-        _without_replays(program.graph),
-        {original[node]: s for node, s in program.storage_of.items() if node in original},
-        {s: original[node] for s, node in program.roots.items() if node in original},
+        _without_variants(program.graph),
+        {original[node]: s for node, s in _storages(copy, program) if node in original},
+        {s: original[node] for s, node in _roots(named, program.graph) if node in original},
         tuple(original[node] for node in returned),
         num_forward_outputs,
         pointwise,
         pointwise | {op for op, target in calls.items() if _name(target) in _REDUCTIONS},
     )
+
+
+def _storages(module: torch.fx.GraphModule, program: Program) -> Iterator[tuple[torch.fx.Node, StorageId]]:
+    for node in module.graph.nodes:
+        value = tensor_of(node)
+        first = value[0] if isinstance(value, tuple | list) and value else value
+        if isinstance(first, torch.Tensor) and (key := _torch.storage_key(first)) in program.keys:
+            yield node, program.keys[key]
+
+
+def _roots(named: Mapping[str, torch.fx.Node], graph: Graph) -> Iterator[tuple[StorageId, torch.fx.Node]]:
+    """The node whose value is each storage's first tensor."""
+    inputs = {given.name: given.view for part in graph.parts for given in part.inputs}
+    for name, view in reversed(inputs.items()):
+        if view is not None:
+            yield view.base, named[name]
+    for op in graph.ops:
+        picked = members(named[op.name]) if op.name in named else {}
+        for result in op.results:
+            if result.position < 0:
+                yield result.view.base, named[op.name]
+            elif result.position in picked:
+                yield result.view.base, picked[result.position]
 
 
 def _without_writes(
@@ -113,8 +141,8 @@ def _name(target: object) -> str:
     return str(target).split(".")[1] if str(target).count(".") > 1 else str(target)
 
 
-def _without_replays(graph: Graph) -> Graph:
-    return replace(graph, ops=tuple(replace(op, replay=-1) for op in graph.ops), replays=())
+def _without_variants(graph: Graph) -> Graph:
+    return replace(graph, ops=tuple(replace(op, variant=-1) for op in graph.ops), variants=())
 
 
 def must_keep(graph: Graph) -> frozenset[StorageId]:

@@ -19,7 +19,7 @@ Gaps        An update stands in one place; a plan does not move it.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,38 +29,59 @@ import torch.fx
 from msgspec import structs
 
 from tightrope.capture import _torch
-from tightrope.capture.build import build_program
-from tightrope.capture.program import Call, Program, tensor_of
-from tightrope.core import Allocation, CaptureError, Flag, Kind, Nanoseconds, Op, OpId, Phase, StorageId
+from tightrope.capture.build import build_program, is_tangent
+from tightrope.capture.program import Program
+from tightrope.capture.typed import tensor_of
+from tightrope.core import (
+    Allocation,
+    CaptureError,
+    Flag,
+    Kind,
+    Nanoseconds,
+    Op,
+    OpId,
+    Phase,
+    StorageId,
+    View,
+)
+from tightrope.price.kernels import own_gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How one parameter is updated; the target gets (parameter, gradient, *state, settings).
+    """How one parameter is updated; the kernel gets (parameter, gradient, *state, settings).
 
     Attributes:
-        name: of the op, e.g. ``tightrope.adam_``.
-        target: changes parameter and state in place and returns None.
+        target: name of the kernel, which changes parameter and state in place and returns None.
+        flags: settings that decide which tensors and temporaries it needs.
         label: name of the parameter, for people.
         ns: time of one run.
         allocations: temporaries of one run, in order.
     """
 
-    name: str
-    target: Callable[..., None]
+    target: str
+    flags: tuple[bool, ...]
     label: str
     ns: Nanoseconds
     allocations: tuple[Allocation, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """Nodes around one update: what it changes, and what it reads."""
+class Wanted:
+    """What the update of a parameter needs besides its gradient: state tensors, and how many settings."""
 
-    parameter: torch.fx.Node
-    gradient: torch.fx.Node
-    state: tuple[torch.fx.Node, ...]
-    settings: torch.fx.Node
+    state: tuple[torch.Tensor, ...]
+    num_settings: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Positions of inputs and outputs around one update: what it changes, and what it reads."""
+
+    parameter: int
+    gradient: int
+    state: tuple[int, ...]
+    settings: int
 
 
 @dataclass(frozen=True)
@@ -69,8 +90,8 @@ class Whole:
 
     Attributes:
         program: computes the outputs, then the gradients in ``kept``, then those in ``trained``; its
-            placeholders are the captured ones, then all state tensors, then all settings.
-        trained: position of a parameter's placeholder -> nodes around its update.
+            inputs are the captured ones, then all state tensors, then all settings, then constants.
+        trained: position of a parameter among the inputs -> positions around its update.
         kept: positions of the parameters whose gradients are returned.
         num_outputs: outputs before the gradients.
     """
@@ -81,54 +102,72 @@ class Whole:
     num_outputs: int
 
 
+class _Captured:
+    """The captured forward and backward as nodes."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        graph = program.module.graph
+        placeholders = graph.find_nodes(op="placeholder")
+        self.inputs = [node for node in placeholders if not is_tangent(node)]
+        self.tangents = [node for node in placeholders if is_tangent(node)]
+        (output,) = graph.find_nodes(op="output")
+        num = len(program.graph.parts[0].outputs)
+        self.outputs, self.gradients = list(output.args[0])[:num], list(output.args[0])[num:]
+
+
 def tangent_shapes(program: Program) -> list[tuple[int, ...]]:
     """List the shapes of the outputs whose gradients the backward starts from; one loss is ``[()]``."""
-    return [tuple(tensor_of(node).shape) for node in program.placeholders if _is_tangent(node)]
+    if not program.has_backward:
+        return []
+    return [given.view.shape for given in program.graph.parts[1].inputs if given.view is not None]
 
 
 def trained_positions(program: Program) -> tuple[int, ...]:
-    """List the positions of the placeholders that get a gradient.
+    """List the positions of the inputs that get a gradient.
 
     Raises:
         CaptureError: the loss is not a scalar, or something besides the loss has a gradient.
     """
-    inputs = [node for node in program.placeholders if not _is_tangent(node)]
+    captured = _Captured(program)
     shapes = tangent_shapes(program)
-    gradients = program.outputs[program.num_forward_outputs :]
     if len(shapes) != 1 or math.prod(shapes[0]) != 1:
         raise CaptureError(
             f"the step has gradients to start from in shapes {shapes}: the function must return the loss, "
             "a tensor with one element, first, and nothing else that depends on the parameters may be kept."
         )
-    if len(gradients) != len(inputs):
+    if len(captured.gradients) != len(captured.inputs):
         raise CaptureError(
-            f"{len(gradients)} gradients for {len(inputs)} inputs: this torch builds its graphs differently."
+            f"{len(captured.gradients)} gradients for {len(captured.inputs)} inputs: this torch builds its "
+            "graphs differently."
         )
-    return tuple(position for position, node in enumerate(gradients) if isinstance(node, torch.fx.Node))
+    gradients = enumerate(captured.gradients)
+    return tuple(position for position, node in gradients if isinstance(node, torch.fx.Node))
 
 
-def whole_program(program: Program, states: Mapping[int, Sequence[torch.Tensor]]) -> Whole:
+def whole_program(program: Program, wanted: Mapping[int, Wanted]) -> Whole:
     """Join a captured forward and backward into one part.
 
     Args:
         program: as captured, with its loss as the only output that has a gradient.
-        states: position of a parameter's placeholder -> its optimizer state, possibly empty, for
-            every parameter that is updated; gradients of the others are returned.
+        wanted: position of a parameter among the inputs -> what its update needs, for every parameter
+            that is updated; gradients of the others are returned.
 
     Raises:
         CaptureError: see `trained_positions`.
     """
     positions = trained_positions(program)
     join = _Join(program)
-    trained = join.placeholders({at: states[at] for at in positions if at in states})
+    updated = {at: wanted[at] for at in positions if at in wanted}
+    trained = join.placeholders(updated)
     join.copy_rest()
-    outputs = [join.copied(node) for node in program.outputs[: program.num_forward_outputs]]
-    gradients = program.outputs[program.num_forward_outputs :]
-    kept = tuple(at for at in positions if at not in states)
+    captured = join.captured
+    outputs = [join.copied(node) for node in captured.outputs]
+    kept = tuple(at for at in positions if at not in wanted)
     taken = {key for node in outputs if (key := _key(node)) is not None}
-    returned = [join.gradient(at, gradients[at], taken) for at in kept]
-    used = {at: join.gradient(at, gradients[at], None) for at in trained}
-    join.graph.output((*outputs, *returned, *used.values()))
+    returned = [join.gradient(at, captured.gradients[at], taken) for at in kept]
+    used = [join.gradient(at, captured.gradients[at], None) for at in trained]
+    join.graph.output((*outputs, *returned, *used))
     built = build_program(
         torch.fx.GraphModule(program.module, join.graph),
         join.kinds(),
@@ -136,13 +175,9 @@ def whole_program(program: Program, states: Mapping[int, Sequence[torch.Tensor]]
         name=f"{program.graph.name} (whole step)",
         environment=program.graph.environment,
     )
-    nodes = {at: replace(trained[at], gradient=used[at]) for at in trained}
-    return Whole(built, nodes, kept, len(outputs))
-
-
-def own_gradient(gradient: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """Copy a gradient into memory of its own, laid out like its parameter, as autograd would."""
-    return gradient.new_empty_strided(gradient.shape, stride).copy_(gradient)
+    first = len(outputs) + len(returned)
+    placed = {at: replace(one, gradient=first + number) for number, (at, one) in enumerate(trained.items())}
+    return Whole(built, placed, kept, len(outputs))
 
 
 def with_updates(whole: Whole, program: Program, updates: Mapping[int, Update]) -> Program:
@@ -157,34 +192,27 @@ def with_updates(whole: Whole, program: Program, updates: Mapping[int, Update]) 
         A program of one part that returns the outputs and the kept gradients.
     """
     graph = program.graph
+    (part,) = graph.parts
     ready = _ready_after(program, whole)
     due: dict[OpId, list[int]] = {}
     for at in whole.trained:
         due.setdefault(ready[at], []).append(at)
     ops: list[Op] = []
-    calls: dict[OpId, Call | None] = {}
     more = len(updates)
 
-    def append(op: Op, call: Call | None) -> None:
-        calls[len(ops)] = call
-        ops.append(structs.replace(op, id=len(ops), replay=op.replay + more if op.replay >= 0 else -1))
+    def append(op: Op) -> None:
+        variant = op.variant + more if op.variant >= 0 else -1
+        ops.append(structs.replace(op, id=len(ops), variant=variant))
 
     for done in range(-1, len(graph.ops)):
         if done >= 0:
-            append(graph.ops[done], program.calls[done])
+            append(graph.ops[done])
         for at in due.get(done, ()):
-            append(*_update(program, whole.trained[at], updates[at]))
-    again = tuple(structs.replace(op, id=op.id + more) for op in graph.replays)
-    calls.update({op.id + more: program.calls[op.id] for op in graph.replays})
-    outputs = program.outputs[: whole.num_outputs + len(whole.kept)]
-    return replace(
-        program,
-        graph=structs.replace(graph, ops=tuple(ops), replays=again),
-        calls=calls,
-        outputs=outputs,
-        num_forward_outputs=len(outputs),
-        user_outputs=frozenset(range(len(outputs))),
-    )
+            append(_update(program, whole.trained[at], updates[at]))
+    again = tuple(structs.replace(op, id=op.id + more) for op in graph.variants)
+    outputs = part.outputs[: whole.num_outputs + len(whole.kept)]
+    whole_part = structs.replace(part, end=len(ops), outputs=outputs)
+    return replace(program, graph=structs.replace(graph, ops=tuple(ops), variants=again, parts=(whole_part,)))
 
 
 def with_summaries(whole: Whole, summarize: Callable[[torch.Tensor], Any]) -> torch.fx.GraphModule:
@@ -193,33 +221,43 @@ def with_summaries(whole: Whole, summarize: Callable[[torch.Tensor], Any]) -> to
     A summary is taken as soon as its gradient is there, so that the gradient need not be kept.
     """
     module = whole.program.module
+    (output,) = module.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    first = whole.num_outputs + len(whole.kept)
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     summaries: dict[torch.fx.Node, torch.fx.Node] = {}
-    gradients = {trained.gradient for trained in whole.trained.values()}
     for node in module.graph.nodes:
         if node.op == "output":
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        if node in gradients:
+        if node in results[first:]:
             summaries[node] = graph.call_function(summarize, (copies[node],))
-    returned = whole.program.outputs[: whole.num_outputs + len(whole.kept)]
-    results = [copies[node] if isinstance(node, torch.fx.Node) else node for node in returned]
-    results += [summaries[trained.gradient] for trained in whole.trained.values()]
-    graph.output(tuple(results))
+    kept = [copies[node] if isinstance(node, torch.fx.Node) else node for node in results[:first]]
+    graph.output((*kept, *(summaries[node] for node in results[first:])))
     return torch.fx.GraphModule(module, graph)
 
 
-def _update(program: Program, nodes: Trained, update: Update) -> tuple[Op, Call]:
-    changed = {program.storage_of[node] for node in (nodes.parameter, *nodes.state)}
-    reads = changed | {program.storage_of[nodes.gradient]}
+def _views(program: Program, nodes: Trained) -> tuple[View, View, tuple[View, ...], View]:
+    (part,) = program.graph.parts
+    found = [part.inputs[at].view for at in (nodes.parameter, *nodes.state, nodes.settings)]
+    gradient = part.outputs[nodes.gradient]
+    assert isinstance(gradient, View)
+    parameter, *state, settings = [view for view in found if view is not None]
+    return parameter, gradient, tuple(state), settings
+
+
+def _update(program: Program, nodes: Trained, update: Update) -> Op:
+    parameter, gradient, state, settings = _views(program, nodes)
+    changed = {view.base for view in (parameter, *state)}
     module, _, _ = update.label.rpartition(".")
-    op = Op(
-        0, f"update_{nodes.parameter.name}", update.name, tuple(sorted(reads)),
+    return Op(
+        0, f"update_{nodes.parameter}", update.target,
+        tuple(sorted({*changed, gradient.base, settings.base})),
         mutates=tuple(sorted(changed)), ns=update.ns, allocations=update.allocations,
         flags=Flag.IN_PLACE | Flag.NEVER_RECOMPUTE, phase=Phase.OPTIMIZER, module=module,
+        arguments=(parameter, gradient, *state, settings, *update.flags),
     )  # fmt: skip
-    return op, Call(update.target, (nodes.parameter, nodes.gradient, *nodes.state, nodes.settings), {}, {})
 
 
 def _ready_after(program: Program, whole: Whole) -> dict[int, OpId]:
@@ -229,55 +267,59 @@ def _ready_after(program: Program, whole: Whole) -> dict[int, OpId]:
         for storage in (*op.reads, *op.creates):
             last[storage] = op.id
     made = {storage: op.id for op in program.graph.ops for storage in op.creates}
-    return {
-        at: max(
-            made.get(program.storage_of[nodes.gradient], -1),
-            *(last.get(program.storage_of[node], -1) for node in (nodes.parameter, *nodes.state)),
-        )
-        for at, nodes in whole.trained.items()
-    }
+    found = {}
+    for at, nodes in whole.trained.items():
+        parameter, gradient, state, _ = _views(program, nodes)
+        changed = (last.get(view.base, -1) for view in (parameter, *state))
+        found[at] = max(made.get(gradient.base, -1), *changed)
+    return found
 
 
 class _Join:
     """The new graph while it is written; lives for one call of `whole_program`."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        self.captured = _Captured(program)
         self.graph = torch.fx.Graph()
         self.copies: dict[torch.fx.Node, torch.fx.Node] = {}
-        self.inputs = [node for node in program.placeholders if not _is_tangent(node)]
         self.state: list[torch.fx.Node] = []
 
     def copied(self, node: Any) -> Any:
         return self.copies[node] if isinstance(node, torch.fx.Node) else node
 
-    def placeholders(self, states: Mapping[int, Sequence[torch.Tensor]]) -> dict[int, Trained]:
+    def placeholders(self, wanted: Mapping[int, Wanted]) -> dict[int, Trained]:
         """Write the captured inputs, then a placeholder per state tensor, then one per settings."""
-        for node in self.inputs:
+        inputs = self.captured.inputs
+        for node in inputs:
             self.copies[node] = self.graph.node_copy(node)
-        found: dict[int, tuple[torch.fx.Node, ...]] = {}
-        for at, tensors in states.items():
-            like = tensor_of(self.inputs[at])
-            found[at] = tuple(self._state(at, k, like, tensor) for k, tensor in enumerate(tensors))
-        settings = {at: self.graph.placeholder(f"settings_{at}") for at in states}
-        return {
-            at: Trained(self.copies[self.inputs[at]], self.copies[self.inputs[at]], found[at], settings[at])
-            for at in states
-        }
+        count = len(inputs)
+        state: dict[int, tuple[int, ...]] = {}
+        for at, needs in wanted.items():
+            like = tensor_of(inputs[at])
+            for number, tensor in enumerate(needs.state):
+                made = like.new_empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                self.state.append(self._placeholder(f"state_{at}_{number}", made))
+            state[at] = tuple(range(count, count + len(needs.state)))
+            count += len(needs.state)
+        found = {}
+        for number, (at, needs) in enumerate(wanted.items()):
+            made = tensor_of(inputs[at]).new_empty(needs.num_settings, dtype=torch.float64)
+            self._placeholder(f"settings_{at}", made)
+            found[at] = Trained(at, -1, state[at], count + number)
+        return found
 
-    def _state(self, at: int, number: int, like: torch.Tensor, tensor: torch.Tensor) -> torch.fx.Node:
-        node = self.graph.placeholder(f"state_{at}_{number}")
-        node.meta["val"] = like.new_empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        self.state.append(node)
+    def _placeholder(self, name: str, value: torch.Tensor) -> torch.fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["val"] = value
         return node
 
     def copy_rest(self) -> None:
         """Copy everything else; the tangent becomes a one just before its first reader."""
-        for node in self.program.module.graph.nodes:
+        for node in self.captured.program.module.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
             for source in node.all_input_nodes:
-                if source not in self.copies and _is_tangent(source):
+                if source not in self.copies and is_tangent(source):
                     self.copies[source] = self._one(source)
             self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__)
 
@@ -302,11 +344,11 @@ class _Join:
             taken: storages that are handed out already; None when the gradient is only read.
         """
         source: torch.fx.Node = self.copied(node)
-        parameter = tensor_of(self.inputs[at])
+        parameter = tensor_of(self.captured.inputs[at])
         value = tensor_of(source)
         key = _key(source)
         assert key is not None
-        given = {_key(placeholder) for placeholder in self.inputs}
+        given = {_key(placeholder) for placeholder in self.captured.inputs}
         plain = _same_layout(value, parameter) and key not in given
         if taken is not None:
             whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
@@ -321,12 +363,12 @@ class _Join:
             return self._call(own_gradient, (source, stride), {}, made)
 
     def kinds(self) -> dict[str, Kind]:
-        graph, storage_of = self.program.graph, self.program.storage_of
-        known = {
-            self.copies[node].name: graph.storages[storage_of[node]].kind
-            for node in self.inputs
-            if node in storage_of
-        }
+        program = self.captured.program
+        known = {}
+        for node in self.captured.inputs:
+            key = _key(node)
+            if key is not None and key in program.keys:
+                known[self.copies[node].name] = program.graph.storages[program.keys[key]].kind
         return known | {node.name: Kind.OPTIMIZER_STATE for node in self.state}
 
 
@@ -341,7 +383,3 @@ def _same_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
         size == 1 or mine == yours
         for size, mine, yours in zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
     )
-
-
-def _is_tangent(node: torch.fx.Node) -> bool:
-    return node.op == "placeholder" and str(node.target).startswith("tangents")

@@ -282,7 +282,7 @@ def judge(plan: PlanFile, graph: GraphFile = None, machine: Machine = None, json
 
     Exit code 0: it holds; 3: it does not.
     """
-    from tightrope.judge import problems
+    from tightrope.lower import problems
     from tightrope.plan.foreign import read_source
 
     found = Plan.load(plan)

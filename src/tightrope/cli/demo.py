@@ -21,13 +21,13 @@ from tightrope.capture import capture_program, measured
 from tightrope.cli.demo_nets import JOBS
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError, format_bytes, parse_bytes
 from tightrope.plan import smallest, solve
+from tightrope.run.accounts import accounts
+from tightrope.run.check import digest
 from tightrope.run.compile import compile as compile_model
-from tightrope.run.compile import handle_of
-from tightrope.run.ledger import ledger
-from tightrope.run.progress import Progress
-from tightrope.run.refusal import RESERVE
+from tightrope.run.compile import compiled_of
 from tightrope.run.report import report
-from tightrope.run.verify import digest
+from tightrope.run.room import RESERVE
+from tightrope.run.status import StatusLine
 
 _SHARES = (1.0, 0.75, 0.55, 0.0)
 """Budgets: bytes held anyway + this share of the way from the smallest feasible step to the full one."""
@@ -102,10 +102,10 @@ class _Demo:
 
     def __init__(self, name: str, steps: int, console: Console | None) -> None:
         self.name, self.steps, self.console = name, steps, console
-        self.progress = Progress(lines=True)
+        self.progress = StatusLine(lines=True)
 
     def run(self, budget: str | None) -> list[Row]:
-        ledger()  # installs the allocator hook, so that every tensor from here on is counted
+        accounts()  # installs the allocator hook, so that every tensor from here on is counted
         job = JOBS[self.name]()
         self.batches = list(itertools.islice(job.batches, self.steps))
         self._print(f"\n{job.title}: {self.steps} steps, SGD with momentum, one thread")
@@ -124,8 +124,8 @@ class _Demo:
         self._print(
             f"smallest feasible step: {found} above what is held anyway, proved >= {bound}; set by {name}"
         )
-        if ledger().allocator is None:
-            self._print(ledger().note)
+        if accounts().allocator is None:
+            self._print(accounts().note)
         return rows
 
     def _fresh(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -142,7 +142,7 @@ class _Demo:
         model, _ = self._fresh()
         with self.progress.task("capturing and measuring ops", 1):
             program, real = capture_program(model, self.batches[0])
-            graph = measured(program, real, ledger().allocator).graph
+            graph = measured(program, real, accounts().allocator).graph
         with self.progress.task("looking for the smallest budget", 1):
             return graph, solve(graph, budget=2**60, planner="given"), smallest(graph)
 
@@ -175,7 +175,7 @@ class _Demo:
             return row
         seen = report(model)
         names = ("forecast_peak", "observed_peak", "arena", "persistent", "observed_total", "num_recomputed")
-        ledger().release(handle_of(model))
+        accounts().release(compiled_of(model))
         row = Row(
             self.name,
             label,
@@ -250,8 +250,8 @@ def _most_recomputed(found: tuple[tuple[str, str, int], ...]) -> str:
 
 def _held(model: torch.nn.Module, batches: Sequence[Batch]) -> Bytes:
     """Bytes charged now, the parameters and buffers of ``model`` and all batches included."""
-    ledger().note_tensors(itertools.chain(model.parameters(), model.buffers(), *batches))
-    return ledger().charged()
+    accounts().note_tensors(itertools.chain(model.parameters(), model.buffers(), *batches))
+    return accounts().charged()
 
 
 def _clean() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 from tightrope.cli.target import captured
 from tightrope.core import Buffer, Graph, Machine, parse_bytes
-from tightrope.plan import base_schedule, lower_bound, timeline
+from tightrope.lower import lower, timeline
+from tightrope.plan import base_schedule, lower_bound
 from tightrope.price import price_graph
 
 _NUM_SHOWN = 20
@@ -32,7 +33,7 @@ def estimate_step(target: str, budget: str | None, machine: Machine) -> dict[str
 
 def describe(graph: Graph, budget: str | None, machine: Machine) -> dict[str, Any]:
     """Say whether the given order of a graph fits, and what is alive at its peak."""
-    trace = timeline(graph, base_schedule(graph))
+    trace = timeline(lower(graph, base_schedule(graph), machine))
     profile = trace.profile()
     peak = max(profile, default=0)
     at = profile.index(peak) if profile else 0

@@ -7,9 +7,8 @@ from typing import Literal
 
 from tightrope.cli import show
 from tightrope.core import Machine, Plan, parse_bytes
-from tightrope.plan import PlanCache, base_schedule, solve, timeline
+from tightrope.plan import PlanCache, solve, whole_bytes
 from tightrope.plan.foreign import Source
-from tightrope.plan.timeline import peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ def plan_source(source: Source, request: Request) -> tuple[Plan, float]:
         InfeasibleError: no plan fits.
     """
     began, graph = time.process_time(), source.graph
-    whole = graph.persistent + peak_bytes(graph, timeline(graph, base_schedule(graph)))
+    whole = whole_bytes(graph)
     asked = parse_bytes(request.budget, whole=whole)
     with show.searching(asked) as report:
         found = solve(

@@ -14,7 +14,7 @@ from rich.text import Text
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, format_bytes
 from tightrope.plan import Progress
 from tightrope.plan.foreign import Source
-from tightrope.run.progress import Progress as StatusLine
+from tightrope.run.status import StatusLine
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The types: graphs, machines, limits, schedules, plans, traces. No torch, no solver."""
+"""The types: graphs, machines, limits, schedules, plans, executables, traces. No torch, no solver."""
 
-from tightrope.core.blocks import Block, Conflict, Piece, Space
+from tightrope.core.blocks import Block, Conflict, Piece
 from tightrope.core.certificate import (
     Barrier,
     Case,
@@ -25,20 +25,22 @@ from tightrope.core.errors import (
     TightropeError,
     VerificationError,
 )
-from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage
-from tightrope.core.machine import Limits, Machine, Tier
-from tightrope.core.plan import (
-    Compute,
-    Forecast,
-    Free,
-    PageIn,
-    PageOut,
-    Plan,
-    Reason,
-    Schedule,
-    Step,
-    Wait,
+from tightrope.core.executable import (
+    Alloc,
+    Copy,
+    Executable,
+    Instruction,
+    Release,
+    Resume,
+    Return,
+    Run,
+    Sync,
 )
+from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage, fitted
+from tightrope.core.machine import Limits, Machine, Tier
+from tightrope.core.plan import Forecast, Plan, Reason
+from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Step, Wait
+from tightrope.core.space import Space
 from tightrope.core.trace import (
     BudgetPoint,
     Buffer,
@@ -65,10 +67,13 @@ from tightrope.core.units import (
     printable,
     round_up,
 )
+from tightrope.core.values import Argument, Input, Items, Name, Part, Result, View
 
 __all__ = [
     "ALIGNMENT",
+    "Alloc",
     "Allocation",
+    "Argument",
     "Barrier",
     "Block",
     "BudgetPoint",
@@ -83,10 +88,12 @@ __all__ = [
     "Choice",
     "Compute",
     "Conflict",
+    "Copy",
     "Counter",
     "Cover",
     "Event",
     "EventPhase",
+    "Executable",
     "FingerprintError",
     "Fixing",
     "Flag",
@@ -95,12 +102,16 @@ __all__ = [
     "Graph",
     "Held",
     "InfeasibleError",
+    "Input",
     "InputPath",
+    "Instruction",
+    "Items",
     "JudgeError",
     "Kind",
     "Limits",
     "Machine",
     "Module",
+    "Name",
     "Nanoseconds",
     "NativeError",
     "Offset",
@@ -108,11 +119,17 @@ __all__ = [
     "OpId",
     "PageIn",
     "PageOut",
+    "Part",
     "Phase",
     "Piece",
     "Plan",
     "PlanFileError",
     "Reason",
+    "Release",
+    "Result",
+    "Resume",
+    "Return",
+    "Run",
     "Schedule",
     "Space",
     "Split",
@@ -123,11 +140,14 @@ __all__ = [
     "Storage",
     "StorageId",
     "Summary",
+    "Sync",
     "Tier",
     "TightropeError",
     "Trace",
     "VerificationError",
+    "View",
     "Wait",
+    "fitted",
     "format_bytes",
     "format_time",
     "parse_bytes",

@@ -110,19 +110,6 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """One memory with addresses of its own.
-
-    Attributes:
-        name: what blocks call it.
-        capacity: bytes.
-    """
-
-    name: str
-    capacity: Bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Conflict:
     """A small set of intervals that was not placed within a capacity.
 

@@ -5,9 +5,12 @@ The unit of memory is the storage (one allocation), not the tensor: views, ``det
 and may mutate some in place. ``ops`` stands in the order in which the captured program ran; that
 order is the *base order*, and every op of it runs at least once.
 
-An op that must never be drawn twice (dropout, random numbers) may have a *replay*: another op in
-``replays`` that creates the same storage bit for bit from what was kept (a mask, a generator
-state). Replays never run in the base order; a schedule uses them to recompute.
+An op that must never be drawn twice (dropout, random numbers) may have a *recompute variant*: another
+op in ``variants`` that creates the same storage bit for bit from what was kept (a mask, a generator
+state). Variants never run in the base order; a schedule uses them to recompute.
+
+Control may go to the caller in between and come back, any number of times: see `Part`. With the
+arguments of its ops and the inputs and outputs of its parts, a graph is all that running it needs.
 
     inside one op, time runs over its allocation events:
 
@@ -17,6 +20,7 @@ state). Replays never run in the base order; a schedule uses them to recompute.
 """
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from enum import IntFlag, StrEnum
 from functools import cached_property
@@ -34,8 +38,11 @@ from tightrope.core.units import (
     printable,
     round_up,
 )
+from tightrope.core.values import Argument, Part, Result
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+RETURN: Final = "tightrope.return"
+"""Target of the op that hands the outputs of a part over to the caller."""
 
 
 class Kind(StrEnum):
@@ -124,7 +131,7 @@ class Op(msgspec.Struct, frozen=True):
     """One node of the graph.
 
     Attributes:
-        id: position in ``Graph.ops``, or ``len(ops) + position`` in ``Graph.replays``.
+        id: position in ``Graph.ops``, or ``len(ops) + position`` in ``Graph.variants``.
         name: unique name in the captured program.
         target: what runs, e.g. ``aten.mm.default``.
         reads: storages that must be present, ascending, without repeats.
@@ -137,7 +144,10 @@ class Op(msgspec.Struct, frozen=True):
         phase: part of the step.
         module: module path, e.g. ``transformer.h.3.mlp``.
         source: ``file:line`` of the user's code.
-        replay: op in ``Graph.replays`` to run instead when this op is recomputed, or -1.
+        variant: op in ``Graph.variants`` to run instead when this op is recomputed, or -1.
+        arguments: positional arguments; their views look into ``reads``.
+        keywords: keyword arguments, by name.
+        results: how the storages that it creates look, one each.
     """
 
     id: OpId
@@ -152,12 +162,15 @@ class Op(msgspec.Struct, frozen=True):
     phase: Phase = Phase.FORWARD
     module: str = ""
     source: str = ""
-    replay: OpId = -1
+    variant: OpId = -1
+    arguments: tuple[Argument, ...] = ()
+    keywords: tuple[tuple[str, Argument], ...] = ()
+    results: tuple[Result, ...] = ()
 
     @property
     def recomputable(self) -> bool:
-        """Whether a schedule may run this op, or its replay, again."""
-        if self.replay >= 0:
+        """Whether a schedule may run this op, or its variant, again."""
+        if self.variant >= 0:
             return True
         blocked = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
         return not (self.flags & blocked or self.mutates)
@@ -174,30 +187,32 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
     Attributes:
         ops: the base order.
         storages: all storages; ``storages[i].id == i``.
-        replays: alternative producers, see the module text.
-        split: number of leading ops that run before control returns to the user (the forward of a
-            model whose loss is computed outside); ``len(ops)`` when nothing comes in between.
+        variants: alternative producers, see the module text.
+        parts: stretches of ops between which the caller has control; empty = one, without inputs or
+            outputs that are known.
         name: for people.
         environment: what a plan depends on besides the structure: device, thread count, versions.
+        alignment: temporaries of kernels are charged in multiples of this.
         schema: version of this layout.
     """
 
     ops: tuple[Op, ...]
     storages: tuple[Storage, ...]
-    replays: tuple[Op, ...] = ()
-    split: StepIndex = -1
+    variants: tuple[Op, ...] = ()
+    parts: tuple[Part, ...] = ()
     name: str = ""
     environment: tuple[tuple[str, str], ...] = ()
-    schema: Literal[1] = SCHEMA_VERSION
+    alignment: Bytes = ALIGNMENT
+    schema: Literal[2] = SCHEMA_VERSION
 
     def op(self, op: OpId) -> Op:
-        """Look up an op of the base order or a replay."""
-        return self.ops[op] if op < len(self.ops) else self.replays[op - len(self.ops)]
+        """Look up an op of the base order or a variant."""
+        return self.ops[op] if op < len(self.ops) else self.variants[op - len(self.ops)]
 
     def all_ops(self) -> Iterator[Op]:
-        """Iterate over the base order, then the replays."""
+        """Iterate over the base order, then the variants."""
         yield from self.ops
-        yield from self.replays
+        yield from self.variants
 
     def allocations(self, op: Op) -> tuple[Allocation, ...]:
         """List the allocations of ``op``; without a measurement, its created storages in order."""
@@ -214,9 +229,34 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
         return sum(storage.size for storage in self.storages if storage.external)
 
     @cached_property
-    def boundary(self) -> StepIndex:
-        """Number of leading ops before control returns to the user."""
-        return len(self.ops) if self.split < 0 else self.split
+    def boundaries(self) -> tuple[StepIndex, ...]:
+        """Numbers of leading ops after which control goes to the caller and comes back, ascending."""
+        return tuple(part.end for part in self.parts[:-1])
+
+    def part_of(self, op: OpId) -> int:
+        """Tell which part an op of the base order belongs to."""
+        return bisect_right(self.boundaries, op)
+
+    def handover(self, op: OpId) -> StepIndex:
+        """First op of the next part: what ``op`` makes for the caller must be there before it runs.
+
+        ``len(ops)`` in the last part.
+        """
+        part = self.part_of(op)
+        return self.boundaries[part] if part < len(self.boundaries) else len(self.ops)
+
+    def elsewhere(self, op: OpId) -> tuple[StepIndex, StepIndex]:
+        """The stretch ``[start, end)`` between the two parts of the call that ``op`` belongs to.
+
+        In it ops of other calls run, or nothing does: the op is not recomputed there, so that calls
+        may come back in any order.
+        """
+        if not self.boundaries:
+            return 0, 0
+        part = self.part_of(op)
+        later = (k for k in range(part + 1, len(self.parts)) if self.parts[k].call == self.parts[part].call)
+        back = next(later, None)
+        return self.parts[part].end, len(self.ops) if back is None else self.parts[back - 1].end
 
     @cached_property
     def base_ns(self) -> Nanoseconds:
@@ -225,16 +265,39 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash the structure, shapes, dtypes and environment; times and temporaries are left out."""
+        """Hash structure, arguments, shapes, dtypes and environment.
+
+        Times, temporaries and the machine's alignment are left out.
+        """
         digest = hashlib.sha256()
         for storage in self.storages:
             digest.update(
-                f"s{storage.bytes},{storage.kind},{storage.alignment},{storage.resident_at_end:d}"
-                f"{storage.external:d}{storage.outside:d},{storage.label};".encode()
+                f"s{storage.bytes},{storage.kind},{storage.resident_at_end:d}{storage.external:d}"
+                f"{storage.outside:d},{storage.label};".encode()
             )
         for op in self.all_ops():
             digest.update(
-                f"o{op.target},{op.reads},{op.creates},{op.mutates},{int(op.flags)},{op.phase},{op.replay};".encode()
+                f"o{op.target},{op.reads},{op.creates},{op.mutates},{int(op.flags)},{op.phase},{op.variant};".encode()
             )
-        digest.update(repr((self.boundary, sorted(self.environment))).encode())
+            digest.update(msgspec.json.encode((op.arguments, op.keywords, op.results)))
+        for part in self.parts:
+            views = [given.view for given in part.inputs]
+            digest.update(msgspec.json.encode((part.end, part.call, views, part.outputs)))
+        digest.update(repr(sorted(self.environment)).encode())
         return digest.hexdigest()
+
+
+def fitted(graph: Graph, alignment: Bytes) -> Graph:
+    """Charge every allocation in multiples of a machine's alignment.
+
+    The fingerprint stays: a plan says which alignment its addresses have.
+
+    Example:
+        >>> graph = Graph((Op(0, "a", "a", creates=(0,)),), (Storage(0, 100),))
+        >>> fitted(graph, 512).storages[0].size
+        512
+    """
+    if graph.alignment == alignment and all(s.alignment == alignment for s in graph.storages):
+        return graph
+    storages = tuple(msgspec.structs.replace(s, alignment=alignment) for s in graph.storages)
+    return msgspec.structs.replace(graph, storages=storages, alignment=alignment)

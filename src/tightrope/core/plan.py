@@ -1,79 +1,31 @@
-"""Schedules, plans, certificates: what a planner promises.
+"""Plans: a schedule with addresses, what it promises, and why.
 
-A schedule is a sequence of steps over a graph. Every storage has at most one live copy: running an
-op again is allowed only when the copies of what it creates are gone, except for those in ``drop``,
-which are released as soon as the op returns and leave an older copy alone.
-
-    address ^
-            |      +--B--+        offsets are given per allocation event of the schedule,
-            | +-A--+     |        in the order in which the events happen
-            +-+----+-----+-> step
+address ^
+|      +--B--+        offsets are given per allocation event of the schedule,
+| +-A--+     |        in the order in which the events happen
++-+----+-----+-> step
 """
 
+import math
+import re
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from tightrope.core.certificate import Certificate
+from tightrope.core.certificate_check import check_certificate
+from tightrope.core.checking import MAX_ID, distinct, few, refuse, within
 from tightrope.core.errors import FingerprintError, PlanFileError
+from tightrope.core.files import dump, load, read_file
 from tightrope.core.graph import SCHEMA_VERSION, Graph
 from tightrope.core.machine import Limits
-from tightrope.core.units import Bytes, Nanoseconds, Offset, OpId, StorageId, format_bytes, format_time
+from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Wait
+from tightrope.core.units import Bytes, Nanoseconds, Offset, StorageId, format_bytes, format_time
 
-
-class Compute(msgspec.Struct, frozen=True, tag="compute", array_like=True):
-    """Run an op; its created storages appear, those in ``drop`` vanish when it returns."""
-
-    op: OpId
-    drop: tuple[StorageId, ...] = ()
-
-
-class Free(msgspec.Struct, frozen=True, tag="free", array_like=True, repr_omit_defaults=True):
-    """Release the live copy of a storage, or with ``tier`` > 0 its copy in a slower tier."""
-
-    storage: StorageId
-    tier: int = 0
-
-
-class PageOut(msgspec.Struct, frozen=True, tag="page_out", array_like=True):
-    """Start copying a storage to a slower tier; its fast copy is released by the matching `Wait`.
-
-    Until then the fast copy may be read, and not changed. The slow copy stays until it is freed.
-    """
-
-    storage: StorageId
-    tier: int = 1
-
-
-class PageIn(msgspec.Struct, frozen=True, tag="page_in", array_like=True):
-    """Start copying a storage back from a slower tier; it may be read after the matching `Wait`.
-
-    The fast copy takes its bytes from here on. The slow copy stays until it is freed.
-    """
-
-    storage: StorageId
-    tier: int = 1
-
-
-class Wait(msgspec.Struct, frozen=True, tag="wait", array_like=True):
-    """Wait until the last copy of a storage has finished."""
-
-    storage: StorageId
-
-
-Step = Compute | Free | PageOut | PageIn | Wait
-
-
-class Schedule(msgspec.Struct, frozen=True, dict=True):
-    """A sequence of steps; see the module text."""
-
-    steps: tuple[Step, ...]
-
-    def computes(self) -> tuple[OpId, ...]:
-        """List the ops in the order in which they run, with repeats."""
-        return tuple(step.op for step in self.steps if isinstance(step, Compute))
+_HEX: Final = re.compile(r"[0-9a-f]{64}")
+_MAX_OFFSETS: Final = 10_000_000
 
 
 class Forecast(msgspec.Struct, frozen=True):
@@ -184,7 +136,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     machine: str = "host"
     planner: str = "given"
     placed: bool = True
-    schema: Literal[1] = SCHEMA_VERSION
+    schema: Literal[2] = SCHEMA_VERSION
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a JSON file that `load` reads back to an equal plan.
@@ -192,8 +144,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         Raises:
             PlanFileError: the file cannot be written, or the plan has a value that no file may hold.
         """
-        from tightrope.core.codec import dump_plan  # the codec imports this module
-
         try:
             Path(path).write_bytes(dump_plan(self))
         except (OSError, ValueError) as error:
@@ -203,7 +153,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def load(path: str | Path) -> "Plan":
         """Read a plan file; nothing in it is executed.
 
-        Whether the plan is right for a graph is for `tightrope.judge.judge_plan` to say.
+        Whether the plan is right for a graph is for `tightrope.lower.lowered` to say.
 
         Raises:
             PlanFileError: the file cannot be read or is not a plan of this version.
@@ -216,8 +166,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             >>> Plan.load(path) == plan
             True
         """
-        from tightrope.core.codec import load_plan, read_file  # the codec imports this module
-
         return load_plan(read_file(path))
 
     def figures(self) -> dict[str, str]:
@@ -293,3 +241,86 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                 name += f" {storage.label} {storage.module}".rstrip()
             lines.append(f"{format_bytes(reason.bytes):>10}  {name}: {reason.text}")
         return "\n".join(lines)
+
+
+def dump_plan(plan: Plan) -> bytes:
+    """Write a plan as indented JSON that `load_plan` reads back to an equal plan.
+
+    Raises:
+        PlanFileError: the plan has a value that no file may hold.
+    """
+    return dump(plan, check_plan)
+
+
+def load_plan(data: bytes) -> Plan:
+    """Read a plan.
+
+    The result is well formed by itself; whether it is right for a graph is for
+    `tightrope.lower.lowered` to say.
+
+    Raises:
+        PlanFileError: the data is not a plan of this version; names the field and quotes the value.
+    """
+    return load(data, Plan, check_plan)
+
+
+def check_plan(plan: Plan) -> None:
+    """Check that a plan is well formed by itself, without its graph.
+
+    Raises:
+        PlanFileError: names the field and quotes the value.
+    """
+    if not _HEX.fullmatch(plan.fingerprint):
+        refuse("plan: $.fingerprint", plan.fingerprint, "64 hexadecimal digits")
+    _check_steps(plan)
+    few(plan.offsets, "plan: $.offsets", most=_MAX_OFFSETS)
+    for position, offset in enumerate(plan.offsets):
+        within(offset, f"plan: $.offsets[{position}]", low=-1)
+    within(plan.budget, "plan: $.budget")
+    for name in ("persistent", "peak", "arena", "outside", "ns", "base_ns"):
+        within(getattr(plan.forecast, name), f"plan: $.forecast.{name}")
+    if not plan.placed and plan.offsets:
+        refuse("plan: $.offsets", plan.offsets, "empty, because the plan is not placed")
+    check_certificate(plan.certificate)
+    _check_reasons(plan)
+    for field, amounts in (("forecast.tiers", plan.forecast.tiers), ("limits.bytes", plan.limits.bytes)):
+        for position, limit in enumerate(amounts):
+            within(limit, f"plan: $.{field}[{position}]")
+    for where, amount in (
+        ("forecast.joules", plan.forecast.joules),
+        ("limits.seconds", plan.limits.seconds),
+        ("limits.joules", plan.limits.joules),
+    ):
+        if amount is not None and not 0 <= amount < math.inf:
+            refuse(f"plan: $.{where}", amount, "a finite number that is not negative")
+
+
+def _check_steps(plan: Plan) -> None:
+    few(plan.schedule.steps, "plan: $.schedule.steps")
+    for position, step in enumerate(plan.schedule.steps):
+        where = f"plan: $.schedule.steps[{position}]"
+        match step:
+            case Compute(op, drop):
+                within(op, f"{where}.op", high=MAX_ID)
+                for storage in drop:
+                    within(storage, f"{where}.drop", high=MAX_ID)
+                distinct(drop, f"{where}.drop")
+            case PageOut(storage, tier) | PageIn(storage, tier) | Free(storage, tier):
+                within(storage, f"{where}.storage", high=MAX_ID)
+                within(tier, f"{where}.tier", low=0 if isinstance(step, Free) else 1, high=16)
+            case Wait(storage):
+                within(storage, f"{where}.storage", high=MAX_ID)
+
+
+def _check_reasons(plan: Plan) -> None:
+    few(plan.reasons, "plan: $.reasons")
+    seen: set[StorageId] = set()
+    for position, reason in enumerate(plan.reasons):
+        where = f"plan: $.reasons[{position}]"
+        if reason.storage in seen:
+            refuse(f"{where}.storage", reason.storage, "explained once")
+        seen.add(reason.storage)
+        within(reason.storage, f"{where}.storage", high=MAX_ID)
+        within(reason.bytes, f"{where}.bytes")
+        within(reason.ns, f"{where}.ns")
+        within(reason.copies, f"{where}.copies", high=MAX_ID)

@@ -254,7 +254,7 @@ class Trace(msgspec.Struct, frozen=True):
     counters: tuple[Counter, ...] = ()
     held: tuple[Held, ...] = ()
     summary: Summary = Summary()
-    schema: Literal[1] = SCHEMA_VERSION
+    schema: Literal[2] = SCHEMA_VERSION
 
     def profile(self) -> list[Bytes]:
         """Live bytes after each allocation event (sizes rounded up to 64 bytes)."""

@@ -17,9 +17,9 @@ from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
 from tightrope.core import TightropeError
-from tightrope.run.compile import Handle, host_of, parse_budget
-from tightrope.run.progress import Progress
-from tightrope.run.runner import Options
+from tightrope.run.compile import CompiledModel, check_verify, host_of, parse_budget
+from tightrope.run.status import StatusLine
+from tightrope.run.unit import Settings
 
 VARIABLE = "TIGHTROPE_BUDGET"
 """Environment variable that holds the budget where options cannot be passed."""
@@ -58,8 +58,7 @@ def backend(
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     flat = {**options, **(options.get("options") or {})}
     flat.pop("options", None)
-    if flat.get("verify", "first") not in ("first", None):
-        raise TightropeError(f'verify={flat["verify"]!r}: use "first" or None.')
+    check_verify(flat.get("verify", "first"))
     unknown = sorted(set(flat) - set(_KNOWN))
     if unknown:
         raise TightropeError(f"no option is called {unknown[0]!r}; there are: {', '.join(_KNOWN)}.")
@@ -80,21 +79,21 @@ def _symbolic(value: Any) -> bool:
 
 
 def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str, Any]) -> Callable[..., Any]:
-    wanted = Options(
+    wanted = Settings(
         parse_budget(given["budget"], None),
-        verify=given["verify"] == "first",
+        verify=given["verify"],
         seed=given["seed"],
         seconds=given["seconds"],
     )
-    handle = Handle(given["budget"], wanted, progress=Progress(shown=given["progress"]))
-    owner = next((value for value in inputs if isinstance(value, torch.nn.Parameter)), None)
-    if owner is not None:  # Dynamo keeps what it compiled, and with it the handle, longer than the model
-        weakref.finalize(owner, handle.close)
-    handle.ledger.mark()
-    planned = make_backend(host_of(weakref.ref(handle)), name="torch.compile")(module, inputs)
+    parameters = [value for value in inputs if isinstance(value, torch.nn.Parameter)]
+    compiled = CompiledModel(parameters, wanted, StatusLine(shown=given["progress"]))
+    if parameters:  # Dynamo keeps what it compiled, and with it all this, longer than the model
+        weakref.finalize(parameters[0], compiled.close)
+    compiled.accounts.mark()
+    planned = make_backend(host_of(weakref.ref(compiled)), name="torch.compile")(module, inputs)
 
     def call(*args: Any) -> Any:
-        handle.ledger.mark()
+        compiled.accounts.mark()
         with _torch.calling(RECOMPILE_LIMIT):
             return planned(*args)
 

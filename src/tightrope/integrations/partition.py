@@ -157,7 +157,7 @@ def split_within(
 
 
 def _has_backward(joint: Joint) -> bool:
-    return 0 < joint.graph.boundary < len(joint.graph.ops)
+    return any(0 < end < len(joint.graph.ops) for end in joint.graph.boundaries)
 
 
 def knapsack_solver(budget: Budget, *, machine: Machine | None = None) -> Any:

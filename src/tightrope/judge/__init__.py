@@ -1,4 +1,4 @@
-"""Independent checkers of schedules, offsets, certificates, traces and gradients.
+"""Independent checkers of executables, offsets, certificates, traces and gradients.
 
 Nothing here shares code with the planners, the placers or the runtime that it checks. The gradient
 check needs torch and is imported by its own name, ``tightrope.judge.gradients``.
@@ -6,21 +6,20 @@ check needs torch and is imported by its own name, ``tightrope.judge.gradients``
 
 from tightrope.judge.blocks import check_blocks
 from tightrope.judge.bound import check_bound, lower_bound
-from tightrope.judge.ledger import Interval
 from tightrope.judge.offsets import check_offsets
-from tightrope.judge.paging import Window
-from tightrope.judge.plan import Verdict, judge_plan, problems
+from tightrope.judge.plan import Verdict, judge
 from tightrope.judge.safety import Tenant, check_sharing, check_uses
-from tightrope.judge.schedule import Replay, replay_schedule
 from tightrope.judge.trace import TraceComparison, check_trace, compare_traces
+from tightrope.judge.transfers import Transfer
+from tightrope.judge.walk import Interval, Walk, walk_executable
 
 __all__ = [
     "Interval",
-    "Replay",
     "Tenant",
     "TraceComparison",
+    "Transfer",
     "Verdict",
-    "Window",
+    "Walk",
     "check_blocks",
     "check_bound",
     "check_offsets",
@@ -28,8 +27,7 @@ __all__ = [
     "check_trace",
     "check_uses",
     "compare_traces",
-    "judge_plan",
+    "judge",
     "lower_bound",
-    "problems",
-    "replay_schedule",
+    "walk_executable",
 ]

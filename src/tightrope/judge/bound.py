@@ -13,7 +13,7 @@ Gaps        Recomputable storages are counted only where they are read. What an 
 
 from tightrope.core import Bytes, Graph, JudgeError, OpId, Plan, StorageId
 from tightrope.judge.cover import certain_bytes, extra_time
-from tightrope.judge.ledger import op_need
+from tightrope.judge.needs import op_need
 from tightrope.judge.stages import staged_time
 from tightrope.judge.versions import runs_once
 
@@ -74,7 +74,7 @@ def _pinned_until(graph: Graph) -> dict[StorageId, OpId]:
         for storage in op.reads:
             if storage in lasting:
                 pinned[storage] = op.id
-        again = set(graph.op(op.replay).creates) if op.replay >= 0 else set()
+        again = set(graph.op(op.variant).creates) if op.variant >= 0 else set()
         lasting.update(storage for storage in op.creates if runs_once(op) and storage not in again)
     for storage in (made for op in graph.ops for made in op.creates):
         if graph.storages[storage].resident_at_end:

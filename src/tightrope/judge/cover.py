@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import NoReturn, TypeAlias
 
 from tightrope.core import Bytes, Case, Cover, Graph, JudgeError, Nanoseconds, Op, OpId, StorageId
-from tightrope.judge.ledger import op_need
+from tightrope.judge.needs import op_need
 from tightrope.judge.versions import base_versions, runs_once
 
 GapId: TypeAlias = tuple[StorageId, OpId]
@@ -226,8 +226,8 @@ def uses_of(graph: Graph) -> Iterator[tuple[StorageId, Op, list[OpId]]]:
                 uses[storage].append(op.id)
     for op in graph.ops:
         for storage in op.creates:
-            if graph.storages[storage].outside and op.id < graph.boundary < len(graph.ops):
-                uses[storage] = sorted({*uses[storage], graph.boundary})
+            if graph.storages[storage].outside and (after := graph.handover(op.id)) < len(graph.ops):
+                uses[storage] = sorted({*uses[storage], after})
             yield storage, op, uses[storage]
 
 
@@ -252,7 +252,7 @@ def _members(bits: int) -> Iterator[int]:
 
 def reruns(graph: Graph, op: Op) -> list[Op]:
     """List what may run to make again what a base op made."""
-    return [op] * (not runs_once(op)) + ([graph.op(op.replay)] if op.replay >= 0 else [])
+    return [op] * (not runs_once(op)) + ([graph.op(op.variant)] if op.variant >= 0 else [])
 
 
 def _price(graph: Graph, op: Op, storage: StorageId) -> Nanoseconds | None:

@@ -1,13 +1,13 @@
-"""Compare what a plan says about itself with what its schedule does."""
+"""Compare what a plan says about itself with what its executable does."""
 
 import math
 from itertools import accumulate
 
-from tightrope.core import Graph, JudgeError, Machine, Plan
-from tightrope.judge.schedule import Replay
+from tightrope.core import Bytes, Graph, JudgeError, Machine, Plan
+from tightrope.judge.walk import Walk
 
 
-def check_forecast(graph: Graph, plan: Plan, replay: Replay, machine: Machine | None = None) -> None:
+def check_forecast(graph: Graph, plan: Plan, walk: Walk, machine: Machine | None = None) -> None:
     """Refuse forecast figures that differ from the re-derived ones by a byte or a nanosecond.
 
     Joules are compared where the plan claims some and the machine is given, to 1 part in 10^9.
@@ -17,34 +17,27 @@ def check_forecast(graph: Graph, plan: Plan, replay: Replay, machine: Machine | 
     """
     derived = {
         "persistent": graph.persistent,
-        "peak": replay.peak,
-        "arena": arena_used(plan, replay),
-        "outside": replay.outside_peak,
-        "ns": replay.ns,
+        "peak": walk.peak,
+        "arena": arena_used(walk, placed=plan.placed),
+        "outside": walk.outside_peak,
+        "ns": walk.ns,
         "base_ns": graph.base_ns,
-        "tiers": replay.tiers,
+        "tiers": walk.tiers,
     }
     for name, value in derived.items():
         said = getattr(plan.forecast, name)
         if said != value:
-            raise JudgeError(f"forecast: {name} is said to be {said}; the schedule gives {value}.")
+            raise JudgeError(f"forecast: {name} is said to be {said}; the instructions give {value}.")
     said = plan.forecast.joules
-    if machine is not None and said and not math.isclose(said, replay.joules, rel_tol=1e-9):
-        raise JudgeError(f"forecast: joules is said to be {said}; the schedule gives {replay.joules}.")
+    if machine is not None and said and not math.isclose(said, walk.joules, rel_tol=1e-9):
+        raise JudgeError(f"forecast: joules is said to be {said}; the instructions give {walk.joules}.")
 
 
-def arena_used(plan: Plan, replay: Replay) -> int:
+def arena_used(walk: Walk, *, placed: bool) -> Bytes:
     """Find the highest address that any planned block reaches; without addresses, the live bytes."""
-    if not plan.placed:
-        return _inside_peak(replay)
-    return max(
-        (
-            offset + block.size
-            for block, offset in zip(replay.intervals, plan.offsets, strict=False)
-            if offset >= 0
-        ),
-        default=0,
-    )
+    if not placed:
+        return _inside_peak(walk)
+    return max((block.offset + block.size for block in walk.intervals if block.offset >= 0), default=0)
 
 
 def check_limits(plan: Plan) -> None:
@@ -67,17 +60,17 @@ def check_limits(plan: Plan) -> None:
         raise JudgeError(f"limits: {limits.joules} joules asked, {taken.joules} taken.")
 
 
-def _inside_peak(replay: Replay) -> int:
+def _inside_peak(walk: Walk) -> Bytes:
     change: dict[int, int] = {}
-    for block in replay.intervals:
+    for block in walk.intervals:
         size = 0 if block.outside else block.size
         change[block.start] = change.get(block.start, 0) + size
         change[block.end] = change.get(block.end, 0) - size
     return max(accumulate(change[tick] for tick in sorted(change)), default=0)
 
 
-def check_reasons(graph: Graph, plan: Plan, replay: Replay) -> None:
-    """Refuse reasons that do not fit the schedule; a plan may give none.
+def check_reasons(graph: Graph, plan: Plan, walk: Walk) -> None:
+    """Refuse reasons that do not fit what runs; a plan may give none.
 
     Raises:
         JudgeError: names the storage.
@@ -89,14 +82,14 @@ def check_reasons(graph: Graph, plan: Plan, replay: Replay) -> None:
     if explained != made:
         odd = min(set(explained) ^ set(made), default=-1)
         raise JudgeError(f"reasons: every storage made by an op has one; storage {odd} differs.")
-    paged = {window.storage for window in replay.windows if window.inwards}
+    paged = {transfer.storage for transfer in walk.transfers if transfer.inwards}
     for reason in plan.reasons:
-        copies = replay.copies[reason.storage]
+        copies = walk.copies[reason.storage]
         decision = "paged" if reason.storage in paged else "kept" if copies == 1 else "recomputed"
         if (reason.decision, reason.copies) != (decision, copies):
             raise JudgeError(
                 f"reasons: storage {reason.storage} is said to be {reason.decision} with "
-                f"{reason.copies} copies; the schedule makes {copies}."
+                f"{reason.copies} copies; the instructions make {copies}."
             )
         if reason.bytes not in (graph.storages[reason.storage].bytes, graph.storages[reason.storage].size):
             raise JudgeError(f"reasons: storage {reason.storage} is said to have {reason.bytes} bytes.")

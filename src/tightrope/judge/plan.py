@@ -1,11 +1,11 @@
-"""Judge a whole plan.
+"""Judge what runs, and what a plan says about it.
 
-Idea        Re-derive every figure of the plan from its graph and its schedule, with code that no
-            planner or placer uses, and compare to the byte.
-Guarantee   A plan that passes was made for this graph; computes the same values; keeps every block
-            at a valid address; takes exactly the bytes and the time that it forecasts; and keeps
-            its budget and its certificate.
-Complexity  O(n log n) in the allocations of the schedule.
+Idea        Walk the executable with code that no planner, placer or lowering uses; re-derive every
+            figure of the plan from it, and compare to the byte.
+Guarantee   An executable that passes computes the values of its graph and keeps every block at a
+            valid address. A plan that passes with it was made for this graph, takes exactly the bytes
+            and the time that it forecasts, and keeps its budget and its certificate.
+Complexity  O(n log n) in the allocations of the executable.
 Gaps        Without a machine, joules are not derived and a plan that pages is refused. The
             sentences of the reasons are not derived.
 """
@@ -13,18 +13,31 @@ Gaps        Without a machine, joules are not derived and a plan that pages is r
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tightrope.core import Bytes, Graph, JudgeError, Machine, Nanoseconds, Plan, PlanFileError
+from tightrope.core import (
+    Bytes,
+    Copy,
+    Executable,
+    Graph,
+    JudgeError,
+    Machine,
+    Nanoseconds,
+    Plan,
+    PlanFileError,
+    fitted,
+)
 from tightrope.core.codec import check_graph, check_plan
+from tightrope.core.executable import ARENA
 from tightrope.judge.bound import check_bound, check_time_bound
-from tightrope.judge.forecast import check_forecast, check_limits, check_reasons
+from tightrope.judge.forecast import arena_used, check_forecast, check_limits, check_reasons
 from tightrope.judge.offsets import check_offsets
 from tightrope.judge.reorder import in_base_order
-from tightrope.judge.schedule import Replay, replay_schedule
+from tightrope.judge.spaces import check_spaces
+from tightrope.judge.walk import Walk, walk_executable
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement on a plan.
+    """The judgement on an executable, and on the plan that it was made from.
 
     Attributes:
         ok: whether every check passed.
@@ -33,7 +46,8 @@ class Verdict:
         peak: largest number of live bytes made by the step, above what the caller holds.
         arena: bytes reserved for planned addresses.
         total: bytes of the whole step: persistent + arena + outside.
-        ns: time of the schedule.
+        ns: time of the executable.
+        executable: fingerprint of what was judged.
     """
 
     ok: bool
@@ -43,34 +57,46 @@ class Verdict:
     arena: Bytes
     total: Bytes
     ns: Nanoseconds
+    executable: str = ""
 
 
-def judge_plan(graph: Graph, plan: Plan, machine: Machine | None = None) -> Verdict:
-    """Judge a plan for a graph.
+def judge(
+    graph: Graph, executable: Executable, plan: Plan | None = None, machine: Machine | None = None
+) -> Verdict:
+    """Judge an executable, and the plan that it was made from.
 
     Args:
-        graph: what it was made for.
-        plan: any.
-        machine: the profile that it was made for; needed by a plan that pages.
+        graph: what it computes.
+        executable: any.
+        plan: whose forecast, limits, certificate and reasons are compared with what is derived.
+        machine: the profile that it was made for; needed where something is copied between tiers.
 
     Returns:
-        A verdict that is ``ok``, with a line for every check made.
-
-    Raises:
-        JudgeError: the first check that failed; `problems` lists all.
+        What was checked, and what is wrong; checks that need a valid graph or executable are left out
+        when that is what is wrong.
     """
-    verdict = _judge(graph, plan, machine)
-    if verdict.problems:
-        raise JudgeError(verdict.problems[0])
-    return verdict
-
-
-def problems(graph: Graph, plan: Plan, machine: Machine | None = None) -> list[str]:
-    """List everything that is wrong with a plan, empty when nothing is.
-
-    Checks that need a valid graph or schedule are left out when that is what is wrong.
-    """
-    return list(_judge(graph, plan, machine).problems)
+    if machine is not None:
+        graph = fitted(graph, machine.tiers[0].alignment)
+    bench, walked = _Bench(), list[Walk]()
+    if bench.holds("form", "well formed", lambda: _check_form(graph, executable, plan, machine)):
+        if plan is not None:
+            _judge_claims(bench, graph, plan)
+        order = "given" if plan is None else plan.certificate.order
+        runs = f"{executable.num_runs} runs keep the rules"
+        if bench.holds("instructions", runs, lambda: walked.append(_walk(graph, executable, machine, order))):
+            _judge_memory(bench, graph, executable, plan, walked[0], machine)
+    walk = walked[0] if walked else None
+    arena = arena_used(walk, placed=executable.placed) if walk is not None else 0
+    return Verdict(
+        ok=not bench.wrong,
+        checks=tuple(bench.lines),
+        problems=tuple(bench.wrong),
+        peak=walk.peak if walk is not None else 0,
+        arena=arena,
+        total=graph.persistent + arena + walk.outside_peak if walk is not None else 0,
+        ns=walk.ns if walk is not None else 0,
+        executable=executable.fingerprint,
+    )
 
 
 class _Bench:
@@ -92,30 +118,10 @@ class _Bench:
         return True
 
 
-def _judge(graph: Graph, plan: Plan, machine: Machine | None) -> Verdict:
-    bench = _Bench()
-    walked: list[Replay] = []
-    if bench.holds("form", "graph and plan are well formed", lambda: _check_form(graph, plan)):
-        _judge_claims(bench, graph, plan)
-        steps = f"{len(plan.schedule.steps)} steps keep the rules"
-        if bench.holds("schedule", steps, lambda: walked.append(_walk(graph, plan, machine))):
-            _judge_memory(bench, graph, plan, walked[0], machine)
-    return Verdict(
-        ok=not bench.wrong,
-        checks=tuple(bench.lines),
-        problems=tuple(bench.wrong),
-        peak=walked[0].peak if walked else plan.forecast.peak,
-        arena=plan.forecast.arena,
-        total=plan.forecast.total,
-        ns=walked[0].ns if walked else plan.forecast.ns,
-    )
-
-
-def _walk(graph: Graph, plan: Plan, machine: Machine | None) -> Replay:
-    if plan.certificate.order == "free":
-        graph, schedule = in_base_order(graph, plan.schedule)
-        return replay_schedule(graph, schedule, machine)
-    return replay_schedule(graph, plan.schedule, machine)
+def _walk(graph: Graph, executable: Executable, machine: Machine | None, order: str) -> Walk:
+    if order == "free":
+        graph, executable = in_base_order(graph, executable)
+    return walk_executable(graph, executable, machine)
 
 
 def _judge_claims(bench: _Bench, graph: Graph, plan: Plan) -> None:
@@ -131,22 +137,51 @@ def _judge_claims(bench: _Bench, graph: Graph, plan: Plan) -> None:
     bench.holds("time bound", f"{claim.ns_bound} ns", lambda: check_time_bound(graph, plan))
 
 
-def _judge_memory(bench: _Bench, graph: Graph, plan: Plan, replay: Replay, machine: Machine | None) -> None:
-    arena = plan.forecast.arena
-    placed = f"{len(plan.offsets)} allocations without overlap in {arena} bytes"
-    if plan.placed:
-        bench.holds("offsets", placed, lambda: check_offsets(replay.intervals, plan.offsets, arena=arena))
-    bench.holds("forecast", "every figure as derived", lambda: check_forecast(graph, plan, replay, machine))
-    if machine is not None and replay.windows:
-        bench.holds("machine", plan.machine, lambda: _check_machine(plan, machine))
-    bench.holds(
-        "reasons", f"{len(plan.reasons)} fit the schedule", lambda: check_reasons(graph, plan, replay)
-    )
+def _judge_memory(
+    bench: _Bench,
+    graph: Graph,
+    executable: Executable,
+    plan: Plan | None,
+    walk: Walk,
+    machine: Machine | None,
+) -> None:
+    arena = executable.spaces[ARENA].capacity
+    alignment = executable.spaces[ARENA].alignment
+    if executable.placed:
+        placed = f"{len(walk.intervals)} allocations without overlap in {arena} bytes"
+        bench.holds(
+            "offsets", placed, lambda: check_offsets(walk.intervals, arena=arena, alignment=alignment)
+        )
+    else:
+        bench.holds("offsets", "none", lambda: _check_unplaced(walk))
+    if plan is None:
+        return
+    bench.holds("addresses", "those of the plan", lambda: _check_addresses(plan, walk))
+    bench.holds("forecast", "every figure as derived", lambda: check_forecast(graph, plan, walk, machine))
+    bench.holds("reasons", f"{len(plan.reasons)} fit what runs", lambda: check_reasons(graph, plan, walk))
 
 
-def _check_form(graph: Graph, plan: Plan) -> None:
+def _check_form(graph: Graph, executable: Executable, plan: Plan | None, machine: Machine | None) -> None:
     check_graph(graph)
-    check_plan(plan)
+    if plan is not None:
+        check_plan(plan)
+        if plan.placed != executable.placed:
+            raise JudgeError("addresses: the plan and what runs do not both have some.")
+        if machine is not None and plan.machine != machine.name and _copies(executable):
+            raise JudgeError(
+                f"machine: the plan was made for {plan.machine!r}, this one is {machine.name!r}."
+            )
+    if executable.graph != graph.fingerprint:
+        raise JudgeError(
+            f"fingerprint: the executable was made for graph {executable.graph[:12]}, this one is "
+            f"{graph.fingerprint[:12]}: its shapes, ops or environment differ. Lower it again."
+        )
+    check_spaces(graph, executable, machine)
+
+
+def _copies(executable: Executable) -> bool:
+    """Tell whether an executable copies between tiers, so that its time depends on the machine."""
+    return any(isinstance(instruction, Copy) for instruction in executable.instructions)
 
 
 def _check_fingerprint(graph: Graph, plan: Plan) -> None:
@@ -157,6 +192,12 @@ def _check_fingerprint(graph: Graph, plan: Plan) -> None:
         )
 
 
-def _check_machine(plan: Plan, machine: Machine) -> None:
-    if plan.machine != machine.name:
-        raise JudgeError(f"machine: the plan was made for {plan.machine!r}, this one is {machine.name!r}.")
+def _check_unplaced(walk: Walk) -> None:
+    if any(interval.offset != -1 for interval in walk.intervals):
+        raise JudgeError("offsets: an allocation has an address, though the executable has none.")
+
+
+def _check_addresses(plan: Plan, walk: Walk) -> None:
+    found = tuple(interval.offset for interval in walk.intervals) if plan.placed else ()
+    if found != plan.offsets:
+        raise JudgeError("addresses: what runs has other offsets than the plan.")

@@ -1,9 +1,9 @@
-"""Rewrite a schedule with first runs in another order as one in base order, of a reordered graph.
+"""Rewrite an executable with first runs in another order as one in base order, of a reordered graph.
 
-Idea        The order of first runs is read off the schedule. It is allowed if it keeps, for every
+Idea        The order of first runs is read off the instructions. It is allowed if it keeps, for every
             storage, each change in place on its side of every other use, and the order of all ops that
-            draw random numbers, communicate or have side effects, and the hand-over to the user. Then
-            the same schedule is one in base order of the graph whose ops stand in that order.
+            draw random numbers, communicate or have side effects, and the hand-over to the caller. Then
+            the same executable is one in base order of the graph whose ops stand in that order.
 Guarantee   An order that passes gives every op the values that the base order gives it.
 Complexity  O((ops + reads) log ops).
 Gaps        Two changes in place never swap, even where they commute.
@@ -12,44 +12,39 @@ Gaps        Two changes in place never swap, even where they commute.
 from itertools import pairwise
 from typing import NoReturn
 
-from tightrope.core import Compute, Flag, Graph, JudgeError, Op, OpId, Schedule
+from msgspec.structs import replace
 
-_SEQUENTIAL = Flag.RANDOM | Flag.COLLECTIVE | Flag.SIDE_EFFECT
+from tightrope.core import Executable, Flag, Graph, JudgeError, Op, OpId, Return, Run
+
+_SEQUENTIAL = Flag.RANDOM | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.OPAQUE
 
 
-def in_base_order(graph: Graph, schedule: Schedule) -> tuple[Graph, Schedule]:
-    """Renumber ops in the order of their first runs, in the graph and in the schedule alike.
+def in_base_order(graph: Graph, executable: Executable) -> tuple[Graph, Executable]:
+    """Renumber ops in the order of their first runs, in the graph and in the executable alike.
 
     Returns:
-        The graph and the schedule; the same ones where first runs keep the base order.
+        The graph and the executable; the same ones where first runs keep the base order.
 
     Raises:
         JudgeError: an op never runs, or the order of first runs may change a value.
     """
-    order = _first_runs(graph, schedule)
+    order = _first_runs(graph, executable)
     if order == sorted(order):
-        return graph, schedule
+        return graph, executable
     position = {op: place for place, op in enumerate(order)}
     _check_values(graph, position)
     _check_sequences(graph, position)
-    ops = tuple(_renumbered(graph.ops[op], place) for place, op in enumerate(order))
-    steps = tuple(
-        Compute(position.get(step.op, step.op), step.drop) if isinstance(step, Compute) else step
-        for step in schedule.steps
+    moved = replace(graph, ops=tuple(replace(graph.ops[op], id=place) for place, op in enumerate(order)))
+    instructions = tuple(
+        replace(i, op=position.get(i.op, i.op)) if isinstance(i, Run | Return) else i
+        for i in executable.instructions
     )
-    moved = Graph(ops, graph.storages, graph.replays, graph.split, graph.name, graph.environment)
-    return moved, Schedule(steps)
+    return moved, replace(executable, instructions=instructions)
 
 
-def _renumbered(op: Op, number: OpId) -> Op:
-    return Op(
-        number, op.name, op.target, op.reads, op.creates, op.mutates, op.ns, op.allocations, op.flags,
-        op.phase, op.module, op.source, op.replay,
-    )  # fmt: skip
-
-
-def _first_runs(graph: Graph, schedule: Schedule) -> list[OpId]:
-    order = list(dict.fromkeys(op for op in schedule.computes() if 0 <= op < len(graph.ops)))
+def _first_runs(graph: Graph, executable: Executable) -> list[OpId]:
+    ran = (i.op for i in executable.instructions if isinstance(i, Run | Return))
+    order = list(dict.fromkeys(op for op in ran if 0 <= op < len(graph.ops)))
     if len(order) < len(graph.ops):
         missing = min(set(range(len(graph.ops))) - set(order))
         _fail(f"{_title(graph.ops[missing])} never runs")
@@ -63,7 +58,7 @@ def _check_values(graph: Graph, position: dict[OpId, int]) -> None:
     uses: dict[int, list[Op]] = {}
     for op in graph.ops:
         made_by.update(dict.fromkeys(op.creates, op))
-        for storage in {*op.reads, *(graph.op(op.replay).reads if op.replay >= 0 else ())}:
+        for storage in {*op.reads, *(graph.op(op.variant).reads if op.variant >= 0 else ())}:
             uses.setdefault(storage, []).append(op)
         for storage in op.mutates:
             changed_by.setdefault(storage, []).append(op)
@@ -83,9 +78,12 @@ def _check_sequences(graph: Graph, position: dict[OpId, int]) -> None:
     for before, after in pairwise(ordered):
         if position[before.id] > position[after.id]:
             _fail(f"{_title(before)} and {_title(after)} swap, but their order has effects")
+    handovers = {end - 1 for end in graph.boundaries}
     for op in graph.ops:
-        if (op.id < graph.boundary) != (position[op.id] < graph.boundary):
-            _fail(f"{_title(op)} moves across the hand-over to the user before op {graph.boundary}")
+        place = position[op.id]
+        moved = op.id in handovers and place != op.id
+        if moved or graph.part_of(op.id) != graph.part_of(place):
+            _fail(f"{_title(op)} moves across the hand-over to the caller before op {graph.handover(op.id)}")
 
 
 def _title(op: Op) -> str:

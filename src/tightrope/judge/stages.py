@@ -40,7 +40,7 @@ from tightrope.core import (
     StorageId,
 )
 from tightrope.judge.cover import Needs, rerun_unit, reruns, uses_of
-from tightrope.judge.ledger import op_need
+from tightrope.judge.needs import op_need
 
 Fact: TypeAlias = tuple[str, int, int]
 """``live``, ``run`` or ``held``, a storage or an op, and a row: 1 when it is so, else 0."""

@@ -18,7 +18,7 @@ class Versions:
     """Versions that the base order fixes.
 
     Attributes:
-        reads: for every op and replay, the version of each storage that it reads.
+        reads: for every op and variant, the version of each storage that it reads.
         final: the version of each storage when the base order ends.
     """
 
@@ -29,19 +29,19 @@ class Versions:
 def base_versions(graph: Graph) -> Versions:
     """Run the base order once over version numbers.
 
-    A replay sees what its op saw, and the storages that its op made as they were made.
+    A variant sees what its op saw, and the storages that its op made as they were made.
     """
     now = [0] * len(graph.storages)
     reads: dict[OpId, dict[StorageId, int]] = {}
     for op in graph.ops:
         reads[op.id] = {storage: now[storage] for storage in op.reads}
-        if op.replay >= 0:
-            reads[op.replay] = {storage: now[storage] for storage in graph.op(op.replay).reads}
+        if op.variant >= 0:
+            reads[op.variant] = {storage: now[storage] for storage in graph.op(op.variant).reads}
         for storage in op.mutates:
             now[storage] += 1
     return Versions(reads, tuple(now))
 
 
 def runs_once(op: Op) -> bool:
-    """Tell whether ``op`` itself must not run again, whatever its replay may do."""
+    """Tell whether ``op`` itself must not run again, whatever its variant may do."""
     return bool(op.flags & _NEVER_TWICE or op.mutates)

@@ -140,8 +140,8 @@ Bytes tr_limit() {
 void tr_stats(int64_t* out) {
   Lock lock(state->mutex);
   const Stats& now = state->stats;
-  const int64_t values[] = {now.charged,   now.charged_peak,    now.heap_live, now.live,
-                            now.live_peak, now.num_allocations, now.refused};
+  const int64_t values[] = {now.charged,         now.charged_peak, now.heap_live, now.live,        now.live_peak,
+                            now.num_allocations, now.refused,      now.heap_peak, now.heap_refused};
   std::copy(std::begin(values), std::end(values), out);
 }
 
@@ -149,7 +149,8 @@ void tr_reset_peaks() {
   Lock lock(state->mutex);
   state->stats.charged_peak = state->stats.charged;
   state->stats.live_peak = state->stats.live;
-  state->stats.refused = 0;
+  state->stats.refused = state->stats.heap_refused = 0;
+  state->stats.heap_peak = state->stats.heap_live;
 }
 
 int64_t tr_owns(const void* pointer) {
@@ -218,12 +219,39 @@ int64_t tr_lease(int64_t id) {
   }
 }
 
+// Leases an arena in which blocks are alive, so that a replay goes on in it.
+int64_t tr_resume(int64_t id) {
+  Lock lock(state->mutex);
+  Arena* arena = find(id);
+  if (arena == nullptr) return fail("no such arena, or it was retired");
+  if (replaying(arena)) return fail("the arena is being replayed");
+  const Arena::State before = arena->state;
+  try {
+    state->resume(*arena);
+    return 0;
+  } catch (const Refused& refused) {
+    arena->state = before;
+    fail(refusal(arena->bytes - arena->charge, refused));
+    return -2;
+  }
+}
+
 int64_t tr_idle(int64_t id) {
   Lock lock(state->mutex);
   Arena* arena = find(id);
   if (arena == nullptr) return fail("no such arena, or it was retired");
   if (replaying(arena)) return fail("the arena is being replayed");
   arena->state = Arena::State::idle;
+  return 0;
+}
+
+// Gives the free pages of an idle arena back now; it is charged by live pages from here on.
+int64_t tr_trim(int64_t id) {
+  Lock lock(state->mutex);
+  Arena* arena = find(id);
+  if (arena == nullptr) return fail("no such arena, or it was retired");
+  if (arena->state != Arena::State::idle) return fail("the arena is leased");
+  if (!arena->trimmed) state->trim(*arena);
   return 0;
 }
 
@@ -248,16 +276,19 @@ int64_t tr_arena(int64_t id, int64_t* out) {
   return 0;
 }
 
-int64_t tr_register_plan(int64_t count, const Bytes* sizes, const int64_t* offsets) {
+int64_t tr_register_plan(int64_t count, const Bytes* sizes, const int64_t* offsets, Bytes alignment) {
+  if (alignment < kAlignment || alignment % kAlignment != 0 || alignment > kLargest)
+    return fail("alignment " + std::to_string(alignment) + " is not a multiple of 64");
   auto plan = std::make_shared<Plan>();
+  plan->alignment = alignment;
   plan->sizes.assign(sizes, sizes + count);
   plan->offsets.assign(offsets, offsets + count);
   for (int64_t k = 0; k < count; ++k) {
     if (sizes[k] <= 0 || sizes[k] > kLargest) return fail("size " + std::to_string(k) + " is not an allocation");
     if (offsets[k] == -1) continue;
-    if (offsets[k] < 0 || offsets[k] > kLargest || offsets[k] % kAlignment != 0)
-      return fail("offset " + std::to_string(k) + " is neither -1 nor a multiple of 64");
-    plan->extent = std::max(plan->extent, offsets[k] + round_up(sizes[k], kAlignment));
+    if (offsets[k] < 0 || offsets[k] > kLargest || offsets[k] % alignment != 0)
+      return fail("offset " + std::to_string(k) + " is neither -1 nor a multiple of " + std::to_string(alignment));
+    plan->extent = std::max(plan->extent, offsets[k] + round_up(sizes[k], alignment));
   }
   Lock lock(state->mutex);
   state->plans[state->next_id] = std::move(plan);

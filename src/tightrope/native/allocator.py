@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from tightrope.core import Buffer, Bytes, NativeError, Offset
+from tightrope.core import ALIGNMENT, Buffer, Bytes, NativeError, Offset
 from tightrope.native.build import library
 
 
@@ -37,6 +37,8 @@ class MemoryStats(NamedTuple):
         num_allocations: allocations served since the process began to count.
         refused: largest ``charged`` that a refused allocation would have made, since
             `Allocator.reset_peaks`; 0 = none was refused.
+        heap_peak: largest ``heap_live`` since `Allocator.reset_peaks`.
+        heap_refused: largest ``heap_live`` that a refused allocation would have made, likewise.
     """
 
     charged: Bytes
@@ -46,6 +48,8 @@ class MemoryStats(NamedTuple):
     live_peak: Bytes
     num_allocations: int
     refused: Bytes
+    heap_peak: Bytes
+    heap_refused: Bytes
 
 
 class MemoryEvent(NamedTuple):
@@ -156,9 +160,11 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tr_open_arena": (_I64, (_I64,)),
     "tr_lease": (_I64, (_I64,)),
     "tr_idle": (_I64, (_I64,)),
+    "tr_resume": (_I64, (_I64,)),
+    "tr_trim": (_I64, (_I64,)),
     "tr_retire": (_I64, (_I64,)),
     "tr_arena": (_I64, (_I64, _TABLE)),
-    "tr_register_plan": (_I64, (_I64, _TABLE, _TABLE)),
+    "tr_register_plan": (_I64, (_I64, _TABLE, _TABLE, _I64)),
     "tr_drop_plan": (_I64, (_I64,)),
     "tr_begin_replay": (_I64, (_I64, _I64, _I64)),
     "tr_end_replay": (_I64, (_TABLE,)),
@@ -276,6 +282,18 @@ class Allocator:
         """End a lease. Live blocks stay; the other pages are given back when the limit needs them."""
         self._checked(self._native.tr_idle(arena))
 
+    def resume(self, arena: int) -> None:
+        """Lease an idle arena in which blocks are alive: charge it in full again.
+
+        Raises:
+            torch.OutOfMemoryError: pages that were given back no longer fit under the limit.
+        """
+        self._checked(self._native.tr_resume(arena))
+
+    def trim(self, arena: int) -> None:
+        """Give the free pages of an idle arena back now, and not only when the limit needs them."""
+        self._checked(self._native.tr_trim(arena))
+
     def retire(self, arena: int) -> None:
         """Give an arena back. Live blocks keep their addresses and are charged by page until they die."""
         self._checked(self._native.tr_retire(arena))
@@ -288,8 +306,15 @@ class Allocator:
 
     # replay
 
-    def register_plan(self, sizes: Sequence[Bytes], offsets: Sequence[Offset]) -> int:
+    def register_plan(
+        self, sizes: Sequence[Bytes], offsets: Sequence[Offset], *, alignment: Bytes = ALIGNMENT
+    ) -> int:
         """Hand over a plan: per allocation its requested bytes, and its offset or -1 for the heap.
+
+        Args:
+            sizes: bytes as they will be requested.
+            offsets: multiples of the alignment, or -1.
+            alignment: blocks in the arena are charged in multiples of this, a multiple of 64 itself.
 
         Returns:
             The plan's id, valid until `drop_plan` (a replay that has begun keeps its own hold).
@@ -300,7 +325,7 @@ class Allocator:
             )
         table = np.array([sizes, offsets], dtype=np.int64).reshape(2, -1)
         rows = (row.ctypes.data_as(_TABLE) for row in table)
-        return self._checked(self._native.tr_register_plan(len(sizes), *rows))
+        return self._checked(self._native.tr_register_plan(len(sizes), *rows, alignment))
 
     def drop_plan(self, plan: int) -> None:
         """Forget a registered plan."""

@@ -29,8 +29,9 @@ struct Block {
   Bytes bytes;         // as requested
   int64_t index;       // in that recording, or -1 when it was not recorded
   uint64_t recording;  // the last one begun when the block was made
+  Bytes alignment = kAlignment;
 
-  Bytes size() const { return round_up(bytes, kAlignment); }
+  Bytes size() const { return round_up(bytes, alignment); }
 };
 
 struct Arena {

@@ -31,6 +31,7 @@ struct Event {
 struct Plan {
   std::vector<Bytes> sizes;
   std::vector<int64_t> offsets;
+  Bytes alignment = kAlignment;
   Bytes extent = 0;
 };
 
@@ -51,6 +52,8 @@ struct Stats {
   Bytes charged = 0, charged_peak = 0, heap_live = 0, live = 0, live_peak = 0;
   int64_t num_allocations = 0;
   Bytes refused = 0;  // most that a refused allocation would have charged
+  Bytes heap_peak = 0;
+  Bytes heap_refused = 0;  // most that the heap would have held with a refused allocation in it
 };
 
 struct Refused {
@@ -85,10 +88,16 @@ class State {
       if (void* planned = place(bytes)) return planned;
     }
     const Bytes size = round_up(bytes, kAlignment);
-    make_room(size);
+    try {
+      make_room(size);
+    } catch (const Refused&) {
+      stats.heap_refused = std::max(stats.heap_refused, stats.heap_live + size);
+      throw;
+    }
     void* pointer = c10::alloc_cpu(static_cast<size_t>(bytes));
     heap_.emplace(pointer, logged(bytes));
     stats.heap_live += size;
+    stats.heap_peak = std::max(stats.heap_peak, stats.heap_live);
     charge(size);
     add_live(size);
     if (is_owner && replay->reason != kNone) replay->outside += size;
@@ -134,13 +143,24 @@ class State {
 
   bool lease(Arena& arena) {
     if (!arena.blocks.empty()) return false;
+    resume(arena);
+    return true;
+  }
+
+  // Charges the arena in full again, whatever lives in it.
+  void resume(Arena& arena) {
     arena.state = Arena::State::leased;  // not to be trimmed while room is made for it
     make_room(arena.bytes - arena.charge);
     charge(arena.bytes - arena.charge);
     arena.charge = arena.bytes;
     if (arena.trimmed) arena.advise_huge_pages(true);
     arena.trimmed = false;
-    return true;
+  }
+
+  void trim(Arena& arena) {
+    const Bytes before = arena.charge;
+    arena.trim();
+    stats.charged -= before - arena.charge;
   }
 
   void retire(int64_t id, Arena& arena) {
@@ -165,12 +185,6 @@ class State {
     ++stats.num_allocations;
     stats.live += bytes;
     stats.live_peak = std::max(stats.live_peak, stats.live);
-  }
-
-  void trim(Arena& arena) {
-    const Bytes before = arena.charge;
-    arena.trim();
-    stats.charged -= before - arena.charge;
   }
 
   void unmap(Arena& arena) {
@@ -229,7 +243,7 @@ class State {
     Replay& now = *replay;
     const Plan& plan = *now.plan;
     const int64_t k = now.next;
-    const Bytes size = round_up(bytes, kAlignment);
+    const Bytes size = round_up(bytes, plan.alignment);
     if (now.reason == kNone) {
       const bool past_end = k >= static_cast<int64_t>(plan.sizes.size());
       now.expected = past_end ? 0 : plan.sizes[k];
@@ -241,7 +255,9 @@ class State {
     if (now.reason != kNone) return nullptr;
     ++now.next;
     if (plan.offsets[k] < 0) return nullptr;
-    now.arena->blocks.emplace(plan.offsets[k], logged(bytes));
+    Block block = logged(bytes);
+    block.alignment = plan.alignment;
+    now.arena->blocks.emplace(plan.offsets[k], block);
     add_live(size);
     return now.arena->base + plan.offsets[k];
   }

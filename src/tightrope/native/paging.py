@@ -24,7 +24,7 @@ class PagingTables:
 
     Attributes:
         ops: per op: bytes of the first run, of a re-run, ns of each, first and last stage of a re-run.
-        storages: per storage: bytes, bytes in the slower tier, ns out, ns in, producer or -1, sticky,
+        storages: per storage: bytes, bytes in the slower tier, ns out, ns in, producer or -1, pinned,
             held to the end, pageable.
         joules: per storage: of one page-out, of one page-in.
         reads: per op: storages read by the first run.

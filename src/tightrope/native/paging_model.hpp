@@ -31,7 +31,7 @@ struct Op {
 };
 
 struct Storage {
-    i64 size, slow_size, out_ns, in_ns, producer, sticky, at_end, pageable;
+    i64 size, slow_size, out_ns, in_ns, producer, pinned, at_end, pageable;
 };
 
 struct Tables {
@@ -151,7 +151,7 @@ class Evaluator {
 
     void make(i64 storage, std::int32_t k, bool paged) {
         std::int32_t& now = current_[storage];
-        if (now >= 0 && tables_.storages[storage].sticky) return;
+        if (now >= 0 && tables_.storages[storage].pinned) return;
         if (now >= 0) copies_[now].after = static_cast<std::int32_t>(copies_.size());
         now = static_cast<std::int32_t>(copies_.size());
         copies_.push_back({static_cast<std::int32_t>(storage), k, -1, k, k, -1, paged, false});

@@ -26,7 +26,7 @@ void write(const std::vector<Pair>& pairs, i64* out) {
 extern "C" {
 
 // op_rows: bytes needed by the first run, by a re-run, ns of a re-run, first and last stage of a re-run.
-// storage_rows: bytes, producer, sticky, read by the end.
+// storage_rows: bytes, producer, pinned, read by the end.
 void* tightrope_solver_new(i64 ops, i64 storages, const i64* op_rows, const i64* storage_rows,
                            const i64* read_start, const i64* read_item, const i64* again_start,
                            const i64* again_item, const i64* create_start, const i64* create_item) {

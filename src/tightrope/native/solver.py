@@ -31,14 +31,15 @@ class Tables:
     """What the native part is given; rows are flat tuples.
 
     Attributes:
-        ops: per op: bytes of the first run, of a re-run, ns of a re-run, first and last stage of a re-run.
-        storages: per storage: bytes, producer or -1, sticky, read by the end.
+        ops: per op: bytes of the first run, of a re-run, ns of a re-run, first and last stage of a re-run,
+            and the stages ``[start, end)`` between them at which it may not run again.
+        storages: per storage: bytes, producer or -1, pinned, read by the end.
         reads: per op: storages read by the first run.
         again_reads: per op: storages read by a re-run.
         again_creates: per op: storages made by a re-run.
     """
 
-    ops: Sequence[tuple[int, int, int, int, int]]
+    ops: Sequence[tuple[int, int, int, int, int, int, int]]
     storages: Sequence[tuple[int, int, int, int]]
     reads: Sequence[Sequence[int]]
     again_reads: Sequence[Sequence[int]]

@@ -148,7 +148,7 @@ class Anneal : public Greedy {
         const i64 inputs = profile.again_reads.end(p.op) - from;
         if (inputs == 0) return;
         const i64 s = from[random_.below(inputs)];
-        if (!profile.sticky[s] && profile.producer[s] != p.op) add({p.stage, profile.producer[s]});
+        if (!profile.pinned[s] && profile.producer[s] != p.op) add({p.stage, profile.producer[s]});
     }
 };
 

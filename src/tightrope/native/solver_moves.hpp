@@ -24,7 +24,7 @@ class Moves {
         idle_.resize(static_cast<std::size_t>(profile.num_ops / width_ + 1));
         for (i64 s = 0; s < profile.num_storages; ++s) {
             const i64 op = profile.producer[s];
-            if (op < 0 || profile.sticky[s] || profile.size[s] <= 0 || profile.last[op] <= op) continue;
+            if (op < 0 || profile.pinned[s] || profile.size[s] <= 0 || profile.last[op] <= op) continue;
             evictable_.push_back(s);
             const auto& readers = profile.read[s];
             i64 from = op;
@@ -108,7 +108,7 @@ class Moves {
         if (!profile.allowed(stage, op) || again <= at || profile.has(again) || chain.size() >= most) return false;
         chain.push_back({stage, op});
         for (const i64* s = profile.again_reads.begin(op); s != profile.again_reads.end(op); ++s) {
-            if (profile.sticky[*s] || profile.copy(*s, again).stop >= at) continue;
+            if (profile.pinned[*s] || profile.copy(*s, again).stop >= at) continue;
             if (profile.producer[*s] == op || !collect(stage, profile.producer[*s], at, most, chain)) return false;
         }
         return true;

@@ -64,8 +64,8 @@ class Profile {
   public:
     const i64 num_ops, num_storages, bits, end_key;
     std::vector<double> base_need, again_need, again_ns, size;
-    std::vector<i64> producer, first, last;
-    std::vector<char> sticky;
+    std::vector<i64> producer, first, last, away, back;  // re-runs in [first, last] without [away, back)
+    std::vector<char> pinned;
     Csr reads, again_reads, again_creates;
     std::vector<double> base;       // bytes while the first run of op t is at its peak
     std::vector<i64> again_key;     // re-runs, ascending
@@ -81,18 +81,20 @@ class Profile {
           reads(read_start, read_item, ops), again_reads(again_start, again_item, ops),
           again_creates(create_start, create_item, ops), made(storages), read(storages) {
         for (i64 op = 0; op < ops; ++op) {
-            const i64* row = op_rows + 5 * op;
+            const i64* row = op_rows + 7 * op;
             base_need.push_back(static_cast<double>(row[0]));
             again_need.push_back(static_cast<double>(row[1]));
             again_ns.push_back(static_cast<double>(row[2]));
             first.push_back(row[3]);
             last.push_back(row[4]);
+            away.push_back(row[5]);
+            back.push_back(row[6]);
         }
         for (i64 s = 0; s < storages; ++s) {
             const i64* row = storage_rows + 4 * s;
             size.push_back(static_cast<double>(row[0]));
             producer.push_back(row[1]);
-            sticky.push_back(row[2] != 0);
+            pinned.push_back(row[2] != 0);
             if (row[1] >= 0) made[s].push_back(key(row[1], row[1]));
         }
         for (i64 op = 0; op < ops; ++op)
@@ -110,7 +112,9 @@ class Profile {
     Pair pair(i64 at) const { return {stage_of(at), op_of(at)}; }
     // First stage whose first run is at or after `at`.
     i64 stage_from(i64 at) const { return stage_of(at) + (op_of(at) > stage_of(at) ? 1 : 0); }
-    bool allowed(i64 stage, i64 op) const { return op >= 0 && first[op] <= stage && stage <= last[op]; }
+    bool allowed(i64 stage, i64 op) const {
+        return op >= 0 && first[op] <= stage && stage <= last[op] && (stage < away[op] || stage >= back[op]);
+    }
     bool has(i64 at) const {
         const i64 slot = rank(again_key, at);
         return slot < static_cast<i64>(again_key.size()) && again_key[slot] == at;

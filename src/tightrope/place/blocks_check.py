@@ -1,8 +1,9 @@
 """Refuse malformed blocks and spaces before anything is placed."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from tightrope.core import Block, Bytes, Offset, Piece, Space, TightropeError
 from tightrope.core.units import is_whole

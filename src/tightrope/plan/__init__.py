@@ -1,12 +1,12 @@
 """Planners: from a graph and a budget to a schedule with addresses."""
 
+from tightrope.plan.api import whole_bytes
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.cache import PlanCache
 from tightrope.plan.options import Options, Planner, Progress
 from tightrope.plan.registry import PLANNERS
 from tightrope.plan.schedule import base_schedule
 from tightrope.plan.search import smallest, solve
-from tightrope.plan.timeline import timeline
 
 __all__ = [
     "PLANNERS",
@@ -18,5 +18,5 @@ __all__ = [
     "lower_bound",
     "smallest",
     "solve",
-    "timeline",
+    "whole_bytes",
 ]

@@ -1,9 +1,14 @@
 """The public `plan`: budgets as people write them."""
 
-from tightrope.core import Graph, Machine, Plan, parse_bytes
+from tightrope.core import Bytes, Graph, Machine, Plan, parse_bytes
+from tightrope.lower import lower, peak_bytes
 from tightrope.plan.schedule import base_schedule
 from tightrope.plan.search import solve
-from tightrope.plan.timeline import peak_bytes, timeline
+
+
+def whole_bytes(graph: Graph, machine: Machine | None = None) -> Bytes:
+    """Total bytes that the given order needs: what 100 % stands for."""
+    return graph.persistent + peak_bytes(lower(graph, base_schedule(graph), machine))
 
 
 def plan(
@@ -35,6 +40,5 @@ def plan(
         >>> tightrope.plan(graph, budget="100%").forecast.tdi_percent
         0.0
     """
-    peak = peak_bytes(graph, timeline(graph, base_schedule(graph)))
-    size = parse_bytes(budget, whole=graph.persistent + peak)
+    size = parse_bytes(budget, whole=whole_bytes(graph, machine))
     return solve(graph, budget=size, machine=machine, planner=planner, seconds=seconds, seed=seed)

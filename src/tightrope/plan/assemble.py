@@ -3,21 +3,29 @@
 from importlib.metadata import version
 
 from tightrope.core import (
-    ALIGNMENT,
     Bytes,
     Certificate,
+    Executable,
     Forecast,
     Graph,
     Limits,
     Machine,
     Plan,
     Schedule,
-    Trace,
+    fitted,
+)
+from tightrope.lower import (
+    charged_sizes,
+    largest_sum,
+    lower,
+    outside_flags,
+    place_at,
+    planned,
+    simulate,
+    timeline,
 )
 from tightrope.place import place
 from tightrope.plan.bound import lower_bound
-from tightrope.plan.clock import clock
-from tightrope.plan.timeline import buffer_sizes, largest_sum, outside_sizes, timeline
 
 _PLACE_SECONDS = 0.25
 
@@ -47,31 +55,27 @@ def assemble(
     Returns:
         A plan without reasons; its total may exceed the budget, see `Forecast.total`.
     """
-    trace = timeline(graph, schedule)
-    sizes = buffer_sizes(graph, trace)
-    outside = tuple(b.storage >= 0 and graph.storages[b.storage].outside for b in trace.buffers)
-    held = largest_sum(trace, outside_sizes(graph, trace))
-    capacity = None if budget is None else max(0, budget - graph.persistent - held)
-    inside = tuple(size * (not out) for size, out in zip(sizes, outside, strict=True))
-    offsets = _offsets(graph, trace, sizes, outside, capacity=capacity, seed=seed) if placed else ()
-    cost = clock(graph, schedule, machine)
+    if machine is not None:
+        graph = fitted(graph, machine.tiers[0].alignment)
+    executable = lower(graph, schedule, machine)
+    if placed:
+        executable = _placed(executable, None if budget is None else budget - graph.persistent, seed)
+    figures = simulate(executable, machine)
     forecast = Forecast(
         persistent=graph.persistent,
-        peak=largest_sum(trace, sizes),
-        arena=max((o + size for o, size in zip(offsets, sizes, strict=True) if o >= 0), default=0)
-        if placed
-        else largest_sum(trace, inside),
-        outside=held,
-        ns=cost.ns,
+        peak=figures.peak,
+        arena=figures.arena,
+        outside=figures.outside,
+        ns=figures.ns,
         base_ns=graph.base_ns,
-        joules=cost.joules,
-        tiers=cost.tiers,
+        joules=figures.joules,
+        tiers=figures.tiers,
     )
     asked = forecast.total if budget is None else budget
     return Plan(
         fingerprint=graph.fingerprint,
         schedule=schedule,
-        offsets=offsets,
+        offsets=tuple(item.offset for item in planned(executable)) if placed else (),
         budget=asked,
         forecast=forecast,
         certificate=_certificate(graph, forecast, seed),
@@ -95,26 +99,18 @@ def _certificate(graph: Graph, forecast: Forecast, seed: int) -> Certificate:
     )
 
 
-def _offsets(
-    graph: Graph,
-    trace: Trace,
-    sizes: tuple[Bytes, ...],
-    outside: tuple[bool, ...],
-    *,
-    capacity: Bytes | None,
-    seed: int,
-) -> tuple[int, ...]:
-    inside = [i for i, out in enumerate(outside) if not out]
+def _placed(executable: Executable, room: Bytes | None, seed: int) -> Executable:
+    """Give every allocation of an arena its address, within the room that other bytes leave."""
+    trace, sizes, out = timeline(executable), charged_sizes(executable), outside_flags(executable)
+    held = largest_sum(trace, tuple(size * outside for size, outside in zip(sizes, out, strict=True)))
+    capacity = None if room is None else max(0, room - held)
+    inside = [i for i, outside in enumerate(out) if not outside]
     buffers = [(sizes[i], trace.buffers[i].start, trace.buffers[i].end) for i in inside]
-    wanted = [
-        graph.storages[s].alignment if (s := trace.buffers[i].storage) >= 0 else ALIGNMENT for i in inside
-    ]
-    alignments = wanted if any(a > ALIGNMENT for a in wanted) else None
-    placement = place(buffers, capacity=capacity, seconds=_PLACE_SECONDS, seed=seed, alignments=alignments)
+    placement = place(buffers, capacity=capacity, seconds=_PLACE_SECONDS, seed=seed)
     if capacity is not None and placement.lower_bound < placement.peak <= capacity:
-        lower = place(buffers, seconds=_PLACE_SECONDS, seed=seed, alignments=alignments)
-        placement = min(placement, lower, key=lambda found: found.peak)
-    offsets = [-1] * len(outside)
+        least = place(buffers, seconds=_PLACE_SECONDS, seed=seed)
+        placement = min(placement, least, key=lambda found: found.peak)
+    offsets = [-1] * len(out)
     for i, offset in zip(inside, placement.offsets, strict=True):
         offsets[i] = offset
-    return tuple(offsets)
+    return place_at(executable, offsets)

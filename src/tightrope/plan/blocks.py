@@ -120,7 +120,7 @@ def shorten(graph: Graph, layers: Layers, kept: int = KEPT) -> Short:
     whole = tuple(op.id for op in graph.ops if op.id not in out)
     rewire = _Rewire(graph, layers, cut, gone, out)
     ops = [rewire.op(graph.ops[op]) for op in whole]
-    replays = {op.replay: rewire.reads(graph.op(op.replay), op.id) for op in ops if op.replay >= 0}
+    replays = {op.variant: rewire.reads(graph.op(op.variant), op.id) for op in ops if op.variant >= 0}
     return Short(_renumbered(graph, ops, replays), layers, cut, gone, whole)
 
 
@@ -201,7 +201,10 @@ def _renumbered(graph: Graph, ops: list[Op], replays: dict[OpId, Op]) -> Graph:
             creates=tuple(number[s] for s in op.creates),
             mutates=tuple(number[s] for s in op.mutates),
             allocations=allocations,
-            replay=place.get(op.replay, -1),
+            variant=place.get(op.variant, -1),
+            arguments=(),
+            keywords=(),
+            results=(),
         )
 
     storages = tuple(msgspec.structs.replace(graph.storages[s], id=number[s]) for s in used)
@@ -209,8 +212,8 @@ def _renumbered(graph: Graph, ops: list[Op], replays: dict[OpId, Op]) -> Graph:
         graph,
         ops=tuple(renamed(op, position) for position, op in enumerate(ops)),
         storages=storages,
-        replays=tuple(renamed(op, place[replay]) for replay, op in replays.items()),
-        split=-1,
+        variants=tuple(renamed(op, place[replay]) for replay, op in replays.items()),
+        parts=(),
     )
 
 
@@ -222,7 +225,7 @@ def _marks(graph: Graph) -> list[int]:
     for op in graph.ops:
         made = tuple((storages[s].size, storages[s].resident_at_end) for s in op.creates)
         read = tuple(sorted((storages[s].size, storages[s].external) for s in op.reads))
-        mark = (op.target, int(op.flags), op.phase, op.replay >= 0, made, read, len(op.mutates))
+        mark = (op.target, int(op.flags), op.phase, op.variant >= 0, made, read, len(op.mutates))
         marks.append(known.setdefault(mark, len(known)))
     return marks
 

@@ -164,11 +164,13 @@ class _Stages:
         model = self.model
         for op in range(len(model.need)):
             for stage in range(model.window[op][0], last_useful(model, op, self.wanted) + 1):
+                if not model.allowed((stage, op)):
+                    continue
                 cost = model.again_ns[op] / self.ns_unit
                 self.run[stage, op] = self.program.column(cost, upper=1, integer=True)
                 self.again[stage].append(op)
         for storage, op in enumerate(model.producer):
-            if op >= 0 and not model.sticky[storage]:
+            if op >= 0 and not model.pinned[storage]:
                 for stage in range(op + 1, min(self.wanted[storage], len(model.need) - 1) + 1):
                     self.keep[stage, storage] = self.program.column(upper=1, integer=True)
                     self.held[stage].append(storage)
@@ -188,13 +190,13 @@ class _Stages:
         model, program = self.model, self.program
         for op in self.again[stage]:
             for storage in model.again_reads[op]:
-                if not model.sticky[storage]:
+                if not model.pinned[storage]:
                     program.row([(self.run[stage, op], 1), *self._sources(stage, storage)], upper=0)
             for storage in model.again_creates[op]:
                 if (stage, storage) in self.keep:
                     program.row([(self.run[stage, op], 1), (self.keep[stage, storage], 1)], upper=1)
         for storage in model.reads[stage]:
-            if not model.sticky[storage]:
+            if not model.pinned[storage]:
                 program.row(self._sources(stage, storage), upper=-1)
         for storage in self.held[stage]:
             if stage > model.producer[storage] + 1:
@@ -228,7 +230,7 @@ class _Stages:
     def _frees(self, stage: StepIndex, op: OpId) -> list[tuple[int, float]]:
         """Add the columns FREE of one op of a stage, with the bytes that each gives back."""
         model = self.model
-        touched = [s for s in model.again_reads[op] if not model.sticky[s]] + list(model.again_creates[op])
+        touched = [s for s in model.again_reads[op] if not model.pinned[s]] + list(model.again_creates[op])
         terms = []
         for storage in touched:
             if model.size[storage] == 0 or storage in model.reads[stage]:

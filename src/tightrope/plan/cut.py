@@ -15,9 +15,10 @@ from typing import Final
 
 import msgspec
 
-from tightrope.core import Allocation, Bytes, Compute, Graph, Op, OpId, PageIn, Schedule
+from tightrope.core import Alloc, Allocation, Bytes, Executable, Graph, Op, OpId, Release, Run, Schedule
+from tightrope.core.executable import ARENA, HEAP
+from tightrope.lower import charged_sizes, lower, outside_flags, timeline
 from tightrope.place import conflict
-from tightrope.plan.timeline import buffer_sizes, timeline
 
 _SECONDS: Final = 0.1
 
@@ -40,39 +41,33 @@ def cut(graph: Graph, schedule: Schedule, *, capacity: Bytes, reserved: Graph | 
         >>> cut(graph, Schedule((Compute(0),)), capacity=64).ops[0].allocations[-1].bytes
         64
     """
-    trace = timeline(graph, schedule)
-    sizes = buffer_sizes(graph, trace)
-    inside = [
-        (size, buffer.start, buffer.end)
-        for size, buffer in zip(sizes, trace.buffers, strict=True)
-        if buffer.storage < 0 or not graph.storages[buffer.storage].outside
-    ]
+    executable = lower(graph, schedule)
+    trace = timeline(executable)
+    rows = zip(charged_sizes(executable), trace.buffers, outside_flags(executable), strict=True)
+    inside = [(size, buffer.start, buffer.end) for size, buffer, outside in rows if not outside]
     core = conflict(inside, capacity, seconds=_SECONDS)
     if core is None:
         return None
-    starts = [buffer.start for buffer in trace.buffers]
-    chosen = _allocating(graph, schedule, starts, core.start, core.end)
+    chosen = _allocating(executable, core.start, core.end)
     base = graph if reserved is None else reserved
     missing = core.need - capacity
     return msgspec.structs.replace(
         base,
         ops=tuple(_with_reserve(base, op, missing) if op.id in chosen else op for op in base.ops),
-        replays=tuple(_with_reserve(base, op, missing) if op.id in chosen else op for op in base.replays),
+        variants=tuple(_with_reserve(base, op, missing) if op.id in chosen else op for op in base.variants),
     )
 
 
-def _allocating(graph: Graph, schedule: Schedule, starts: list[int], begin: int, end: int) -> set[OpId]:
-    """Find the ops that allocate in a span of the timeline, whose buffers come in the order of the ops."""
+def _allocating(executable: Executable, begin: int, end: int) -> set[OpId]:
+    """Find the ops that allocate in a span of the timeline."""
     found: set[OpId] = set()
-    at = 0
-    for step in schedule.steps:
-        if isinstance(step, PageIn):
-            at += 1
-        elif isinstance(step, Compute):
-            count = len(graph.allocations(graph.op(step.op)))
-            if any(begin <= start < end for start in starts[at : at + count]):
-                found.add(step.op)
-            at += count
+    tick = 0
+    for instruction in executable.instructions:
+        events = instruction.inside if isinstance(instruction, Run) else (instruction,)
+        for event in events:
+            if isinstance(event, Alloc) and begin <= tick < end and isinstance(instruction, Run):
+                found.add(instruction.op)
+            tick += isinstance(event, Release) or (isinstance(event, Alloc) and event.space in (ARENA, HEAP))
     return found
 
 

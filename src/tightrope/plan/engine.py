@@ -1,11 +1,11 @@
 """Open the search over a model: in C++ where a compiler is found, else in Python."""
 
 from tightrope.core import Bytes, Graph, Limits
+from tightrope.lower import lower, simulate
 from tightrope.native.solver import Solver, Tables, available
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.model import Model
 from tightrope.plan.schedule import base_schedule
-from tightrope.plan.timeline import largest_sum, outside_sizes, timeline
 
 
 def open_solver(model: Model, *, native: bool = True) -> Solver | PythonSolver:
@@ -17,15 +17,15 @@ def open_solver(model: Model, *, native: bool = True) -> Solver | PythonSolver:
     if not (native and available()):
         return PythonSolver(model)
     ops = tuple(
-        (need, again, ns, first, last)
-        for need, again, ns, (first, last) in zip(
-            model.need, model.again_need, model.again_ns, model.window, strict=True
+        (need, again, ns, *window, *away)
+        for need, again, ns, window, away in zip(
+            model.need, model.again_need, model.again_ns, model.window, model.away, strict=True
         )
     )
     storages = tuple(
-        (size, producer, int(sticky), int(at_end))
-        for size, producer, sticky, at_end in zip(
-            model.size, model.producer, model.sticky, model.at_end, strict=True
+        (size, producer, int(pinned), int(at_end))
+        for size, producer, pinned, at_end in zip(
+            model.size, model.producer, model.pinned, model.at_end, strict=True
         )
     )
     return Solver(Tables(ops, storages, model.reads, model.again_reads, model.again_creates))
@@ -33,8 +33,7 @@ def open_solver(model: Model, *, native: bool = True) -> Solver | PythonSolver:
 
 def outside_peak(graph: Graph) -> Bytes:
     """Largest number of bytes that the base schedule holds outside the arena."""
-    trace = timeline(graph, base_schedule(graph))
-    return largest_sum(trace, outside_sizes(graph, trace))
+    return simulate(lower(graph, base_schedule(graph))).outside
 
 
 def live_limit(graph: Graph, limits: Limits) -> Bytes:

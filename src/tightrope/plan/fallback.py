@@ -30,7 +30,7 @@ class PythonSolver:
         self.candidates = [
             s
             for s, op in enumerate(model.producer)
-            if op >= 0 and not model.sticky[s] and model.size[s] > 0 and model.window[op][1] > op
+            if op >= 0 and not model.pinned[s] and model.size[s] > 0 and model.window[op][1] > op
         ]
         self._reset()
 
@@ -125,7 +125,7 @@ class PythonSolver:
             return False
         chain.append(pair)
         for storage in self.model.again_reads[pair[1]]:
-            if self.model.sticky[storage] or self._copy(storage, pair)[1] >= at:
+            if self.model.pinned[storage] or self._copy(storage, pair)[1] >= at:
                 continue
             source = self.model.producer[storage]
             if source == pair[1] or not self._collect((pair[0], source), at, chain):

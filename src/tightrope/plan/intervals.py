@@ -115,7 +115,7 @@ class Intervals:
         for stage in range(len(model.need)):
             inside = self.window.first <= stage < self.window.last
             for op in range(stage):
-                free = inside and model.window[op][0] <= stage <= until[op]
+                free = inside and stage <= until[op] and model.allowed((stage, op))
                 if free or (stage, op) in fixed:
                     self.slot[stage, op] = len(self.slot)
                 if free:
@@ -141,7 +141,7 @@ class Intervals:
     def _copies_of(self, storage: StorageId) -> list[_Copy]:
         """Add the copies of a storage; a copy ends before the next one begins."""
         op = self.model.producer[storage]
-        if op < 0 or self.model.sticky[storage]:
+        if op < 0 or self.model.pinned[storage]:
             return []
         runs = self.runs[op] if storage in self.model.again_creates[op] else self.runs[op][:1]
         copies: list[_Copy] = []

@@ -199,7 +199,7 @@ class Job:
     def proved(self) -> Plan:
         """Give the best plan its reasons and its certificate, in terms of the graph asked for."""
         assert self.best is not None
-        plan = msgspec.structs.replace(self.best, reasons=reasons(self.graph, self.best))
+        plan = msgspec.structs.replace(self.best, reasons=reasons(self.graph, self.best, self.machine))
         if self.ordering is not None:
             plan = _restored(self.asked, plan, self.ordering)
         if not self.options.bound or (self.options.bound == "quick" and self.bound is None):

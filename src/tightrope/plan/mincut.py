@@ -95,7 +95,7 @@ def backward_begin(graph: Graph) -> StepIndex:
         TightropeError: there is none.
     """
     begin = next((op.id for op in graph.ops if op.phase is Phase.BACKWARD), len(graph.ops))
-    begin = min(begin, graph.boundary)
+    begin = min((begin, *graph.boundaries[:1]))
     if not 0 < begin < len(graph.ops):
         raise TightropeError(
             'a minimum cut needs a graph with a forward and a backward part; use planner="auto" for others.'
@@ -124,7 +124,7 @@ def cheapest_cut(
     kept = frozenset(
         s
         for s, (into, out) in network.storages.items()
-        if side[into] and not side[out] and not model.sticky[s]
+        if side[into] and not side[out] and not model.pinned[s]
     )
     again = frozenset(op for op, vertex in network.ops.items() if not side[vertex])
     price = sum(prices.keep[s] + bytes_price[s] for s in kept) + sum(prices.again[op] for op in again)
@@ -149,7 +149,7 @@ class _Network:
             for s in model.again_reads[op]:
                 self.edges.append((self.storages[s][1], vertex, INFINITE))
         for s, (into, out) in self.storages.items():
-            free = model.sticky[s]
+            free = model.pinned[s]
             self.edges.append((into, out, 0 if free else round(keep[s] * scale)))
             if free or not returns[s]:
                 self.edges.append((_SOURCE, into, INFINITE))
@@ -169,7 +169,7 @@ def pairs_of_cut(model: Model, begin: StepIndex, cut: Cut, *, anew: bool = False
         cut: of the same model.
         anew: make a value again for every reader, instead of keeping it from the first to the last.
     """
-    there = set(cut.kept) | {s for s, sticky in enumerate(model.sticky) if sticky}
+    there = set(cut.kept) | {s for s, pinned in enumerate(model.pinned) if pinned}
     pairs: list[Pair] = []
     for stage in range(begin, len(model.need)):
         now = set(there)
@@ -282,7 +282,7 @@ class _Prices:
         self.unit = sum(prices.again[: self.begin]) / max(total, 1)
         self.rank: tuple[float, float, float] | None = None
         self.target = limit
-        made = (s for s, op in enumerate(model.producer) if 0 <= op < self.begin and not model.sticky[s])
+        made = (s for s, op in enumerate(model.producer) if 0 <= op < self.begin and not model.pinned[s])
         self.best = Partition(Cut(frozenset(made), frozenset(), 0.0), (), 0)
         if not inlined:
             self.consider(self.best.cut, (), model)
@@ -349,14 +349,14 @@ def _idle(model: Model, begin: StepIndex) -> dict[StorageId, tuple[StepIndex, St
     first: dict[StorageId, StepIndex] = {}
     for op, reads in enumerate(model.reads):
         for storage in reads:
-            if model.producer[storage] < begin and not model.sticky[storage]:
+            if model.producer[storage] < begin and not model.pinned[storage]:
                 if op < begin:
                     last[storage] = op
                 else:
                     first.setdefault(storage, op)
     found = {}
     for storage, producer in enumerate(model.producer):
-        if 0 <= producer < begin and not model.sticky[storage]:
+        if 0 <= producer < begin and not model.pinned[storage]:
             after = last.get(storage, producer) + 1
             found[storage] = (after, max(after, first.get(storage, len(model.need))))
     return found

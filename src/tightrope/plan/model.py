@@ -1,8 +1,8 @@
 """The planner's view of a graph: what each op needs, reads and makes, and when it may run again.
 
-A *pair* ``(t, u)`` says: run op ``u`` again (or its replay, where it has one) just before the first
+A *pair* ``(t, u)`` says: run op ``u`` again (or its variant, where it has one) just before the first
 run of op ``t``. A plan is a set of pairs. Storages that end the step allocated, or that live outside
-the arena, are *sticky*: their first copy stays until its last reader, later copies are dropped.
+the arena, are *pinned*: their first copy stays until its last reader, later copies are dropped.
 """
 
 from collections.abc import Iterable
@@ -37,12 +37,14 @@ class Model:
         again_need: the same for its re-run.
         again_ns: time of its re-run.
         window: first and last stage before which the op may run again; empty when last < first.
+        away: stages ``[start, end)`` of the window that belong to other calls of the model, where it may
+            not; see `tightrope.core.Part`.
         reads: op-made storages that the first run reads.
         again_reads: op-made storages that the re-run reads.
-        again_creates: storages that a re-run makes anew, sticky ones left out.
+        again_creates: storages that a re-run makes anew, pinned ones left out.
         producer: op that makes each storage, -1 for the caller's.
         size: arena bytes of each storage, 0 for those outside.
-        sticky: whether the first copy stays until its last reader.
+        pinned: whether the first copy stays until its last reader.
         at_end: whether the storage is still needed after the last op.
     """
 
@@ -50,18 +52,20 @@ class Model:
     again_need: tuple[Bytes, ...]
     again_ns: tuple[Nanoseconds, ...]
     window: tuple[tuple[StepIndex, StepIndex], ...]
+    away: tuple[tuple[StepIndex, StepIndex], ...]
     reads: tuple[tuple[StorageId, ...], ...]
     again_reads: tuple[tuple[StorageId, ...], ...]
     again_creates: tuple[tuple[StorageId, ...], ...]
     producer: tuple[OpId, ...]
     size: tuple[Bytes, ...]
-    sticky: tuple[bool, ...]
+    pinned: tuple[bool, ...]
     at_end: tuple[bool, ...]
 
     def allowed(self, pair: Pair) -> bool:
         """Tell whether op ``pair[1]`` may run again just before op ``pair[0]``."""
         first, last = self.window[pair[1]]
-        return first <= pair[0] <= last
+        start, end = self.away[pair[1]]
+        return first <= pair[0] <= last and not start <= pair[0] < end
 
     def cost(self, pairs: Iterable[Pair]) -> Nanoseconds:
         """Sum the time of the re-runs."""
@@ -75,7 +79,7 @@ class Model:
 
 def charged(graph: Graph, allocation: Allocation) -> Bytes:
     """Bytes that an allocation takes: what it asks for, rounded up to its alignment."""
-    return graph.storages[allocation.storage].size if allocation.storage >= 0 else round_up(allocation.bytes)
+    return round_up(allocation.bytes, graph.alignment)
 
 
 def event_peak(graph: Graph, allocations: Iterable[Allocation]) -> Bytes:
@@ -94,9 +98,9 @@ def event_peak(graph: Graph, allocations: Iterable[Allocation]) -> Bytes:
 
 
 def again(graph: Graph, op: OpId) -> Op:
-    """Look up what runs when base op ``op`` is recomputed: its replay, or itself."""
+    """Look up what runs when base op ``op`` is recomputed: its variant, or itself."""
     base = graph.ops[op]
-    return graph.op(base.replay) if base.replay >= 0 else base
+    return graph.op(base.variant) if base.variant >= 0 else base
 
 
 def producers(graph: Graph) -> tuple[OpId, ...]:
@@ -123,18 +127,19 @@ def build(graph: Graph) -> Model:
                     "the graph is not in base order. Capture it again."
                 )
     reruns = tuple(again(graph, op.id) for op in graph.ops)
-    sticky = tuple(storage.resident_at_end or storage.outside for storage in graph.storages)
+    pinned = tuple(storage.resident_at_end or storage.outside for storage in graph.storages)
     return Model(
         need=tuple(_need(graph, op) for op in graph.ops),
         again_need=tuple(_need(graph, op) for op in reruns),
         again_ns=tuple(op.ns for op in reruns),
         window=_windows(graph, reruns, producer),
+        away=tuple(graph.elsewhere(op.id) for op in graph.ops),
         reads=tuple(tuple(s for s in op.reads if producer[s] >= 0) for op in graph.ops),
         again_reads=tuple(tuple(s for s in op.reads if producer[s] >= 0) for op in reruns),
-        again_creates=tuple(tuple(s for s in op.creates if not sticky[s]) for op in reruns),
+        again_creates=tuple(tuple(s for s in op.creates if not pinned[s]) for op in reruns),
         producer=producer,
         size=tuple(_size(storage) for storage in graph.storages),
-        sticky=sticky,
+        pinned=pinned,
         at_end=tuple(s.resident_at_end and producer[s.id] >= 0 for s in graph.storages),
     )
 
@@ -170,9 +175,9 @@ def pairs_of(graph: Graph, schedule: Schedule) -> tuple[Pair, ...]:
     """Read the set of pairs back from a schedule that keeps the base order.
 
     Raises:
-        TightropeError: the schedule runs an op again after the last first run, or not through its replay.
+        TightropeError: the schedule runs an op again after the last first run, or not through its variant.
     """
-    base_of = {op.replay: op.id for op in graph.ops if op.replay >= 0}
+    base_of = {op.variant: op.id for op in graph.ops if op.variant >= 0}
     pairs: list[Pair] = []
     waiting: list[OpId] = []
     seen = 0

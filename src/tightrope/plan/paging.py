@@ -121,7 +121,7 @@ def useful_paged(
         idle = [run for k, run in enumerate(runs) if not run.first and k not in read]
         if not idle:
             return tuple(kept_pairs), tuple(kept_pages)
-        base = {op.replay: op.id for op in graph.ops if op.replay >= 0}
+        base = {op.variant: op.id for op in graph.ops if op.variant >= 0}
         gone = {(r.stage, base.get(r.op.id, r.op.id)) for r in idle if r.op is not None}
         lost = {(r.stage, r.storage) for r in idle if r.op is None}
         kept_pairs = [pair for pair in kept_pairs if pair not in gone]
@@ -150,20 +150,21 @@ def _runs(graph: Graph, pairs: Iterable[Pair], pages: Iterable[Page]) -> list[_R
 
 def _copies(graph: Graph, runs: list[_Run]) -> list[_Copy]:
     """Find every copy of every storage and its last reader; the latest copy is the one that is read."""
-    sticky = [storage.resident_at_end or storage.outside for storage in graph.storages]
+    pinned = [storage.resident_at_end or storage.outside for storage in graph.storages]
     now: dict[StorageId, _Copy] = {}
     copies: list[_Copy] = []
+    made_by = {storage: op.id for op in graph.ops for storage in op.creates}
     for position, run in enumerate(runs):
         run.copies = []
         for storage in run.op.reads if run.op else ():
             if storage in now:
                 now[storage].last = now[storage].end = position
-        if run.first and run.op is not None and run.op.id == graph.boundary:
+        if run.first and run.op is not None and run.op.id in graph.boundaries:
             for storage, copy in now.items():
-                if graph.storages[storage].outside:
+                if graph.storages[storage].outside and graph.handover(made_by[storage]) == run.op.id:
                     copy.last = copy.end = position
         for storage in run.op.creates if run.op else (run.storage,):
-            if storage not in now or not sticky[storage]:
+            if storage not in now or not pinned[storage]:
                 fresh = _Copy(storage, position, position, position, run.op is None)
                 if storage in now:
                     now[storage].after = fresh

@@ -50,6 +50,8 @@ def tables(graph: Graph, machine: Machine) -> PagingTables:
         TightropeError: the graph is not in base order, or the machine has no slower tier.
     """
     model, slow = build(graph), need_slower_tier(machine).tiers[1]
+    if any(start < end for start, end in model.away):
+        raise TightropeError("paging is planned for one call of a model, and this graph has several.")
     sizes = tuple(storage.bytes for storage in graph.storages)
     can = pageable(graph)
     return PagingTables(
@@ -66,7 +68,7 @@ def tables(graph: Graph, machine: Machine) -> PagingTables:
                 slow.copy_ns(size, inwards=False),
                 slow.copy_ns(size, inwards=True),
                 model.producer[s],
-                int(model.sticky[s]),
+                int(model.pinned[s]),
                 int(model.at_end[s]),
                 int(can[s]),
             )

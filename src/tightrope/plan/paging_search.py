@@ -28,6 +28,7 @@ from tightrope.core import (
     Plan,
     Schedule,
     TightropeError,
+    fitted,
     format_bytes,
 )
 from tightrope.native.paging import PagingGoal, PagingSolver, PagingState
@@ -252,6 +253,7 @@ def plan_paging(
         (130, (640,))
     """
     need_slower_tier(machine)
+    graph = fitted(graph, machine.tiers[0].alignment)
     knobs, options = knobs or PagingKnobs(), options or Options()
     slower = (tier_limit(machine) if tier_bytes is None else tier_bytes,)
     if budget <= 0 or slower[0] < 0:
@@ -272,7 +274,7 @@ def plan_paging(
         )  # fmt: skip
         if plan.forecast.total <= budget:
             plan = msgspec.structs.replace(plan, limits=limits)
-            return msgspec.structs.replace(plan, reasons=reasons(graph, plan))
+            return msgspec.structs.replace(plan, reasons=reasons(graph, plan, machine))
         least = min(least or plan.forecast.total, plan.forecast.total)
         target -= max(64, (plan.forecast.total - budget + 1) // 2)
     raise _infeasible(graph, limits, least)

@@ -186,9 +186,11 @@ class _Stages:
         model, facts, add = self.model, self.facts, self.program.column
         for op in range(len(model.need) if self.knobs.recompute else 0):
             for stage in range(model.window[op][0], last_useful(model, op, self.wanted) + 1):
+                if not model.allowed((stage, op)):
+                    continue
                 self.run[stage, op] = add(per_ns * model.again_ns[op] / self.unit, upper=1, integer=True)
         for storage, op in enumerate(model.producer):
-            if op < 0 or model.sticky[storage]:
+            if op < 0 or model.pinned[storage]:
                 continue
             _, _, out_ns, in_ns, *_, can_page = facts.storages[storage]
             out, into = facts.joules[storage] if self.goal.by_joules else (float(out_ns), float(in_ns))
@@ -222,10 +224,10 @@ class _Stages:
         model, row = self.model, self.program.row
         for op in self._candidates(stage):
             for storage in model.again_reads[op]:
-                if not model.sticky[storage]:
+                if not model.pinned[storage]:
                     row([(self.run[stage, op], 1), *self._sources(stage, storage)], upper=0)
         for storage in model.reads[stage]:
-            if not model.sticky[storage]:
+            if not model.pinned[storage]:
                 row(self._sources(stage, storage), upper=-1)
         for (when, storage), column in self.keep.items():
             if when != stage:
@@ -271,7 +273,7 @@ class _Stages:
         """Add the columns FREE of one op of a stage, with the bytes that each gives back."""
         model, row = self.model, self.program.row
         terms = []
-        for storage in (*(s for s in model.again_reads[op] if not model.sticky[s]), *model.again_creates[op]):
+        for storage in (*(s for s in model.again_reads[op] if not model.pinned[s]), *model.again_creates[op]):
             if model.size[storage] == 0 or storage in model.reads[stage]:
                 continue
             free = self.program.column(upper=1, integer=True)

@@ -53,13 +53,11 @@ def _keep_sequence(ops: Sequence[OpId], before: list[set[OpId]]) -> None:
 
 
 def _keep_sides(graph: Graph, before: list[set[OpId]]) -> None:
-    """Make the last op before the boundary follow its side, and precede the other."""
-    if not 0 < graph.boundary < len(graph.ops):
-        return
-    last = graph.boundary - 1
-    before[last].update(range(last))
-    for op in range(graph.boundary, len(graph.ops)):
-        before[op].add(last)
+    """Make the last op before each boundary follow its side, and precede the other."""
+    for end in graph.boundaries:
+        before[end - 1].update(range(end - 1))
+        for op in range(end, len(graph.ops)):
+            before[op].add(end - 1)
 
 
 def reorder(graph: Graph, order: Sequence[OpId]) -> Graph:

@@ -4,23 +4,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tightrope.core import (
-    Compute,
-    Free,
+    Alloc,
+    Copy,
+    Executable,
     Graph,
+    Instruction,
+    Machine,
     OpId,
-    PageIn,
-    PageOut,
     Plan,
     Reason,
-    Schedule,
+    Release,
+    Return,
+    Run,
     StepIndex,
     StorageId,
-    Wait,
     format_bytes,
     format_time,
 )
+from tightrope.core.executable import ARENA, HEAP
+from tightrope.lower import lower
 from tightrope.plan.model import again, producers
-from tightrope.plan.timeline import buffer_sizes, timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,9 @@ class _Facts:
     peak_op: OpId
 
 
-def reasons(graph: Graph, plan: Plan) -> tuple[Reason, ...]:
+def reasons(graph: Graph, plan: Plan, machine: Machine | None = None) -> tuple[Reason, ...]:
     """Explain every storage made by an op, in storage order."""
-    facts = _facts(graph, plan.schedule)
+    facts = _facts(graph, lower(graph, plan.schedule, machine))
     slack = plan.budget - plan.forecast.total
     result: list[Reason] = []
     for storage, op in enumerate(producers(graph)):
@@ -68,7 +71,7 @@ def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _Facts, slack: int)
     if storage not in facts.at_peak:
         return f"{price}, but it is not alive at the peak"
     at_peak = graph.op(facts.peak_op)
-    if facts.peak_op in (op, producer.replay):
+    if facts.peak_op in (op, producer.variant):
         return f"{price}, but it is the output of {at_peak.target} itself, which runs at the peak"
     if storage in at_peak.reads:
         return f"{price}, but {at_peak.target}, which runs at the peak, reads it"
@@ -94,70 +97,58 @@ def _paged(graph: Graph, storage: StorageId, facts: _Facts) -> str:
     return f"{often}: buys {size} in between, for {facts.absent[storage]} ops"
 
 
-def _facts(graph: Graph, schedule: Schedule) -> _Facts:
-    trace = timeline(graph, schedule)
-    sizes = buffer_sizes(graph, trace)
-    change = [0] * (trace.num_events + 1)
-    copies = [0] * len(graph.storages)
-    for buffer, size in zip(trace.buffers, sizes, strict=True):
-        change[buffer.start] += size
-        change[buffer.end] -= size
-        if buffer.storage >= 0:
-            copies[buffer.storage] += 1
-    live = highest = peak = 0
-    for tick, delta in enumerate(change):
-        live += delta
-        if live > highest:
-            highest, peak = live, tick
-    alive = frozenset(b.storage for b in trace.buffers if b.storage >= 0 and b.start <= peak < b.end)
-    pages = [0] * len(graph.storages)
-    for step in schedule.steps:
-        if isinstance(step, PageIn):
-            pages[step.storage] += 1
-    return _Facts(copies, pages, _absences(graph, schedule), alive, _op_at(graph, schedule, peak))
+class _Observer:
+    """Facts while the instructions go by."""
+
+    def __init__(self, graph: Graph, executable: Executable) -> None:
+        self.executable = executable
+        count = len(graph.storages)
+        self.copies, self.pages, self.absent = [0] * count, [0] * count, [0] * count
+        self.live: dict[int, Alloc] = {}
+        self.held: dict[StorageId, int] = {}
+        self.gone_at: dict[StorageId, StepIndex] = {}
+        self.bytes = self.highest = self.seen = 0
+        self.at_peak: frozenset[StorageId] = frozenset()
+        self.peak_op = self.op = -1
+
+    def take(self, event: Instruction) -> None:
+        match event:
+            case Run(op=op) | Return(op=op):
+                self.op = op if op >= 0 else self.op
+                self.seen += op == self.seen
+            case Alloc() if event.space in (ARENA, HEAP):
+                self._alloc(event)
+            case Release(buffer) if buffer in self.live:
+                self._release(self.live.pop(buffer))
+            case _:
+                pass
+
+    def _alloc(self, alloc: Alloc) -> None:
+        self.live[alloc.buffer] = alloc
+        self.bytes += self.executable.charged(alloc)
+        storage = alloc.storage
+        if storage >= 0:
+            self.copies[storage] += 1
+            self.held[storage] = self.held.get(storage, 0) + 1
+            self.absent[storage] += self.seen - self.gone_at.pop(storage, self.seen)
+        if self.bytes > self.highest:
+            self.highest, self.peak_op = self.bytes, self.op
+            self.at_peak = frozenset(s for s, count in self.held.items() if count)
+
+    def _release(self, alloc: Alloc) -> None:
+        self.bytes -= self.executable.charged(alloc)
+        if alloc.storage >= 0:
+            self.held[alloc.storage] -= 1
+            if not self.held[alloc.storage]:
+                self.gone_at[alloc.storage] = self.seen
 
 
-def _absences(graph: Graph, schedule: Schedule) -> list[int]:
-    """Count, per storage, the first runs between a release and the next creation."""
-    absent = [0] * len(graph.storages)
-    gone_at: dict[StorageId, StepIndex] = {}
-    leaving: set[StorageId] = set()
-    seen = 0
-    for step in schedule.steps:
-        if isinstance(step, PageOut):
-            leaving.add(step.storage)
-        elif isinstance(step, PageIn):
-            absent[step.storage] += seen - gone_at.pop(step.storage, seen)
-        elif isinstance(step, Free | Wait):
-            if not (step.tier if isinstance(step, Free) else step.storage not in leaving):
-                gone_at[step.storage] = seen
-                leaving.discard(step.storage)
-        elif isinstance(step, Compute):
-            op = graph.op(step.op)
-            for storage in set(op.creates).difference(step.drop):
-                absent[storage] += seen - gone_at.pop(storage, seen)
-            for storage in step.drop:
-                gone_at.setdefault(storage, seen)
-            seen += step.op == seen
-    return absent
-
-
-def _op_at(graph: Graph, schedule: Schedule, peak: int) -> OpId:
-    """Find the op that runs at a tick of the timeline."""
-    tick, last = 0, -1
-    leaving: set[StorageId] = set()
-    for step in schedule.steps:
-        if isinstance(step, Compute):
-            last = step.op
-            allocations = graph.allocations(graph.op(step.op))
-            tick += len(allocations) + sum(a.end >= 0 for a in allocations) + len(step.drop)
-        elif isinstance(step, PageOut):
-            leaving.add(step.storage)
-        elif isinstance(step, PageIn) or (isinstance(step, Free) and step.tier == 0):
-            tick += 1
-        elif isinstance(step, Wait) and step.storage in leaving:
-            leaving.discard(step.storage)
-            tick += 1
-        if tick > peak:
-            break
-    return last
+def _facts(graph: Graph, executable: Executable) -> _Facts:
+    seen = _Observer(graph, executable)
+    for event in executable.flat():
+        seen.take(event)
+    page_ins = {i.target for i in executable.instructions if isinstance(i, Copy)}
+    for event in executable.instructions:
+        if isinstance(event, Alloc) and event.space == ARENA and event.buffer in page_ins:
+            seen.pages[event.storage] += 1
+    return _Facts(seen.copies, seen.pages, seen.absent, seen.at_peak, seen.peak_op)

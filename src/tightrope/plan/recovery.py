@@ -61,7 +61,7 @@ def made_by(model: Model) -> tuple[tuple[StorageId, ...], ...]:
 def _returns(model: Model, op: OpId, storage: StorageId, wanted: StepIndex) -> bool:
     first, last = model.window[op]
     return (
-        not model.sticky[storage]
+        not model.pinned[storage]
         and storage in model.again_creates[op]
         and first <= op + 1
         and min(wanted, len(model.need) - 1) <= last

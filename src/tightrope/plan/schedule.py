@@ -64,7 +64,7 @@ def useful(graph: Graph, pairs: Iterable[Pair]) -> tuple[Pair, ...]:
 
 def _last_readers(graph: Graph, runs: list[Op], first_runs: list[int]) -> dict[tuple[StorageId, int], int]:
     """Find, for every copy (storage, where it was made), the last run that needs it."""
-    sticky = [storage.resident_at_end or storage.outside for storage in graph.storages]
+    pinned = [storage.resident_at_end or storage.outside for storage in graph.storages]
     copy: dict[StorageId, int] = {}
     last: dict[tuple[StorageId, int], int] = {}
     for position, op in enumerate(runs):
@@ -72,14 +72,15 @@ def _last_readers(graph: Graph, runs: list[Op], first_runs: list[int]) -> dict[t
             if storage in copy:
                 last[storage, copy[storage]] = position
         for storage in op.creates:
-            if storage not in copy or not sticky[storage]:
+            if storage not in copy or not pinned[storage]:
                 copy[storage] = position
                 last[storage, position] = position
-    if graph.boundary < len(graph.ops):
-        handover = first_runs[graph.boundary]
-        for storage, made in last:
-            if graph.storages[storage].outside and made < handover:
-                last[storage, made] = max(last[storage, made], handover)
+    for op in graph.ops if graph.boundaries else ():
+        after = graph.handover(op.id)
+        for storage in op.creates if after < len(graph.ops) else ():
+            if graph.storages[storage].outside:
+                made = (storage, first_runs[op.id])
+                last[made] = max(last[made], first_runs[after])
     return last
 
 

@@ -134,7 +134,7 @@ def smallest(
     """
     watch = Watch(seconds=seconds)
     plan = _smallest(graph, machine, Options(seed=seed, watch=watch))
-    return msgspec.structs.replace(plan, reasons=reasons(graph, plan))
+    return msgspec.structs.replace(plan, reasons=reasons(graph, plan, machine))
 
 
 def _smallest(graph: Graph, machine: Machine | None, options: Options, *, placed: bool = True) -> Plan:

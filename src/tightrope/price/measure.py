@@ -18,9 +18,28 @@ import torch
 
 from tightrope.core import Bytes, Nanoseconds
 from tightrope.native.allocator import Allocator
+from tightrope.price.kernels import bits_of
 
 _MIN_RUNS, _MAX_RUNS = 3, 20
 _ENOUGH_NS = 5_000_000
+
+
+class Layout(msgspec.Struct, frozen=True, array_like=True):
+    """How a result really looks.
+
+    Attributes:
+        position: in the op's result, -1 where the result is the tensor.
+        dtype: e.g. ``float32``.
+        strides: in elements.
+        offset: first element.
+        bits: lazy conjugation and negation.
+    """
+
+    position: int
+    dtype: str
+    strides: tuple[int, ...]
+    offset: int = 0
+    bits: str = ""
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True):
@@ -31,11 +50,13 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
         allocations: (bytes, result, start, end) per allocation in order; ``result`` is the
             position of the result that it became or -1, ``end`` -1 when it outlives the op.
         known: whether the allocations were observed.
+        layouts: of results that are tensors with bytes.
     """
 
     ns: Nanoseconds
     allocations: tuple[tuple[Bytes, int, int, int], ...] = ()
     known: bool = True
+    layouts: tuple[Layout, ...] = ()
 
 
 def measure(run: Callable[[], Any], allocator: Allocator | None) -> Measured:
@@ -44,7 +65,7 @@ def measure(run: Callable[[], Any], allocator: Allocator | None) -> Measured:
     Raises:
         torch.OutOfMemoryError: the op does not fit under the limit that is set.
     """
-    run()
+    layouts = _layouts(run())
     allocations = _record(run, allocator) if allocator is not None else ()
     clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
     best, total = 2**62, 0
@@ -56,7 +77,19 @@ def measure(run: Callable[[], Any], allocator: Allocator | None) -> Measured:
         best, total = min(best, spent), total + spent
         if number + 1 >= _MIN_RUNS and total > _ENOUGH_NS:
             break
-    return Measured(max(best, 1), allocations, known=allocator is not None)
+    return Measured(max(best, 1), allocations, allocator is not None, layouts)
+
+
+def _layouts(result: Any) -> tuple[Layout, ...]:
+    items = enumerate(result) if isinstance(result, tuple | list) else [(-1, result)]
+    return tuple(
+        Layout(
+            position, str(item.dtype).removeprefix("torch."), tuple(item.stride()),
+            int(item.storage_offset()), bits_of(item),
+        )
+        for position, item in items
+        if isinstance(item, torch.Tensor) and item.untyped_storage().nbytes()
+    )  # fmt: skip
 
 
 def _record(run: Callable[[], Any], allocator: Allocator) -> tuple[tuple[Bytes, int, int, int], ...]:

@@ -12,6 +12,8 @@ from tightrope.native import cache_folder
 from tightrope.price.measure import Measured
 
 _LIMIT = 64 * 2**20
+_LAYOUT = 2
+"""Version of what is kept."""
 
 
 class PriceStore:
@@ -21,7 +23,7 @@ class PriceStore:
     """
 
     def __init__(self, environment: tuple[tuple[str, str], ...], folder: Path | None = None) -> None:
-        name = hashlib.sha256(repr(sorted(environment)).encode()).hexdigest()[:16]
+        name = hashlib.sha256(repr((_LAYOUT, sorted(environment))).encode()).hexdigest()[:16]
         self.path = (folder or cache_folder()) / f"prices-{name}.json"
         self.prices: dict[str, Measured] = {}
         self.changed = False
@@ -59,3 +61,20 @@ def _read(path: Path) -> dict[str, Measured]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Measured])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise PlanFileError(f"price file {str(path)!r} is damaged ({error}): delete it.") from error
+
+
+class FreshPrices(PriceStore):
+    """Prices that are measured again, whatever the disk says, and then replace what it says."""
+
+    def __init__(self, environment: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(environment)
+        self._new: set[str] = set()
+
+    def get(self, key: str) -> Measured | None:
+        """Look up a price measured since this store was made."""
+        return super().get(key) if key in self._new else None
+
+    def put(self, key: str, price: Measured) -> None:
+        """Keep a new price until `save`."""
+        self._new.add(key)
+        super().put(key, price)

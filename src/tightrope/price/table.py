@@ -15,7 +15,8 @@ import re
 
 from msgspec.structs import replace
 
-from tightrope.core import Graph, Machine, Nanoseconds, Op, Storage
+from tightrope.core import Graph, Machine, Nanoseconds, Op, Storage, fitted
+from tightrope.core.graph import RETURN
 
 _PASSES = {
     "log": 3.3,
@@ -41,15 +42,16 @@ def price_graph(graph: Graph, machine: Machine) -> Graph:
     >>> price_graph(Graph((), ()), Machine.here()).ops
     ()
     """
+    graph = fitted(graph, machine.tiers[0].alignment)
     return replace(
         graph,
         ops=tuple(_priced(graph, op, machine) for op in graph.ops),
-        replays=tuple(_priced(graph, op, machine) for op in graph.replays),
+        variants=tuple(_priced(graph, op, machine) for op in graph.variants),
     )
 
 
 def _priced(graph: Graph, op: Op, machine: Machine) -> Op:
-    if op.ns or op.target.startswith("tightrope.return"):
+    if op.ns or op.target == RETURN:
         return op
     return replace(op, ns=estimate_ns(graph, op, machine))
 

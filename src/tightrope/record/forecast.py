@@ -7,33 +7,33 @@ own. Ticks inside an op are spread evenly over its time; which tick comes first 
 from dataclasses import dataclass, field
 
 from tightrope.core import (
+    Alloc,
     BudgetPoint,
     Buffer,
     Bytes,
     Category,
-    Compute,
+    Copy,
     Event,
     EventPhase,
+    Executable,
     FingerprintError,
-    Free,
     Graph,
     Held,
     Machine,
     Nanoseconds,
     Op,
     OpId,
-    PageIn,
-    PageOut,
     Plan,
     PlanFileError,
-    Schedule,
+    Release,
+    Return,
+    Run,
     StorageId,
     Summary,
     Trace,
-    Wait,
 )
-from tightrope.plan import timeline
-from tightrope.plan.clock import step_times
+from tightrope.core.executable import ARENA, HEAP
+from tightrope.lower import lower, simulate, timeline
 from tightrope.record.attribution import attribute
 from tightrope.record.categories import categories
 from tightrope.record.tables import ModuleTree, Texts, reason_rows
@@ -52,7 +52,7 @@ def forecast(
 ) -> Trace:
     """Simulate a plan: what runs when, what every allocation is for, where it lies and why.
 
-    Guarantees: buffers are those of `tightrope.plan.timeline`, with the plan's offsets; the peak and
+    Guarantees: buffers are those of `tightrope.lower.timeline`; the peak and
     the end of the last event are the plan's own figures.
 
     Args:
@@ -64,7 +64,7 @@ def forecast(
 
     Raises:
         FingerprintError: a plan was made for another graph.
-        TightropeError: the schedule is not valid, or pages without a machine.
+        TightropeError: the plan cannot be lowered, or pages without a machine.
 
     Example:
         >>> from tightrope.core import Storage
@@ -80,9 +80,10 @@ def forecast(
                 f"the plan was made for graph {one.fingerprint[:12]}, this one is {graph.fingerprint[:12]}: "
                 "give the graph that was planned."
             )
+    executable = lower(graph, plan, machine)
     tape = _Tape(graph, ModuleTree(classes), attribute(graph, classes))
-    tape.run(plan.schedule, machine)
-    rows = timeline(graph, plan.schedule)
+    tape.run(executable, machine)
+    rows = timeline(executable)
     assert rows.num_events == len(tape.ticks)
     return Trace(
         "forecast",
@@ -213,62 +214,71 @@ class _Tape:
     creators: list[int] = field(default_factory=list)
     readers: list[list[int]] = field(default_factory=list)
     live: dict[StorageId, int] = field(default_factory=dict)
-    leaving: set[StorageId] = field(default_factory=set)
+    rows: dict[int, StorageId] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
-    def run(self, schedule: Schedule, machine: Machine | None) -> None:
-        base_of = {op.replay: op.id for op in self.graph.ops if op.replay >= 0}
-        times = step_times(self.graph, schedule, machine)
-        for step, (start, end) in zip(schedule.steps, times, strict=True):
-            match step:
-                case Compute(op, drop):
-                    base = base_of.get(op, op)
-                    self.compute(self.graph.op(op), drop, start, again=base in self.seen)
-                    self.seen.add(base)
-                case Free(storage, 0):
-                    self.release(storage, start)
-                case PageOut(storage):
-                    self.leaving.add(storage)
-                    self.copy(storage, "page out", start, end)
-                case PageIn(storage):
-                    self.copy(storage, "page in", start, end)
-                    self.ticks.append(start)
-                    self.allocate(storage)
-                case Wait(storage) if storage in self.leaving:
-                    self.leaving.discard(storage)
-                    self.release(storage, end)
-                case Wait() | Free():
+    def run(self, executable: Executable, machine: Machine | None) -> None:
+        base_of = {op.variant: op.id for op in self.graph.ops if op.variant >= 0}
+        times = simulate(executable, machine).times
+        allocs = {event.buffer: event for event in executable.flat() if isinstance(event, Alloc)}
+        now = 0
+        for instruction, (start, end) in zip(executable.instructions, times, strict=True):
+            match instruction:
+                case Run(op=op):
+                    self.compute(self.graph.op(op), instruction.inside, start, end, base_of.get(op, op))
+                case Return(op) if op >= 0:
+                    self.compute(self.graph.op(op), (), start, end, op)
+                case Release():
+                    self.event(instruction, now)
+                case Alloc():
+                    self.event(instruction, now, creator=len(self.events))
+                case Copy(source, target):
+                    inwards = allocs[target].space == ARENA
+                    self.copy(allocs[source].storage, "page in" if inwards else "page out", start, end)
+                case _:
                     pass
+            now = start if isinstance(instruction, Copy) else end
         self.order()
 
-    def compute(self, op: Op, drop: tuple[StorageId, ...], start: Nanoseconds, *, again: bool) -> None:
+    def compute(
+        self,
+        op: Op,
+        inside: tuple[Alloc | Release, ...],
+        start: Nanoseconds,
+        end: Nanoseconds,
+        base: OpId,
+    ) -> None:
         number, line = len(self.events), self.lines.at(op.source)
         module, phase = self.where[op.id]
-        phase = EventPhase.RECOMPUTE if again else phase
-        event = Event(start, start + op.ns, op.id, op.target, self.tree.at(module), phase, 0, line)
-        self.events.append(event)
+        phase = EventPhase.RECOMPUTE if base in self.seen else phase
+        self.seen.add(base)
+        self.events.append(Event(start, end, op.id, op.target, self.tree.at(module), phase, 0, line))
         for storage in op.reads:
             if storage in self.live:
                 self.readers[self.live[storage]].append(number)
-        allocations = self.graph.allocations(op)
-        count = len(allocations) + sum(allocation.end >= 0 for allocation in allocations)
-        self.ticks += [start + (tick + 1) * op.ns // (count + 1) for tick in range(count)]
-        self.ticks += [start + op.ns] * len(drop)
-        for allocation in allocations:
-            self.allocate(allocation.storage, survives=allocation.storage not in drop)
+        for tick, event in enumerate(inside):
+            self.event(event, start + (tick + 1) * (end - start) // (len(inside) + 1), creator=number)
 
-    def allocate(self, storage: StorageId, *, survives: bool = True) -> None:
-        if storage >= 0 and survives:
-            self.live[storage] = len(self.creators)
-        self.creators.append(len(self.events) - 1)
-        self.readers.append([])
-
-    def release(self, storage: StorageId, at: Nanoseconds) -> None:
-        self.live.pop(storage, None)
+    def event(self, event: Alloc | Release, at: Nanoseconds, *, creator: int = -1) -> None:
+        """Book an allocation in fast memory, or its release."""
+        if isinstance(event, Alloc):
+            if event.space not in (ARENA, HEAP):
+                return
+            self.rows[event.buffer] = event.storage
+            if event.storage >= 0:
+                self.live.setdefault(event.storage, len(self.creators))
+            self.creators.append(creator)
+            self.readers.append([])
+        elif event.buffer in self.rows:
+            storage = self.rows.pop(event.buffer)
+            if storage not in self.rows.values():
+                self.live.pop(storage, None)
+        else:
+            return
         self.ticks.append(at)
 
     def copy(self, storage: StorageId, name: str, start: Nanoseconds, end: Nanoseconds) -> None:
-        if storage in self.live:
+        if name == "page out" and storage in self.live:
             self.readers[self.live[storage]].append(len(self.events))
         module = self.tree.at(self.graph.storages[storage].module)
         self.events.append(Event(start, end, -1, name, module, EventPhase.PAGE, COPY_THREAD))

@@ -1,6 +1,6 @@
 """What a run of a plan did: every op with its time, every allocation with the op that made it.
 
-The plan's code is written once more with a probe around every call, so nothing is matched by name:
+The executable is emitted once more with a probe around every kernel, so nothing is matched by name:
 a probe knows its op, and asks the allocator how many allocations it has seen. Probes keep no tensor
 and allocate nothing through torch, so the allocations are those of the plan.
 """
@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from tightrope.capture import _torch
-from tightrope.capture.program import Program
 from tightrope.core import (
     Buffer,
     Bytes,
@@ -30,21 +28,24 @@ from tightrope.core import (
     PageIn,
     PageOut,
     Plan,
+    Run,
     StorageId,
     TightropeError,
     Trace,
 )
 from tightrope.core.trace import EventPhase
-from tightrope.judge import problems
+from tightrope.lower import problems
 from tightrope.native.allocator import Allocator, MemoryEvent
+from tightrope.price.kernels import Kernel
 from tightrope.record.attribution import attribute
 from tightrope.record.forecast import describe, held, summary
 from tightrope.record.tables import ModuleTree, Texts
-from tightrope.run.chosen import choose
-from tightrope.run.compile import handle_of
-from tightrope.run.emit import Code
-from tightrope.run.runner import PlannedRunner
-from tightrope.run.step import Step
+from tightrope.run.calls import Calls
+from tightrope.run.compile import compiled_of
+from tightrope.run.emit import Code, PartCode
+from tightrope.run.prepared import prepare
+from tightrope.run.step import TrainingStep
+from tightrope.run.unit import Unit
 
 
 class _Run(NamedTuple):
@@ -106,11 +107,30 @@ class Recording:
             self._events = self._native.end_record().events
             self._active, self._done = False, whole
 
-    def probe(self, op: OpId, target: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the call behind an op."""
-        return partial(
-            self._call, op, getattr(target, "_op", target) if _torch.is_overload(target) else target
-        )
+    def probe(self, run: Run, kernel: Kernel) -> Kernel:
+        """Put the probe around the kernel of a run."""
+        return partial(self._call, run.op, kernel)
+
+    def watch(self, code: Code) -> Code:
+        """Begin with the first part, end with the last one."""
+        last = len(code.parts) - 1
+
+        def watched(number: int, part: PartCode) -> PartCode:
+            def run(kept: list[Any], given: list[Any]) -> tuple[list[Any], list[Any]]:
+                if number == 0:
+                    self.begin()
+                try:
+                    result = part(kept, given)
+                except BaseException:
+                    self.end(whole=False)
+                    raise
+                if number == last:
+                    self.end(whole=True)
+                return result
+
+            return run
+
+        return replace(code, parts=tuple(watched(number, part) for number, part in enumerate(code.parts)))
 
     def _call(self, op: OpId, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._active:
@@ -124,7 +144,7 @@ class Recording:
 
 @contextmanager
 def record_run(
-    planned: torch.nn.Module | Step, *, plan: Plan | None = None, graph: Graph | None = None
+    planned: torch.nn.Module | TrainingStep, *, plan: Plan | None = None, graph: Graph | None = None
 ) -> Iterator[Recording]:
     """Record training steps of a compiled model, or of a `tightrope.step`, as they run their plan.
 
@@ -151,28 +171,25 @@ def record_run(
         >>> recording.trace.source, [event.name for event in recording.trace.events][0]
         ('observed', 'aten.addmm.default')
     """
-    runner, classes = _runner(planned)
-    chosen, native = runner.chosen, runner.ledger.allocator
-    if chosen is None or native is None or runner.note:
+    calls, unit, classes = _unit(planned)
+    native, prepared = calls.accounts.allocator, unit.prepared
+    if prepared is None or native is None or calls.note:
         raise TightropeError(
-            f"this step has no planned addresses to record: {runner.note or runner.ledger.note}."
+            f"this step has no planned addresses to record: {calls.note or calls.accounts.note}."
         )
-    recording = Recording(runner.program.graph, chosen.plan, classes, native)
+    recording = Recording(unit.graph, prepared.plan, classes, native)
     if plan is not None:
-        recording.graph, recording.plan = _given(plan, graph, runner.program.graph), plan
-    probed = choose(
-        _probed(runner.program, recording),
-        recording.plan,
-        native,
-        wrap=lambda code: _watched(code, recording),
+        recording.graph, recording.plan = _given(plan, graph, unit.graph), plan
+    probed = prepare(
+        unit.graph, recording.plan, native, cause="recorded", wrap=recording.probe, watch=recording.watch
     )
-    runner.chosen = probed
+    probed.proof.checked = prepared.proof.checked
+    restore = unit.substitute(probed)
     try:
         yield recording
     finally:
         recording.end(whole=False)
-        if runner.chosen is probed:
-            runner.chosen = chosen
+        restore()
 
 
 def _given(plan: Plan, graph: Graph | None, here: Graph) -> Graph:
@@ -198,53 +215,21 @@ def _given(plan: Plan, graph: Graph | None, here: Graph) -> Graph:
     return graph
 
 
-def _runner(planned: torch.nn.Module | Step) -> tuple[PlannedRunner, dict[str, str]]:
-    model = planned.model if isinstance(planned, Step) else planned
-    runners = planned.runners if isinstance(planned, Step) else handle_of(model).runners
-    if not runners:
+def _unit(planned: torch.nn.Module | TrainingStep) -> tuple[Calls, Unit, dict[str, str]]:
+    if isinstance(planned, TrainingStep):
+        calls = planned.last.calls if planned.last is not None else None
+        model = planned.model
+    else:
+        calls, model = compiled_of(planned).calls, planned
+    if calls is None or not calls.recent:
         raise TightropeError("no training step has run yet: run one, then record the next.")
-    if not isinstance(planned, Step) and handle_of(model).shares is not None:
+    if len(calls.recent) > 1:
         raise TightropeError(
-            "this model became several graphs: record it with record_eager, which needs none."
+            "this model became several graphs, planned one by one so far: run another step, or record it "
+            "with record_eager, which needs none."
         )
     classes = {name: type(module).__name__ for name, module in model.named_modules()}
-    return max(runners, key=lambda runner: runner.last_used), classes
-
-
-def _probed(program: Program, recording: Recording) -> Program:
-    calls = {
-        op: None if call is None else replace(call, target=recording.probe(op, call.target))
-        for op, call in program.calls.items()
-    }
-    return replace(program, calls=calls)
-
-
-def _watched(code: Code, recording: Recording) -> Code:
-    """Begin at the forward, end with the last part."""
-    behind = code.backward
-
-    def forward(args: list[Any]) -> tuple[list[Any], list[Any]]:
-        recording.begin()
-        try:
-            result = code.forward(args)
-        except BaseException:
-            recording.end(whole=False)
-            raise
-        if behind is None:
-            recording.end(whole=True)
-        return result
-
-    def backward(kept: list[Any], tangents: list[Any]) -> list[Any]:
-        assert behind is not None
-        whole = False
-        try:
-            result = behind(kept, tangents)
-            whole = True
-        finally:
-            recording.end(whole=whole)
-        return result
-
-    return replace(code, forward=forward, backward=None if behind is None else backward)
+    return calls, calls.unit(calls.recent[0].turns), classes
 
 
 def _observed(recording: Recording) -> Trace:
@@ -260,7 +245,7 @@ def _observed(recording: Recording) -> Trace:
     )
     tree, lines = ModuleTree(recording.classes), Texts()
     where = attribute(graph, recording.classes)
-    base_of = {op.replay: op.id for op in graph.ops if op.replay >= 0}
+    base_of = {op.variant: op.id for op in graph.ops if op.variant >= 0}
     seen: set[OpId] = set()
     events = []
     for run, (begin, end) in zip(runs, times, strict=True):

@@ -20,6 +20,12 @@ def reclaimable() -> Bytes:
     return sum(arenas.idle_bytes() for arenas in _ALL)
 
 
+def trim_idle() -> None:
+    """Give back the free pages of every idle arena in which the caller holds blocks, such as gradients."""
+    for arenas in _ALL:
+        arenas.trim_held()
+
+
 class Arenas:
     """The arenas of one program; state of the runtime, used from one thread at a time."""
 
@@ -37,6 +43,12 @@ class Arenas:
         """Bytes charged for idle arenas in which no block is alive."""
         infos = [self._allocator.arena(arena) for arena in self._idle]
         return sum(info.charge for info in infos if info.num_blocks == 0)
+
+    def trim_held(self) -> None:
+        """Give back the free pages of idle arenas in which blocks are alive."""
+        for arena in self._idle:
+            if self._allocator.arena(arena).num_blocks:
+                self._allocator.trim(arena)
 
     @property
     def num_busy(self) -> int:
@@ -81,6 +93,24 @@ class Arenas:
         opened = self._allocator.open_arena(size)
         self._busy.add(opened)
         return opened
+
+    def pause(self, arena: int) -> None:
+        """Let the free pages of a leased arena go where the limit needs them; blocks in it stay."""
+        if arena in self._busy:
+            self._allocator.idle(arena)
+
+    def resume(self, arena: int) -> None:
+        """Go on in a paused arena.
+
+        Raises:
+            torch.OutOfMemoryError: what it gave back no longer fits under the limit.
+        """
+        self._allocator.resume(arena)
+
+    def trim(self, arena: int) -> None:
+        """Give the free pages of a paused arena back now."""
+        if arena in self._busy:
+            self._allocator.trim(arena)
 
     def finish(self, arena: int, *, retire: bool = False) -> None:
         """End a step: live blocks stay, free pages may be given back.

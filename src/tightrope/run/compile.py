@@ -6,10 +6,9 @@ captured and planned once.
 """
 
 import gc
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -21,133 +20,105 @@ from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, CaptureError, InfeasibleError, Machine, TightropeError, parse_bytes
-from tightrope.run.ledger import Ledger, ledger
-from tightrope.run.progress import Progress
-from tightrope.run.refusal import RESERVE
+from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.calls import Calls
+from tightrope.run.foresee import Foresight
 from tightrope.run.replay import Replay, replay
-from tightrope.run.runner import InferenceRunner, Options, PlannedRunner
-from tightrope.run.sequence import Shares
+from tightrope.run.status import StatusLine
+from tightrope.run.unit import Settings
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _MAX_GRAPHS, _MAX_NEW = 64, 16
 """Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
 
 
-class Handle:
-    """What belongs to one compiled model: its runners, one per captured graph, and its level.
+class CompiledModel:
+    """What belongs to one compiled model: its calls, and its level.
 
     Attributes:
         level: ``L1`` (planned), or ``L0`` (planned addresses only) with the reason in ``why``.
-        shares: divides the budget where the model became several graphs; None = it is one.
-        num_graphs: captured so far, those without a backward included.
+        in_pieces: whether the model became several graphs.
         broken: why the model is not one graph.
         num_new: calls in a row that needed new graphs, where there are several.
-        budget: as asked.
-        runners: training graphs in order of capture.
+        calls: captured graphs and what runs them.
         replay: the L0 recorder, when that level is used.
         forget: makes Dynamo drop what it compiled for the model.
     """
 
-    def __init__(self, budget: str | int, options: Options, *, progress: Progress) -> None:
-        self.level, self.why = "L1", ""
-        self.budget, self.options, self.progress = budget, options, progress
-        self.runners: list[PlannedRunner] = []
+    def __init__(self, parameters: Iterable[torch.Tensor], settings: Settings, status: StatusLine) -> None:
+        self.level, self.why, self.broken = "L1", "", ""
+        self.settings, self.status = settings, status
+        self.in_pieces = False
         self.num_graphs = self.num_new = 0
-        self.shares: Shares | None = None
         self.replay: Replay | None = None
         self.forget: Callable[[], None] = lambda: None
-        self.ledger: Ledger = ledger()
+        self.accounts: Accounts = accounts()
+        self.calls = Calls(settings, self.accounts, status, Foresight(parameters))
         self._inside_step = self._lifted = False
-        self._called, self.broken = 0, ""
+        this = weakref.ref(self)
+        self.calls.when_fits = lambda: _hold_again(this())
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
         """Lift the budget and give back what no step is using."""
-        self.ledger.release(self)
+        self.accounts.release(self)
         with suppress(TightropeError):  # nobody is left to hear that the last step did not fit
             self.end_step()
         if self.replay is not None:
             self.replay.close()
-        for runner in self.runners:
-            runner.close()
+        self.calls.close()
         self.forget()
 
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
-        """Make the runner of a captured graph."""
-        self.ledger.survey()
+        """Take a captured graph in."""
+        self.accounts.survey()
         self.num_graphs += 1
-        if program.num_forward_outputs == len(program.outputs):
-            if isinstance(self.options.budget, int):
-                self.ledger.hold(self, self.options.budget)
-            return InferenceRunner(program, self.ledger)
-        shared = self.shares is not None
-        runner = PlannedRunner(program, real, self.options, self.ledger, self.progress, shared=shared)
-        self.ledger.hold(self, max(runner.budget for runner in [*self.runners, runner]))
-        self.runners.append(runner)
-        handle = weakref.ref(self)
-        runner.when_fits = lambda: _hold_again(handle())
-        return runner
+        number = self.calls.add(program, real)
+        if self.calls.budget:
+            self.accounts.hold(self, self.calls.budget)
+        return _Graph(weakref.ref(self), number)
 
     def break_up(self, reason: str) -> None:
-        """Try a sequence of graphs, each within its share of the budget, because of ``reason``."""
-        assert isinstance(self.options.budget, int)
-        self.broken = reason
-        self.shares = Shares(self.options.budget - RESERVE)
-        self.ledger.hold(self, self.options.budget)
-        self.ledger.take_peak()
+        """Try a sequence of graphs, because of ``reason``."""
+        assert isinstance(self.settings.budget, int)
+        self.broken, self.in_pieces = reason, True
+        self.accounts.hold(self, self.settings.budget)
 
     def say_in_pieces(self) -> None:
         """Tell the user, once, that the model runs as a sequence of graphs, and why."""
         if not self.why:
             self.why = f"planned as a sequence of graphs: {self.broken}"
             warnings.warn(
-                "tightrope: level L1 in pieces (each graph is planned within its share of the budget; what "
-                f"runs between them is limited, not planned). {self.broken}",
+                "tightrope: level L1 in pieces (each graph is planned; what runs between them is limited, "
+                f"not planned). {self.broken}",
                 stacklevel=6,
             )
 
     def refused(self) -> None:
         """Lift the budget of a model of which no step ever fitted, until it is called again."""
-        if not any(runner.num_steps for runner in self.runners):
-            self.ledger.release(self)
+        if not self.calls.num_forwards:
+            self.accounts.release(self)
             self._lifted = True
 
     def hold_again(self) -> None:
         """Hold the process to the budget once more if a refusal lifted it."""
         if self._lifted:
             self._lifted = False
-            known = self.options.budget if isinstance(self.options.budget, int) else 0
-            self.ledger.hold(self, max([known, *(runner.budget for runner in self.runners)]))
-
-    def last_run(self) -> list[PlannedRunner]:
-        """List the graphs that ran last: one, or all of the last call of a sequence of them."""
-        if self.shares is None:
-            return [max(self.runners, key=lambda runner: runner.last_used)]
-        ran = [runner for runner in self.runners if runner.last_used >= self._called]
-        return ran or self.runners[-1:]
-
-    def next_call(self) -> None:
-        """Set the shares of the graphs before a call of a model that is a sequence of them."""
-        if self.shares is not None:
-            self._called = time.monotonic_ns()
-            peak = self.ledger.take_peak()
-            self.shares.begin(self.runners, held=self.ledger.charged(), peak=peak)
+            self.accounts.hold(self, self.calls.budget)
 
     def drop_to_replay(self, reason: str) -> None:
         """Fall back to level 0 and say why."""
         self.level, self.why = "L0", reason
-        self.shares = None
-        for runner in self.runners:
-            runner.close()
-        self.runners.clear()
-        if not isinstance(self.options.budget, int):
+        self.in_pieces = False
+        self.calls.close()
+        if not isinstance(self.settings.budget, int):
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
             )
-        self.ledger.hold(self, self.options.budget)
-        self.replay = replay(budget=self.options.budget)
+        self.accounts.hold(self, self.settings.budget)
+        self.replay = replay(budget=self.settings.budget)
         warnings.warn(
             f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}",
             stacklevel=5,
@@ -156,17 +127,17 @@ class Handle:
     def next_step(self) -> None:
         """Tell the L0 recorder that a training step begins."""
         assert self.replay is not None
-        self.ledger.open_step(None)
+        self.accounts.open_step(None)
         self.replay.__enter__()
         self._inside_step = True
-        handle = weakref.ref(self)
+        this = weakref.ref(self)
 
         def close() -> None:
-            still_there = handle()
+            still_there = this()
             if still_there is not None:
                 still_there.end_step()
 
-        self.ledger.open_step(close)
+        self.accounts.open_step(close)
 
     def end_step(self) -> None:
         """Tell the L0 recorder that the open training step, if any, is over."""
@@ -176,25 +147,52 @@ class Handle:
             self.replay.__exit__(None, None, None)
 
 
-def _hold_again(handle: Handle | None) -> None:
-    if handle is not None:
-        handle.hold_again()
+class _Graph:
+    """One captured graph; see `tightrope.capture.dynamo.Runner`.
+
+    Dynamo remembers it for ever, so everything that holds memory belongs to the model.
+    """
+
+    def __init__(self, owner: "weakref.ref[CompiledModel]", number: int) -> None:
+        self._owner, self._number = owner, number
+
+    def _calls(self) -> Calls:
+        owner = self._owner()
+        assert owner is not None
+        return owner.calls
+
+    def forward(self, args: list[Any]) -> list[Any]:
+        """Run the ops before the hand-over; return the outputs and then the token."""
+        return self._calls().forward(self._number, args)
+
+    def backward(self, args: list[Any]) -> list[Any]:
+        """Run the rest; ``args`` is the token followed by the tangents."""
+        return args[0].pending.calls.backward(args)  # type: ignore[no-any-return]
+
+    def inference(self, args: list[Any]) -> list[Any]:
+        """Run a program that has no backward."""
+        return self._calls().inference(self._number, args)
 
 
-_HANDLES: "weakref.WeakKeyDictionary[torch.nn.Module, Handle]" = weakref.WeakKeyDictionary()
+def _hold_again(compiled: CompiledModel | None) -> None:
+    if compiled is not None:
+        compiled.hold_again()
 
 
-def handle_of(model: torch.nn.Module) -> Handle:
-    """Find the handle of a compiled model.
+_COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
+
+
+def compiled_of(model: torch.nn.Module) -> CompiledModel:
+    """Find what belongs to a compiled model.
 
     Raises:
         TightropeError: the model was not compiled by `compile`.
     """
-    if model not in _HANDLES:
+    if model not in _COMPILED:
         raise TightropeError(
             f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first."
         )
-    return _HANDLES[model]
+    return _COMPILED[model]
 
 
 def compile(
@@ -219,8 +217,9 @@ def compile(
         budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs.
         example: inputs (a tuple of positional or a dict of keyword arguments) to capture and plan
             with now; by default this happens at the first call.
-        verify: ``"first"`` compares the first step with a reference and raises on any difference;
-            None does not.
+        verify: ``"first"`` checks every plan in its first run, value by value where something is computed
+            again; ``"graph"`` also compares with the captured graph without a plan, in a run of its own;
+            None checks nothing while it runs.
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
@@ -232,40 +231,46 @@ def compile(
     Raises:
         BudgetSyntaxError: the budget is not an amount of memory.
         InfeasibleError: at the first call (or now, with ``example``): no plan fits.
-        VerificationError: at the first call: results differ from the reference.
+        VerificationError: in the first run of a plan: a value differs from what it was before.
 
     Example:
         >>> import torch, tightrope
         >>> model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB")
         >>> model(torch.ones(2, 8)).sum().backward()
     """
-    if verify not in ("first", None):
-        raise TightropeError(f'verify={verify!r}: use "first" or None.')
-    handle = Handle(
-        budget,
-        Options(parse_budget(budget, machine), verify=verify == "first", seed=seed, seconds=seconds),
-        progress=Progress(shown=progress),
-    )
+    check_verify(verify)
+    settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds)
+    compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     _torch.ignore_logging()
-    backend = make_backend(host_of(weakref.ref(handle)), name=type(model).__name__)
+    backend = make_backend(host_of(weakref.ref(compiled)), name=type(model).__name__)
 
     def one_call(*args: Any, **kwargs: Any) -> Any:
         # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    handle.forget = _torch.own_code(one_call)
+    compiled.forget = _torch.own_code(one_call)
     whole = torch.compile(one_call, backend=backend, fullgraph=True, dynamic=False)
     pieces = torch.compile(one_call, backend=backend, dynamic=False)
-    if model in _HANDLES:
-        _HANDLES[model].close()
+    if model in _COMPILED:
+        _COMPILED[model].close()
     gc.collect()  # models that nobody uses any more hold the process to their budgets until then
-    if handle.ledger.budget and isinstance(handle.options.budget, int):
-        handle.ledger.hold(handle, handle.options.budget)
-    model._compiled_call_impl = _entry(weakref.ref(model), handle, whole, pieces, one_call)
-    _HANDLES[model] = handle
+    if compiled.accounts.budget and isinstance(settings.budget, int):
+        compiled.accounts.hold(compiled, settings.budget)
+    model._compiled_call_impl = _entry(weakref.ref(model), compiled, whole, pieces, one_call)
+    _COMPILED[model] = compiled
     if example is not None:
         _plan_ahead(model, example)
     return model
+
+
+def check_verify(verify: object) -> None:
+    """Refuse anything that ``verify`` does not stand for.
+
+    Raises:
+        TightropeError: quotes it.
+    """
+    if verify not in ("first", "graph", None):
+        raise TightropeError(f'verify={verify!r}: use "first", "graph" or None.')
 
 
 def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
@@ -287,20 +292,20 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
     return size
 
 
-def host_of(reference: "weakref.ref[Handle]") -> Callable[[Program, Sequence[Any]], Runner]:
-    """Reach the handle without keeping it alive: Dynamo remembers every backend for ever."""
+def host_of(reference: "weakref.ref[CompiledModel]") -> Callable[[Program, Sequence[Any]], Runner]:
+    """Reach the compiled model without keeping it alive: Dynamo remembers every backend for ever."""
 
     def host(program: Program, real: Sequence[Any]) -> Runner:
-        handle = reference()
-        assert handle is not None
-        return handle.host(program, real)
+        compiled = reference()
+        assert compiled is not None
+        return compiled.host(program, real)
 
     return host
 
 
 def _entry(
     model: "weakref.ref[torch.nn.Module]",
-    handle: Handle,
+    compiled: CompiledModel,
     whole: Callable[..., Any],
     pieces: Callable[..., Any],
     plain: Callable[..., Any],
@@ -310,33 +315,33 @@ def _entry(
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
             return plain(*args, **kwargs)
-        if handle.level == "L0":
-            handle.next_step()
+        if compiled.level == "L0":
+            compiled.next_step()
             return plain(*args, **kwargs)
-        handle.ledger.mark()
+        compiled.accounts.mark()
         try:
             return steps(*args, **kwargs)
         except InfeasibleError:
-            handle.refused()
+            compiled.refused()
             raise
 
     def steps(*args: Any, **kwargs: Any) -> Any:
-        if handle.shares is None:
+        if not compiled.in_pieces:
             result, reason = _captured(whole, args, kwargs, trial)
             if not reason:
                 return result
-            if not isinstance(handle.options.budget, int):
-                handle.drop_to_replay(reason)
+            if not isinstance(compiled.settings.budget, int):
+                compiled.drop_to_replay(reason)
             else:
-                handle.break_up(reason)
+                compiled.break_up(reason)
         return in_pieces(*args, **kwargs)
 
     def trial(*args: Any, **kwargs: Any) -> None:
         """Call the model as it is, within the budget: running out says nothing about the call."""
         owner = model()
         assert owner is not None
-        if isinstance(handle.options.budget, int):
-            handle.ledger.hold(handle, handle.options.budget)
+        if isinstance(compiled.settings.budget, int):
+            compiled.accounts.hold(compiled, compiled.settings.budget)
         try:
             with suppress(torch.OutOfMemoryError), torch.no_grad():
                 restore = _state_of(owner)
@@ -345,27 +350,26 @@ def _entry(
                 finally:
                     restore()
         except BaseException:
-            handle.refused()
+            compiled.refused()
             raise
 
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
         owner = model()
         assert owner is not None
-        known, restore = handle.num_graphs, _state_of(owner)
-        handle.next_call()
+        known, restore = compiled.num_graphs, _state_of(owner)
         result, reason = _captured(pieces, args, kwargs, trial)
-        if not reason and not handle.num_graphs:
-            reason = f"No part of it can be captured: {handle.broken}"
+        if not reason and not compiled.num_graphs:
+            reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:
-            handle.say_in_pieces()
-            new = handle.num_graphs - known
-            handle.num_new = handle.num_new + 1 if new else 0
-            if new > _MAX_GRAPHS or handle.num_new > _MAX_NEW:
-                handle.drop_to_replay(f"Its calls need ever more graphs, {handle.num_graphs} so far.")
+            compiled.say_in_pieces()
+            new = compiled.num_graphs - known
+            compiled.num_new = compiled.num_new + 1 if new else 0
+            if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
+                compiled.drop_to_replay(f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
             return result
         del result
         restore()
-        handle.drop_to_replay(reason)
+        compiled.drop_to_replay(reason)
         return call(*args, **kwargs)
 
     return call

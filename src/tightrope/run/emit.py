@@ -1,271 +1,312 @@
-"""Flat Python code for a schedule: one function per part, no interpreter loop.
+"""Flat Python code for an executable: one function per part, no interpreter loop.
 
-Idea        Every `Compute` becomes one call with its overload bound to a local name, every `Free`
-            a ``del`` of all names that look into the storage. Views are made again wherever they
-            are needed; they cost no bytes. The forward part returns the outputs and the tensors
-            that the rest of the schedule needs; the backward part takes them.
-Guarantee   Between two steps, exactly the storages that the schedule keeps are referenced.
-Complexity  Linear in steps.
+Idea        Every `Run` becomes one call with its kernel bound to a name, every `Release` a ``del`` of
+            all names that look into the buffer. A tensor is the first result that its buffer holds,
+            or a view of it by sizes and strides, which costs no bytes. A part returns its outputs
+            and the tensors that the next part of its call needs.
+Guarantee   Between two instructions, exactly the buffers that are live are referenced. Parts of
+            different calls share nothing, so calls may come back in any order.
+Complexity  Linear in instructions.
 Gaps        CPU dispatch costs about 2 to 4 us per op; fused segments are another level.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-import torch.fx
 
 from tightrope.capture import _torch
-from tightrope.capture.build import input_nodes
-from tightrope.capture.program import Call, Program, tensor_of
-from tightrope.core import Compute, Free, Schedule, StorageId, TightropeError
+from tightrope.core import (
+    Argument,
+    Copy,
+    Executable,
+    Graph,
+    Input,
+    Instruction,
+    Items,
+    Name,
+    Release,
+    Resume,
+    Return,
+    Run,
+    Sync,
+    TightropeError,
+    View,
+)
+from tightrope.core.values import EMPTY, ITEM_BYTES, views
+from tightrope.price.kernels import Kernel, constant, dtype_of, resolve, with_bits
+
+Wrap: TypeAlias = Callable[[Run, Kernel], Kernel]
+"""Puts something around the kernel of a run."""
+PartCode: TypeAlias = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
+"""(what the part before kept, inputs), both emptied -> (outputs, what the next part needs)."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """Executable parts of a schedule.
+    """Parts of an executable as functions.
 
     Attributes:
-        forward: takes the list of inputs, empties it, returns (outputs, kept tensors).
-        backward: takes (kept tensors, tangents), empties both, returns the gradients; None when
-            the program has a single part.
-        visible: positions in the kept tensors that the user can also reach (and might change).
+        parts: one per part.
+        kept: per part, names of what it keeps for the next part of its call: ``b12`` is buffer 12 of the
+            executable, ``x3`` input 3.
+        visible: per part, positions in what it keeps that the caller can also reach (and might change).
         source: the Python text, for people and tests.
     """
 
-    forward: Callable[[list[Any]], tuple[list[Any], list[Any]]]
-    backward: Callable[[list[Any], list[Any]], list[Any]] | None
-    visible: tuple[int, ...]
+    parts: tuple[PartCode, ...]
+    kept: tuple[tuple[str, ...], ...]
+    visible: tuple[tuple[int, ...], ...]
     source: str
 
 
-def emit(program: Program, schedule: Schedule) -> Code:
-    """Compile ``schedule`` into flat Python functions.
+def emit(
+    graph: Graph,
+    executable: Executable,
+    *,
+    wrap: Wrap | None = None,
+    allow: tuple[str, ...] | None = None,
+) -> Code:
+    """Compile an executable into flat Python functions.
 
     Args:
-        program: the captured program.
-        schedule: steps that a judge has accepted for ``program.graph``.
+        graph: that it was lowered from; says which parts belong to one call.
+        executable: that a judge has accepted.
+        wrap: put around every kernel.
+        allow: see `tightrope.price.kernels.resolve`.
+
+    Raises:
+        TightropeError: a target is not known here, or something is copied between tiers.
     """
-    split = _split(program, schedule)
-    two_parts = program.num_forward_outputs < len(program.outputs)
-    back = _Part(program, later=True)
-    if two_parts:
-        back.steps(schedule, split, len(schedule.steps))
-        back_result = back.results(program.outputs[program.num_forward_outputs :])
-    front = _Part(program, later=False)
-    front.steps(schedule, 0, split)
-    front_result = front.results(program.outputs[: program.num_forward_outputs])
-    kept, visible = _kept(program, front, back.imports)
-    inputs = [_name(node) for node in program.placeholders if not _is_tangent(node)]
-    lines = [
-        "def forward(args):",
-        f"    [{', '.join(inputs)}] = args" if inputs else "    pass",
-        "    args.clear()",
-    ]
-    lines += front.lines
-    lines.append(f"    return [{', '.join(front_result)}], [{', '.join(kept)}]")
-    if two_parts:
-        names = [_name(node) for node in back.imports]
-        tangents = [_name(node) for node in program.placeholders if _is_tangent(node)]
-        lines += ["", "def backward(kept, tangents):"]
-        lines += [f"    [{', '.join(names)}] = kept" if names else "    pass", "    kept.clear()"]
-        lines += [
-            f"    [{', '.join(tangents)}] = tangents" if tangents else "    pass",
-            "    tangents.clear()",
-        ]
-        lines += back.lines
-        lines.append(f"    return [{', '.join(back_result)}]")
+    shared = _Shared(executable, allow, wrap)
+    parts = [_Part(shared) for _ in range(max(1, len(graph.parts)))]
+    position = -1
+    for instruction in executable.instructions:
+        position += isinstance(instruction, Resume)
+        if position >= 0:
+            parts[position].take(instruction)
+    calls = [part.call for part in graph.parts] or [0]
+    lines: list[str] = []
+    keeps, visible = [], []
+    for number, part in enumerate(parts):
+        later = [parts[k] for k in range(number + 1, len(parts)) if calls[k] == calls[number]]
+        needed = list(dict.fromkeys(name for other in later for name in other.imports))
+        kept = [name for name in needed if name in part.made or name in part.imports]
+        lines += part.text(number, kept)
+        keeps.append(tuple(kept))
+        visible.append(tuple(k for k, name in enumerate(kept) if name[0] == "x" or name in part.returned))
     source = "\n".join(lines) + "\n"
-    namespace: dict[str, Any] = {**front.constants, **back.constants}
-    exec(compile(source, f"<tightrope {program.graph.name or 'plan'}>", "exec"), namespace)
-    return Code(namespace["forward"], namespace.get("backward"), visible, source)
+    namespace = dict(shared.constants)
+    exec(compile(source, "<tightrope executable>", "exec"), namespace)
+    functions = tuple(namespace[f"part_{k}"] for k in range(len(parts)))
+    return Code(functions, tuple(keeps), tuple(visible), source)
 
 
-def _split(program: Program, schedule: Schedule) -> int:
-    """Index of the first step of the second part."""
-    if program.num_forward_outputs == len(program.outputs):
-        return len(schedule.steps)
-    returning = program.graph.boundary - 1
-    for position, step in enumerate(schedule.steps):
-        if isinstance(step, Compute) and step.op == returning:
-            return position
-    raise TightropeError("the schedule never returns to the user: it lacks the step that ends the forward.")
+class _Shared:
+    """What all parts have in common.
+
+    Attributes:
+        roots: the view that stands in a name: a buffer ``b12``, an input ``x3``.
+        held: storage of the caller -> name of the first input that looks into it.
+        used: buffers that some instruction reads.
+        constants: values without a literal, by name.
+        taken: inputs that parts have taken so far.
+    """
+
+    def __init__(self, executable: Executable, allow: tuple[str, ...] | None, wrap: Wrap | None) -> None:
+        self.allow, self.wrap = allow, wrap
+        self.roots: dict[str, View] = {}
+        self.held: dict[int, str] = {}
+        self.used: set[int] = set()
+        self.constants: dict[str, Any] = {"other_view": other_view}
+        self._known: dict[object, str] = {}
+        self.taken = number = 0
+        for instruction in executable.instructions:
+            match instruction:
+                case Resume(_, inputs):
+                    for given in inputs:
+                        if given.view is not None:
+                            self.roots[f"x{number}"] = given.view
+                            self.held.setdefault(given.view.base, f"x{number}")
+                        number += 1
+                case Run():
+                    self.roots |= {f"b{r.view.base}": r.view for r in instruction.results}
+                    values = (*instruction.arguments, *(value for _, value in instruction.keywords))
+                    self.used.update(view.base for value in values for view in views(value))
+                case Return(_, outputs):
+                    self.used.update(view.base for value in outputs for view in views(value))
+                case _:
+                    pass
+
+    def root(self, view: View) -> str:
+        """Name what a view is derived from."""
+        if view.input >= 0:
+            return f"x{view.input}"
+        return self.held.get(view.base, f"b{view.base}")
+
+    def constant(self, key: object, make: Callable[[], Any]) -> str:
+        """Bind a value to a name, once."""
+        if key not in self._known:
+            self._known[key] = name = f"k{len(self._known)}"
+            self.constants[name] = make()
+        return self._known[key]
+
+    def kernel(self, run: Run) -> str:
+        """Name the kernel of a run."""
+        found = resolve(run.target, allow=self.allow)
+        if self.wrap is None:
+            return self.constant(("kernel", run.target), lambda: unwrapped(found))
+        wrapped = self.wrap(run, unwrapped(found))
+        return self.constant(("run", id(run)), lambda: wrapped)
 
 
-def _kept(
-    program: Program, front: "_Part", imports: list[torch.fx.Node]
-) -> tuple[list[str], tuple[int, ...]]:
-    """Expressions for what the backward needs; outputs are detached, or they would keep themselves alive."""
-    returned = {
-        program.storage_of[node]
-        for node in program.outputs[: program.num_forward_outputs]
-        if isinstance(node, torch.fx.Node) and node in program.storage_of
-    }
-    expressions, visible = [], []
-    for position, node in enumerate(imports):
-        storage = program.storage_of[node]
-        external = program.graph.storages[storage].external
-        name = _name(node)
-        if storage in returned and not external:
-            expressions.append(f"{name}.detach()")
-        else:
-            expressions.append(name)
-        if external or storage in returned:
-            visible.append(position)
-    return expressions, tuple(visible)
+def unwrapped(kernel: Kernel) -> Kernel:
+    """The builtin behind an overload, which is cheaper to call."""
+    found: Kernel = getattr(kernel, "_op", kernel) if _torch.is_overload(kernel) else kernel
+    return found
+
+
+def other_view(
+    root: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    shift: int,
+    bits: str,
+) -> torch.Tensor:
+    """Look into the memory of a tensor as another dtype, ``shift`` bytes behind its first element."""
+    start = (root.storage_offset() * root.element_size() + shift) // dtype.itemsize
+    made = torch.empty(0, dtype=dtype).set_(root.untyped_storage(), start, shape, strides)
+    return with_bits(made, bits)
 
 
 @dataclass
 class _Part:
-    """Lines of one function while they are being written."""
+    """Lines of one function while they are being written.
 
-    program: Program
-    later: bool
+    Attributes:
+        made: names that stand for something in this part.
+        derived: by root name, the names of views of it.
+        imports: names that an earlier part of the same call must hand over, in order.
+        returned: names of buffers that the caller gets.
+    """
+
+    shared: _Shared
     lines: list[str] = field(default_factory=list)
-    constants: dict[str, Any] = field(default_factory=dict)
-    imports: list[torch.fx.Node] = field(default_factory=list)
-    bound: dict[torch.fx.Node, StorageId] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+    derived: dict[str, dict[View, str]] = field(default_factory=dict)
+    imports: dict[str, None] = field(default_factory=dict)
+    returned: set[str] = field(default_factory=set)
+    inputs: list[str] = field(default_factory=list)
+    outputs: str = ""
+    number: int = 0
+    over: bool = False
 
-    def steps(self, schedule: Schedule, start: int, end: int) -> None:
-        for step in schedule.steps[start:end]:
-            if isinstance(step, Compute):
-                self.compute(step)
-            elif isinstance(step, Free):
-                self.free(step.storage)
-            else:
-                raise TightropeError(
-                    f"cannot run a {type(step).__name__} step yet: this build plans recomputation only."
-                )
-
-    def compute(self, step: Compute) -> None:
-        call = self.program.calls[step.op]
-        if call is None:
+    def take(self, instruction: Instruction) -> None:
+        if self.over:  # what follows a return is released by the caller
             return
-        self.emit_call(call, dropped=frozenset(step.drop))
+        match instruction:
+            case Resume(_, inputs):
+                self._resume(inputs)
+            case Run():
+                self._run(instruction)
+            case Release(buffer):
+                self._release(f"b{buffer}")
+            case Return(_, outputs):
+                self.outputs = ", ".join(self._expression(value) for value in outputs)
+                found = (view for value in outputs for view in views(value) if view.base != EMPTY)
+                self.returned, self.over = {self.shared.root(view) for view in found}, True
+            case Copy() | Sync():
+                raise TightropeError("copies between memory tiers cannot run yet: plan without paging.")
 
-    def emit_call(
-        self, call: Call, *, dropped: frozenset[StorageId] = frozenset(), view: bool = False
-    ) -> None:
-        for node in input_nodes(call):
-            self.ensure(node)
-        target = self.constant(_unwrap(call.target))
-        arguments = [self.expression(argument) for argument in call.args]
-        arguments += [f"{key}={self.expression(value)}" for key, value in call.kwargs.items()]
-        text = f"{target}({', '.join(arguments)})"
-        if None in call.results:
-            node = call.results[None]
-            if self.program.storage_of.get(node, -1) in dropped:
-                self.lines.append(f"    {text}")
-            else:
-                self.bind(node, text)
-            return
-        wanted = {
-            position: node
-            for position, node in call.results.items()
-            if position is not None and self.program.storage_of.get(node, -1) not in dropped
-        }
-        self.lines.append(f"    results = {text}")
-        for position, node in sorted(wanted.items()):
-            self.bind(node, f"results[{position}]")
-        self.lines.append("    del results")
+    def _resume(self, inputs: tuple[Input, ...]) -> None:
+        for _ in inputs:
+            self.inputs.append(f"x{self.shared.taken}")
+            self.made.add(f"x{self.shared.taken}")
+            self.shared.taken += 1
 
-    def bind(self, node: torch.fx.Node, text: str) -> None:
-        self.lines.append(f"    {_name(node)} = {text}")
-        if node in self.program.storage_of:
-            self.bound[node] = self.program.storage_of[node]
+    def _run(self, run: Run) -> None:
+        arguments = [self._expression(value) for value in run.arguments]
+        arguments += [f"{name}={self._expression(value)}" for name, value in run.keywords]
+        text = f"{self.shared.kernel(run)}({', '.join(arguments)})"
+        wanted = [result for result in run.results if result.view.base in self.shared.used]
+        self.made.update(f"b{result.view.base}" for result in wanted)
+        if len(wanted) == 1 and wanted[0].position == -1:
+            self.lines.append(f"b{wanted[0].view.base} = {text}")
+        elif wanted:
+            self.lines.append(f"results = {text}")
+            self.lines += [f"b{result.view.base} = results[{result.position}]" for result in wanted]
+            self.lines.append("del results")
+        else:
+            self.lines.append(text)
 
-    def ensure(self, node: torch.fx.Node) -> None:
-        """Make the variable of ``node`` exist: bound already, imported, or a view made again."""
-        if node in self.bound or (not self.later and node.op == "placeholder"):
-            return
-        if node.op == "get_attr":
-            self.lines.append(f"    {_name(node)} = {self.constant(self.program.constant(node))}")
-            self.bound[node] = self.program.storage_of[node]
-            return
-        if _is_tangent(node):
-            return
-        empty = None if node in self.program.storage_of else _empty(node)
-        if empty is not None:
-            self.lines.append(f"    {_name(node)} = {self.constant(empty)}")
-            self.bound[node] = -1
-            return
-        call = self.view_call(node)
-        if call is not None:
-            self.emit_call(call, view=True)
-            return
-        if not self.later:
-            raise TightropeError(f"the schedule reads {node.name!r} while no copy of it exists.")
-        self.imports.append(node)
-        self.bound[node] = self.program.storage_of[node]
+    def _release(self, name: str) -> None:
+        if name in self.made:
+            gone = [name, *self.derived.pop(name, {}).values()]
+            self.made.difference_update(gone)
+            self.lines.append(f"del {', '.join(gone)}")
 
-    def view_call(self, node: torch.fx.Node) -> Call | None:
-        if node in self.program.views:
-            return self.program.views[node]
-        if "getitem" in str(node.target):
-            source = node.args[0]
-            assert isinstance(source, torch.fx.Node)
-            return self.program.views.get(source)
-        return None
+    def _expression(self, value: Argument) -> str:
+        if isinstance(value, View):
+            return self._tensor(value)
+        if isinstance(value, Items):
+            return f"[{', '.join(self._expression(item) for item in value.items)}]"
+        if isinstance(value, Name):
+            return self.shared.constant(value, lambda: self._constant(value))
+        return repr(value)
 
-    def free(self, storage: StorageId) -> None:
-        names = [node for node, where in self.bound.items() if where == storage]
-        for node in names:
-            self.bound.pop(node, None)
-        if names:
-            self.lines.append(f"    del {', '.join(_name(node) for node in names)}")
+    def _constant(self, value: Name) -> Any:
+        found = constant(value, allow=self.shared.allow)
+        return unwrapped(found) if value.kind == "op" else found
 
-    def results(self, nodes: tuple[Any, ...]) -> list[str]:
-        for node in nodes:
-            if isinstance(node, torch.fx.Node):
-                self.ensure(node)
-        return [_name(node) if isinstance(node, torch.fx.Node) else repr(node) for node in nodes]
+    def _tensor(self, view: View) -> str:
+        if view.base == EMPTY:
+            return self.shared.constant(view, lambda: _empty(view))
+        root = self.shared.root(view)
+        looks = self.shared.roots[root]
+        if root not in self.made:
+            self.imports[root] = None
+            self.made.add(root)
+        if (view.dtype, view.shape, view.strides, view.offset, view.bits) == (
+            looks.dtype, looks.shape, looks.strides, looks.offset, looks.bits,
+        ):  # fmt: skip
+            return root
+        known = self.derived.setdefault(root, {})
+        if view not in known:
+            known[view] = name = f"v{self.number}"
+            self.number += 1
+            self.lines.append(f"{name} = {self._derived(root, looks, view)}")
+        return known[view]
 
-    def expression(self, argument: Any) -> str:
-        """Write one argument as Python."""
-        if isinstance(argument, torch.fx.Node):
-            return _name(argument)
-        if isinstance(argument, bool | int | str | None):
-            return repr(argument)
-        if isinstance(argument, list | tuple):
-            inner = ", ".join(self.expression(item) for item in argument)
-            return (
-                f"[{inner}]"
-                if isinstance(argument, list)
-                else f"({inner}{',' if len(argument) == 1 else ''})"
+    def _derived(self, root: str, looks: View, view: View) -> str:
+        if (view.dtype, view.bits) == (looks.dtype, looks.bits):
+            shift = view.offset - looks.offset
+            offset = (
+                f", {root}.storage_offset() + {shift}" if root[0] == "x" and shift else f", {view.offset}"
             )
-        if isinstance(argument, dict):
-            return (
-                "{" + ", ".join(f"{key!r}: {self.expression(value)}" for key, value in argument.items()) + "}"
-            )
-        return self.constant(argument)
+            return f"{root}.as_strided({view.shape}, {view.strides}{offset if shift else ''})"
+        dtype = self.shared.constant(Name("dtype", view.dtype), lambda: dtype_of(view.dtype))
+        shift = view.offset * ITEM_BYTES[view.dtype] - looks.offset * ITEM_BYTES[looks.dtype]
+        return f"other_view({root}, {dtype}, {view.shape}, {view.strides}, {shift}, {view.bits!r})"
 
-    def constant(self, value: Any) -> str:
-        """Bind a value that has no literal (an overload, a dtype, a float such as inf) to a global name."""
-        for name, known in self.constants.items():
-            if known is value:
-                return name
-        name = f"{'b' if self.later else 'f'}{len(self.constants)}"
-        self.constants[name] = value
-        return name
+    def text(self, number: int, kept: list[str]) -> list[str]:
+        """Write the function down."""
+        imported, inputs = ", ".join(self.imports), ", ".join(self.inputs)
+        handed = {name for name in self.returned if name[0] == "b"}  # or they would keep themselves alive
+        keeping = ", ".join(f"{name}.detach()" if name in handed else name for name in kept)
+        body = [
+            f"[{imported}] = kept" if imported else "",
+            "kept.clear()",
+            f"[{inputs}] = given" if inputs else "",
+            "given.clear()",
+            *self.lines,
+            f"return [{self.outputs}], [{keeping}]",
+        ]
+        return [f"def part_{number}(kept, given):", *(f"    {line}" for line in body if line), ""]
 
 
-def _unwrap(target: Callable[..., Any]) -> Callable[..., Any]:
-    return getattr(target, "_op", target) if _torch.is_overload(target) else target
-
-
-def _empty(node: torch.fx.Node) -> torch.Tensor | None:
-    """A tensor equal to the value of ``node`` when that has no bytes (batch norm saves such in eval mode)."""
-    fake = tensor_of(node)
-    if not isinstance(fake, torch.Tensor) or fake.untyped_storage().nbytes():
-        return None
+def _empty(view: View) -> torch.Tensor:
+    """A tensor without bytes (batch norm saves such in evaluation mode)."""
     with _torch.real_tensors():
-        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
-
-
-def _name(node: torch.fx.Node) -> str:
-    return f"t_{node.name}"
-
-
-def _is_tangent(node: torch.fx.Node) -> bool:
-    return node.op == "placeholder" and str(node.target).startswith("tangents")
+        return torch.empty_strided(view.shape, view.strides, dtype=dtype_of(view.dtype))

@@ -3,13 +3,7 @@
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes
-
-RESERVE: Bytes = 65536
-"""Held back for the runtime itself: copies of the generator's state (5,056 bytes each) that are made
-while a graph is captured and while the first step is checked."""
-CAPTURE_SLACK: Bytes = 16384
-"""A capture leaves small tensors behind: constants of the graph, caches (9 KiB seen). They come out of
-the reserve, and a budget that a refusal names has room for them."""
+from tightrope.run.room import CAPTURE_SLACK, RESERVE
 
 
 @dataclass(frozen=True)
@@ -22,7 +16,8 @@ class Refusal:
         room: bytes that were left free for code between forward and backward, not in ``others``.
         wanted: bytes that should be.
         num_waiting: forwards that hold memory for a backward that did not run.
-        trained: bytes of parameters whose optimizer may have no state yet.
+        gradients: bytes of gradients that may stay until the next step, not in ``others``.
+        state: bytes of optimizer state that may come, not in ``others``.
         grown: bytes held now and not when the step was planned first.
     """
 
@@ -31,7 +26,8 @@ class Refusal:
     room: Bytes = 0
     wanted: Bytes = 0
     num_waiting: int = 0
-    trained: Bytes = 0
+    gradients: Bytes = 0
+    state: Bytes = 0
     grown: Bytes = 0
 
     def restated(self, error: InfeasibleError) -> InfeasibleError:
@@ -59,15 +55,17 @@ class Refusal:
         if found is None:
             hint = "Try a smaller batch."
         else:
-            later = 3 * self.trained
+            later = self.gradients + self.state
             hint = f"Try budget={found + later}, a smaller batch or a shorter sequence."
             if self.wanted:
                 hint += f" Of it, {format_bytes(self.wanted)} are for a loss outside the model."
-            if later:
+            if self.state:
                 hint += (
                     f" Of it, {format_bytes(later)} are for gradients that stay until the next step and the "
                     "state of AdamW: less will do for an optimizer that holds less."
                 )
+            elif later:
+                hint += f" Of it, {format_bytes(later)} are for gradients that stay until the next step."
         if self.grown:
             hint += (
                 f" {format_bytes(self.grown)} more are held than before the first step: optimizer state, "

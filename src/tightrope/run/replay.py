@@ -13,8 +13,8 @@ Gaps        Gradients outlive the step that made them, so their bytes add to the
             (numpy, files, a kernel's own malloc) is not counted.
 """
 
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -32,9 +32,9 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
-from tightrope.native.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd, allocator
-from tightrope.native.build import compiler
+from tightrope.native.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
+from tightrope.run.accounts import accounts, uncounted_bytes
 
 Phase = Literal["warm-up", "record", "replay"]
 
@@ -99,7 +99,8 @@ class Replay:
         self, budget: str | Bytes, *, external: Bytes | None = None, warmup: int = 2, seconds: float = 1.0
     ) -> None:
         self.budget = parse_bytes(budget)
-        self._allocator: Allocator | None = allocator() if compiler() is not None else None
+        self._accounts = accounts()
+        self._allocator: Allocator | None = self._accounts.allocator
         self.enforced = self._allocator is not None
         self.note = "enforced by the allocator" if self.enforced else "checked, not enforced: no C++ compiler"
         self.external = uncounted_bytes(self._allocator) if external is None else external
@@ -120,7 +121,7 @@ class Replay:
         self._inside = False
         self._arena_id = self._plan_id = 0
         self._sizes: tuple[Bytes, ...] = ()
-        self._limit_before: Bytes | None = None
+        self._limit: ExitStack = ExitStack()
         self._meter: _Meter | None = None
 
     def __enter__(self) -> "Replay":
@@ -155,7 +156,7 @@ class Replay:
     # with the allocator
 
     def _begin(self, native: Allocator) -> None:
-        self._limit_before, native.limit = native.limit, self.budget - self.external
+        self._limit.enter_context(self._accounts.limited(self.budget - self.external))
         native.reset_peaks()
         try:
             if self.phase == "replay" and self._lease(native):
@@ -164,7 +165,7 @@ class Replay:
                 self._charged_before = native.stats().charged
                 native.begin_record()
         except BaseException:
-            native.limit = self._limit_before
+            self._limit.close()
             raise
 
     def _lease(self, native: Allocator) -> bool:
@@ -180,7 +181,7 @@ class Replay:
         return self.phase == "replay"
 
     def _end(self, native: Allocator, *, finished: bool) -> None:
-        native.limit = self._limit_before
+        self._limit.close()
         stats = native.stats()
         self.live_peak = self.external + stats.live_peak
         self.charged_peak = self.external + stats.charged_peak
@@ -283,33 +284,6 @@ def _heap_peak(before: Bytes, events: Sequence[MemoryEvent], offsets: Sequence[O
         now += round_up(event.bytes) if event.kind == "alloc" else -round_up(event.bytes)
         peak = max(peak, now)
     return peak
-
-
-def uncounted_bytes(native: Allocator | None) -> Bytes:
-    """Sum the storages of the CPU tensors that Python knows and ``native`` did not make.
-
-    Each storage counts once, rounded up to 64 bytes. Tensors held only by C++ code (values that
-    autograd saved, for example) are not seen. With None, every CPU tensor counts.
-    """
-    sizes: dict[int, Bytes] = {}
-    for tensor in _python_tensors():
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse and other layouts: their parts are tensors of their own
-            continue
-        if storage.device.type == "cpu" and (address := storage.data_ptr()):
-            sizes[address] = storage.nbytes()
-    return sum(
-        round_up(size) for address, size in sizes.items() if native is None or not native.owns(address)
-    )
-
-
-def _python_tensors() -> Iterator[torch.Tensor]:
-    for value in gc.get_objects():
-        if issubclass(type(value), torch.Tensor):
-            yield value
-            if value.is_leaf and value.grad is not None:
-                yield value.grad
 
 
 class _Meter:

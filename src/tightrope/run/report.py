@@ -1,16 +1,18 @@
 """What was planned, what happened, and why: one value per compiled model."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import torch
 
 from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
-from tightrope.run.compile import handle_of
-from tightrope.run.ledger import ledger
+from tightrope.run.accounts import accounts
+from tightrope.run.calls import Calls
+from tightrope.run.compile import compiled_of
+from tightrope.run.prepared import Proof
 from tightrope.run.replay import Replay
-from tightrope.run.runner import PlannedRunner
+from tightrope.run.running import Running
 
 _drawing: Callable[[Graph, Plan], str] | None = None
 
@@ -39,12 +41,13 @@ class Report:
         overhead: forecast time over running each op once, in percent.
         bound: total bytes below which no plan exists (proved).
         num_recomputed: ops that run more than once.
-        verified: what was compared with what in the first step.
+        verified: which executable was judged and checked, when, and against what.
         divergences: allocations that did not go as planned, since the start.
         reasons: one per storage made by an op; graph by graph where there are several.
         recomputed: (module, op, copies), most expensive first.
         planned: the graphs that ran, each with its plan.
         limit: total bytes that the process is held to, the largest budget alive in it; 0 = none is.
+        proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
     """
 
     level: str
@@ -66,6 +69,7 @@ class Report:
     recomputed: tuple[tuple[str, str, int], ...]
     planned: tuple[tuple[Graph, Plan], ...] = field(default=(), repr=False, compare=False)
     limit: Bytes = 0
+    proofs: tuple[Proof, ...] = ()
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -81,6 +85,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "planned"}
+        found["proofs"] = [asdict(proof) for proof in self.proofs]
         found["reasons"] = [
             {name: getattr(reason, name) for name in reason.__struct_fields__} for reason in self.reasons
         ]
@@ -105,6 +110,11 @@ class Report:
             f"no plan needs less than {format_bytes(self.bound)}",
             f"verified: {self.verified}",
         ]
+        if len(self.proofs) > 1:
+            lines.append(f"planned {len(self.proofs)} times:")
+            lines += [
+                f"  {proof.executable[:12]} in {proof.seconds:.1f} s: {proof.cause}" for proof in self.proofs
+            ]
         if self.divergences:
             lines.append(f"{self.divergences} divergences from the plan since the start")
         return "\n".join(lines)
@@ -130,7 +140,7 @@ def report(model: torch.nn.Module | Reporting | Replay) -> Report:
         >>> tightrope.report(model).level
         'L1'
     """
-    return replace(_report(model), limit=ledger().budget)
+    return replace(_report(model), limit=accounts().budget)
 
 
 def _report(model: torch.nn.Module | Reporting | Replay) -> Report:
@@ -138,17 +148,17 @@ def _report(model: torch.nn.Module | Reporting | Replay) -> Report:
         return _replaying("", model)
     if not isinstance(model, torch.nn.Module):
         return model.report()
-    handle = handle_of(model)
-    if handle.level == "L0":
-        replayed = handle.replay
+    compiled = compiled_of(model)
+    if compiled.level == "L0":
+        replayed = compiled.replay
         assert replayed is not None
-        return _replaying(handle.why, replayed)
-    if not handle.runners:
-        budget = handle.options.budget if isinstance(handle.options.budget, int) else 0
+        return _replaying(compiled.why, replayed)
+    if not compiled.calls.recent:
+        budget = compiled.calls.budget
         return _empty(
-            "L1", "no training step has run yet", budget, enforced=handle.ledger.allocator is not None
-        )
-    return _together(handle.last_run(), handle.why)
+            "L1", "no step has run yet", budget, enforced=compiled.accounts.allocator is not None
+        )  # fmt: skip
+    return planned_report(compiled.calls, compiled.why)
 
 
 def _empty(level: str, why: str, budget: Bytes, *, enforced: bool) -> Report:
@@ -186,62 +196,68 @@ def _replaying(why: str, replayed: Replay) -> Report:
     )
 
 
-def _together(runners: Sequence[PlannedRunner], why: str) -> Report:
-    """Describe a sequence of graphs as one: arenas and peaks are held together, so they add up."""
-    parts = [planned_report(runner) for runner in runners]
+def planned_report(calls: Calls, why: str = "") -> Report:
+    """Describe what ran last: one execution, or those of calls that were planned one by one.
+
+    Their arenas and peaks are held together, so they add up.
+    """
+    parts = [_running_report(calls, running) for running in calls.recent]
     first = parts[0]
-    if not why:
-        return first
-    forecasts = [runner.chosen.plan.forecast for runner in runners if runner.chosen is not None]
+    proofs = sorted((p for unit in calls.units.values() for p in unit.proofs), key=lambda p: p.judged)
+    notes = [why, calls.accounts.note, calls.note]
+    if len(parts) > 1:
+        notes.insert(1, f"{len(parts)} calls were planned one by one")
+    forecasts = [running.prepared.plan.forecast for running in calls.recent]
     base_ns = sum(forecast.base_ns for forecast in forecasts)
     extra_ns = sum(forecast.ns for forecast in forecasts) - base_ns
     return replace(
         first,
-        why="; ".join(text for text in (f"{why} {len(parts)} of them ran last", first.why) if text),
+        why="; ".join(note for note in notes if note),
+        observed_total=calls.observed_charged,
         arena=sum(part.arena for part in parts),
         outside=sum(part.outside for part in parts),
         forecast_peak=sum(part.forecast_peak for part in parts),
         observed_peak=sum(part.observed_peak for part in parts),
-        observed_total=max(part.observed_total for part in parts),
         overhead=100 * extra_ns / base_ns if base_ns else 0.0,
         bound=max(part.bound for part in parts),
         num_recomputed=sum(part.num_recomputed for part in parts),
         verified="; ".join(dict.fromkeys(part.verified for part in parts)),
-        divergences=sum(part.divergences for part in parts),
+        divergences=calls.num_divergences,
         reasons=tuple(reason for part in parts for reason in part.reasons),
         recomputed=tuple(line for part in parts for line in part.recomputed),
         planned=tuple(pair for part in parts for pair in part.planned),
+        proofs=tuple(proofs),
     )
 
 
-def planned_report(runner: PlannedRunner) -> Report:
-    """Describe the plan and the last step of one captured program."""
-    assert runner.chosen is not None
-    plan, graph = runner.chosen.plan, runner.program.graph
+def _running_report(calls: Calls, running: Running) -> Report:
+    """Describe one execution."""
+    prepared = running.prepared
+    plan, graph = prepared.plan, prepared.graph
     counts: dict[int, int] = {}
+    base_of = {op.variant: op.id for op in graph.ops if op.variant >= 0}
     for op in plan.schedule.computes():
-        base = op if op < len(graph.ops) else next(o.id for o in graph.ops if o.replay == op)
+        base = base_of.get(op, op)
         counts[base] = counts.get(base, 0) + 1
     again = sorted(
         ((n, op) for op, n in counts.items() if n > 1), key=lambda item: -graph.ops[item[1]].ns * item[0]
     )
-    shift = runner.persistent - graph.persistent
     return Report(
         level="L1",
-        why="; ".join(note for note in (runner.ledger.note, runner.note) if note),
-        enforced=runner.ledger.allocator is not None,
-        budget=runner.budget,
-        persistent=runner.persistent,
+        why="",
+        enforced=calls.accounts.allocator is not None,
+        budget=calls.budget,
+        persistent=running.held,
         arena=plan.forecast.arena,
         outside=plan.forecast.outside,
-        forecast_peak=plan.forecast.peak,
-        observed_peak=runner.observed_peak,
-        observed_total=runner.observed_charged,
+        forecast_peak=running.forecast_peak,
+        observed_peak=running.peak,
+        observed_total=running.charged,
         overhead=plan.forecast.tdi_percent,
-        bound=plan.certificate.lower_bound + shift,
+        bound=plan.certificate.lower_bound + running.held - graph.persistent,
         num_recomputed=len(again),
-        verified=str(runner.verified) if runner.verified else "not asked for",
-        divergences=len(runner.divergences),
+        verified=str(prepared.proof),
+        divergences=len(running.divergences),
         reasons=plan.reasons,
         recomputed=tuple((graph.ops[op].module, graph.ops[op].target, n) for n, op in again),
         planned=((graph, plan),),

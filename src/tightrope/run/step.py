@@ -19,15 +19,16 @@ import torch
 from tightrope.capture import _torch
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
+from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
-from tightrope.core import Bytes, CaptureError, TightropeError, parse_bytes
-from tightrope.run.ledger import Ledger, ledger
-from tightrope.run.optim import Updates
-from tightrope.run.progress import Progress
+from tightrope.core import Bytes, CaptureError, InfeasibleError, TightropeError, parse_bytes
+from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.compile import check_verify
 from tightrope.run.report import Report, planned_report
-from tightrope.run.runner import Options
-from tightrope.run.step_runner import StepRunner
+from tightrope.run.status import StatusLine
+from tightrope.run.unit import Settings
+from tightrope.run.whole import WholeStep
 
 _RECOMPILE_LIMIT = 256
 """Shapes (and train/eval) that one step may be planned for."""
@@ -43,7 +44,7 @@ def step(
     seed: int = 0,
     seconds: float | None = None,
     progress: bool | None = None,
-) -> "Step":
+) -> "TrainingStep":
     """Hold whole training steps (forward, backward, update) to a number of bytes.
 
     The budget is the total on the device during the step: parameters, buffers, optimizer state,
@@ -63,8 +64,8 @@ def step(
         budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs.
         model: whose parameters ``fn`` trains; names them in messages.
         optimizer: `torch.optim.SGD`, `torch.optim.Adam` or `torch.optim.AdamW`.
-        verify: ``"first"`` compares the first step's outputs and gradients with a reference before
-            anything is updated, and raises on any difference; None does not.
+        verify: ``"first"`` checks every plan in its first run, value by value where something is computed
+            again; None checks nothing while it runs.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress; default: on a terminal.
@@ -84,10 +85,9 @@ def step(
         >>> train(torch.ones(2, 8)).requires_grad
         False
     """
-    if verify not in ("first", None):
-        raise TightropeError(f'verify={verify!r}: use "first" or None.')
-    options = Options(_asked(budget), verify=verify == "first", seed=seed, seconds=seconds)
-    return Step(fn, model, Updates(optimizer), options, progress=Progress(shown=progress))
+    check_verify(verify)
+    settings = Settings(_asked(budget), verify=verify, seed=seed, seconds=seconds)
+    return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
 
 
 def _asked(budget: str | int) -> Bytes | Callable[[Bytes], Bytes]:
@@ -98,7 +98,7 @@ def _asked(budget: str | int) -> Bytes | Callable[[Bytes], Bytes]:
     return parse_bytes(budget)
 
 
-class Step:
+class TrainingStep:
     """A training step that is planned at its first call, and once per input shape; made by `step`.
 
     An error that is raised while a step runs (not while it is planned or checked) may leave some
@@ -106,7 +106,8 @@ class Step:
 
     Attributes:
         model: as given.
-        runners: one per captured graph, in order of capture.
+        wholes: one per captured graph, in order of capture.
+        last: the one that ran last.
     """
 
     def __init__(
@@ -114,20 +115,21 @@ class Step:
         fn: Callable[..., Any],
         model: torch.nn.Module,
         updates: Updates,
-        options: Options,
+        settings: Settings,
         *,
-        progress: Progress,
+        status: StatusLine,
     ) -> None:
-        self.model, self.updates, self.options, self.progress = model, updates, options, progress
-        self.ledger: Ledger = ledger()
-        self.runners: list[StepRunner] = []
+        self.model, self.updates, self.settings, self.status = model, updates, settings, status
+        self.accounts: Accounts = accounts()
+        self.wholes: list[WholeStep] = []
+        self.last: WholeStep | None = None
         _torch.ignore_logging()
         backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__)
         self._planned = torch.compile(_detaching(fn), backend=backend, fullgraph=True, dynamic=False)
 
     def __del__(self) -> None:
-        for runner in self.__dict__.get("runners", ()):
-            runner.close()
+        for whole in self.__dict__.get("wholes", ()):
+            whole.close()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one training step.
@@ -141,10 +143,14 @@ class Step:
             VerificationError: at the first call: results differ from the reference.
             TightropeError: parameters of the optimizer have gradients already, or were replaced.
         """
-        self.ledger.mark()
+        self.accounts.mark()
         try:
             with torch.enable_grad(), _torch.calling(_RECOMPILE_LIMIT):
                 result = self._planned(*args, **kwargs)
+        except InfeasibleError:
+            if not any(whole.num_steps for whole in self.wholes):
+                self.accounts.release(self)  # until it is called again
+            raise
         except _torch.unsupported_errors() as error:
             raise uncaptured(error, "the step", call="step(x, y)") from error
         except Exception as error:
@@ -162,44 +168,48 @@ class Step:
         Raises:
             TightropeError: no step has run yet.
         """
-        if not self.runners:
+        if self.last is None:
             raise TightropeError("no training step has run yet: call the step first.")
-        return planned_report(max(self.runners, key=lambda runner: runner.last_used))
+        return planned_report(self.last.calls)
 
-    def runner(self, program: Program, real: Sequence[Any]) -> StepRunner:
-        """Make a runner and hold the process to its budget."""
-        runner = StepRunner(
-            program, real, self.options, self.ledger, self.progress,
+    def whole(self, program: Program, real: Sequence[Any]) -> WholeStep:
+        """Take a captured graph in."""
+        return WholeStep(
+            program, real, self.settings, self.accounts, self.status,
             updates=self.updates, parameters=_parameters(program, real, self.updates), labels=self._labels(),
         )  # fmt: skip
-        self.ledger.hold(self, max(r.budget for r in [*self.runners, runner]))
-        return runner
+
+    def hold(self) -> None:
+        """Hold the process to the budget."""
+        self.accounts.hold(self, max(whole.calls.budget for whole in self.wholes))
 
     def _labels(self) -> dict[torch.Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
 
-class _Captured:
+class _Graph:
     """One captured graph; see `tightrope.capture.dynamo.Runner`.
 
-    Dynamo remembers it for ever, so everything that holds memory belongs to the step. The runner is
+    Dynamo remembers it for ever, so everything that holds memory belongs to the step. The plan is
     made anew when the optimizer changes which tensors or temporaries it needs, as when a weight
     decay becomes zero or a parameter group is added.
     """
 
-    def __init__(self, owner: Step, program: Program, real: Sequence[Any]) -> None:
-        self.owner, self.program, self.number = weakref.ref(owner), program, len(owner.runners)
-        owner.ledger.survey()
-        owner.runners.append(owner.runner(program, real))
+    def __init__(self, owner: TrainingStep, program: Program, real: Sequence[Any]) -> None:
+        self.owner, self.program, self.number = weakref.ref(owner), program, len(owner.wholes)
+        owner.accounts.survey()
+        owner.wholes.append(owner.whole(program, real))
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the whole step."""
         owner = self.owner()
         assert owner is not None
-        if owner.runners[self.number].outdated():
-            owner.runners[self.number].close()
-            owner.runners[self.number] = owner.runner(self.program, args)
-        return owner.runners[self.number].forward(args)
+        if owner.wholes[self.number].outdated():
+            owner.wholes[self.number].close()
+            owner.wholes[self.number] = owner.whole(self.program, args)
+        owner.last = owner.wholes[self.number]
+        owner.hold()
+        return [*owner.last.run(args), torch.empty(0)]
 
     def backward(self, args: list[Any]) -> list[Any]:
         """Not used: the loss is handed out detached."""
@@ -210,15 +220,15 @@ class _Captured:
         raise TightropeError("this program has a backward.")
 
 
-def _host(reference: "weakref.ref[Step]", program: Program, real: Sequence[Any]) -> _Captured:
+def _host(reference: "weakref.ref[TrainingStep]", program: Program, real: Sequence[Any]) -> _Graph:
     owner = reference()
     assert owner is not None
-    if program.num_forward_outputs == len(program.outputs):
+    if not program.has_backward:
         raise CaptureError(
             "the loss, which the function must return alone or first in a tuple, does not depend on any "
             "parameter that requires a gradient."
         )
-    return _Captured(owner, program, real)
+    return _Graph(owner, program, real)
 
 
 def _parameters(program: Program, real: Sequence[Any], updates: Updates) -> dict[int, torch.Tensor]:

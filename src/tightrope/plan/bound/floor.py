@@ -68,7 +68,7 @@ def _pinned_until(graph: Graph) -> dict[StorageId, OpId]:
     pinned: dict[StorageId, OpId] = {}
     for op in graph.ops:
         pinned.update((storage, op.id) for storage in op.reads if storage in once)
-        remade = graph.op(op.replay).creates if op.replay >= 0 else op.creates if op.recomputable else ()
+        remade = graph.op(op.variant).creates if op.variant >= 0 else op.creates if op.recomputable else ()
         once.update(set(op.creates).difference(remade))
     for op in graph.ops:
         for storage in op.creates:

@@ -174,7 +174,7 @@ def problem(graph: Graph, *, free_order: bool = False) -> Problem:
 
 def _reruns(graph: Graph, op: Op) -> Iterator[Run]:
     ways = [] if op.flags & _ONCE or op.mutates else [op]
-    for way in [*ways, graph.op(op.replay)] if op.replay >= 0 else ways:
+    for way in [*ways, graph.op(op.variant)] if op.variant >= 0 else ways:
         need = event_peak(graph, graph.allocations(way))
         yield Run(way.ns, frozenset(way.creates), frozenset(way.reads), need)
 
@@ -188,8 +188,8 @@ def uses(graph: Graph) -> dict[StorageId, list[OpId]]:
                 found[storage].append(op.id)
         found.update((storage, [op.id]) for storage in op.creates)
     for storage, at in found.items():
-        if graph.storages[storage].outside and at[0] < graph.boundary < len(graph.ops):
-            found[storage] = sorted({*at, graph.boundary})
+        if graph.storages[storage].outside and (after := graph.handover(at[0])) < len(graph.ops):
+            found[storage] = sorted({*at, after})
     return found
 
 

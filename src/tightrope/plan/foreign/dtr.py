@@ -126,7 +126,7 @@ class _Reader:
         )
         if not self.ops or max(sum(s.bytes for s in storages), sum(op.ns for op in self.ops)) > MAX_INT:
             raise PlanFileError("log: it must hold a CALL, and at most 2^62 bytes and ns in all.")
-        graph = Graph(tuple(self.ops), storages, name=name)
+        graph = Graph(tuple(self.ops), storages, name=name, alignment=1)
         return Source(graph, tuple(range(len(self.ops))), "dtr-log")
 
     def _constant(self) -> None:

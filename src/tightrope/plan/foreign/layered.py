@@ -68,7 +68,8 @@ def random_layered(num_ops: int, *, seed: int = 0, width: float | None = None) -
         Op(v, f"node{v}", "node", tuple(sorted(reads[v])), (v,), ns=_time(v, num_ops, draw))
         for v in range(num_ops)
     )
-    return Graph(ops, storages, name=f"random_layered_n{num_ops}_w{chosen:.2f}_seed{seed}")
+    name = f"random_layered_n{num_ops}_w{chosen:.2f}_seed{seed}"
+    return Graph(ops, storages, name=name, alignment=1)
 
 
 def _layers(num_ops: int, width: float, draw: Random) -> list[range]:

@@ -77,7 +77,7 @@ def read_node_link(tree: Mapping[str, Any]) -> Source:
     if sum(storage.bytes for storage in storages) > MAX_INT or sum(op.ns for op in ops) > MAX_INT:
         _refuse("$.nodes", nodes, "at most 2^62 bytes and 2^62 units of time in all")
     name = attributes.get("name", "")
-    graph = Graph(tuple(ops), tuple(storages), name=name if isinstance(name, str) else "")
+    graph = Graph(tuple(ops), tuple(storages), name=name if isinstance(name, str) else "", alignment=1)
     return Source(graph, tuple(order), "node-link")
 
 

@@ -38,7 +38,7 @@ class _Tape:
         self.rate, self.parameters = rate, parameters
         self.ops: list[Op] = []
         self.storages: list[Storage] = []
-        self.replays: list[tuple[int, Op]] = []
+        self.variants: list[tuple[int, Op]] = []
         self.backward: list[Callable[[], None]] = []
         self.gradients: dict[StorageId, StorageId] = {}
         self.phase = Phase.FORWARD
@@ -123,7 +123,7 @@ class _Tape:
         base = self.run("dropout", size, [value.storage], [out, mask], Flag.RANDOM)
         ns = self.ops[base].ns
         again = Op(-1, f"dropout_{base}_again", "dropout_mask", (value.storage, mask), (out,), ns=ns)
-        self.replays.append((base, again))
+        self.variants.append((base, again))
 
         def gradient() -> None:
             made = self.storage(size, Kind.GRADIENT)
@@ -158,17 +158,17 @@ class _Tape:
         return self._graph(name)
 
     def _graph(self, name: str) -> Graph:
-        ops, replays = list(self.ops), []
-        for position, (base, again) in enumerate(self.replays):
+        ops, variants = list(self.ops), []
+        for position, (base, again) in enumerate(self.variants):
             number = len(ops) + position
             old = ops[base]
             ops[base] = Op(
-                base, old.name, old.target, old.reads, old.creates, ns=old.ns, flags=old.flags, replay=number
+                base, old.name, old.target, old.reads, old.creates, ns=old.ns, flags=old.flags, variant=number
             )
-            replays.append(
+            variants.append(
                 Op(number, again.name, again.target, tuple(sorted(again.reads)), again.creates, ns=again.ns)
             )
-        return Graph(tuple(ops), tuple(self.storages), tuple(replays), name=name)
+        return Graph(tuple(ops), tuple(self.storages), tuple(variants), name=name)
 
     def _weights(self, count: int) -> list[StorageId]:
         return [self.storage(count, Kind.PARAMETER, external=True)] if count and self.parameters else []

@@ -32,4 +32,4 @@ class Source:
         """Name an op, or the op that a replay belongs to, as the file does."""
         if op < len(self.nodes):
             return self.nodes[op]
-        return next(self.nodes[base.id] for base in self.graph.ops if base.replay == op)
+        return next(self.nodes[base.id] for base in self.graph.ops if base.variant == op)

@@ -1,12 +1,14 @@
 """Who holds how many bytes: the process-wide side of the budget.
 
 The budget covers every byte on the device, and the allocator counts all it has served. Tensors
-older than the hook are not in its books; they are found among the arguments of the step and
+older than the hook are not counted by it; they are found among the arguments of the step and
 subtracted from what the hook may serve:
 
     limit = budget - bytes of tensors older than the hook
 
-Between steps the limit stays on: loss, optimizer and user code live under it too.
+This is the only place that sets the allocator's limit. Between steps the limit stays on: loss,
+optimizer and user code live under it too. Inside a step with a limit of its own (level 0), that one
+holds.
 """
 
 import functools
@@ -14,9 +16,9 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -26,28 +28,35 @@ from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.allocator import Allocator, allocator
 from tightrope.run.arenas import reclaimable
-from tightrope.run.replay import uncounted_bytes
+
+_UNLIMITED: Final[Bytes] = 2**60
 
 
 @dataclass
-class Window:
+class Observation:
     """What was observed while a part of a step ran; all zero where nobody looked.
 
     Attributes:
-        before: largest number of bytes charged since the window before this one.
+        before: largest number of bytes charged since the observation before this one.
+        heap_before: largest number of live bytes on the heap likewise.
         charged: largest number of bytes charged in this one.
         above: largest number of live bytes above those at its start.
         left: live bytes at its end above those at its start.
+        heap: live bytes on the heap at its start.
+        heap_left: live bytes on the heap at its end.
     """
 
     before: Bytes = 0
+    heap_before: Bytes = 0
     charged: Bytes = 0
     above: Bytes = 0
     left: Bytes = 0
+    heap: Bytes = 0
+    heap_left: Bytes = 0
 
 
-class Ledger:
-    """Bytes and limits of one process; get it from `ledger`.
+class Accounts:
+    """Bytes and limits of one process; get it from `accounts`.
 
     Attributes:
         allocator: the hook, or None when it could not be built.
@@ -64,11 +73,14 @@ class Ledger:
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
         self._less = self._room = ""
+        self._own: Bytes | None = None
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._older: dict[int, tuple[Callable[[], bool], Bytes]] = {}
 
     def hold(self, owner: object, budget: Bytes) -> None:
         """Hold the process to ``budget`` for as long as ``owner`` lives; the largest of several counts."""
+        if self._budgets.get(owner) == budget:
+            return
         if owner not in self._budgets:
             weakref.finalize(owner, self._apply)
         self._budgets[owner] = budget
@@ -88,8 +100,34 @@ class Ledger:
         """What the process is held to: the largest budget alive; 0 = there is none."""
         return max(self._budgets.values(), default=0)
 
+    @contextmanager
+    def limited(self, limit: Bytes) -> Iterator[None]:
+        """Hold the allocator to ``limit`` counted bytes inside a ``with`` block, whatever the budgets say."""
+        before, self._own = self._own, limit
+        self._apply()
+        try:
+            yield
+        finally:
+            self._own = before
+            self._apply()
+
+    def unlimited(self) -> AbstractContextManager[None]:
+        """Let what runs inside a ``with`` block have what it asks for."""
+        return self.limited(_UNLIMITED)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run something right after an observation that is neither limited nor observed."""
+        with self.unlimited():
+            yield
+        if self.allocator is not None:
+            self.allocator.reset_peaks()
+
     def _apply(self) -> None:
         if self.allocator is None:
+            return
+        if self._own is not None:
+            self.allocator.limit = self._own
             return
         budget = self.budget or None
         older = self.older
@@ -131,20 +169,21 @@ class Ledger:
             self._apply()
 
     @contextmanager
-    def window(self, *, profiled: bool = False, held: Bytes = 0) -> Iterator[Window]:
+    def observed(self, *, profiled: bool = False, held: Bytes = 0) -> Iterator[Observation]:
         """Observe the bytes of what runs inside.
 
         Args:
             profiled: without a hook, ask torch's profiler (slow); else nothing is observed then.
             held: bytes that the step holds already, where no hook knows.
         """
-        found = Window()
+        found = Observation()
         if self.allocator is None:
             with _profiled(found, self.charged() + held) if profiled else nullcontext():
                 yield found
             return
         start = self.allocator.stats()
-        found.before = start.charged_peak + self.older
+        found.before, found.heap_before = start.charged_peak + self.older, start.heap_peak
+        found.heap = start.heap_live
         self._peak = max(self._peak, found.before)
         self.allocator.reset_peaks()
         try:
@@ -153,13 +192,17 @@ class Ledger:
             end = self.allocator.stats()
             found.charged = end.charged_peak + self.older
             found.above, found.left = end.live_peak - start.live, end.live - start.live
+            found.heap_left = end.heap_live
             self._peak = max(self._peak, found.charged)
             self.allocator.reset_peaks()
 
-    def refused(self) -> Bytes:
-        """Bytes that would have been held had the largest refusal since the last window been granted."""
-        refused = self.allocator.stats().refused if self.allocator is not None else 0
-        return refused + self.older if refused else 0
+    def heap(self) -> Bytes:
+        """Live bytes on the heap now."""
+        return self.allocator.stats().heap_live if self.allocator is not None else 0
+
+    def heap_refused(self) -> Bytes:
+        """Heap bytes that would have been live had the largest refusal since the last mark been granted."""
+        return self.allocator.stats().heap_refused if self.allocator is not None else 0
 
     def take_peak(self) -> Bytes:
         """Return the most bytes held since the last call of this, and start afresh; 0 without a hook."""
@@ -216,8 +259,35 @@ class Ledger:
         return self.marked + self.older
 
 
+def uncounted_bytes(native: Allocator | None) -> Bytes:
+    """Sum the storages of the CPU tensors that Python knows and ``native`` did not make.
+
+    Each storage counts once, rounded up to 64 bytes. Tensors held only by C++ code (values that
+    autograd saved, for example) are not seen. With None, every CPU tensor counts.
+    """
+    sizes: dict[int, Bytes] = {}
+    for tensor in _python_tensors():
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # sparse and other layouts: their parts are tensors of their own
+            continue
+        if storage.device.type == "cpu" and (address := storage.data_ptr()):
+            sizes[address] = storage.nbytes()
+    return sum(
+        round_up(size) for address, size in sizes.items() if native is None or not native.owns(address)
+    )
+
+
+def _python_tensors() -> Iterator[torch.Tensor]:
+    for value in gc.get_objects():
+        if issubclass(type(value), torch.Tensor):
+            yield value
+            if value.is_leaf and value.grad is not None:
+                yield value.grad
+
+
 @contextmanager
-def _profiled(found: Window, start: Bytes) -> Iterator[None]:
+def _profiled(found: Observation, start: Bytes) -> Iterator[None]:
     """Fill a window from the profiler's memory events."""
     watcher = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     watcher.start()
@@ -236,10 +306,10 @@ def _profiled(found: Window, start: Bytes) -> Iterator[None]:
 
 
 @functools.cache
-def ledger() -> Ledger:
-    """Return the process's ledger; the first call installs the allocator hook.
+def accounts() -> Accounts:
+    """Return the process's accounts; the first call installs the allocator hook.
 
     Raises:
         NativeError: there is a C++ compiler, but it could not build the hook.
     """
-    return Ledger()
+    return Accounts()

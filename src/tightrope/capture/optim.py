@@ -12,19 +12,19 @@ Gaps        SGD, Adam and AdamW; hyperparameters must be numbers; not fused, cap
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tightrope.capture.whole import Update
+from tightrope.capture.whole import Update, Wanted
 from tightrope.core import Allocation, TightropeError
 from tightrope.native.allocator import Allocator
+from tightrope.price.kernels import register
 from tightrope.price.measure import measure
 
 Group: TypeAlias = dict[str, Any]
-Pattern: TypeAlias = tuple[Any, ...]
+Pattern: TypeAlias = tuple[bool, ...]
 States: TypeAlias = dict[Tensor, dict[str, Any]]
 _SAMPLE = 8192
 """Elements on which an update is measured; its time and temporaries grow with the parameter."""
@@ -32,73 +32,60 @@ _REFUSED = ("fused", "capturable", "differentiable")
 _NUMBERS = ("lr", "momentum", "dampening", "weight_decay", "betas", "eps")
 
 
-@dataclass(frozen=True, slots=True)
-class SgdSettings:
-    """What one SGD update needs to know; ``first`` = the momentum buffer is new."""
-
-    lr: float
-    momentum: float
-    dampening: float
-    weight_decay: float
-    nesterov: bool
-    maximize: bool
-    first: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AdamSettings:
-    """What one Adam update needs to know.
-
-    ``decay`` times the parameter is added to the gradient; ``shrink`` scales the parameter itself.
-    """
-
-    shrink: float | None
-    decay: float
-    beta1: float
-    beta2: float
-    eps: float
-    step_size: float
-    root_correction: float
-    amsgrad: bool
-    maximize: bool
-
-
+@register("tightrope.sgd_")
 def update_sgd(parameter: Tensor, gradient: Tensor, *rest: Any) -> None:
-    """Apply stochastic gradient descent in place; ``rest`` is [momentum buffer,] settings.
+    """Apply stochastic gradient descent in place.
 
     Formula: ``d = g + weight_decay * p``; ``m = momentum * m + (1 - dampening) * d`` (``m = d`` at first);
     ``p = p - lr * m``, or with Nesterov ``p = p - lr * (d + momentum * m)``.
+
+    Args:
+        parameter: changed in place.
+        gradient: of the same shape.
+        rest: the momentum buffer, where there is one; settings as float64 (lr, momentum, dampening,
+            weight decay, 1 where the buffer is new); whether there is momentum, weight decay, Nesterov's
+            rule, and whether to maximize.
     """
-    settings: SgdSettings = rest[-1]
-    step = _descent(parameter, gradient, settings.maximize, settings.weight_decay)
-    if settings.momentum != 0:
-        buffer: Tensor = rest[0].mul_(settings.momentum)
-        if settings.first:
+    *state, settings, momentum, decays, nesterov, maximize = rest
+    lr, factor, dampening, decay, first = settings.tolist()
+    step = _descent(parameter, gradient, maximize, decay if decays else 0)
+    if momentum:
+        buffer: Tensor = state[0].mul_(factor)
+        if first:
             buffer.copy_(step)
         else:
-            buffer.add_(step, alpha=1 - settings.dampening)
-        step = step.add(buffer, alpha=settings.momentum) if settings.nesterov else buffer
-    parameter.add_(step, alpha=-settings.lr)
+            buffer.add_(step, alpha=1 - dampening)
+        step = step.add(buffer, alpha=factor) if nesterov else buffer
+    parameter.add_(step, alpha=-lr)
 
 
+@register("tightrope.adam_")
 def update_adam(parameter: Tensor, gradient: Tensor, *rest: Any) -> None:
-    """Apply Adam or AdamW in place; ``rest`` is mean, mean square, [largest mean square,] settings.
+    """Apply Adam or AdamW in place.
 
     Formula: ``m = lerp(m, g, 1 - beta1)``; ``v = beta2 * v + (1 - beta2) * g * g``;
     ``p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)``.
+
+    Args:
+        parameter: changed in place.
+        gradient: of the same shape.
+        rest: mean, mean square, [largest mean square]; settings as float64 (factor of the parameter,
+            weight decay of the gradient, beta1, beta2, eps, step size, root of the correction); whether
+            the decay is decoupled, there is one, AMSGrad is used, and whether to maximize.
     """
-    settings: AdamSettings = rest[-1]
-    mean, square = rest[0], rest[1]
-    if settings.shrink is not None:
-        parameter.mul_(settings.shrink)
-    step = _descent(parameter, gradient, settings.maximize, settings.decay)
-    mean.lerp_(step, 1 - settings.beta1)
-    square.mul_(settings.beta2).addcmul_(step, step, value=1 - settings.beta2)
+    *state, settings, decoupled, decays, amsgrad, maximize = rest
+    shrink, decay, beta1, beta2, eps, step_size, root_correction = settings.tolist()
+    mean, square = state[0], state[1]
+    if decoupled and decays:
+        parameter.mul_(shrink)
+    step = _descent(parameter, gradient, maximize, decay if decays and not decoupled else 0)
+    mean.lerp_(step, 1 - beta1)
+    square.mul_(beta2).addcmul_(step, step, value=1 - beta2)
     del step
-    if settings.amsgrad:
-        square = torch.maximum(rest[2], square, out=rest[2])
-    scale = square.sqrt().div_(settings.root_correction).add_(settings.eps)
-    parameter.addcdiv_(mean, scale, value=-settings.step_size)
+    if amsgrad:
+        square = torch.maximum(state[2], square, out=state[2])
+    scale = square.sqrt().div_(root_correction).add_(eps)
+    parameter.addcdiv_(mean, scale, value=-step_size)
 
 
 def _descent(parameter: Tensor, gradient: Tensor, maximize: bool, decay: float) -> Tensor:
@@ -112,16 +99,17 @@ class Rule(Protocol):
     """How one class of optimizers updates a parameter."""
 
     name: str
+    num_settings: int
     update: Callable[..., None]
 
     def pattern(self, group: Group) -> Pattern:
-        """What decides which tensors an update reads and which temporaries it makes."""
+        """Flags that decide which tensors an update reads and which temporaries it makes."""
 
     def state(self, parameter: Tensor, group: Group, states: States) -> tuple[Tensor, ...]:
         """State tensors that an update changes; made where they are missing."""
 
-    def settings(self, parameter: Tensor, group: Group, states: States) -> Any:
-        """Settings of the next update."""
+    def settings(self, parameter: Tensor, group: Group, states: States) -> tuple[float, ...]:
+        """Numbers of the next update."""
 
     def finish(self, parameter: Tensor, states: States) -> None:
         """Write down that the update was made."""
@@ -130,7 +118,7 @@ class Rule(Protocol):
 class Sgd:
     """Rule of `torch.optim.SGD`."""
 
-    name = "tightrope.sgd_"
+    name, num_settings = "tightrope.sgd_", 5
     update = staticmethod(update_sgd)
 
     def __init__(self) -> None:
@@ -139,7 +127,7 @@ class Sgd:
     def pattern(self, group: Group) -> Pattern:
         """See `Rule`."""
         names = ("momentum", "weight_decay", "nesterov", "maximize")
-        return ("sgd", *(bool(group[name]) for name in names))
+        return tuple(bool(group[name]) for name in names)
 
     def state(self, parameter: Tensor, group: Group, states: States) -> tuple[Tensor, ...]:
         """See `Rule`; a new buffer enters ``optimizer.state`` after its first update, as in torch."""
@@ -152,13 +140,10 @@ class Sgd:
             buffer = self._new[parameter] = _zeros(parameter)
         return (buffer,)
 
-    def settings(self, parameter: Tensor, group: Group, states: States) -> SgdSettings:
+    def settings(self, parameter: Tensor, group: Group, states: States) -> tuple[float, ...]:
         """See `Rule`."""
         first = _momentum(states, parameter) is None
-        return SgdSettings(
-            group["lr"], group["momentum"], group["dampening"], group["weight_decay"],
-            group["nesterov"], group["maximize"], first,
-        )  # fmt: skip
+        return group["lr"], group["momentum"], group["dampening"], group["weight_decay"], float(first)
 
     def finish(self, parameter: Tensor, states: States) -> None:
         """See `Rule`."""
@@ -170,14 +155,14 @@ class Sgd:
 class Adam:
     """Rule of `torch.optim.Adam` and `torch.optim.AdamW`."""
 
-    name = "tightrope.adam_"
+    name, num_settings = "tightrope.adam_", 7
     update = staticmethod(update_adam)
 
     def pattern(self, group: Group) -> Pattern:
         """See `Rule`."""
         decoupled = bool(group.get("decoupled_weight_decay"))
         flags = (bool(group[name]) for name in ("weight_decay", "amsgrad", "maximize"))
-        return ("adam", decoupled, *flags)
+        return (decoupled, *flags)
 
     def state(self, parameter: Tensor, group: Group, states: States) -> tuple[Tensor, ...]:
         """See `Rule`; names and values are those that torch begins with."""
@@ -189,22 +174,12 @@ class Adam:
             state.update({name: _zeros(parameter) for name in names})
         return tuple(state[name] for name in names)
 
-    def settings(self, parameter: Tensor, group: Group, states: States) -> AdamSettings:
+    def settings(self, parameter: Tensor, group: Group, states: States) -> tuple[float, ...]:
         """See `Rule`."""
         beta1, beta2 = group["betas"]
         lr, decay, step = group["lr"], group["weight_decay"], (states[parameter]["step"] + 1).item()
-        decoupled = bool(group.get("decoupled_weight_decay"))
-        return AdamSettings(
-            shrink=1 - lr * decay if decoupled and decay != 0 else None,
-            decay=0.0 if decoupled else decay,
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            step_size=lr / (1 - beta1**step),
-            root_correction=(1 - beta2**step) ** 0.5,
-            amsgrad=group["amsgrad"],
-            maximize=group["maximize"],
-        )
+        corrected = lr / (1 - beta1**step)
+        return 1 - lr * decay, decay, beta1, beta2, group["eps"], corrected, (1 - beta2**step) ** 0.5
 
     def finish(self, parameter: Tensor, states: States) -> None:
         """See `Rule`."""
@@ -247,10 +222,16 @@ class Updates:
         rule, states, groups = self._the_rule(), self._states(), self.groups()
         return [rule.state(p, groups[p], states) for p in parameters]
 
-    def settings(self, parameters: Sequence[Tensor]) -> list[Any]:
+    def settings(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Settings of the next update of each parameter, from the groups as they are now."""
         rule, states, groups = self._the_rule(), self._states(), self.groups()
-        return [rule.settings(p, groups[p], states) for p in parameters]
+        rows = [rule.settings(p, groups[p], states) for p in parameters]
+        return list(torch.tensor(rows, dtype=torch.float64).unbind(0))
+
+    def wanted(self, parameters: Sequence[Tensor]) -> list[Wanted]:
+        """What the update of each parameter needs; its state is made where it is missing."""
+        number = self._the_rule().num_settings
+        return [Wanted(state, number) for state in self.states(parameters)]
 
     def finish(self, parameters: Sequence[Tensor]) -> None:
         """Count the updates; run the optimizer's step hooks and tell learning rate schedulers."""
@@ -272,7 +253,7 @@ class Updates:
             key = (rule.pattern(group), parameter.numel(), parameter.dtype)
             if key not in known:
                 known[key] = _price(rule, parameter, group, allocator)
-            found.append(Update(rule.name, rule.update, label, *known[key]))
+            found.append(Update(rule.name, rule.pattern(group), label, *known[key]))
         return found
 
     def _states(self) -> States:
@@ -338,8 +319,9 @@ def _price(
     sample, gradient = (torch.full((num,), 0.5, dtype=parameter.dtype) for _ in range(2))
     states: States = {sample: {}}
     tensors = rule.state(sample, group, states)
-    settings = rule.settings(sample, group, states)
-    price = measure(lambda: rule.update(sample, gradient, *tensors, settings), allocator)
+    settings = torch.tensor(rule.settings(sample, group, states), dtype=torch.float64)
+    flags = rule.pattern(group)
+    price = measure(lambda: rule.update(sample, gradient, *tensors, settings, *flags), allocator)
     whole = num * parameter.element_size()
     allocations = tuple(
         Allocation(size * parameter.element_size() if asked == whole else asked, -1, start, end)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from tightrope.run.progress import Progress
+from tightrope.run.status import StatusLine
 
 
 @pytest.mark.parametrize("lines", [False, True])
 def test_where_there_is_no_terminal_a_task_is_one_line_or_silent(
     capsys: pytest.CaptureFixture[str], lines: bool
 ) -> None:
-    progress = Progress(lines=lines)
+    progress = StatusLine(lines=lines)
     with progress.task("measuring ops", 12) as tick, progress.search(2**20):
         tick(1, 12, "aten.mm")
     said = capsys.readouterr()
@@ -18,6 +18,6 @@ def test_where_there_is_no_terminal_a_task_is_one_line_or_silent(
 
 
 def test_on_a_terminal_a_task_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(shown=True).task("measuring ops", 12):
+    with StatusLine(shown=True).task("measuring ops", 12):
         pass
     assert capsys.readouterr().out == ""

@@ -17,7 +17,7 @@ from tightrope.plan import Progress as SearchProgress
 _INTERVAL = 0.1
 
 
-class Progress:
+class StatusLine:
     """One status line on standard error.
 
     Args:

@@ -1,0 +1,476 @@
+"""Walk an executable and refuse the first instruction that breaks a rule.
+
+Idea        Keep the live buffer of every storage, the version that it holds, and the first op of the
+            base order that has not run. Every instruction either keeps the rules or names itself.
+Guarantee   An executable that passes calls, for every run, the kernel of an op of the graph with that
+            op's arguments, on buffers that hold the values that the base order gives them; hands over
+            what the graph says; releases every buffer right after its last use; leaves exactly the
+            resident storages behind; and holds at every tick the bytes returned.
+Complexity  Linear in the instructions and their arguments.
+Gaps        Storages of the caller, and those that the caller holds, cannot be copied between tiers.
+            What a kernel computes is not looked at.
+"""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tightrope.core import (
+    Alloc,
+    Bytes,
+    Copy,
+    Executable,
+    Graph,
+    Instruction,
+    JudgeError,
+    Machine,
+    Nanoseconds,
+    Offset,
+    Op,
+    Release,
+    Resume,
+    Return,
+    Run,
+    StorageId,
+    Sync,
+)
+from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
+from tightrope.core.graph import RETURN
+from tightrope.judge.arguments import bases, same_arguments, same_inputs, same_outputs, same_results
+from tightrope.judge.needs import op_events
+from tightrope.judge.transfers import Transfer, Transfers
+from tightrope.judge.versions import base_versions, runs_once
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One allocation in fast memory, alive in the ticks ``[start, end)``.
+
+    Attributes:
+        size: bytes charged, rounded up to the alignment.
+        start: tick at which it is allocated.
+        end: tick at which it is released; the number of ticks where it outlives the executable.
+        storage: what it holds, -1 for a temporary of an op.
+        offset: its address, -1 = none.
+        outside: served outside the arena.
+    """
+
+    size: Bytes
+    start: int
+    end: int
+    storage: StorageId = -1
+    offset: Offset = -1
+    outside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What an executable does to memory and time.
+
+    Attributes:
+        intervals: every allocation in fast memory, in the order in which they begin.
+        profile: live bytes after every tick (allocation or release), above what the caller holds.
+        peak: largest of them.
+        outside_peak: largest number of live bytes outside the arena.
+        ns: time of all runs, and of waiting for copies between tiers.
+        copies: how many times each storage is allocated in fast memory.
+        transfers: every copy between tiers, in the order of issue.
+        tiers: largest number of bytes held in each slower tier; empty when nothing is copied.
+        joules: energy; 0 without a machine.
+    """
+
+    intervals: tuple[Interval, ...]
+    profile: tuple[Bytes, ...]
+    peak: Bytes
+    outside_peak: Bytes
+    ns: Nanoseconds
+    copies: tuple[int, ...]
+    transfers: tuple[Transfer, ...] = ()
+    tiers: tuple[Bytes, ...] = ()
+    joules: float = 0.0
+
+
+def walk_executable(graph: Graph, executable: Executable, machine: Machine | None = None) -> Walk:
+    """Walk the instructions of an executable of a well-formed graph, one by one.
+
+    Args:
+        graph: what it computes, fitted to the alignment of its arena.
+        executable: any.
+        machine: its tiers and copy engines; needed where something is copied.
+
+    Returns:
+        The memory that it takes and its time.
+
+    Raises:
+        JudgeError: names the instruction, the op and the storage of the first broken rule.
+    """
+    walk = _Walker(graph, executable, machine)
+    for position, instruction in enumerate(executable.instructions):
+        walk.take(position, instruction)
+    return walk.finish()
+
+
+class _Walker:
+    """State of one walk."""
+
+    def __init__(self, graph: Graph, executable: Executable, machine: Machine | None) -> None:
+        self.graph, self.executable = graph, executable
+        self.moves = Transfers(graph, machine)
+        self.versions = base_versions(graph)
+        self.allocs: list[Alloc] = []
+        self.open: dict[int, int] = {}  # live buffer -> position of the last instruction that touched it
+        self.live: dict[StorageId, int] = {}  # storage -> its live buffer in fast memory
+        self.version: dict[int, int] = {}
+        self.caller: dict[StorageId, int] = {s.id: 0 for s in graph.storages if s.external}
+        self.unread: list[int] = []  # buffers that the last run made beside a live copy: not to be kept
+        self.rows: list[tuple[Alloc, int]] = []
+        self.ends: dict[int, int] = {}
+        self.row_of: dict[int, int] = {}
+        self.profile: list[Bytes] = []
+        self.held = self.outside = self.outside_peak = 0
+        self.next_base = self.part = 0
+        self.inside = self.over = False
+        self.computing: Nanoseconds = 0
+        self.position = self.last = self.released = -1
+        self.base_of = {op.variant: op for op in graph.ops if op.variant >= 0}
+        self.at = "start"
+
+    def take(self, position: int, instruction: Instruction) -> None:
+        self.at, self.position = f"instruction {position}", position
+        if self.over and not isinstance(instruction, Release):
+            self._fail("comes after the end")
+        if isinstance(instruction, Release):
+            self._release(instruction.buffer)
+            return
+        if self.unread:
+            self._fail(f"a second live copy of {self._name(self.allocs[self.unread[0]].storage)} is kept")
+        self.last, self.released = position, -1
+        match instruction:
+            case Alloc():
+                self._alloc(instruction)
+            case Run():
+                self._run(instruction)
+            case Copy(source, target):
+                self._copy(instruction, source, target)
+            case Sync(target):
+                self._sync(target)
+            case Return():
+                self._return(instruction)
+            case Resume():
+                self._resume(instruction)
+
+    # memory
+
+    def _open(self, alloc: Alloc) -> None:
+        if alloc.buffer != len(self.allocs):
+            self._fail(f"allocates buffer {alloc.buffer}; the next one is {len(self.allocs)}")
+        if alloc.storage >= len(self.graph.storages):
+            self._fail(f"allocates storage {alloc.storage}; the graph has {len(self.graph.storages)}")
+        if alloc.storage >= 0 and alloc.bytes != self.graph.storages[alloc.storage].bytes:
+            self._fail(
+                f"allocates {alloc.bytes} bytes for {self._name(alloc.storage)} of "
+                f"{self.graph.storages[alloc.storage].bytes}"
+            )
+        self.allocs.append(alloc)
+        self.open[alloc.buffer] = self.position
+        if alloc.space in (ARENA, HEAP):
+            self.row_of[alloc.buffer] = len(self.rows)
+            self.rows.append((alloc, len(self.profile)))
+            self._charge(alloc, 1)
+
+    def _close(self, buffer: int) -> None:
+        alloc = self.allocs[buffer]
+        del self.open[buffer]
+        if buffer in self.row_of:
+            self.ends[self.row_of[buffer]] = len(self.profile)
+            self._charge(alloc, -1)
+        elif alloc.space >= SLOWER:
+            self.moves.release(alloc)
+
+    def _charge(self, alloc: Alloc, sign: int) -> None:
+        size = sign * self.executable.charged(alloc)
+        self.held += size
+        self.profile.append(self.held)
+        if alloc.space == HEAP:
+            self.outside += size
+            self.outside_peak = max(self.outside_peak, self.outside)
+
+    def _alloc(self, alloc: Alloc) -> None:
+        if alloc.space == CALLER:
+            if self.inside or alloc.storage not in self.caller or alloc.storage in self.live:
+                self._fail(f"the caller cannot bring storage {alloc.storage} here")
+            self._open(alloc)
+            self.live[alloc.storage] = alloc.buffer
+            self.version[alloc.buffer] = 0
+            return
+        if not self.inside or alloc.storage < 0:
+            self._fail("allocates what no kernel makes and no copy fills")
+        if not (alloc.space == ARENA or SLOWER <= alloc.space < len(self.executable.spaces)):
+            self._fail(f"allocates in space {alloc.space}, where copies between tiers do not go")
+        if self.graph.storages[alloc.storage].external or self.graph.storages[alloc.storage].outside:
+            self._fail(f"moves {self._name(alloc.storage)}, which belongs to the caller, between tiers")
+        if alloc.space == ARENA:
+            if alloc.storage in self.live:
+                self._fail(f"pages in a second live copy of {self._name(alloc.storage)}")
+            self.live[alloc.storage] = alloc.buffer
+        else:
+            self._checked(lambda: self.moves.reserve(alloc))
+        self._open(alloc)
+
+    def _release(self, buffer: int) -> None:
+        if buffer not in self.open:
+            self._fail(f"releases buffer {buffer}, which is not live")
+        alloc = self.allocs[buffer]
+        what = self._name(alloc.storage) if alloc.storage >= 0 else f"buffer {buffer}"
+        if alloc.space == CALLER:
+            self._fail(f"releases {what}, which belongs to the caller")
+        if self.moves.moving(buffer, inwards_only=False):
+            self._fail(f"releases {what} while a copy of it is in flight")
+        if self.open[buffer] != self.last or buffer < self.released:
+            self._fail(f"releases {what} at another place than right after its last use, in ascending order")
+        self.released = buffer
+        dropped = buffer in self.unread
+        if dropped:
+            self.unread.remove(buffer)
+        elif alloc.space < SLOWER and self.graph.storages[alloc.storage].resident_at_end:
+            self._fail(f"releases {what}, which must stay to the end")
+        if alloc.space < SLOWER and not dropped:
+            del self.live[alloc.storage]
+        self._close(buffer)
+
+    # kernels
+
+    def _run(self, run: Run) -> None:
+        known = len(self.graph.ops) + len(self.graph.variants)
+        if not 0 <= run.op < known:
+            self._fail(f"runs op {run.op}; the graph has {known} ops and variants")
+        op = self.graph.op(run.op)
+        self.at += f", op {op.id} {op.describe()}"
+        if not self.inside or op.target == RETURN:
+            self._fail("runs while the caller has control" if not self.inside else "is no kernel")
+        first = op.id == self.next_base < len(self.graph.ops)
+        if not first:
+            self._check_again(op)
+        elif op.id >= self._end_of_part():
+            self._fail("control does not go to the caller before it")
+        for storage in op.reads:
+            self._check_read(op, storage)
+        if run.target != op.target or run.ns != op.ns:
+            self._fail(f"calls {run.target} for {run.ns} ns; the op is {op.target}, {op.ns} ns")
+        if wrong := same_arguments(run, op, self.live):
+            self._fail(wrong)
+        made = self._inside(run, op, first=first)
+        if wrong := same_results(run, op, made):
+            self._fail(wrong)
+        for storage in op.mutates:
+            self.version[self.live[storage]] += 1
+        self.next_base += first
+        self.computing += op.ns
+        self.moves.now += op.ns
+
+    def _inside(self, run: Run, op: Op, *, first: bool) -> dict[StorageId, int]:
+        allocations = self.graph.allocations(op)
+        expected = op_events(self.graph, op)
+        if len(run.inside) != len(expected):
+            self._fail(f"has {len(run.inside)} allocations and releases inside; the op has {len(expected)}")
+        opened: dict[int, int] = {}
+        made: dict[StorageId, int] = {}
+        for event, (begins, number) in zip(run.inside, expected, strict=True):
+            item = allocations[number]
+            if not begins:
+                if not isinstance(event, Release) or event.buffer != opened[number]:
+                    self._fail(f"does not release buffer {opened[number]} where its kernel does")
+                self._close(event.buffer)
+                continue
+            outside = item.storage >= 0 and self.graph.storages[item.storage].outside
+            if not isinstance(event, Alloc) or (event.bytes, event.storage) != (item.bytes, item.storage):
+                self._fail(
+                    f"does not allocate {item.bytes} bytes for storage {item.storage} where its kernel does"
+                )
+            if event.space != (HEAP if outside else ARENA):
+                self._fail(f"allocates buffer {event.buffer} in space {event.space}")
+            self._open(event)
+            opened[number] = event.buffer
+            if item.storage >= 0:
+                made[item.storage] = event.buffer
+        for storage, buffer in made.items():
+            self._check_made(op, storage, first=first)
+            self.version[buffer] = 0
+            if storage in self.live:
+                self.unread.append(buffer)
+            else:
+                self.live[storage] = buffer
+        return made
+
+    def _check_made(self, op: Op, storage: StorageId, *, first: bool) -> None:
+        if self.graph.storages[storage].external:
+            self._fail(f"creates {self._name(storage)}, which belongs to the caller")
+        if first and storage in self.live:
+            self._fail(f"creates a second live copy of {self._name(storage)}")
+
+    def _check_again(self, op: Op) -> None:
+        if op.id >= len(self.graph.ops):
+            base = self.base_of.get(op.id)
+            if base is None:
+                self._fail("no op names it as its recompute variant")
+            if base.id >= self.next_base:
+                self._fail(f"a variant of op {base.id}, which has not run yet")
+            if op.mutates or not set(op.creates) <= set(base.creates):
+                self._fail(f"a variant that changes or makes more than op {base.id}")
+        else:
+            base = op
+            if op.id > self.next_base:
+                self._fail(f"out of the base order: op {self.next_base} comes first")
+            if runs_once(op):
+                instead = f"; its variant is op {op.variant}" if op.variant >= 0 else ""
+                self._fail(f"must not run twice{instead}")
+        if self.graph.parts:
+            own, here = self.graph.parts[self.graph.part_of(base.id)], self.graph.parts[self.part]
+            if own.call != here.call:
+                self._fail(f"of call {own.call} runs again in a part of call {here.call}")
+
+    def _check_read(self, op: Op, storage: StorageId) -> None:
+        buffer = self.live.get(storage)
+        if buffer is None:
+            self._fail(f"reads {self._name(storage)}, which is not live")
+        moving = self.moves.moving(buffer, inwards_only=storage not in op.mutates)
+        if moving is not None:
+            verb = "changes" if storage in op.mutates and not moving.inwards else "reads"
+            way = "in" if moving.inwards else "out"
+            self._fail(f"{verb} {self._name(storage)} while its page-{way} is in flight: no sync came before")
+        have, need = self.version.get(buffer), self.versions.reads[op.id][storage]
+        if have != need:
+            self._fail(
+                f"reads {self._name(storage)} after {have} changes in place; in the base order it has {need}"
+            )
+        self.open[buffer] = self.position
+
+    # copies between tiers
+
+    def _copy(self, copy: Copy, source: int, target: int) -> None:
+        for buffer in (source, target):
+            if buffer not in self.open:
+                self._fail(f"copies buffer {buffer}, which is not live")
+        self._checked(lambda: self.moves.begin(copy, self.allocs[source], self.allocs[target]))
+        self.open[source] = self.open[target] = self.position
+
+    def _sync(self, target: int) -> None:
+        if target not in self.open:
+            self._fail(f"waits for buffer {target}, which is not live")
+        found: list[tuple[int, Transfer]] = []
+        self._checked(lambda: found.append(self.moves.end(target)))
+        source, transfer = found[0]
+        if transfer.inwards:
+            self.version[target] = self.moves.contents[source]
+        else:
+            self.moves.contents[target] = self.version[source]
+        self.open[source] = self.open[target] = self.position
+
+    # the caller
+
+    def _end_of_part(self) -> int:
+        return self.graph.parts[self.part].end if self.graph.parts else len(self.graph.ops)
+
+    def _resume(self, resume: Resume) -> None:
+        if self.inside or resume.part != self.part:
+            self._fail(f"part {resume.part} begins; the next one is {self.part}")
+        self.inside = True
+        given = self.graph.parts[self.part].inputs if self.graph.parts else ()
+        if wrong := same_inputs(resume.inputs, given, self.live):
+            self._fail(wrong)
+        for item in resume.inputs:
+            if item.view is not None and item.view.base in self.open:
+                self.open[item.view.base] = self.position
+
+    def _return(self, handed: Return) -> None:
+        if not self.inside:
+            self._fail("returns while the caller has control")
+        last = self.part + 1 >= len(self.graph.parts)
+        if last:
+            if handed.op != -1:
+                self._fail(f"returns by op {handed.op} at the end")
+        else:
+            self._hand_over(handed)
+        given = self.graph.parts[self.part].outputs if self.graph.parts else ()
+        if wrong := same_outputs(handed.outputs, given, self.live):
+            self._fail(wrong)
+        for buffer in bases(handed.outputs):
+            self.open[buffer] = self.position
+        self.inside, self.over = False, last
+        self.part += not last
+
+    def _hand_over(self, handed: Return) -> None:
+        op = self.graph.ops[self._end_of_part() - 1]
+        if handed.op != op.id or self.next_base != op.id:
+            self._fail(f"op {op.id} hands over; this is op {handed.op}, and op {self.next_base} has not run")
+        for storage in op.reads:
+            self._check_read(op, storage)
+        begin = self.graph.parts[self.part - 1].end if self.part else 0
+        for made in self.graph.ops[begin : op.id]:
+            for storage in made.creates:
+                if self.graph.storages[storage].outside and storage not in self.live:
+                    self._fail(f"{self._name(storage)} is not live when the caller receives it")
+        for storage in op.mutates:
+            self.version[self.live[storage]] += 1
+        self.next_base += 1
+        self.computing += op.ns
+        self.moves.now += op.ns
+
+    def finish(self) -> Walk:
+        self.at = "end"
+        for target in self.moves.flying:
+            self._fail(
+                f"the copy of {self._name(self.allocs[target].storage)} between tiers is still in flight"
+            )
+        if self.unread:
+            self._fail(f"a second live copy of {self._name(self.allocs[self.unread[0]].storage)} is kept")
+        if self.next_base < len(self.graph.ops):
+            self._fail(f"op {self.next_base} {self.graph.ops[self.next_base].describe()} never ran")
+        if not self.over:
+            self._fail("control never goes back to the caller")
+        for buffer in self.open:
+            if self.allocs[buffer].space >= SLOWER:
+                alloc = self.allocs[buffer]
+                where = f"tier {alloc.space - SLOWER + 1}"
+                self._fail(f"a copy of {self._name(alloc.storage)} is left over in {where}")
+        for storage in self.graph.storages:
+            if not storage.external:
+                self._check_left(storage.id, resident=storage.resident_at_end)
+        ticks = len(self.profile)
+        intervals = tuple(
+            Interval(
+                self.executable.charged(alloc), start, self.ends.get(k, ticks), alloc.storage, alloc.offset,
+                alloc.space == HEAP,
+            )
+            for k, (alloc, start) in enumerate(self.rows)
+        )  # fmt: skip
+        copies = [0] * len(self.graph.storages)
+        for interval in intervals:
+            if interval.storage >= 0:
+                copies[interval.storage] += 1
+        moved = tuple(self.moves.done)
+        return Walk(
+            intervals, tuple(self.profile), max(self.profile, default=0), self.outside_peak, self.moves.now,
+            tuple(copies), moved, tuple(self.moves.peak) if moved else (), self.moves.joules(self.computing),
+        )  # fmt: skip
+
+    def _check_left(self, storage: StorageId, *, resident: bool) -> None:
+        present = storage in self.live
+        if present and not resident:
+            self._fail(f"{self._name(storage)} is left over: it is not resident at the end")
+        if resident and not present:
+            self._fail(f"{self._name(storage)} is missing: it must be resident at the end")
+        if present and self.version.get(self.live[storage]) != self.versions.final[storage]:
+            self._fail(f"{self._name(storage)} was made again after it had been changed in place")
+
+    def _name(self, storage: StorageId) -> str:
+        label = self.graph.storages[storage].label
+        return f"storage {storage}" + (f" ({label})" if label else "")
+
+    def _checked(self, check: object) -> None:
+        try:
+            check()  # type: ignore[operator]
+        except JudgeError as error:
+            self._fail(str(error))
+
+    def _fail(self, what: str) -> NoReturn:
+        raise JudgeError(f"executable, {self.at}: {what}.")

@@ -1,0 +1,23 @@
+"""From a plan to what runs: instructions over buffers, and the figures that follow from them."""
+
+from tightrope.lower.judged import Lowered, lowered, problems, walked
+from tightrope.lower.lifetimes import charged_sizes, largest_sum, outside_flags, peak_bytes, timeline
+from tightrope.lower.lowering import lower, place_at, planned
+from tightrope.lower.simulate import Figures, simulate
+
+__all__ = [
+    "Figures",
+    "Lowered",
+    "charged_sizes",
+    "largest_sum",
+    "lower",
+    "lowered",
+    "outside_flags",
+    "peak_bytes",
+    "place_at",
+    "planned",
+    "problems",
+    "simulate",
+    "timeline",
+    "walked",
+]

@@ -1,0 +1,176 @@
+"""From the name of a target to the kernel behind it.
+
+Names of torch's own ops and of ops that a library registers look like ``aten.mm.default``; they are
+looked up in torch's registry and nowhere else, so a file can name an op and no other code. Kernels of
+this package are entered in a table by the modules that define them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from tightrope.core import Argument, Items, Name, TightropeError, View, printable
+
+Kernel = Callable[..., Any]
+
+_OWN: Final[dict[str, Kernel]] = {}
+_REFUSED: Final = frozenset({"aten.from_file", "aten._load_from_bytes", "aten._print", "aten.save"})
+"""Ops that reach beyond their tensors."""
+_NAMESPACES: Final = ("aten", "prims")
+
+
+def register(name: str) -> Callable[[Kernel], Kernel]:
+    """Enter a kernel of this package; a decorator."""
+
+    def enter(kernel: Kernel) -> Kernel:
+        _OWN[name] = kernel
+        return kernel
+
+    return enter
+
+
+def resolve(target: str, *, allow: tuple[str, ...] | None = None) -> Kernel:
+    """Find the kernel behind a target.
+
+    Args:
+        target: name of the op and its overload.
+        allow: namespaces besides torch's own whose ops may be called; None = any.
+
+    Raises:
+        TightropeError: there is no such op here, or it may not be called.
+
+    Example:
+        >>> resolve("aten.mm.default")
+        <OpOverload(op='aten.mm', overload='default')>
+    """
+    if target in _OWN:
+        return _OWN[target]
+    parts = target.split(".")
+    if len(parts) != 3 or not all(part.isidentifier() for part in parts):
+        raise TightropeError(f"{printable(target)[:80]!r} is no op that can be called.")
+    namespace, name, overload = parts
+    if f"{namespace}.{name}" in _REFUSED:
+        raise TightropeError(f"{target} reaches beyond its tensors: it is not called from a plan.")
+    if allow is not None and namespace not in (*_NAMESPACES, *allow):
+        raise TightropeError(
+            f"{target} is of the library {namespace!r}: import that library and allow its ops by name."
+        )
+    return _look_up(namespace, name, overload)
+
+
+@functools.cache
+def _look_up(namespace: str, name: str, overload: str) -> Kernel:
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (AttributeError, RuntimeError) as error:
+        raise TightropeError(
+            f"torch {torch.__version__} has no op {namespace}.{name}.{overload}: import the library that "
+            "defines it, or capture again with this torch."
+        ) from error
+    assert callable(found)
+    kernel: Kernel = found
+    return kernel
+
+
+def constant(value: Name, *, allow: tuple[str, ...] | None = None) -> Any:
+    """Find what a name stands for.
+
+    Raises:
+        TightropeError: nothing.
+
+    Example:
+        >>> constant(Name("dtype", "float32")), constant(Name("number", "-inf"))
+        (torch.float32, -inf)
+    """
+    match value.kind:
+        case "dtype" | "layout" | "memory_format":
+            found = getattr(torch, value.text, None)
+            wanted = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+            if isinstance(found, wanted[value.kind]):
+                return found
+        case "device":
+            try:
+                return torch.device(value.text)
+            except RuntimeError:
+                pass
+        case "op":
+            return resolve(value.text, allow=allow)
+        case "number":
+            try:
+                return complex(value.text) if "j" in value.text else float(value.text)
+            except ValueError:
+                pass
+    raise TightropeError(f"{printable(value.text)[:80]!r} is no {value.kind}.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Find a dtype by its name.
+
+    >>> dtype_of("int8")
+    torch.int8
+    """
+    found = constant(Name("dtype", name))
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def value_of(argument: Argument, tensor: Callable[[View], torch.Tensor]) -> Any:
+    """Turn an argument into what a kernel takes; ``tensor`` makes the tensors."""
+    if isinstance(argument, View):
+        return tensor(argument)
+    if isinstance(argument, Items):
+        return [value_of(item, tensor) for item in argument.items]
+    return constant(argument) if isinstance(argument, Name) else argument
+
+
+def tensor_in(storage: torch.UntypedStorage, view: View) -> torch.Tensor:
+    """Make the tensor that looks into a storage as ``view`` says.
+
+    Example:
+        >>> tensor_in(torch.arange(6).untyped_storage(), View(0, "int64", (2,), (2,), 1))
+        tensor([1, 3])
+    """
+    made = torch.empty(0, dtype=dtype_of(view.dtype), device=storage.device)
+    made = made.set_(storage, view.offset, view.shape, view.strides)
+    return with_bits(made, view.bits)
+
+
+def with_bits(tensor: torch.Tensor, bits: str) -> torch.Tensor:
+    """Let a tensor carry the lazy conjugation or negation of a view."""
+    if "conj" in bits:
+        tensor = tensor.conj()
+    return torch.ops.aten._neg_view.default(tensor) if "neg" in bits else tensor
+
+
+def bits_of(tensor: torch.Tensor) -> str:
+    """Name the lazy conjugation or negation that a tensor carries.
+
+    >>> bits_of(torch.ones(2, dtype=torch.complex64).conj())
+    'conj'
+    """
+    return " ".join(name for name, on in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if on)
+
+
+@register("tightrope.save_state")
+def save_state() -> torch.Tensor:
+    """Copy the CPU generator's state."""
+    return torch.default_generator.get_state()
+
+
+@register("tightrope.run_with_state")
+def run_with_state(state: torch.Tensor, kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Run a kernel with the generator as it was, then put the present state back."""
+    present = torch.default_generator.get_state()
+    torch.default_generator.set_state(state)
+    try:
+        return kernel(*args, **kwargs)
+    finally:
+        torch.default_generator.set_state(present)
+
+
+@register("tightrope.own_gradient")
+def own_gradient(gradient: torch.Tensor, stride: list[int]) -> torch.Tensor:
+    """Copy a gradient into memory of its own, laid out like its parameter, as autograd would."""
+    return gradient.new_empty_strided(gradient.shape, stride).copy_(gradient)

@@ -1,0 +1,476 @@
+"""The calls of a model, turn by turn: which unit each belongs to, and what was learned from them.
+
+Idea        The first time, each call is planned by itself. Once a pattern of turns was seen, it is
+            expected again and planned as one graph with control at the caller in between: a siamese
+            net, micro-batches and the pieces of a model with graph breaks are all such patterns.
+Guarantee   Parts of different calls share nothing, so a caller that does something else only loses the
+            plan: the backward of a forward that already ran is then planned from what is still there.
+            So it is too where another forward needs the room that a pending one holds.
+Gaps        Loops that choose at random among patterns that begin alike are planned call by call at
+            every turn that was not expected.
+
+    forward 0     caller     forward 1     caller     backward 1    backward 0      one unit
+    [ part 0 ]  [ a loss? ]  [ part 1 ]  [ a loss? ]  [ part 2 ]    [ part 3 ]
+"""
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import torch
+
+from tightrope.capture import _torch
+from tightrope.capture.program import Program
+from tightrope.core import Bytes, Graph, InfeasibleError, StorageId, format_bytes
+from tightrope.lower.join import Turn, join
+from tightrope.lower.remainder import can_go, remainder
+from tightrope.plan import solve
+from tightrope.run.accounts import Accounts
+from tightrope.run.captured import Captured
+from tightrope.run.foresee import Foresight
+from tightrope.run.gaps import Gaps
+from tightrope.run.headroom import Headroom
+from tightrope.run.patterns import Pattern, Patterns, single
+from tightrope.run.room import CAPTURE_SLACK, RESERVE, Room
+from tightrope.run.running import Pending, Running
+from tightrope.run.status import StatusLine
+from tightrope.run.unit import Expected, Settings, Unit
+
+_MOST_OPS: Final = 6_000
+"""Patterns of more ops than this are planned call by call."""
+
+
+class Calls:
+    """The captured graphs of one model, and the turns of its training steps.
+
+    Attributes:
+        captured: graphs in the order of capture.
+        budget: total bytes.
+        recent: executions of the last unit, or the last inference; what the report describes.
+        units: in the order in which they were first needed.
+        note: why planned addresses are off, or the empty string.
+        observed_charged: largest number of bytes charged in any step.
+        num_steps: patterns that were completed.
+        num_divergences: allocations that did not go as planned, since the start.
+        when_fits: called in every forward once its plan is known to fit.
+    """
+
+    when_fits: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:
+        self.settings, self.accounts, self.status, self.future = settings, accounts, status, future
+        self.captured: list[Captured] = []
+        self.budget: Bytes = settings.budget if isinstance(settings.budget, int) else 0
+        self.recent: list[Running] = []
+        self.units: dict[tuple[Hashable, ...], Unit] = {}
+        self.note = ""
+        self.observed_charged: Bytes = 0
+        self.num_steps = self.num_forwards = self.num_divergences = 0
+        self._patterns = Patterns()
+        self._dropped: dict[Pattern, frozenset[tuple[int, int]]] = {}
+        self._pending: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self._running: Running | None = None
+        self._turns: list[Turn] = []
+        self._whole = True
+        self._gaps: Gaps | None = None
+        self._left_behind: Bytes = 0
+        self._held_first: Bytes | None = None
+
+    # captured graphs and units
+
+    def add(
+        self,
+        program: Program,
+        real: Sequence[Any],
+        *,
+        finish: Callable[[Program], Program] = lambda program: program,
+    ) -> int:
+        """Measure a captured graph and return its number; ``finish`` completes the priced program."""
+        self.accounts.note_tensors(real)
+        parameters = [tensor for tensor in real if isinstance(tensor, torch.nn.Parameter)]
+        self.accounts.note_tensors(parameter.grad for parameter in parameters)
+        one = Captured.of(program, real, self.accounts.allocator, self.status, finish)
+        self.captured.append(one)
+        if callable(self.settings.budget):  # a share of what is held now and of the unplanned step
+            whole = solve(one.graph, budget=2**60, planner="given").forecast
+            held = max(self.accounts.charged_at_mark() + one.headroom.tangents, whole.persistent)
+            beside = one.headroom.candidates()[0] - one.headroom.tangents
+            share = self.settings.budget(held + whole.arena + whole.outside + beside + RESERVE)
+            self.budget = max(self.budget, share)
+        return len(self.captured) - 1
+
+    def unit(self, pattern: Pattern) -> Unit:
+        """Find or make the unit of a pattern."""
+        numbers = sorted({turn.graph for turn in pattern})
+        dropped = self._dropped.get(pattern, frozenset())
+        key: tuple[Hashable, ...] = (
+            pattern,
+            dropped,
+            *((number, self.captured[number].num_measured) for number in numbers),
+        )
+        if key not in self.units:
+            self.units[key] = self._made(pattern, dropped)
+        return self.units[key]
+
+    def _made(self, pattern: Pattern, dropped: frozenset[tuple[int, int]]) -> Unit:
+        graphs = {turn.graph: self.captured[turn.graph].graph for turn in pattern}
+        rooms = [self.captured[turn.graph].headroom for turn in pattern if not turn.back]
+        headroom = Headroom.of(sum(r.gradients for r in rooms), tangents=sum(r.tangents for r in rooms))
+        if len(graphs) == 1 and len(pattern) <= 2:
+            (one,) = (self.captured[number] for number in graphs)
+            why = (
+                "first plan"
+                if len(self.captured) == 1
+                else "another captured graph: shapes, mode, parameters"
+            )
+            why = why if one.num_measured == 1 else "allocations differed from the plan: measured again"
+            return self._new(one.graph, headroom, why)
+        identity = {(n, s): name for n in graphs for s, name in self.captured[n].identity.items()}
+        joint = join(graphs, pattern, identity=identity, dropped=dropped)
+        why = f"{len(rooms)} calls follow each other in a step: planned together"
+        return self._new(joint.graph, headroom, why, dict(joint.storages))
+
+    def _rest(self, number: int, live: frozenset[StorageId]) -> Unit:
+        """Find or make the unit of what is left of a call."""
+        key = ("rest", live, number, self.captured[number].num_measured)
+        if key not in self.units:
+            graph = remainder(self.captured[number].graph, live)
+            self.units[key] = self._new(graph, Headroom(), "a backward from what its forward left")
+        return self.units[key]
+
+    def _new(
+        self,
+        graph: Graph,
+        headroom: Headroom,
+        why: str,
+        storages: dict[tuple[int, StorageId], StorageId] | None = None,
+    ) -> Unit:
+        return Unit(
+            graph, self.settings, self.accounts, self.status, headroom=headroom, why=why, storages=storages
+        )  # fmt: skip
+
+    def _expected(self, number: int) -> Pattern:
+        if self._pending:
+            return single(number)
+        found = self._patterns.expected(number)
+        num_ops = sum(len(self.captured[turn.graph].graph.ops) for turn in found) // 2
+        return found if num_ops <= _MOST_OPS else single(number)
+
+    def _begin(self, unit: Unit, turns: tuple[Turn, ...], *, but: Pending | None = None) -> Running:
+        self._held_first = self.accounts.charged() if self._held_first is None else self._held_first
+        if not self.num_forwards:
+            left = self.accounts.charged() - self.accounts.charged_at_mark()
+            self._left_behind = max(self._left_behind, min(left, CAPTURE_SLACK))
+        return unit.begin(
+            turns,
+            lambda held: Room(self.budget, held, self.future.missing(), unit.headroom, self._left_behind),
+            self._prospect,
+            give_up=lambda: self._give_up(but),
+            ready=self.when_fits,
+            heap=bool(self.note),
+        )
+
+    def _prospect(self) -> Expected:
+        trained = 0 if self.num_steps else self.future.trained
+        return Expected(
+            trained,
+            0 if self.future.known else 2 * trained,
+            len(self._pending),
+            self._held_first if self.num_steps else None,
+        )
+
+    def _look_ahead(self, running: Running) -> None:
+        """Refuse a forward now if the backward of an earlier one, which dropped storages, will not fit."""
+        for pending in self._pending:
+            if pending.dropped:
+                one = self.captured[pending.turn.graph]
+                unit = self._rest(pending.turn.graph, frozenset(self._live(pending)))
+                held = running.held + self.future.trained  # the gradients of the backward before it
+                room = Room(self.budget, held, self.future.missing(), one.headroom, self._left_behind)
+                unit.check_least(room, self._prospect())
+
+    def _give_up(self, but: Pending | None) -> bool:
+        """Let pending forwards drop what can be computed again, except one; tell whether one did."""
+        others = sorted((p for p in self._pending if p is not but), key=lambda pending: pending.call)
+        return sum(self._drop(pending) for pending in others) > 0
+
+    # forward
+
+    def forward(self, number: int, args: list[Any]) -> list[Any]:
+        """Run a forward; the last result is the token that carries what is kept."""
+        with self.accounts.turn:
+            self._enter(args)
+            one = self.captured[number]
+            if one.stale and not self._pending:
+                self._measure_again(one, args)
+            running, turn = self._next_forward(number)
+            given = [*args, *one.program.constants]
+            args.clear()
+            inputs, part = list(given), running.position
+            outputs, kept = self._run(running, [], given)
+            self.num_forwards += 1
+            pending = Pending(running, turn, self._num_calls(), part, kept, inputs)
+            pending.calls, pending.done = self, self.end
+            self._turns.append(Turn(pending.call, number, False))
+            running.open.add(pending)
+            self._pending.add(pending)
+            self.accounts.explain(
+                f"{format_bytes(max(self.budget - self.accounts.held(), 0))} were left for code between "
+                "forward and backward; the next forward leaves what it lacked."
+            )
+            token = torch.empty(0)
+            token.pending = pending  # type: ignore[attr-defined]
+            return [*outputs, token]
+
+    def _num_calls(self) -> int:
+        return sum(not turn.back for turn in self._turns)
+
+    def _enter(self, args: Sequence[Any]) -> None:
+        self.accounts.open_step(None)
+        self.accounts.note_tensors(args)
+        lacked = [p for p in self._pending if not p.num_backwards and self._lacked(p)]
+        if lacked:  # autograd holds what a failed backward left until the next one
+            del lacked
+            _torch.run_tiny_backward()
+        if self._gaps is not None:
+            self._gaps.enter()
+
+    def _lacked(self, pending: Pending) -> bool:
+        """Learn from a forward whose backward never came what the code after it lacked."""
+        missing = self._gaps.refused() if self._gaps is not None else 0
+        if missing:
+            unit = self.unit(pending.running.turns) if len(pending.running.turns) > 1 else None
+            if unit is not None:
+                unit.headroom = unit.headroom.observe_oom(missing)
+        return bool(missing)
+
+    def _measure_again(self, one: Captured, args: Sequence[Any]) -> None:
+        """Price a graph anew after a divergence; the second time, give planned addresses up."""
+        if one.num_measured > 1:
+            one.stale = False
+            self.note = (
+                f"allocations differed from the plan again ({self.num_divergences} times by now): "
+                "the step runs from the heap under the same limit"
+            )
+            return
+        one.measure_again(args, self.accounts.allocator, self.status)
+
+    def _next_forward(self, number: int) -> tuple[Running, Turn]:
+        """The execution that a forward belongs to, and its turn there: the expected one, or a new one."""
+        running = self._running
+        turn = Turn(self._num_calls(), number, False)
+        if running is not None and self._pending and running.expects(turn):
+            try:
+                running.resume()
+                return running, turn
+            except torch.OutOfMemoryError:  # the caller holds more than was foreseen
+                running.leave()
+        self._running = None
+        if not self._pending:
+            self._turns, self._whole, self._gaps = [], True, Gaps(self.accounts)
+        for pending in self._pending:
+            pending.running.trim()
+        pattern = self._expected(number)
+        running = self._begin(self.unit(pattern), pattern)
+        try:
+            self._look_ahead(running)
+        except BaseException:
+            running.close()
+            raise
+        if not self._pending:
+            self._running, self.recent = running, []
+        self.recent.append(running)
+        return running, pattern[0]
+
+    def inference(self, number: int, args: list[Any]) -> list[Any]:
+        """Run a graph of one part: no backward follows."""
+        with self.accounts.turn:
+            self.accounts.open_step(None)
+            self.accounts.note_tensors(args)
+            one = self.captured[number]
+            if one.stale:
+                self._measure_again(one, args)
+            turns = (Turn(0, number, False),)
+            running = self._begin(self.unit(turns), turns)
+            given = [*args, *one.program.constants]
+            args.clear()
+            try:
+                outputs, _ = self._run(running, [], given)
+            finally:
+                running.close()
+            self.recent = [running] if not self._pending else self.recent
+            self.num_forwards += 1
+            return outputs
+
+    def _run(self, running: Running, kept: list[Any], given: list[Any]) -> tuple[list[Any], list[Any]]:
+        before = len(running.divergences)
+        try:
+            outputs, rest, seen = running.run(kept, given)
+        except BaseException:
+            running.leave()
+            if not running.open:
+                running.close()
+            raise
+        finally:
+            self._noted(running, before)
+        if self._gaps is not None and len(running.turns) > 1:
+            self._gaps.ran(seen, max(seen.heap_left - seen.heap, 0), first=not self._turns)
+        self.observed_charged = max(self.observed_charged, running.charged)
+        return outputs, rest
+
+    def _noted(self, running: Running, before: int) -> None:
+        """Decide what later steps do about divergences: a live block there only costs a fresh arena."""
+        new = running.divergences[before:]
+        self.num_divergences += len(new)
+        if any(divergence.reason != "overlap" for divergence in new):
+            for turn in running.turns:
+                self.captured[turn.graph].stale = True
+
+    # backward
+
+    def backward(self, args: list[Any]) -> list[Any]:
+        """Run a backward; ``args`` is the token followed by the gradients of the outputs.
+
+        Raises:
+            TightropeError: something that it needs was changed since the forward, or is gone.
+        """
+        pending: Pending = args[0].pending
+        tangents = args[1:]
+        args.clear()
+        with self.accounts.turn:
+            if self._gaps is not None:
+                self._gaps.enter()
+            self.accounts.explain("")
+            again = _torch.keeps_graph()
+            pending.check()
+            if again or not self._resumed(pending):
+                gradients = self._backward_of_rest(pending, tangents, again=again)
+            else:
+                kept, pending.kept = pending.kept, None
+                assert kept is not None
+                pending.num_backwards += 1
+                gradients, _ = self._run(pending.running, kept, tangents)
+            self._turns.append(Turn(pending.call, pending.turn.graph, True))
+            self._whole = self._whole and not again
+            if not again:
+                pending.finish()
+                if self._gaps is not None:
+                    self._gaps.hand_over(pending.call, gradients)
+            return gradients
+
+    def _resumed(self, pending: Pending) -> bool:
+        """Take the arena of the expected backward again; False where something else has to be run."""
+        running = pending.running
+        back = Turn(pending.turn.call, pending.turn.graph, True)
+        if pending.dropped or pending.num_backwards or not running.expects(back):
+            return False
+        try:
+            running.resume()
+        except torch.OutOfMemoryError:  # the caller holds more than was foreseen: plan for what is left
+            return False
+        return True
+
+    def _backward_of_rest(self, pending: Pending, tangents: list[Any], *, again: bool) -> list[Any]:
+        """Plan the backward from what its forward left, and run it."""
+        pending.running.leave()
+        turns = (Turn(0, pending.turn.graph, True),)
+        while True:
+            unit = self._rest(pending.turn.graph, frozenset(self._live(pending)))
+            try:
+                rest = self._begin(unit, turns, but=pending)
+                break
+            except InfeasibleError:
+                if not self._drop(pending):
+                    raise
+        try:
+            given = self._inputs_of_rest(unit, pending)
+            given += tangents
+            tangents.clear()
+            pending.num_backwards += 1
+            if not again:
+                pending.kept, pending.inputs = None, []
+            self.recent.append(rest)
+            gradients, _ = self._run(rest, [], given)
+        finally:
+            rest.close()
+        return gradients
+
+    def _inputs_of_rest(self, unit: Unit, pending: Pending) -> list[Any]:
+        """What is live and read, then what the forward was given."""
+        live = self._live(pending)
+        names = [given.name for given in unit.graph.parts[0].inputs]
+        found = [live[int(name.removeprefix("live_"))] for name in names if name.startswith("live_")]
+        pending.check_inputs(unit.graph, len(found))
+        return [*found, *pending.inputs]
+
+    def _live(self, pending: Pending) -> dict[StorageId, torch.Tensor]:
+        """What a forward left, by storage of its own graph."""
+        assert pending.kept is not None
+        prepared = pending.running.prepared
+        mine = {joint: s for (call, s), joint in self._storages(pending).items() if call == pending.turn.call}
+        found = {}
+        for name, tensor in zip(prepared.code.kept[pending.part], pending.kept, strict=True):
+            if name[0] == "b" and tensor is not None:
+                storage = prepared.storage_of[int(name[1:])]
+                found[mine.get(storage, storage)] = tensor
+        return found
+
+    def _storages(self, pending: Pending) -> dict[tuple[int, StorageId], StorageId]:
+        turns = pending.running.turns
+        return self.unit(turns).storages if len(turns) > 2 else {}
+
+    def _drop(self, pending: Pending) -> bool:
+        """Let a pending forward give up what can be computed again."""
+        if pending.dropped or pending.kept is None:
+            return False
+        graph = self.captured[pending.turn.graph].graph
+        live = self._live(pending)
+        gone = can_go(graph, frozenset(live))
+        if not gone:
+            return False
+        pending.dropped = True
+        prepared = pending.running.prepared
+        mine = {joint: s for (call, s), joint in self._storages(pending).items() if call == pending.turn.call}
+        for position, name in enumerate(prepared.code.kept[pending.part]):
+            storage = prepared.storage_of[int(name[1:])] if name[0] == "b" else -1
+            if mine.get(storage, storage) in gone:
+                pending.kept[position] = None
+        live.clear()
+        pending.running.leave()
+        pending.running.trim()
+        return True
+
+    def end(self, pending: Pending) -> None:
+        """Note that nothing can come of a forward any more."""
+        with self.accounts.turn:
+            if not pending.num_backwards:
+                self._whole = False
+                self._lacked(pending)
+            self.accounts.explain("")
+            running = pending.running
+            self._pending.discard(pending)
+            running.open.discard(pending)
+            if not self._pending:
+                self._complete()
+            if not running.open and running is not self._running:
+                running.close()
+
+    def _complete(self) -> None:
+        """Learn from the turns of a unit, when nothing is pending."""
+        running, self._running = self._running, None
+        gaps, pattern = self._gaps, tuple(self._turns)
+        if gaps is not None and self._whole and 2 * self._num_calls() == len(pattern) and pattern:
+            if len(pattern) > 2:
+                self._dropped[pattern] = frozenset(gaps.dropped)
+            self._patterns.learn(pattern)
+            unit = self.unit(pattern)
+            unit.headroom = unit.headroom.observe_peak(gaps.growth)
+            self.num_steps += 1
+        self._gaps = None
+        if running is not None:
+            running.close()
+
+    def close(self) -> None:
+        """Give everything back that no step is using."""
+        for unit in self.units.values():
+            unit.close()

@@ -1,0 +1,100 @@
+"""Captured graphs of one model: measured, and measured again where they allocate otherwise."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import torch
+
+from tightrope.capture import measured
+from tightrope.capture.dynamo import environment
+from tightrope.capture.program import Program
+from tightrope.core import Bytes, Graph, Kind, StorageId
+from tightrope.core.values import EMPTY
+from tightrope.native.allocator import Allocator
+from tightrope.price.store import FreshPrices, PriceStore
+from tightrope.run.headroom import Headroom
+from tightrope.run.status import StatusLine
+
+_LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
+_SCALAR: Bytes = 64
+
+
+def _unchanged(program: Program) -> Program:
+    return program
+
+
+@dataclass
+class Captured:
+    """One captured graph.
+
+    Attributes:
+        raw: as captured.
+        program: with prices.
+        identity: storages of the caller that are the same in every call, by address.
+        stale: whether it must be measured again before the next call.
+        num_measured: times that it was measured.
+        finish: what to do to the program once it is priced.
+    """
+
+    raw: Program
+    program: Program
+    identity: dict[StorageId, Hashable]
+    stale: bool = False
+    num_measured: int = 1
+    finish: Callable[[Program], Program] = _unchanged
+
+    @property
+    def graph(self) -> Graph:
+        """The graph with prices."""
+        return self.program.graph
+
+    @staticmethod
+    def of(
+        program: Program,
+        real: Sequence[Any],
+        allocator: Allocator | None,
+        status: StatusLine,
+        finish: Callable[[Program], Program] = lambda program: program,
+    ) -> "Captured":
+        """Measure a captured graph.
+
+        Raises:
+            InfeasibleError: an op does not fit alone under the limit that is set.
+            CaptureError: an op allocates, or lays out, what its shapes do not say.
+        """
+        with status.task("measuring ops", len(program.graph.ops)) as tick:
+            priced = finish(measured(program, real, allocator, tick=tick))
+        identity = _identity(priced.graph, [*real, *priced.constants])
+        return Captured(program, priced, identity, finish=finish)
+
+    def measure_again(self, args: Sequence[Any], allocator: Allocator | None, status: StatusLine) -> None:
+        """Price every op anew, whatever is known of it."""
+        self.stale = False
+        self.num_measured += 1
+        graph = msgspec.structs.replace(self.raw.graph, environment=environment(args))
+        self.raw = replace(self.raw, graph=graph)
+        store: PriceStore = FreshPrices(graph.environment)
+        with status.task("measuring ops again", len(graph.ops)) as tick:
+            priced = measured(self.raw, args, allocator, store=store, tick=tick)
+        self.program = self.finish(priced)
+
+    @property
+    def headroom(self) -> Headroom:
+        """What to leave for a loss outside the model, as long as nothing was seen."""
+        graph = self.graph
+        inputs = graph.parts[1].inputs if len(graph.parts) > 1 else ()
+        storages = {given.view.base for given in inputs if given.view is not None} - {EMPTY}
+        sizes = [graph.storages[storage].size for storage in storages]
+        return Headroom.of(sum(size for size in sizes if size > _SCALAR), tangents=sum(sizes))
+
+
+def _identity(graph: Graph, given: Sequence[Any]) -> dict[StorageId, Hashable]:
+    found: dict[StorageId, Hashable] = {}
+    for item, tensor in zip(graph.parts[0].inputs, given, strict=False):
+        if item.view is None or item.view.base == EMPTY or not isinstance(tensor, torch.Tensor):
+            continue
+        if graph.storages[item.view.base].kind in _LASTING:
+            found[item.view.base] = tensor.untyped_storage().data_ptr()
+    return found

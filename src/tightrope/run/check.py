@@ -1,0 +1,100 @@
+"""Check the first real run of an executable while it runs: no second run, no bytes through torch.
+
+Idea        Every kernel's result must look as the graph says, and whatever is computed again must have
+            the bits of its first run. By induction over the instructions, every op then gets the inputs
+            that the unplanned step would give it, so every value is the unplanned one.
+Guarantee   An op that gives other bits when it runs again, that runs again on inputs that changed or
+            were overwritten meanwhile, or that lays its result out otherwise than captured, raises.
+Complexity  One digest per storage and run of a recomputed op.
+Gaps        What a kernel computes in its first run is taken as it is; see `tightrope.run.reference`.
+"""
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+import torch
+
+from tightrope.capture.typed import dtype_name
+from tightrope.core import Alloc, Executable, Graph, Run, StorageId, VerificationError, View
+from tightrope.price.kernels import Kernel, bits_of
+
+
+class RecomputeCheck:
+    """Compares what runs again with what was there first.
+
+    Attributes:
+        num_again: storages that are computed more than once.
+        num_results: results whose layout was compared so far.
+        num_compared: digests compared so far.
+    """
+
+    def __init__(self, graph: Graph, executable: Executable) -> None:
+        self.graph = graph
+        self.num_results = self.num_compared = 0
+        made: Counter[StorageId] = Counter()
+        self._storage: dict[int, StorageId] = {}
+        for instruction in executable.instructions:
+            for event in instruction.inside if isinstance(instruction, Run) else ():
+                if isinstance(event, Alloc) and event.storage >= 0:
+                    made[event.storage] += 1
+                    self._storage[event.buffer] = event.storage
+        self._again = {storage for storage, count in made.items() if count > 1}
+        self.num_again = len(self._again)
+        self._seen: dict[StorageId, str] = {}
+
+    def wrap(self, run: Run, kernel: Kernel) -> Kernel:
+        """Put the check around the kernel of a run."""
+        if not run.results:
+            return kernel
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            result = kernel(*args, **kwargs)
+            for item in run.results:
+                self._check(run, result if item.position < 0 else result[item.position], item.view)
+            return result
+
+        return checked
+
+    def _check(self, run: Run, tensor: torch.Tensor, view: View) -> None:
+        self.num_results += 1
+        looks = (
+            dtype_name(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(),
+            bits_of(tensor),
+        )  # fmt: skip
+        if looks != (view.dtype, view.shape, view.strides, view.offset, view.bits):
+            raise VerificationError(
+                f"{self._name(run)} gave a tensor of {looks[:3]}; it was captured and measured as "
+                f"{(view.dtype, view.shape, view.strides)}. Nothing was returned."
+            )
+        storage = self._storage[view.base]
+        if storage not in self._again:
+            return
+        bits = digest(tensor)
+        if self._seen.setdefault(storage, bits) != bits:
+            raise VerificationError(
+                f"{self._name(run)} gave other bits when it ran again. Nothing was returned. An op that is "
+                "not deterministic may be the cause: try torch.use_deterministic_algorithms(True)."
+            )
+        self.num_compared += 1
+
+    def _name(self, run: Run) -> str:
+        return self.graph.op(run.op).describe()
+
+
+def digest(value: Any) -> str:
+    """Hash a tensor's shape, dtype and bits without allocating through torch."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    dense = value.detach()
+    order = sorted(range(dense.dim()), key=dense.stride, reverse=True)
+    dense = dense.permute(order)
+    header = f"{value.dtype}{tuple(value.shape)}{order if not value.is_contiguous() else ''}"
+    found = hashlib.blake2b(header.encode(), digest_size=16)
+    if dense.is_contiguous():
+        raw = dense.view(torch.uint8) if dense.dim() else dense.reshape(1).view(torch.uint8)
+        found.update(raw.numpy().data.cast("B"))
+    else:
+        for row in dense.unbind(0):
+            found.update(digest(row).encode())
+    return found.hexdigest()

@@ -1,0 +1,50 @@
+"""Which turns follow each other in the training steps of a model.
+
+A *pattern* is what happens between two moments at which nothing is pending: forwards and backwards of
+captured graphs, in order. What followed the pattern before, and began with the same graph, is expected
+to follow again.
+"""
+
+from typing import TypeAlias
+
+from tightrope.lower.join import Turn
+
+Pattern: TypeAlias = tuple[Turn, ...]
+
+
+def single(graph: int) -> Pattern:
+    """The pattern of one call: its forward, then its backward.
+
+    >>> [turn.back for turn in single(0)]
+    [False, True]
+    """
+    return Turn(0, graph, False), Turn(0, graph, True)
+
+
+class Patterns:
+    """Patterns that were completed, and what followed what."""
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[Pattern, int], Pattern] = {}
+        self._last: Pattern = ()
+
+    def expected(self, graph: int) -> Pattern:
+        """The pattern that a forward of a graph is expected to begin.
+
+        >>> known = Patterns()
+        >>> twice = (Turn(0, 0, False), Turn(1, 0, False), Turn(1, 0, True), Turn(0, 0, True))
+        >>> known.learn(twice)
+        >>> known.expected(0) == twice, known.expected(1) == single(1)
+        (True, True)
+        """
+        found = self._after.get((self._last, graph))
+        if found is None:
+            # whatever followed something else, latest first: before anything better is known
+            found = next((p for (_, first), p in reversed(self._after.items()) if first == graph), None)
+        return single(graph) if found is None else found
+
+    def learn(self, pattern: Pattern) -> None:
+        """Note a pattern that was completed."""
+        key = (self._last, pattern[0].graph)
+        self._after.pop(key, None)
+        self._after[key] = self._last = pattern

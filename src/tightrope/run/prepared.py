@@ -1,0 +1,174 @@
+"""A plan made ready to run: lowered, judged, compiled, its addresses registered. Nothing else is run."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tightrope.core import Alloc, Bytes, Executable, Graph, Plan, Release, Resume, StorageId, TightropeError
+from tightrope.core.executable import ARENA, HEAP
+from tightrope.judge import Verdict
+from tightrope.lower import lowered, planned
+from tightrope.native.allocator import Allocator
+from tightrope.run.check import RecomputeCheck
+from tightrope.run.emit import Code, Wrap, emit
+
+
+@dataclass
+class Proof:
+    """What was judged and checked of an executable, and when; filled in as it happens.
+
+    Attributes:
+        executable: its fingerprint.
+        cause: why it was made.
+        judged: when the judge accepted it, seconds since the epoch.
+        seconds: that planning, lowering and judging took.
+        checked: when its first run was checked inline, from the first part to the last; 0 = not yet.
+        num_parts: checked so far, where its caller did something else before the last one.
+        peak: largest number of live bytes of its own that was observed in any run.
+        num_again: storages that it computes more than once.
+        num_results: results whose layout was compared.
+        reference: what it was compared with besides, in words.
+    """
+
+    executable: str
+    cause: str
+    judged: float
+    seconds: float
+    checked: float = 0.0
+    num_parts: int = 0
+    peak: Bytes = 0
+    num_again: int = 0
+    num_results: int = 0
+    reference: str = ""
+
+    def __str__(self) -> str:
+        when = time.strftime("%H:%M:%S", time.localtime(self.judged))
+        text = f"executable {self.executable[:12]} judged at {when}"
+        if self.checked:
+            when = time.strftime("%H:%M:%S", time.localtime(self.checked))
+            text += (
+                f", checked in its first run at {when}: {self.num_again} recomputed storages equal their "
+                f"first, bit for bit, {self.num_results} results laid out as captured"
+            )
+        elif self.num_parts:
+            text += f", its first {self.num_parts} parts checked, the others did not run"
+        else:
+            text += ", not checked in a run yet"
+        return text + (f"; {self.reference}" if self.reference else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What runs; the registered addresses go when nothing can run it any more.
+
+    Attributes:
+        graph: what it computes.
+        plan: that it was lowered from.
+        executable: instructions.
+        verdict: of the judge.
+        code: flat functions.
+        table: id of the registered sizes and offsets, -1 without a hook.
+        starts: per part, number of allocations served before it, and at the end all of them.
+        live: per part, bytes of its own that are live when it begins.
+        peaks: per part, largest number of live bytes of its own.
+        storage_of: storage of each buffer, -1 for temporaries.
+        allocator: where the addresses are registered.
+        proof: what was judged and checked.
+    """
+
+    graph: Graph
+    plan: Plan
+    executable: Executable
+    verdict: Verdict
+    code: Code
+    table: int
+    starts: tuple[int, ...]
+    live: tuple[Bytes, ...]
+    peaks: tuple[Bytes, ...]
+    storage_of: tuple[StorageId, ...]
+    allocator: Allocator | None
+    proof: Proof = field(repr=False)
+
+    def __del__(self) -> None:
+        if self.allocator is not None:
+            self.allocator.drop_plan(self.table)
+
+    @property
+    def arena(self) -> Bytes:
+        """Bytes of the arena."""
+        return self.plan.forecast.arena
+
+    def watched(self) -> tuple[Code, RecomputeCheck]:
+        """The same code with the inline check around every kernel."""
+        check = RecomputeCheck(self.graph, self.executable)
+        return emit(self.graph, self.executable, wrap=check.wrap), check
+
+
+def prepare(
+    graph: Graph,
+    plan: Plan,
+    allocator: Allocator | None,
+    *,
+    cause: str = "first plan",
+    began: float | None = None,
+    wrap: Wrap | None = None,
+    watch: Callable[[Code], Code] = lambda code: code,
+    allow: tuple[str, ...] | None = None,
+) -> Prepared:
+    """Lower a plan, have it judged, compile it and register its addresses.
+
+    Args:
+        graph: that the plan was made for.
+        plan: with addresses.
+        allocator: the hook; None = nothing is enforced.
+        cause: why, for the report.
+        began: when planning began, by ``time.perf_counter``.
+        wrap: put around every kernel.
+        watch: put around the parts.
+        allow: libraries whose ops may be called; None = any.
+
+    Raises:
+        JudgeError: the judge refuses it.
+        TightropeError: the plan cannot be lowered, or has no addresses.
+    """
+    if not plan.placed:
+        raise TightropeError("a plan without addresses cannot run: plan with placement.")
+    began = time.perf_counter() if began is None else began
+    executable, verdict = lowered(graph, plan)
+    proof = Proof(verdict.executable, cause, time.time(), time.perf_counter() - began)
+    code = watch(emit(graph, executable, wrap=wrap, allow=allow))
+    served = planned(executable)
+    table = -1
+    if allocator is not None:
+        table = allocator.register_plan(
+            [item.bytes for item in served],
+            [item.offset for item in served],
+            alignment=executable.spaces[ARENA].alignment,
+        )
+    starts, live, peaks = _starts(executable)
+    storage_of = tuple(event.storage for event in executable.flat() if isinstance(event, Alloc))
+    return Prepared(
+        graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof
+    )  # fmt: skip
+
+
+def _starts(executable: Executable) -> tuple[tuple[int, ...], tuple[Bytes, ...], tuple[Bytes, ...]]:
+    """Allocations served, and bytes live, when each part begins; the most bytes live in each part."""
+    count = held = 0
+    sizes: dict[int, Bytes] = {}
+    starts: list[int] = []
+    live: list[Bytes] = []
+    peaks: list[Bytes] = []
+    for event in executable.flat():
+        if isinstance(event, Resume):
+            starts.append(count)
+            live.append(held)
+            peaks.append(held)
+        elif isinstance(event, Alloc) and event.space in (ARENA, HEAP):
+            count += 1
+            sizes[event.buffer] = executable.charged(event)
+            held += sizes[event.buffer]
+            peaks[-1] = max(peaks[-1], held)
+        elif isinstance(event, Release):
+            held -= sizes.pop(event.buffer, 0)
+    return (*starts, count), tuple(live), tuple(peaks)

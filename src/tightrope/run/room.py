@@ -1,0 +1,70 @@
+"""What is left of a budget for a plan: a pure function of what was asked for and observed."""
+
+from dataclasses import dataclass, field
+
+from tightrope.core import Bytes, Forecast, format_bytes
+from tightrope.run.headroom import Headroom
+
+RESERVE: Bytes = 65536
+"""Held back for the runtime itself: copies of the generator's state (5,056 bytes each) that are made
+while a graph is captured."""
+CAPTURE_SLACK: Bytes = 16384
+"""A capture leaves small tensors behind: constants of the graph, caches (9 KiB seen). They come out of
+the reserve, and a budget that a refusal names has room for them."""
+_SPARE = 16
+"""A plan is made anew where more than this part of its arena would be left free in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The bytes of a budget and who has them.
+
+    Attributes:
+        budget: total bytes asked for.
+        held: by everything but the plan, now.
+        foreseen: that the caller will hold before the next step: optimizer state that is not there yet.
+        headroom: beside the plan, for the caller's code between its parts.
+        left_behind: bytes of the reserve that a capture took; they are counted in ``held``.
+    """
+
+    budget: Bytes
+    held: Bytes
+    foreseen: Bytes = 0
+    headroom: Headroom = field(default_factory=Headroom)
+    left_behind: Bytes = 0
+
+    @property
+    def available(self) -> Bytes:
+        """Bytes for a plan and the headroom together.
+
+        >>> Room(1000000, 100000, foreseen=50000).available
+        784464
+        """
+        return self.budget - self.held - self.foreseen - RESERVE + self.left_behind
+
+    def fits(self, forecast: Forecast, beside: Bytes) -> bool:
+        """Tell whether a plan fits with so many bytes free beside it."""
+        return forecast.arena + forecast.outside <= self.available - beside
+
+    def resembles(self, planned: "Room", beside: Bytes, forecast: Forecast) -> bool:
+        """Tell whether a plan made for another room, with ``beside`` left free, wastes little of this.
+
+        As long as nothing was seen of the caller's code, what was left free for it is not waste.
+        """
+        needed = self.headroom.needed if self.headroom.seen else beside
+        more = self.available - needed - (planned.available - beside)
+        return more * _SPARE <= forecast.arena
+
+
+def cause_of(before: Room, now: Room, beside: Bytes, forecast: Forecast) -> str:
+    """Say why a plan is made after another one, which had ``beside`` free."""
+    more = now.held + now.foreseen - before.held - before.foreseen
+    if now.fits(forecast, now.headroom.needed):
+        spare = now.available - now.headroom.needed - (before.available - beside)
+        return f"{format_bytes(spare)} were left free in vain"
+    if now.headroom.needed - beside > more:
+        return (
+            f"code between the parts of a step takes {format_bytes(now.headroom.needed)}, "
+            f"not {format_bytes(beside)}"
+        )
+    return f"{format_bytes(more)} more are held: optimizer state, gradients, tensors that the loop keeps"
