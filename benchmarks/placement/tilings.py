@@ -1,10 +1,10 @@
 """Rectangles that fill time x address without a gap: packings whose optimum is known.
 
-    address ^   +----+-------+     recursive cuts: through a rectangle, or as a pinwheel around a middle one
-            |   |    +---+---+     grown cuts: segments grow from random points until they meet others, which
-            |   +----+   |   |     gives few buffers of equal lives, and no cut through the whole
-            |   |    +---+---+
-            +---+----+-------+-> time
+address ^   +----+-------+     recursive cuts: through a rectangle, or as a pinwheel around a middle one
+        |   |    +---+---+     grown cuts: segments grow from random points until they meet others, which
+        |   +----+   |   |     gives few buffers of equal lives, and no cut through the whole
+        |   |    +---+---+
+        +---+----+-------+-> time
 """
 
 import random
@@ -96,9 +96,7 @@ def grow(draw: random.Random, count: int, upright: float) -> list[Rectangle]:
     return _faces(points, vertical, reach)
 
 
-def _faces(
-    points: list[tuple[int, int]], vertical: list[bool], reach: list[list[int]]
-) -> list[Rectangle]:
+def _faces(points: list[tuple[int, int]], vertical: list[bool], reach: list[list[int]]) -> list[Rectangle]:
     """List the rectangles between the segments."""
     times = sorted({0, SIDE, *(x for (x, _), up in zip(points, vertical, strict=True) if up)})
     heights = sorted({0, SIDE, *(y for (_, y), up in zip(points, vertical, strict=True) if not up)})

@@ -55,39 +55,6 @@ class Fuser {
         return fused;
     }
 
-    // Put a piece without members into every stretch in which the bytes to spare rise and fall by one amount.
-    void fill(const Part& part, Bytes capacity) {
-        struct Open { Section start; Bytes size; bool sure; };
-        std::vector<Open> open;
-        const auto loads = part.loads();
-        Bytes before = 0;
-        for (Section s = 0; s <= part.num_sections; ++s) {
-            const Bytes spare = s < part.num_sections ? capacity - loads[s] : 0;
-            Bytes change = spare - before;
-            before = spare;
-            if (change > 0) open.push_back({s, change, true});
-            if (change >= 0) continue;
-            const auto emit = [&](std::size_t at) {
-                if (open[at].sure) pieces_.push_back({open[at].start, s, open[at].size, (s - open[at].start) * 1000, {}});
-                open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
-            };
-            bool matched = false;
-            for (std::size_t a = open.size(); a-- > 0 && !matched;)
-                if (open[a].size == -change) emit(a), matched = true;
-            for (std::size_t a = open.size(); a-- > 0 && !matched;)
-                for (std::size_t b = a; b-- > 0 && !matched;)
-                    if (open[a].size + open[b].size == -change) emit(a), emit(b), matched = true;
-            if (matched) continue;
-            while (change < 0) {
-                const std::size_t at = random_.below(open.size());
-                open[at].sure = false;
-                const Bytes cut = std::min(open[at].size, -change);
-                open[at].size -= cut, change += cut;
-                if (open[at].size == 0) open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
-            }
-        }
-    }
-
    private:
     struct Piece {
         Section start, end;

@@ -19,7 +19,6 @@
 #pragma once
 
 #include <unordered_set>
-#include <cstdlib>
 
 #include "packer_searcher.hpp"
 
@@ -41,7 +40,6 @@ class NicheSearch final : public Searcher {
         if (capacity > remembered_for_) failed_.clear();
         remembered_for_ = capacity, capacity_ = static_cast<H>(capacity), budget_ = &budget;
         last_node_ = nodes_ + node_limit;
-        { static const int V=getenv("VAR")?atoi(getenv("VAR")):0; u64 h=mix(nodes_*77+order[0]*131+order[order.size()/2]); if(V&1)spare_=(h&3)==0?1:(h&3)==1?3:1.5; if(V&2)bonus_=((h>>3)&3)==0?0:1; if(V&4)wp_=((h>>6)&3)==0?0:1;}
         std::fill(placed_.begin(), placed_.end(), char{0});
         std::fill(low_.begin(), low_.end(), H{0});
         std::fill(rest_.begin(), rest_.end(), H{0});
@@ -141,7 +139,7 @@ class NicheSearch final : public Searcher {
             if (niche_[s] < 0) continue;
             const bool spare = floors_[s] < capacity_ - rest_[s];
             if (starting + spare == 1) return s;
-            const double value = (starting + spare) * (spare ? spare_ : 1.0) / (1 + wp_*failures_[s]);
+            const double value = (starting + spare) * (spare ? 1.5 : 1.0) / (1 + failures_[s]);
             if (value < least) least = value, best = s;
         }
         return best;
@@ -190,7 +188,7 @@ class NicheSearch final : public Searcher {
             const H top = low_[j] + size_[j];
             const bool level_left = part_.start[j] == left && left > 0 && wall_[left - 1] == top;
             const bool level_right = part_.end[j] == end && end < part_.num_sections && wall_[end] == top;
-            value_[j] = rank_[j] - bonus_ * n * (level_left + level_right);
+            value_[j] = rank_[j] - n * (level_left + level_right);
         }
         std::sort(list_.begin() + first, list_.begin() + last, [&](Index a, Index b) { return value_[a] < value_[b]; });
     }
@@ -261,7 +259,6 @@ class NicheSearch final : public Searcher {
     std::vector<State> word_;
     std::vector<Change> trail_;
     std::unordered_set<State, StateHash> failed_;
-    double spare_=1.5,wp_=1; int bonus_=1;
     State total_;  // of all unplaced buffers
     Bytes remembered_for_ = -1;
     H capacity_ = 0;

@@ -1,7 +1,6 @@
 // A series of restarts of one kind of search, each with another order and its own limit of nodes.
 #pragma once
 
-#include <cstdlib>
 #include <string_view>
 
 #include "packer_fuse.hpp"
@@ -136,10 +135,7 @@ class Series {
     // Search a part whose buffers were fused at random.
     Answer fused(Bytes capacity, Budget& budget) {
         const double share = 1 - 0.7 * random_.unit();
-        Fuser fuser(part_, share, random_);
-        static const double FILL = getenv("FILL") ? atof(getenv("FILL")) : 0;
-        if (random_.unit() < FILL) fuser.fill(part_, capacity);
-        const Fused fused = fuser.run(random_.unit() < 0.7);
+        const Fused fused = Fuser(part_, share, random_).run(random_.unit() < 0.7);
         Subject subject(fused.part);
         const auto searcher = make_searcher<NicheSearch>(fused.part, largest_, subject.overlaps(),
                                                          use_(Switch::decomposition), use_(Switch::memory));
