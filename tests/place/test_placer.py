@@ -1,3 +1,4 @@
+import random
 from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
@@ -13,6 +14,13 @@ from tightrope.place import placer as placer_module
 
 TECHNIQUES = [field.name for field in fields(PlaceOptions)]
 SEARCHES = ["search", "niches"]
+
+
+def only(*names: str, fusion: bool) -> PlaceOptions:
+    """Switch everything off but these techniques and what every search needs."""
+    kept = {*names, "restarts", "memory", "decomposition"} | ({"fusion"} if fusion else set())
+    return PlaceOptions(**{name: name in kept for name in TECHNIQUES})
+
 
 small = st.tuples(st.integers(1, 9), st.integers(0, 6), st.integers(1, 4)).map(
     lambda draw: (draw[0], draw[1], draw[1] + draw[2])
@@ -47,6 +55,36 @@ def test_each_search_alone_proves_the_same_optimum(tangles, alone):
         placement = place(buffers, options=options, seconds=20)
         check(buffers, placement.offsets, peak=placement.peak)
         assert (placement.peak, placement.status) == (optimum, "optimal")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(small, min_size=1, max_size=6))
+def test_the_search_on_niches_agrees_with_brute_force(buffers):
+    optimum = smallest_peak(buffers)
+    for fusion in (False, True):
+        options = only("niches", fusion=fusion)
+        placement = place(buffers, options=options)
+        check(buffers, placement.offsets, peak=placement.peak)
+        assert (placement.peak, placement.status) == (optimum, "optimal")
+        assert place(buffers, capacity=optimum - 1, options=options).status == "infeasible"
+
+
+def test_fused_buffers_lie_where_the_judge_allows():
+    """Every buffer is cut up, so that nearly all of them can be fused again, and the peak is known."""
+    methods = set()
+    for seed in range(6):
+        draw = random.Random(seed)
+        buffers = []
+        for size, start, end in perfect(80, seed):
+            part, now = draw.randrange(size + 1), draw.randrange(start, end)
+            lives = [(start, now), (now, end)] if start < now else [(start, end)]
+            buffers += [(share, *life) for life in lives for share in (part, size - part)]
+        draw.shuffle(buffers)
+        placement = place(buffers, options=only("niches", fusion=True), seconds=2)
+        check(buffers, placement.offsets, peak=placement.peak)
+        assert placement.peak == 100_000
+        methods.add(placement.method)
+    assert "search on fused buffers" in methods
 
 
 def test_without_search_the_answer_is_valid_and_claims_no_proof_above_the_load(tangles):
@@ -117,6 +155,15 @@ def test_huge_sizes_do_not_overflow():
     placement = place(buffers)
     check(buffers, placement.offsets, peak=placement.peak)
     assert placement.peak == 2**58 - 4
+
+
+@pytest.mark.parametrize("capacity", [100_000, 102_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_capacity_that_is_missed_costs_nothing(capacity, seed):
+    buffers = perfect(320, seed)
+    for seconds in (0.003, 0.02, 0.05):
+        least = place(buffers, seconds=seconds, seed=seed).peak
+        assert place(buffers, capacity=capacity, seconds=seconds, seed=seed).peak <= max(least, capacity)
 
 
 def test_unknown_is_never_called_infeasible():

@@ -5,9 +5,13 @@
 //           |  +---0---+--1--+       0+2 and 1 have one size, and 1 is born when 0+2 dies: one buffer
 //           +--+-------+-----+-->    with both lives, if by then 2 has been fused with 0
 //
-// Buffers that were cut from one, or that take turns in one place, look like this, and nearly every
-// placement problem has many. What is fused is drawn at random: a placement found is valid for the buffers
-// themselves, and when there is none, nothing follows.
+// Idea        Buffers that were cut from one, or that take turns in one place, look like this, and nearly
+//             every placement problem has many. Which of them are fused is drawn at random.
+// Source      our own
+// Guarantee   A placement of the fused buffers is one of the buffers themselves.
+// Complexity  O(n log n) a round, at most 20 rounds.
+// Gaps        When the fused buffers have no placement, nothing follows. Buffers that are not alike in this
+//             sense are searched one by one; shortened lives hide what belongs together.
 #pragma once
 
 #include <map>

@@ -10,10 +10,15 @@
 //           |      |    s    |    |   to spare in s, one of them must
 //           +---------------------> section
 //
-// The search branches in the section with the fewest choices, wherever it lies. One choice is a forced
-// move, and no two branches hold the same solution, so no order among the buffers is needed.
-//
-// Guarantee   "none" is a proof: every branch has been searched, or was refuted by bytes or by memory.
+// Idea        Branch in the section with the fewest choices, wherever it lies; sections that failed often
+//             come first. One choice is a forced move. No two branches hold the same solution, so no order
+//             among the buffers is needed. States that failed are remembered.
+// Source      Smallest domain first is that of exact cover (Knuth, 2000); niches are those of skyline
+//             heuristics for strip packing (Burke, Kendall and Whitwell, 2004); the rest is our own.
+// Guarantee   "none" is a proof: every branch has been searched, or was refuted by bytes or by memory (two
+//             states of one 128-bit hash would break it; the switch `memory` does without).
+// Complexity  A node costs O(unplaced buffers + their sections) and the overlaps of the buffer placed; the
+//             number of nodes is exponential.
 // Gaps        Buffers without alignment and fixed offsets only. Where many bytes are to spare, waste is
 //             nearly always a choice, and the search is a good heuristic rather than a short proof.
 #pragma once

@@ -10,7 +10,8 @@ enum class Status { optimal, feasible, infeasible, time_limit };
 
 // `limit` is the capacity asked for, -1 = make the peak small. A capacity ends the search early and adds
 // probes that ask for it; all else is the same search with the same part of the budget, so a peak above the
-// capacity is never higher than the peak that is found without one.
+// capacity is never higher than the peak that is found without one, unless the clock stops a run or the
+// capacity is refuted: a proof ends the search at once.
 class Solver {
    public:
     // `asking` = what the probes for exactly the capacity may cost.
