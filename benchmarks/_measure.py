@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tightrope.core import Bytes
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 
 _NUM_RESAMPLES = 2000
 _NUM_WARMUPS = 2

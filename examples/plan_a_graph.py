@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import tightrope
-from tightrope.judge import judge_plan
+from tightrope.lower import problems
 from tightrope.price import price_graph
 
 
@@ -27,7 +27,7 @@ def main() -> None:
 
     file = Path(tempfile.mkdtemp()) / "step.plan.json"
     plan.save(file)
-    assert judge_plan(graph, tightrope.Plan.load(file)).ok
+    assert not problems(graph, tightrope.Plan.load(file))
 
     try:
         tightrope.plan(graph, budget="10%")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tightrope.core import NativeError
-from tightrope.native.allocator import allocator
+from tightrope.native.hook.allocator import allocator
 
 torch.set_num_threads(1)
 

@@ -10,8 +10,10 @@ SOURCE = Path(__file__).parent.parent / "src" / "tightrope"
 FILES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
     "core",
+    "formats",
     "native",
     "judge",
+    "lower",
     "price",
     "place",
     "plan",
@@ -23,7 +25,7 @@ ORDER = (
     "cli",
 )
 """A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
-TORCH_FREE = ("core", "place", "plan")
+TORCH_FREE = ("core", "formats", "lower", "place", "plan")
 FORBIDDEN = ("torchvision", "triton", "pytorch-triton")
 
 
@@ -81,6 +83,42 @@ def test_torch_stays_out_of_rooms_that_only_compute(room: str) -> None:
     assert files
     torches = {file.name for file in files if any(n.split(".")[0] == "torch" for n in imports_of(file))}
     assert not torches
+
+
+def module_of(file: Path) -> str:
+    return ".".join(("tightrope", *file.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions count; a package does not stand for its modules."""
+    modules = {module_of(file): file for file in FILES}
+    arrows = {
+        name: {found if found in modules else found.rpartition(".")[0] for found in imports_of(file) - {name}}
+        for name, file in modules.items()
+    }
+    order: list[str] = []
+    open_: list[str] = []
+
+    def visit(name: str) -> None:
+        assert name not in open_, f"a circle of imports: {' -> '.join([*open_, name])}"
+        if name not in order:
+            open_.append(name)
+            for other in sorted(arrows[name] & set(modules)):
+                visit(other)
+            order.append(open_.pop())
+
+    for name in modules:
+        visit(name)
+    assert set(order) == set(modules)
+
+
+def test_every_class_name_stands_for_one_class() -> None:
+    where: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(module_of(file))
+    assert {name: found for name, found in where.items() if len(found) > 1} == {}
 
 
 def private_names(file: Path) -> list[str]:

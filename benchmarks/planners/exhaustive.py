@@ -16,15 +16,15 @@ from tests.plan import test_mincut, test_order, test_poet, test_selective
 from tightrope.core import Limits
 from tightrope.lower import walked
 from tightrope.plan import Options
-from tightrope.plan.mincut import backward_begin, cheapest_cut, pairs_of_cut
-from tightrope.plan.mincut_prices import Prices
 from tightrope.plan.model import build
 from tightrope.plan.order import orders
-from tightrope.plan.paging_search import PagingKnobs, search_paged
-from tightrope.plan.poet import PoetKnobs, solve_poet
+from tightrope.plan.paging.search import PagingKnobs, search_paged
+from tightrope.plan.peers.mincut import backward_begin, cheapest_cut, pairs_of_cut
+from tightrope.plan.peers.mincut_prices import Prices
+from tightrope.plan.peers.poet import PoetKnobs, solve_poet
+from tightrope.plan.peers.selective import TransformerShape, attention_cores, core_pairs, selective
 from tightrope.plan.precedence import reorder
 from tightrope.plan.schedule import expand
-from tightrope.plan.selective import TransformerShape, attention_cores, core_pairs, selective
 
 _CLOSE = 1e-6
 

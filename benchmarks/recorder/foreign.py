@@ -13,8 +13,8 @@ from benchmarks.recorder.witness import hooked
 from benchmarks.zoo import Scale
 from tightrope.core import EventPhase, Module, Trace
 from tightrope.record import annotate, parse_profile, tree_of
-from tightrope.record.foreign import inherit
 from tightrope.record.reverse import by_sequence
+from tightrope.record.rows import inherit
 from tightrope.record.slices import STANDARD, Slice, without_annotations
 from tightrope.record.stages import ENGINE, stages
 

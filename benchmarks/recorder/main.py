@@ -14,8 +14,10 @@ from rich.console import Console
 
 from benchmarks.recorder.captured import captured
 from benchmarks.recorder.eager import eager
+from benchmarks.recorder.families import FAMILIES
 from benchmarks.recorder.foreign import foreign
 from benchmarks.recorder.nets import CAPTURED, FOREIGN
+from benchmarks.recorder.others import others
 from benchmarks.recorder.planned import planned
 from benchmarks.recorder.row import Figure, Row
 from benchmarks.recorder.speed import speed
@@ -27,6 +29,7 @@ BARS: Final[dict[str, tuple[Callable[[str, Scale], Row | list[Row]], Sequence[st
     "H3": (foreign, FOREIGN),
     "H4": (speed, ("recurrent",)),
     "H5": (planned, CAPTURED),
+    "H10": (others, tuple(FAMILIES)),
 }
 _MARK: Final = "row:"
 
@@ -65,16 +68,17 @@ def _bar(
 ) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     heading: list[str] = []
+    width = max(12, *map(len, names))
     for name in names:
         for row in _measured(bar, name, scale, limit):
             figures = row["figures"]
             assert isinstance(figures, dict)
             if not heading and len(figures) > 1:
                 heading = list(figures)
-                console.print("  ".join([bar.ljust(12), *heading[1:], "bar"]), soft_wrap=True)
+                console.print("  ".join([bar.ljust(width), *heading[1:], "bar"]), soft_wrap=True)
             cells = [_cell(value).rjust(len(title)) for title, value in figures.items()][1:]
             end = ["met" if row["passed"] else str(row.get("error", "missed"))]
-            console.print("  ".join([name.ljust(12), *cells, *end]), soft_wrap=True, highlight=False)
+            console.print("  ".join([name.ljust(width), *cells, *end]), soft_wrap=True, highlight=False)
             rows.append(row)
     return rows
 

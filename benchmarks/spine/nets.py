@@ -17,7 +17,7 @@ from benchmarks._measure import Loop, live_peak
 from benchmarks.spine.bar import Settings
 from benchmarks.zoo import Case, build
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import CompiledModel, compiled_of
 from tightrope.run.report import Report, report

@@ -75,8 +75,8 @@ def without(*path: str | int) -> Edit:
 
 PLAN_EDITS: dict[str, Edit] = {
     "no schema": without("schema"),
-    "schema of tomorrow": put("schema", to=2),
-    "schema of yesterday": put("schema", to=0),
+    "schema of tomorrow": put("schema", to=3),
+    "schema of yesterday": put("schema", to=1),
     "schema as text": put("schema", to="1"),
     "schema true": put("schema", to=True),
     "no fingerprint": without("fingerprint"),

@@ -9,7 +9,7 @@ from command import run
 
 from tests.plan.test_foreign import STEP, by_the_rule, log
 from tightrope.core import Graph
-from tightrope.plan.foreign import random_layered, read_node_link
+from tightrope.formats import random_layered, read_node_link
 
 KEYS = {
     "feasible", "tdi_percent", "peak_bytes", "budget_bytes", "bound_percent", "gap", "proved",

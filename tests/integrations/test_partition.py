@@ -17,8 +17,8 @@ from tightrope.capture._torch import reset_dynamo
 from tightrope.capture.partition import read_joint, split_joint
 from tightrope.core import BudgetSyntaxError, CaptureError, InfeasibleError
 from tightrope.integrations import partition
-from tightrope.native.allocator import allocator
 from tightrope.native.build import compiler
+from tightrope.native.hook.allocator import allocator
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -26,6 +26,7 @@ from tightrope.core import (
     Storage,
 )
 from tightrope.core.codec import dump_plan, load_plan
+from tightrope.formats import random_layered
 from tightrope.judge.cover import extra_time
 from tightrope.judge.stages import staged_time
 from tightrope.lower import lowered, problems
@@ -33,7 +34,6 @@ from tightrope.plan import PLANNERS, Options, base_schedule
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound.certify import certify
 from tightrope.plan.bound.cover import time_bound
-from tightrope.plan.foreign import random_layered
 
 Corruption = Callable[[Plan, random.Random], Plan | None]
 

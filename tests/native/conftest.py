@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tightrope.native.allocator import Allocator, allocator
+from tightrope.native.hook.allocator import Allocator, allocator
 
 
 @pytest.fixture(scope="module", autouse=True)

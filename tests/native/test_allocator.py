@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightrope.core import NativeError
-from tightrope.native.allocator import Allocator, allocator
 from tightrope.native.build import compiler
+from tightrope.native.hook.allocator import Allocator, allocator
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
@@ -212,7 +212,7 @@ def test_tensors_from_before_the_installation_die_in_peace() -> None:
     run(
         "import torch\n"
         "old = torch.ones(1000)\n"
-        "from tightrope.native.allocator import allocator\n"
+        "from tightrope.native.hook.allocator import allocator\n"
         "a = allocator()\n"
         "assert not a.owns(old.data_ptr())\n"
         "live = a.stats().live\n"
@@ -226,7 +226,7 @@ def test_tensors_from_before_the_installation_die_in_peace() -> None:
 def test_a_forked_child_has_no_limit_and_no_replay() -> None:
     run(
         "import os, torch\n"
-        "from tightrope.native.allocator import allocator\n"
+        "from tightrope.native.hook.allocator import allocator\n"
         "a = allocator(); arena = a.open_arena(4096); a.begin_replay(arena, a.register_plan([64], [0]))\n"
         "a.limit = a.stats().charged\n"
         "pid = os.fork()\n"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightrope.core import NativeError
-from tightrope.native.allocator import Allocator, Divergence, allocator
 from tightrope.native.build import compiler
+from tightrope.native.hook.allocator import Allocator, Divergence, allocator
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tightrope.core import NativeError
-from tightrope.native import safety as native
+from tightrope.native.solvers import safety as native
 from tightrope.place.streams import StreamGraph, StreamStorage
 
 Pair = tuple[int, int]

@@ -12,7 +12,7 @@ from corpus import inputs
 from tightrope.core import Block, Piece, Space, TightropeError
 from tightrope.judge import check_blocks
 from tightrope.native.build import SOURCES, compiler
-from tightrope.native.packer import SWITCHES
+from tightrope.native.solvers.packer import SWITCHES
 from tightrope.place import Instance, PlaceOptions, place_instance
 from tightrope.place.csv import parse_csv
 from tightrope.place.instance import _blocks
@@ -57,7 +57,7 @@ def test_ten_thousand_inputs_are_refused_or_placed_also_under_sanitizers(tmp_pat
         pytest.skip("no C++ compiler")
     program = tmp_path / "fuzz"
     flags = "-std=c++20 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
-    build = [*command.split(), *flags.split(), f"-I{SOURCES}", str(HARNESS), "-o", str(program)]
+    build = [*command.split(), *flags.split(), f"-I{SOURCES / 'solvers'}", str(HARNESS), "-o", str(program)]
     built = subprocess.run(build, capture_output=True, text=True, timeout=600, check=False)
     if "cannot find -lasan" in built.stderr:
         pytest.skip("the compiler has no sanitizers")

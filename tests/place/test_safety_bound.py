@@ -14,8 +14,8 @@ from stream_cases import (
 )
 
 from tightrope.core import TightropeError
-from tightrope.native import safety as native
-from tightrope.native.safety import Births
+from tightrope.native.solvers import safety as native
+from tightrope.native.solvers.safety import Births
 from tightrope.place import place
 from tightrope.place.streams import (
     StreamGraph,

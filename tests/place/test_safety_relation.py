@@ -16,7 +16,7 @@ from stream_cases import (
 )
 
 from tightrope.core import TightropeError
-from tightrope.native import safety as native
+from tightrope.native.solvers import safety as native
 from tightrope.place.streams import StreamGraph, StreamStorage, check_streams, fallback, reuse_relation
 
 __all__ = ["without_compiler"]

@@ -6,10 +6,10 @@ import pytest
 import oracles
 from tightrope.core import Flag, Graph, Limits, Op, Storage
 from tightrope.lower import problems
-from tightrope.native.solver import available
+from tightrope.native.solvers.solver import available
 from tightrope.plan import PLANNERS, Options, solve
-from tightrope.plan.blocks import KEPT, Layers, copy_pairs, find_layers, share, shorten
 from tightrope.plan.engine import open_solver
+from tightrope.plan.layers import KEPT, Layers, copy_pairs, find_layers, share, shorten
 from tightrope.plan.model import build, pairs_of
 
 needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
@@ -130,7 +130,7 @@ def test_copied_plans_are_as_fast_as_searched_ones(percent: int) -> None:
     limits = Limits(bytes=(peak * percent // 100,))
     times = []
     for blocks in (True, False):
-        schedule = PLANNERS["anneal"](graph, None, limits, Options(blocks=blocks, restarts=1, effort=0.4))
+        schedule = PLANNERS["anneal"](graph, None, limits, Options(layers=blocks, restarts=1, effort=0.4))
         solver = open_solver(build(graph))
         solver.load(pairs_of(graph, schedule))
         state = solver.state(limits.bytes[0])

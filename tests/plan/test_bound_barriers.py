@@ -28,16 +28,16 @@ EFFORT = 300_000
 
 
 def found_in(
-    graph: Graph, budget: int, rows: list[int], dear: frozenset[int]
+    graph: Graph, budget: int, rows: list[int], expensive: frozenset[int]
 ) -> tuple[Problem, Lineage, list[Barrier]]:
     """Every barrier between rows, with some ops set aside."""
     of = problem(graph)
     lineage = Lineage.of(graph, of)
     barriers = Barriers(graph, of, lineage, budget)
-    for op in sorted(set(lineage.inputs) - dear):
+    for op in sorted(set(lineage.inputs) - expensive):
         for first, last in itertools.pairwise(rows):
             if op <= first:
-                barriers.look(op, first, last, dear)
+                barriers.look(op, first, last, expensive)
     return of, lineage, barriers.between(rows)
 
 
@@ -51,30 +51,30 @@ def searched(
 
 
 def repriced(seed: int) -> tuple[Graph, int, list[int], frozenset[int]]:
-    """A graph of at most 10 ops of which some are far dearer, a budget, a few rows, the dear ops."""
+    """A graph of at most 10 ops of which some are expensive, a budget, a few rows, the expensive ops."""
     draw = Random(seed)
     if seed % 2:
         graph = training_graph(seed, depth=draw.randint(3, 4))
     else:
         graph = plain_graph(seed, num_ops=draw.randint(6, 10))
-    dear = frozenset(op.id for op in graph.ops if draw.random() < 0.4)
+    expensive = frozenset(op.id for op in graph.ops if draw.random() < 0.4)
     ops = tuple(
-        msgspec.structs.replace(op, ns=1000 if op.id in dear else draw.randint(1, 3)) for op in graph.ops
+        msgspec.structs.replace(op, ns=1000 if op.id in expensive else draw.randint(1, 3)) for op in graph.ops
     )
     graph = msgspec.structs.replace(graph, ops=ops)
     low = lower_bound(graph)[0]
     high = whole_bytes(graph)
     budget = low + int((high - low) * draw.random())
     rows = sorted(draw.sample(range(len(ops)), min(len(ops), draw.randint(2, 4))))
-    return graph, budget, rows, dear
+    return graph, budget, rows, expensive
 
 
 def compared(seeds: range) -> tuple[int, int]:
     """Compare with the optimum; return in how many graphs barriers counted, and in how many they gained."""
     counted = gained = 0
     for seed in seeds:
-        graph, budget, rows, dear = repriced(seed)
-        of, lineage, barriers = found_in(graph, budget, rows, dear)
+        graph, budget, rows, expensive = repriced(seed)
+        of, lineage, barriers = found_in(graph, budget, rows, expensive)
         if not barriers:
             continue
         extra, stages = searched(graph, of, lineage, budget, rows, barriers)
@@ -99,8 +99,8 @@ def test_barriers_never_exceed_the_optimum_of_50000_graphs() -> None:
 
 
 def test_a_barrier_says_what_nothing_else_does() -> None:
-    graph, budget, rows, dear = repriced(834)
-    of, lineage, barriers = found_in(graph, budget, rows, dear)
+    graph, budget, rows, expensive = repriced(834)
+    of, lineage, barriers = found_in(graph, budget, rows, expensive)
     extra, stages = searched(graph, of, lineage, budget, rows, barriers)
     assert searched(graph, of, lineage, budget, rows, [])[0] == 1
     assert extra == staged_time(graph, stages) == 1000

@@ -22,6 +22,7 @@ from tightrope.core import (
     Stages,
     Storage,
 )
+from tightrope.formats import random_layered
 from tightrope.judge.cover import extra_time
 from tightrope.judge.stages import staged_time
 from tightrope.lower import problems
@@ -29,7 +30,6 @@ from tightrope.plan import lower_bound, solve, whole_bytes
 from tightrope.plan.bound.close import close_bound
 from tightrope.plan.bound.cover import TimeBound, time_bound
 from tightrope.plan.bound.problem import problem
-from tightrope.plan.foreign import random_layered
 
 
 def drawn(seed: int, *, free_order: bool = False) -> tuple[Graph, int]:

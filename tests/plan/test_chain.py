@@ -12,11 +12,11 @@ from tests.plan.brute import Brute
 from tests.plan.sequences import chain
 from tightrope.core import Graph, Limits, Op, Phase, Storage, TightropeError
 from tightrope.lower import walked
-from tightrope.plan.chain import chain_of, joined
-from tightrope.plan.chain_revolve import binomial_reruns, num_sweeps, revolve
-from tightrope.plan.chain_rotor import RotorKnobs, rotor, rotor_pairs
-from tightrope.plan.chain_sqrt import groupings, sqrt
 from tightrope.plan.options import Options
+from tightrope.plan.peers.chain import chain_of, joined
+from tightrope.plan.peers.revolve import binomial_reruns, num_sweeps, revolve
+from tightrope.plan.peers.rotor import RotorKnobs, rotor, rotor_pairs
+from tightrope.plan.peers.sqrt import groupings, sqrt
 
 EXACT = RotorKnobs(slots=10**5)
 PLANNERS = [rotor, revolve, sqrt]

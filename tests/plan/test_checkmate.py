@@ -8,15 +8,15 @@ from tests.oracles import evaluate, random_graph
 from tests.plan.brute import Brute
 from tightrope.core import Graph, Limits, TightropeError
 from tightrope.lower import walked
-from tightrope.plan.checkmate import (
+from tightrope.plan.model import build
+from tightrope.plan.options import Options
+from tightrope.plan.peers.checkmate import (
     CheckmateKnobs,
     checkmate,
     checkmate_lp,
     checkmate_pairs,
     rounded_pairs,
 )
-from tightrope.plan.model import build
-from tightrope.plan.options import Options
 
 
 def small(seed: int) -> Graph:

@@ -5,7 +5,7 @@ import pytest
 import oracles
 from tightrope.core import Allocation, Compute, Free, Graph, Limits, Op, Schedule, Storage
 from tightrope.lower import charged_sizes, lower, outside_flags, timeline, walked
-from tightrope.native.solver import available
+from tightrope.native.solvers.solver import available
 from tightrope.place import place
 from tightrope.plan import Options, base_schedule
 from tightrope.plan.anneal import anneal

@@ -9,9 +9,9 @@ from tests.plan.brute import Brute
 from tests.plan.sequences import measure, partial_ktree
 from tightrope.core import Graph, Limits
 from tightrope.lower import walked
-from tightrope.plan.dtr import DtrKnobs, DtrScore, dtr, dtr_runs
 from tightrope.plan.model import build, pairs_of
 from tightrope.plan.options import Options
+from tightrope.plan.peers.dtr import DtrKnobs, DtrScore, dtr, dtr_runs
 
 SCORES = get_args(DtrScore)
 

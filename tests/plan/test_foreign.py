@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from tightrope.core import Flag, Graph, Phase, PlanFileError, Schedule, TightropeError
 from tightrope.core.codec import check_graph, dump_graph
-from tightrope.lower import lower, peak_bytes, walked
-from tightrope.plan import base_schedule, lower_bound
-from tightrope.plan.foreign import (
+from tightrope.formats import (
     POET_NETWORKS,
     load_source,
     poet_network,
@@ -23,7 +21,9 @@ from tightrope.plan.foreign import (
     read_node_link,
     read_source,
 )
-from tightrope.plan.foreign.node_link import MAX_NODES
+from tightrope.formats.node_link import MAX_NODES
+from tightrope.lower import lower, peak_bytes, walked
+from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.model import build
 from tightrope.plan.schedule import expand, useful
 

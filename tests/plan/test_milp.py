@@ -5,11 +5,11 @@ import math
 import pytest
 
 from tightrope.core import TightropeError
-from tightrope.plan.milp import Program
+from tightrope.plan.peers.milp import MixedIntegerProgram
 
 
-def knapsack() -> Program:
-    program = Program()
+def knapsack() -> MixedIntegerProgram:
+    program = MixedIntegerProgram()
     columns = [program.column(-value, upper=1, integer=True) for value in (6, 5, 3)]
     program.row(zip(columns, (3, 2, 2), strict=True), upper=4)
     return program
@@ -40,7 +40,7 @@ def test_a_start_is_no_worse_than_what_it_gives() -> None:
 
 
 def test_a_number_that_is_none_is_refused() -> None:
-    program = Program()
+    program = MixedIntegerProgram()
     program.row([(program.column(), math.inf)], upper=1)
     with pytest.raises(TightropeError, match="HiGHS refused"):
         program.solve()

@@ -10,9 +10,11 @@ from tests.judge.families import FAMILIES, random_graph
 from tests.plan.test_poet import between, small
 from tightrope.core import Flag, Graph, Limits, Op, Phase, Storage, TightropeError
 from tightrope.lower import walked
-from tightrope.native.mincut import max_flow, min_cut
+from tightrope.native.solvers.mincut import max_flow, min_cut
 from tightrope.plan.engine import open_solver
-from tightrope.plan.mincut import (
+from tightrope.plan.model import Model, build
+from tightrope.plan.options import Options
+from tightrope.plan.peers.mincut import (
     MincutKnobs,
     backward_begin,
     cheapest_cut,
@@ -21,9 +23,13 @@ from tightrope.plan.mincut import (
     pairs_of_cut,
     stage_bytes,
 )
-from tightrope.plan.mincut_prices import FusedRates, Prices, fused_prices, measured_prices, pointwise_class
-from tightrope.plan.model import Model, build
-from tightrope.plan.options import Options
+from tightrope.plan.peers.mincut_prices import (
+    FusedRates,
+    Prices,
+    fused_prices,
+    measured_prices,
+    pointwise_class,
+)
 from tightrope.plan.recovery import recovery
 from tightrope.plan.schedule import base_schedule, expand
 

@@ -21,8 +21,8 @@ from tightrope.core import (
 )
 from tightrope.judge.reorder import in_base_order
 from tightrope.lower import lower, problems
-from tightrope.native.solver import available
-from tightrope.native.solver_order import OrderSolver
+from tightrope.native.solvers.solver import available
+from tightrope.native.solvers.solver_order import OrderSolver
 from tightrope.plan import PLANNERS, Options, lower_bound, solve
 from tightrope.plan.engine import open_solver
 from tightrope.plan.joint import roll, unroll

@@ -8,7 +8,7 @@ from tests.judge.families import FAMILIES, possible_pairs
 from tightrope.core import Graph, Machine, PageIn, PageOut, Tier, TightropeError
 from tightrope.lower import lower, lowered, problems, simulate, walked
 from tightrope.plan.assemble import assemble
-from tightrope.plan.paging import Page, expand_paged, pageable, useful_paged
+from tightrope.plan.paging.schedule import Page, expand_paged, pageable, useful_paged
 from tightrope.plan.reasons import reasons
 
 

@@ -10,15 +10,15 @@ from tests.judge.families import FAMILIES, Sketch, possible_pairs
 from tests.plan.test_paging import drawn, machine
 from tightrope.core import Graph, InfeasibleError, Limits, Machine, Tier, TightropeError
 from tightrope.lower import lowered, walked
-from tightrope.native.paging import PagingGoal, PagingSolver
+from tightrope.native.solvers.paging import PagingGoal, PagingSolver
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.options import Options
-from tightrope.plan.paging import Page, expand_paged, pageable, useful_paged
-from tightrope.plan.paging_fallback import PythonPaging
-from tightrope.plan.paging_model import PagedSet, tables
-from tightrope.plan.paging_search import PagingKnobs, paged_schedule, paging, plan_paging, search_paged
-from tightrope.plan.poet import PoetKnobs, poet, solve_poet
+from tightrope.plan.paging.fallback import PythonPaging
+from tightrope.plan.paging.model import PagedSet, tables
+from tightrope.plan.paging.schedule import Page, expand_paged, pageable, useful_paged
+from tightrope.plan.paging.search import PagingKnobs, paged_schedule, paging, plan_paging, search_paged
+from tightrope.plan.peers.poet import PoetKnobs, poet, solve_poet
 from tightrope.plan.schedule import base_schedule
 
 FEW = Options(effort=0.02, restarts=1)

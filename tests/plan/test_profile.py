@@ -7,7 +7,7 @@ import pytest
 import oracles
 from tightrope.core import Compute, Free, Graph, Op, Schedule, Storage, TightropeError
 from tightrope.lower import lower, timeline, walked
-from tightrope.native.solver import NUM_RULES, Solver, available
+from tightrope.native.solvers.solver import NUM_RULES, Solver, available
 from tightrope.plan import base_schedule
 from tightrope.plan.engine import open_solver
 from tightrope.plan.fallback import PythonSolver

@@ -7,7 +7,7 @@ from tightrope.core import Flag, Graph, Limits, Op, Phase, Storage, TightropeErr
 from tightrope.lower import walked
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
-from tightrope.plan.selective import (
+from tightrope.plan.peers.selective import (
     TransformerShape,
     activation_bytes,
     attention_cores,

@@ -18,7 +18,7 @@ from tightrope.core import (
 )
 from tightrope.judge.bound import lower_bound as judged_bound
 from tightrope.lower import problems
-from tightrope.native.solver import available
+from tightrope.native.solvers.solver import available
 from tightrope.plan import PLANNERS, Options, PlanCache, Progress, lower_bound, smallest, solve
 from tightrope.plan.cache import graph_key
 from tightrope.plan.model import pairs_of

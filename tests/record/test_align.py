@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tightrope.core import Module
 from tightrope.record.align import align
-from tightrope.record.habits import moves, surprise, units_of
+from tightrope.record.prior import moves, order_penalty, units_of
 
 Spec = list[tuple[str, str, "Spec"]]
 
@@ -134,9 +134,9 @@ def test_moves_keep_all_children_and_the_order_of_those_alike(names: list[str], 
     start = units_of(names)
     assert sorted(child for unit in start for child in unit) == list(range(len(names)))
     before = [child for unit in start for child in unit]
-    for candidate in moves(start, kinds, start):
+    for candidate in moves(start, names, kinds, start):
         order = [child for unit in candidate for child in unit]
         assert sorted(order) == sorted(before)
         for kind in "ab":
             assert [c for c in order if kinds[c] == kind] == [c for c in before if kinds[c] == kind]
-        assert surprise(candidate, names) >= 0
+        assert order_penalty(candidate, names) >= 0

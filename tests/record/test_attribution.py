@@ -11,7 +11,7 @@ def _captured(model: torch.nn.Module, batch: torch.Tensor) -> Graph:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     step = tightrope.step(model, budget="100%", model=model, optimizer=sgd, verify=None, seconds=0.2)
     step(batch)
-    return step.runners[0].program.graph
+    return step.wholes[0].calls.captured[0].graph
 
 
 class Branches(torch.nn.Module):
@@ -74,5 +74,5 @@ def test_a_model_that_a_function_closes_over_is_not_named_after_the_closure() ->
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     step = tightrope.step(lambda x: net(x).sum(), budget="8MiB", model=net, optimizer=sgd, verify=None)
     step(torch.ones(4, 8))
-    paths = {op.module for op in step.runners[0].program.graph.ops}
+    paths = {op.module for op in step.wholes[0].calls.captured[0].graph.ops}
     assert paths == {"", "0", "1"}

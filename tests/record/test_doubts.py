@@ -115,7 +115,7 @@ def test_a_match_is_kept_in_the_file_and_nothing_is_said_without_a_model(
 
 
 def test_layers_that_are_missing_or_left_over_count_against_a_match() -> None:
-    tree = [Module(""), *(Module(str(k), "Linear", 0) for k in range(4))]
+    tree = [Module("", "Sequential"), *(Module(str(k), "Linear", 0) for k in range(4))]
     assert aligned(["aten::linear"] * 4, tree).match == 1.0
     assert aligned(["aten::linear"] * 3, tree).match == 0.75
     assert aligned(["aten::linear"] * 4 + ["aten::conv2d"], tree).match == 0.8

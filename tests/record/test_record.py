@@ -26,7 +26,7 @@ from tightrope.core import (
     Trace,
 )
 from tightrope.judge import compare_traces
-from tightrope.native.align import cheapest_path
+from tightrope.native.solvers.align import cheapest_path
 from tightrope.record import (
     Recording,
     annotate,

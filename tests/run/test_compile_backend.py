@@ -10,7 +10,7 @@ from torch.nn import functional
 from training import Blocks, Seen, batches, built, play
 
 from tightrope.integrations.dynamo import VARIABLE, backend
-from tightrope.native.allocator import allocator
+from tightrope.native.hook.allocator import allocator
 
 DATA = batches(4)
 

@@ -13,7 +13,7 @@ from training import Blocks, Seen, batches, budget_for, built, digest, play
 import tightrope
 from benchmarks.zoo import build
 from tightrope.core import InfeasibleError
-from tightrope.native.allocator import Divergence, allocator
+from tightrope.native.hook.allocator import Divergence, allocator
 from tightrope.plan import smallest
 from tightrope.price.measure import Measured
 from tightrope.price.store import PriceStore

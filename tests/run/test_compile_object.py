@@ -18,7 +18,7 @@ from training import Blocks, Seen, batches, built, play, same
 import tightrope
 from benchmarks.zoo import build
 from tightrope.core import InfeasibleError, TightropeError
-from tightrope.native.allocator import allocator
+from tightrope.native.hook.allocator import allocator
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 

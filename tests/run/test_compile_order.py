@@ -12,7 +12,7 @@ from training import Blocks, Seen, batches, budget_for, built, digest, play, sam
 
 import tightrope
 from tightrope.core import TightropeError
-from tightrope.native.allocator import allocator
+from tightrope.native.hook.allocator import allocator
 from tightrope.run.compile import compiled_of
 
 DATA = batches(8)

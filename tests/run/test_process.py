@@ -11,8 +11,8 @@ from training import Blocks, batches, built, digest
 
 import tightrope
 from tightrope.core import InfeasibleError
-from tightrope.native.allocator import allocator
 from tightrope.native.build import compiler
+from tightrope.native.hook.allocator import allocator
 
 X, Y = batches(1)[0]
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")

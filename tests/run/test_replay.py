@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from tightrope.core import BudgetSyntaxError, InfeasibleError, TightropeError
-from tightrope.native.allocator import allocator
 from tightrope.native.build import compiler
+from tightrope.native.hook.allocator import allocator
 from tightrope.run.accounts import Accounts
 from tightrope.run.replay import Replay, replay, uncounted_bytes
 

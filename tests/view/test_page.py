@@ -13,7 +13,7 @@ import pytest
 from tests.view.browser import Opened, browser_path, opened
 from tests.view.synthetic import modules_of, trace_of
 from tightrope.core import Event, Trace, format_bytes, format_time
-from tightrope.core.trace import EventPhase, Module
+from tightrope.core.trace import Doubt, EventPhase, Module, Summary
 from tightrope.view import page, sentences
 
 pytest.importorskip("playwright.sync_api", reason="the page is not tested: playwright is not installed")
@@ -334,6 +334,20 @@ def test_a_profile_told_by_another_model_says_so(tmp_path: Path, trace: Trace, s
     assert "match poorly (40 %)" in other.inner_text("#note")
     other.close()
     assert "poorly" not in shown.text("#note")
+
+
+def test_ops_whose_module_is_in_doubt_say_so(tmp_path: Path, shown: Opened) -> None:
+    events = (Event(0, 100, 0, "sure"), Event(100, 130, 0, "guessed", doubt=Doubt.PLACE))
+    file = tmp_path / "guessed.html"
+    file.write_text(page(Trace("observed", (), events, summary=Summary(match=0.98, place_doubts=1))))
+    other = shown.page.context.new_page()
+    other.goto(file.as_uri())
+    other.wait_for_selector("html[data-ready]")
+    assert "Modules: of the events, 1 may belong to a module beside or around" in other.inner_text("#note")
+    for number, doubted in ((0, False), (1, True)):
+        other.evaluate("number => select('event', number)", number)
+        assert ("or one beside or around it" in other.inner_text("#details")) == doubted
+    other.close()
 
 
 def test_nested_events_and_threads_keep_their_self_times(tmp_path: Path, shown: Opened) -> None:

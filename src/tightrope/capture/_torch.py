@@ -100,6 +100,16 @@ def real_tensors() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def shapes_only() -> Iterator[Callable[[Any], Any]]:
+    """Run ops on shapes alone; gives the function that takes the values out of tensors, nested ones too."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._pytree import tree_map_only
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield lambda tree: tree_map_only(torch.Tensor, mode.from_tensor, tree)
+
+
 def is_overload(value: object) -> bool:
     """Tell whether a callable is one overload of an ATen (or custom) op."""
     return isinstance(value, torch._ops.OpOverload)
@@ -338,7 +348,7 @@ def knapsack_solver(choose: Callable[..., tuple[list[int], list[int]]], key: str
     """Wrap a choice of what to save for functorch's ``activation_memory_budget_solver``."""
     from torch._inductor.custom_graph_pass import CustomKnapsackSolver
 
-    class Solver(CustomKnapsackSolver):
+    class KnapsackSolver(CustomKnapsackSolver):
         def __call__(
             self, memory: Any, joint_graph: Any, max_memory: Any, node_info: Any, banned: Any
         ) -> tuple[list[int], list[int]]:
@@ -351,7 +361,7 @@ def knapsack_solver(choose: Callable[..., tuple[list[int], list[int]]], key: str
         def __reduce__(self) -> tuple[Any, ...]:
             return knapsack_solver, (choose, key)
 
-    return Solver()
+    return KnapsackSolver()
 
 
 @contextmanager

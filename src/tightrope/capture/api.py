@@ -11,7 +11,7 @@ from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
 from tightrope.core import CaptureError, Graph, TightropeError
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import dtype_of
 from tightrope.price.ops import Odd, Tick, price_ops
 from tightrope.price.store import PriceStore
@@ -22,7 +22,7 @@ RECOMPILE_LIMIT = 256
 """Shapes (and train/eval, grad/no-grad) that one model may be captured for."""
 
 
-class _Captured(TightropeError):
+class _CaptureDone(TightropeError):
     """Carries the program out of the compiler before anything runs."""
 
     def __init__(self, program: Program, real: Sequence[Any]) -> None:
@@ -45,7 +45,7 @@ def capture_program(
     """
 
     def host(program: Program, real: Sequence[Any]) -> Any:
-        raise _Captured(program, real)
+        raise _CaptureDone(program, real)
 
     _torch.ignore_logging()
     backend = make_backend(host, name=type(model).__name__)
@@ -57,7 +57,7 @@ def capture_program(
         raise uncaptured(error, type(model).__name__, call="capture(model, x, y)") from error
     except Exception as error:
         cause = _torch.cause_in_backend(error)
-        if isinstance(cause, _Captured):
+        if isinstance(cause, _CaptureDone):
             return cause.program, list(cause.real)
         if cause is not None:
             raise cause from error

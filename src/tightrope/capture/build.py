@@ -71,7 +71,7 @@ def build_program(
         CaptureError: dynamic shapes, data-dependent values, an op that is half a view, or an argument
             that cannot be written down.
     """
-    builder = _Builder(module, kinds, phase_of or _phase, num_forward_outputs)
+    builder = _GraphBuilder(module, kinds, phase_of or _phase, num_forward_outputs)
     user_outputs, written = frozenset(user_outputs), frozenset(written)
     builder.walk(user_outputs, written)
     program = builder.finish(name, tuple(environment))
@@ -103,7 +103,7 @@ def _tensors(value: Any) -> list[tuple[int, torch.Tensor]]:
     return []
 
 
-class _Builder:
+class _GraphBuilder:
     """Mutable state of one conversion; lives for one call of `build_program`."""
 
     def __init__(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tightrope.capture.whole import Update, Wanted
 from tightrope.core import Allocation, TightropeError
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import register
 from tightrope.price.measure import measure
 

@@ -102,7 +102,7 @@ class Whole:
     num_outputs: int
 
 
-class _Captured:
+class _CapturedNodes:
     """The captured forward and backward as nodes."""
 
     def __init__(self, program: Program) -> None:
@@ -129,7 +129,7 @@ def trained_positions(program: Program) -> tuple[int, ...]:
     Raises:
         CaptureError: the loss is not a scalar, or something besides the loss has a gradient.
     """
-    captured = _Captured(program)
+    captured = _CapturedNodes(program)
     shapes = tangent_shapes(program)
     if len(shapes) != 1 or math.prod(shapes[0]) != 1:
         raise CaptureError(
@@ -157,7 +157,7 @@ def whole_program(program: Program, wanted: Mapping[int, Wanted]) -> Whole:
         CaptureError: see `trained_positions`.
     """
     positions = trained_positions(program)
-    join = _Join(program)
+    join = _StepWriter(program)
     updated = {at: wanted[at] for at in positions if at in wanted}
     trained = join.placeholders(updated)
     join.copy_rest()
@@ -275,11 +275,11 @@ def _ready_after(program: Program, whole: Whole) -> dict[int, OpId]:
     return found
 
 
-class _Join:
+class _StepWriter:
     """The new graph while it is written; lives for one call of `whole_program`."""
 
     def __init__(self, program: Program) -> None:
-        self.captured = _Captured(program)
+        self.captured = _CapturedNodes(program)
         self.graph = torch.fx.Graph()
         self.copies: dict[torch.fx.Node, torch.fx.Node] = {}
         self.state: list[torch.fx.Node] = []

@@ -5,26 +5,20 @@ errors are one line on standard error. With ``--json`` a refusal (exit code 3) i
 """
 
 import math
-import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
-import msgspec
 import typer
-from rich.console import Console
 
 from tightrope.cli import place, report, show, trace
+from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.sound import graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
 from tightrope.core.codec import dump_graph
-
-FITS, ERROR, DOES_NOT_FIT = 0, 2, 3
-_WIDE = 400
-"""Columns when standard output is not a terminal: lines are for programs then, and never folded."""
 
 
 class Order(StrEnum):
@@ -71,22 +65,6 @@ GraphFile = Annotated[
     Path | None,
     typer.Option(help="The graph that it was made for; default: NAME.graph.json beside NAME.plan.json."),
 ]
-
-
-def console() -> Console:
-    """Standard output: colours on a terminal only, and never with NO_COLOR."""
-    shown = sys.stdout.isatty()
-    return Console(
-        no_color=bool(os.environ.get("NO_COLOR")),
-        highlight=False,
-        soft_wrap=not shown,
-        width=None if shown else _WIDE,
-    )
-
-
-def emit_json(value: Any) -> None:
-    """Print one JSON object."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
 
 
 @app.callback()
@@ -282,8 +260,8 @@ def judge(plan: PlanFile, graph: GraphFile = None, machine: Machine = None, json
 
     Exit code 0: it holds; 3: it does not.
     """
+    from tightrope.formats import read_source
     from tightrope.lower import problems
-    from tightrope.plan.foreign import read_source
 
     found = Plan.load(plan)
     path = graph or graph_beside(plan)

@@ -16,7 +16,7 @@ from tightrope.core import TightropeError
 
 
 @dataclass(frozen=True)
-class Job:
+class DemoNet:
     """A model whose forward returns the loss, and an endless stream of batches for it."""
 
     name: str
@@ -89,7 +89,7 @@ class _ResNet(nn.Module):
         return nn.functional.cross_entropy(self.net(images), labels)
 
 
-def gpt2_job(*, seed: int = 0, batch: int = 2, length: int = 256) -> Job:
+def gpt2_job(*, seed: int = 0, batch: int = 2, length: int = 256) -> DemoNet:
     """Character-level GPT-2, 4 layers x 256, dropout on, on the standard library's source."""
     torch.manual_seed(seed)
     text = _library_text()
@@ -105,12 +105,12 @@ def gpt2_job(*, seed: int = 0, batch: int = 2, length: int = 256) -> Job:
             at = starts + np.arange(length)
             yield torch.from_numpy(data[at]), torch.from_numpy(data[at + 1])
 
-    return Job(
+    return DemoNet(
         "gpt2", f"GPT-2 4x256 on Python's standard library, {batch} x {length} characters", model, batches()
     )
 
 
-def resnet_job(*, seed: int = 0, batch: int = 64) -> Job:
+def resnet_job(*, seed: int = 0, batch: int = 64) -> DemoNet:
     """ResNet-18 on scikit-learn's digits, scaled to 32 x 32."""
     try:
         from sklearn.datasets import load_digits
@@ -129,7 +129,7 @@ def resnet_job(*, seed: int = 0, batch: int = 64) -> Job:
             chosen = torch.randint(len(images), (batch,), generator=source)
             yield images[chosen], labels[chosen]
 
-    return Job("resnet", f"ResNet-18 on scikit-learn's digits, batch {batch}", model, batches())
+    return DemoNet("resnet", f"ResNet-18 on scikit-learn's digits, batch {batch}", model, batches())
 
 
 def _library_text(limit: int = 2_000_000) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
 from tightrope.place import Instance, Placement, draw_svg, place_file, write_csv
 from tightrope.place.source import open_target
@@ -58,8 +59,6 @@ def place(
     Exit code 0: within the capacity, or none was asked; 3: not. A placement is written either way.
     Ops on parallel streams also get the waits that the capacity needs, and nothing where none suffice.
     """
-    from tightrope.cli.app import DOES_NOT_FIT, console, emit_json
-
     if capacity is None and not minimize:
         raise TightropeError("say what is wanted: --capacity BYTES, --minimize, or both.")
     asked = None if capacity is None else parse_bytes(capacity, name="capacity")
@@ -90,8 +89,6 @@ def streams(
     file: Path, asked: Bytes | None, *, seconds: float, seed: int, output: Path | None, json: bool
 ) -> None:
     """Place storages of parallel streams; with a capacity, also choose the waits that it needs."""
-    from tightrope.cli.app import console, emit_json
-
     graph, alignments = read_streams(file)
     waits: tuple[tuple[int, int], ...] = ()
     if asked is None:

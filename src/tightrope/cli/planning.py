@@ -7,8 +7,8 @@ from typing import Literal
 
 from tightrope.cli import show
 from tightrope.core import Machine, Plan, parse_bytes
+from tightrope.formats import Source
 from tightrope.plan import PlanCache, solve, whole_bytes
-from tightrope.plan.foreign import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _UNLIMITED = 2**50
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordingRequest:
     """How the command line asks to run: eagerly, under a budget, or by a plan."""
 
     budget: str | None
@@ -56,7 +56,7 @@ class Ran:
         return self.recording.graph
 
 
-def recorded(built: Built, wanted: Wanted) -> Ran:
+def recorded(built: Built, wanted: RecordingRequest) -> Ran:
     """Run three training steps and record the last one.
 
     Raises:

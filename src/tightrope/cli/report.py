@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from tightrope.cli.output import console, emit_json
 from tightrope.cli.sound import keep_inputs, read_sound
 from tightrope.core import FingerprintError, Plan, TightropeError, Trace
 from tightrope.core.errors import PlanFileError
@@ -43,7 +44,6 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write one HTML page that opens from disk and explains every byte of a plan or a run."""
-    from tightrope.cli.app import console, emit_json
     from tightrope.view import page
 
     keep_inputs([output], [run, graph, forecast, against, *(also or ())])

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, format_bytes
+from tightrope.formats import Source
 from tightrope.plan import Progress
-from tightrope.plan.foreign import Source
 from tightrope.run.status import StatusLine
 
 

@@ -43,8 +43,8 @@ def read_sound(path: Path, graph: Path | None = None, machine: str | None = None
         JudgeError: the plan does not hold.
         TightropeError: there is no graph, or a file cannot be read.
     """
+    from tightrope.formats import read_source
     from tightrope.lower import problems
-    from tightrope.plan.foreign import read_source
 
     plan = Plan.load(path)
     known = graph or graph_beside(path)

@@ -18,8 +18,8 @@ import typer
 from tightrope.capture import Program, capture_program, measured
 from tightrope.capture.whole import tangent_shapes
 from tightrope.core import Graph, Machine, TightropeError
-from tightrope.native.allocator import allocator
-from tightrope.plan.foreign import Source, read_source
+from tightrope.formats import Source, read_source
+from tightrope.native.hook.allocator import allocator
 from tightrope.price import price_graph
 
 

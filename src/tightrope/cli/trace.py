@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -9,13 +10,13 @@ import msgspec
 import typer
 
 from tightrope.cli.sound import Sound, keep_inputs, read_sound
-from tightrope.core import Bytes, Trace, parse_bytes, printable
+from tightrope.core import Bytes, Module, TightropeError, Trace, parse_bytes, printable
 from tightrope.core.codec import dump_graph
 
 if TYPE_CHECKING:
-    from tightrope.record import Answers
+    from tightrope.record import Answers, DryRun
 
-_PROFILE_LIMIT: Final = 2**30
+_TRACE_LIMIT: Final = 2**30
 _TRACE = """\b
 Examples:
   tightrope trace step.plan.json --save 100MB
@@ -46,6 +47,9 @@ def trace(
     model: Annotated[
         str | None, typer.Option(help="FILE.py:FUNCTION that builds the model of a profile.")
     ] = None,
+    names_only: Annotated[
+        bool, typer.Option("--names-only", help="Do not call that model: tell modules by names and order.")
+    ] = False,
     machine: Annotated[str | None, typer.Option(help="Needed by plans that page.")] = None,
     save: Annotated[str | None, typer.Option(help="Say what would have to go to save these bytes.")] = None,
     against: Annotated[Path | None, typer.Option(help="An earlier plan, trace or profile.")] = None,
@@ -61,9 +65,10 @@ def trace(
 
     keep_inputs([output, perfetto, snapshot], [file, graph, against])
     asked: Bytes = parse_bytes(save, name="save") if save is not None else 0
-    found = open_trace(file, graph=graph, model=model, machine=machine)
+    opened = partial(open_trace, graph=graph, model=model, machine=machine, names_only=names_only)
+    found = opened(file)
     answers = explain(found, save=asked, top=top)
-    before = open_trace(against, graph=graph, model=model, machine=machine) if against is not None else None
+    before = opened(against) if against is not None else None
     changed = diff(before, found) if before is not None else None
     if output is not None:
         save_trace(found, output)
@@ -105,13 +110,13 @@ def record(
     The forward returns the loss. Nothing is updated: there is no optimizer. A plan is judged first, and
     runs at its own addresses; it holds for the graph that it was made for.
     """
-    from tightrope.cli.recording import Wanted, recorded
+    from tightrope.cli.recording import RecordingRequest, recorded
     from tightrope.cli.target import build
     from tightrope.record import explain
     from tightrope.record import save as save_trace
 
     keep_inputs([output, save_plan, save_graph], [plan, graph])
-    wanted = Wanted(budget, read_sound(plan, graph) if plan is not None else None)
+    wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None)
     wanted.check(save=save_plan is not None or save_graph is not None, graph=graph is not None)
     ran = recorded(build(target), wanted)
     found = ran.trace
@@ -128,27 +133,56 @@ def record(
 
 
 def open_trace(
-    path: Path, *, graph: Path | None = None, model: str | None = None, machine: str | None = None
+    path: Path,
+    *,
+    graph: Path | None = None,
+    model: str | None = None,
+    machine: str | None = None,
+    names_only: bool = False,
 ) -> Trace:
     """Read a trace file, simulate a plan file, or annotate a profile.
+
+    Args:
+        path: of the file.
+        graph: of a plan; default: the one beside it.
+        model: ``FILE.py:FUNCTION`` that builds the model of a profile.
+        machine: needed by plans that page.
+        names_only: do not call the model to see which modules make which ops.
 
     Raises:
         TightropeError: the file is none of these.
     """
-    from tightrope.cli.target import build
     from tightrope.core.codec import read_file
-    from tightrope.record import annotate, forecast, load, parse_profile, tree_of
-    from tightrope.record.columns import MAGIC
+    from tightrope.record import annotate, forecast, load, read_profile
+    from tightrope.record.chrome import looks_like_profile
+    from tightrope.record.columns import is_trace
 
-    data = read_file(path, limit=_PROFILE_LIMIT)
-    if data[: len(MAGIC) - 1] == MAGIC[:-1]:
-        return load(data)
-    if b'"traceEvents"' in data[:1_000_000]:
-        tree = tree_of(build(model).model) if model is not None else None
-        slices = parse_profile(data, path.name)
-        return annotate(slices, name=path.name) if tree is None else annotate(slices, tree, name=path.name)
+    if is_trace(path):
+        return load(read_file(path, limit=_TRACE_LIMIT))
+    if looks_like_profile(path):
+        slices = read_profile(path)
+        tree, run = _model_of(model, names_only=names_only)
+        return annotate(slices, name=path.name, run=run, **({} if tree is None else {"modules": tree}))
     sound = read_sound(path, graph, machine)
     return forecast(sound.graph, sound.plan, machine=sound.machine)
+
+
+def _model_of(target: str | None, *, names_only: bool) -> "tuple[tuple[Module, ...] | None, DryRun | None]":
+    """Build the model of a profile and call it once without values; its modules alone where that fails."""
+    from tightrope.cli.target import build
+    from tightrope.record import dry_run, tree_of
+
+    if target is None:
+        return None, None
+    built = build(target)
+    if not names_only:
+        try:
+            return None, dry_run(built.model, built.args, built.kwargs)
+        except TightropeError as error:
+            sys.stderr.write(
+                f"tightrope: careful: modules come from names and order alone: {printable(str(error))}\n"
+            )
+    return tree_of(built.model), None
 
 
 def answers_of(sound: Sound, save: str | None, top: int) -> "Answers":

@@ -115,7 +115,7 @@ class Fixing(msgspec.Struct, frozen=True, tag="fixing", array_like=True):
     """Reduced-cost fixing; one node follows. A fact that alone raises ``case`` to the target is not so.
 
     Every fact that the weights name is decided this way where its other value would make the case as
-    dear as ``Stages.target``: a schedule that adds less has it so.
+    expensive as ``Stages.target``: a schedule that adds less has it so.
     """
 
     case: StageCase

@@ -35,6 +35,19 @@ class EventPhase(StrEnum):
     PAGE = "page"
     OPTIMIZER = "optimizer"
     OTHER = "other"
+    COPY = "copy"
+
+
+class Doubt(StrEnum):
+    """Why the module of an event in somebody else's profile may be another one.
+
+    ``order``: there are others like it, and it was taken because of the order in which they are defined.
+    ``place``: it may be one beside it or around it.
+    """
+
+    NONE = "none"
+    ORDER = "order"
+    PLACE = "place"
 
 
 class Category(StrEnum):
@@ -71,6 +84,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False, repr_omit_de
         phase: see `EventPhase`.
         thread: 0 is the thread that ran the step.
         line: position in `Trace.lines`, or -1.
+        doubt: see `Doubt`.
     """
 
     start: Nanoseconds
@@ -81,6 +95,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False, repr_omit_de
     phase: EventPhase = EventPhase.OTHER
     thread: int = 0
     line: int = -1
+    doubt: Doubt = Doubt.NONE
 
     @property
     def duration(self) -> Nanoseconds:
@@ -194,7 +209,10 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         lower_bound: total bytes below which no plan exists (proved).
         planner: which planner found it.
         curve: plans for other budgets, ascending by budget.
-        match: of a profile, how well it goes with the model that names its modules: 0 to 1.
+        match: of a profile, how well it goes with the model that names its modules: 0 to 1. From
+            `SURE_MATCH` on, modules are proved and no event is in doubt.
+        order_doubts: events of a profile whose doubt is ``order``.
+        place_doubts: events of a profile whose doubt is ``place``.
     """
 
     name: str = ""
@@ -210,6 +228,8 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     planner: str = ""
     curve: tuple[BudgetPoint, ...] = ()
     match: float | None = None
+    order_doubts: int = 0
+    place_doubts: int = 0
 
     def warning(self) -> str:
         """Say what to know before reading the figures: a match that is poor; else nothing."""
@@ -221,8 +241,25 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         )
 
 
+def doubts(in_order: int, in_place: int) -> str:
+    """Say how many events may belong to another module, and why; nothing where none may.
+
+    Example:
+        >>> doubts(0, 2)
+        'of the events, 2 may belong to a module beside or around the one named'
+    """
+    found = []
+    if in_order:
+        found.append(f"{in_order} are told from others like them by the order of definition alone")
+    if in_place:
+        found.append(f"{in_place} may belong to a module beside or around the one named")
+    return "of the events, " + " and ".join(found) if found else ""
+
+
+SURE_MATCH: Final = 0.99
+"""From it on the modules of a profile are proved."""
 POOR_MATCH: Final = 0.95
-"""Below it a profile is probably of another model: right ones have 1.00, other layers at most 0.93."""
+"""Below it a profile may be of another model: ``tests/record/test_doubts.py`` tells nets as each other."""
 ROOT = Module("")
 
 

@@ -5,7 +5,7 @@ from typing import Final, NoReturn, get_args
 
 from tightrope.core.errors import PlanFileError
 from tightrope.core.json_text import quote
-from tightrope.core.trace import Category, Decision, EventPhase, Module, Trace
+from tightrope.core.trace import Category, Decision, Doubt, EventPhase, Module, Trace
 
 MAX_EXACT: Final = 2**53 - 1
 """Largest time and number of bytes: a browser has no exact integers beyond it."""
@@ -65,6 +65,8 @@ def check_tables(trace: Trace) -> None:
     match = trace.summary.match
     if match is not None and not 0 <= match <= 1:
         _refuse("summary.match", match, "between 0 and 1")
+    for name in ("order_doubts", "place_doubts"):
+        _within(f"summary.{name}", [getattr(trace.summary, name)], 0, MAX_ROWS)
 
 
 def check_modules(modules: Sequence[Module]) -> None:
@@ -160,6 +162,7 @@ def _check_words(trace: Trace) -> None:
     """Names are texts, and phases, categories and decisions are known ones."""
     _among("events[{}].name", (event.name for event in trace.events), str)
     _among("events[{}].phase", (event.phase for event in trace.events), EventPhase)
+    _among("events[{}].doubt", (event.doubt for event in trace.events), Doubt)
     _among("buffers[{}].category", (buffer.category for buffer in trace.buffers), Category)
     _among("modules[{}].path", (module.path for module in trace.modules), str)
     _among("modules[{}].kind", (module.kind for module in trace.modules), str)

@@ -31,19 +31,19 @@ from tightrope.capture import _torch
 from tightrope.capture import partition as capture_partition
 from tightrope.capture.partition import Joint, joint_of, mark_nodes, must_keep, read_joint, split_joint
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, StorageId, format_bytes, parse_bytes
-from tightrope.plan import mincut, mincut_prices
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import open_solver, outside_peak
-from tightrope.plan.mincut import MincutKnobs, Partition, backward_begin, partition
-from tightrope.plan.mincut_prices import fused_prices, inlined, measured_prices
 from tightrope.plan.model import build
+from tightrope.plan.peers import mincut, mincut_prices
+from tightrope.plan.peers.mincut import MincutKnobs, Partition, backward_begin, partition
+from tightrope.plan.peers.mincut_prices import fused_prices, inlined, measured_prices
 from tightrope.price import price_graph, table
 
 Budget = str | int
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Kept:
     """What the backward of one graph keeps.
 
     Attributes:
@@ -63,7 +63,7 @@ def choose(
     budget: Budget,
     machine: Machine | None = None,
     fused: Joint | None = None,
-) -> Choice:
+) -> Kept:
     """Choose what the backward keeps, so that the peak fits and the least work runs again.
 
     Args:
@@ -85,7 +85,7 @@ def choose(
     found = partition(priced, limit, prices=prices, knobs=MincutKnobs(anew=False), inlined=unwritten)
     if beside + found.peak > asked:
         raise _infeasible(priced, asked, beside + found.peak)
-    return Choice(_kept(priced, found), beside + found.peak, _names(priced, found))
+    return Kept(_kept(priced, found), beside + found.peak, _names(priced, found))
 
 
 def _kept(graph: Graph, found: Partition) -> frozenset[StorageId]:

@@ -5,7 +5,7 @@ Idea        Pick some ops of the base order, the rows. At each, certain storages
             What is live at the next row was live at this one or made between; what a first run or a
             re-run between them reads was live at this row or made after it. Weights on these facts
             bound the time of the re-runs from below. Facts whose other value alone would make a
-            schedule as dear as the target are fixed; a case may split on how many of some facts hold.
+            schedule as expensive as the target are fixed; a case may split on how many of some facts hold.
             Where chains of what is needed later leave an op no room to run again, it does not, unless
             an op runs again that a chain ends at.
 Source      the stages of Checkmate (MLSys 2020), with rows only where memory is short; weak duality;
@@ -53,7 +53,7 @@ def staged_time(graph: Graph, stages: Stages) -> Nanoseconds:
     Raises:
         JudgeError: they name what the graph does not have, or leave a case open.
     """
-    facts = _Facts(graph, stages)
+    facts = _StageFacts(graph, stages)
     unit = rerun_unit(graph) * stages.scale
     least = min(_values(stages, facts))
     if any(isinstance(node, Fixing) for node in stages.tree):
@@ -69,7 +69,7 @@ class _Branch:
     choices: tuple[tuple[Choice, bool], ...] = ()
 
 
-def _values(stages: Stages, facts: "_Facts") -> Iterator[int]:
+def _values(stages: Stages, facts: "_StageFacts") -> Iterator[int]:
     """Evaluate every case, in multiples of 1 / scale ns."""
     waiting = [_Branch()]
     for node in stages.tree:
@@ -87,7 +87,7 @@ def _values(stages: Stages, facts: "_Facts") -> Iterator[int]:
         _fail(f"{len(waiting)} cases left open")
 
 
-def _taken(choice: Choice, facts: "_Facts", branch: _Branch, more: bool) -> _Branch:
+def _taken(choice: Choice, facts: "_StageFacts", branch: _Branch, more: bool) -> _Branch:
     """Enter a case: more than ``most`` of the facts hold, or at most so many."""
     named = [(choice.what, item, choice.row) for item in choice.items]
     if not named or len(set(named)) < len(named) or not all(facts.known(fact) for fact in named):
@@ -98,7 +98,7 @@ def _taken(choice: Choice, facts: "_Facts", branch: _Branch, more: bool) -> _Bra
     return _Branch(fixed, (*branch.choices, (choice, more)))
 
 
-class _Facts:
+class _StageFacts:
     """What may be so at and between the rows, and what is certain."""
 
     def __init__(self, graph: Graph, stages: Stages) -> None:

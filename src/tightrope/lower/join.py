@@ -38,7 +38,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Joint:
+class JoinedCalls:
     """One graph of several calls.
 
     Attributes:
@@ -56,7 +56,7 @@ def join(
     *,
     identity: Mapping[tuple[int, StorageId], Hashable] | None = None,
     dropped: Set[tuple[int, int]] = frozenset(),
-) -> Joint:
+) -> JoinedCalls:
     """Put the calls of a training step into one graph.
 
     Args:
@@ -74,13 +74,13 @@ def join(
         >>> [part.end for part in join({0: one}, order).graph.parts]
         [2, 4, 6, 7]
     """
-    joining = _Join(graphs, identity or {}, dropped)
+    joining = _CallJoiner(graphs, identity or {}, dropped)
     for number, turn in enumerate(turns):
         joining.add(turn, last=number == len(turns) - 1)
     return joining.finish()
 
 
-class _Join:
+class _CallJoiner:
     """The graph while it is written; lives for one call of `join`."""
 
     def __init__(
@@ -182,7 +182,7 @@ class _Join:
             return Items(tuple(self._argument(call, item) for item in value.items))
         return value
 
-    def finish(self) -> Joint:
+    def finish(self) -> JoinedCalls:
         again: list[Op] = []
         for call, variant, base, _ in self.variants:
             number = len(self.ops) + len(again)
@@ -194,4 +194,4 @@ class _Join:
             tuple(self.ops), tuple(self.storages), tuple(again), tuple(self.parts), " + ".join(names),
             first.environment, first.alignment,
         )  # fmt: skip
-        return Joint(graph, self.number)
+        return JoinedCalls(graph, self.number)

@@ -78,7 +78,7 @@ def lower(graph: Graph, what: Plan | Schedule, machine: Machine | None = None) -
         )
     if machine is not None:
         graph = fitted(graph, machine.tiers[0].alignment)
-    walk = _Walk(graph, machine)
+    walk = _Lowering(graph, machine)
     for position, step in enumerate((what.schedule if isinstance(what, Plan) else what).steps):
         walk.take(position, step)
     made = walk.finish()
@@ -132,7 +132,7 @@ def planned(executable: Executable) -> list[Alloc]:
     return [e for e in executable.flat() if isinstance(e, Alloc) and e.space in (ARENA, HEAP)]
 
 
-class _Walk:
+class _Lowering:
     """Instructions so far, the live buffer of every storage, and where each buffer was touched last."""
 
     def __init__(self, graph: Graph, machine: Machine | None) -> None:

@@ -78,7 +78,12 @@ def remainder(graph: Graph, live: Set[StorageId]) -> Graph:
 
     Example:
         >>> from tightrope.core.graph import RETURN
-        >>> ops = (Op(0, "a", "a", (0,), (1,)), Op(1, "return", RETURN), Op(2, "b", "b", (1,), (2,)))
+        >>> made = (Result(-1, View(1, "float32", (16,), (1,))),)
+        >>> ops = (
+        ...     Op(0, "a", "a", (0,), (1,), results=made),
+        ...     Op(1, "return", RETURN),
+        ...     Op(2, "b", "b", (1,), (2,)),
+        ... )
         >>> one = Graph(ops, tuple(Storage(i, 64, external=not i) for i in range(3)), (), (Part(2), Part(3)))
         >>> [op.name for op in remainder(one, {1}).ops], [op.name for op in remainder(one, set()).ops]
         (['b'], ['a', 'b'])

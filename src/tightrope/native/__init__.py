@@ -1,4 +1,4 @@
-"""The native part: building it, and the allocator with planned addresses."""
+"""The native part: building it, the hook into the allocator of torch, and solvers without torch."""
 
 from tightrope.native.build import cache_folder, compiler, library, sources
 

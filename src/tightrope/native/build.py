@@ -1,4 +1,4 @@
-"""Build the C++ sources of this folder on first use and keep the results in a cache.
+"""Build the C++ sources of `hook` and `solvers` on first use and keep the results in a cache.
 
 A library's file name holds a hash of everything that shapes it, so an upgrade of the source, the
 compiler or torch builds a new file and never loads a stale one. Builds happen in a private folder
@@ -20,8 +20,8 @@ from typing import Final
 from tightrope.core import NativeError
 
 SOURCES: Final = Path(__file__).parent
-TORCH_SOURCES: Final = frozenset({"allocator"})
-"""Sources that include torch's c10 headers; the others know nothing of torch."""
+HOOK: Final = "hook"
+"""The folder whose sources include torch's c10 headers; the others know nothing of torch."""
 
 _COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
 _INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"/]+)"', re.MULTILINE)
@@ -52,7 +52,11 @@ def cache_folder() -> Path:
 
 def sources() -> tuple[str, ...]:
     """List the names that `library` accepts."""
-    return tuple(sorted(file.stem for file in SOURCES.glob("*.cpp")))
+    return tuple(sorted(_sources()))
+
+
+def _sources() -> dict[str, Path]:
+    return {file.stem: file for file in SOURCES.rglob("*.cpp")}
 
 
 def library(name: str) -> Path:
@@ -71,8 +75,8 @@ def library(name: str) -> Path:
         >>> library("allocator").name.startswith("allocator-")  # doctest: +SKIP
         True
     """
-    source = SOURCES / f"{name}.cpp"
-    if name not in sources():
+    source = _sources().get(name)
+    if source is None:
         raise NativeError(f"there is no native source {name!r}; there are: {', '.join(sources())}.")
     command = compiler()
     if command is None:
@@ -80,7 +84,7 @@ def library(name: str) -> Path:
             f"no C++ compiler found for {name}.cpp (CXX={os.environ.get('CXX', '')!r}). {_INSTALL}"
         )
     compile_command = shlex.split(command)
-    flags = _flags(name, compile_command)
+    flags = _flags(source, compile_command)
     target = cache_folder() / f"{name}-{_key(source, compile_command, flags)}.so"
     if not target.is_file():
         _compile(source, target, compile_command, flags)
@@ -118,8 +122,8 @@ def _refusal(source: str, command: list[str], stderr: str) -> str:
     )
 
 
-def _flags(name: str, command: list[str]) -> tuple[str, ...]:
-    if name not in TORCH_SOURCES:
+def _flags(source: Path, command: list[str]) -> tuple[str, ...]:
+    if source.parent.name != HOOK:
         return ("-O3", "-march=native") if _target(command) else ("-O3",)
     torch = _torch_folder()
     return ("-O2", "-isystem", str(torch / "include"), "-L", str(torch / "lib"), "-lc10", "-pthread")
@@ -163,6 +167,6 @@ def _key(source: Path, command: list[str], flags: tuple[str, ...]) -> str:
     if "-march=native" in flags:
         # Home folders, and so the cache, may be shared by machines with different processors.
         digest.update(_target(command).encode())
-    if source.stem in TORCH_SOURCES:
+    if source.parent.name == HOOK:
         digest.update((_torch_folder() / "version.py").read_bytes())
     return digest.hexdigest()[:32]

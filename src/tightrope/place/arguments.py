@@ -8,7 +8,7 @@ import numpy as np
 
 from tightrope.core import TightropeError
 from tightrope.core.units import is_whole
-from tightrope.native.packer import Integers
+from tightrope.native.solvers.packer import Integers
 
 
 def check_whole(name: str, value: object) -> None:

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from tightrope.core import Block, Bytes, NativeError, Offset, Space, TightropeError
-from tightrope.native.packer import BlockTable, Integers, pack_blocks
+from tightrope.native.solvers.packer import BlockTable, Integers, pack_blocks
 from tightrope.place.arguments import check_effort, check_whole
 from tightrope.place.blocks_check import check_blocks
 from tightrope.place.fallback_blocks import pack_blocks_in_python

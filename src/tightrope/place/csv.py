@@ -122,7 +122,7 @@ def _parse(text: io.StringIO, path: str) -> Instance:
             f"{path}: the first line must name the columns id,lower,upper,size (and perhaps alignment, "
             f"offset, hint, gaps) once each; it has {','.join(original)[:120]!r}."
         )
-    rows = _Rows(path, {name: at for at, name in enumerate(header)}, last)
+    rows = _CsvRows(path, {name: at for at, name in enumerate(header)}, last)
     keep = last or header != [name for name in ("id", *_NEEDED, *_PLAIN[4:]) if name in header]
     cells: list[tuple[str, ...]] = [tuple(original)] if keep else []
     for line, row in _lines(reader, len(header), path):
@@ -132,7 +132,7 @@ def _parse(text: io.StringIO, path: str) -> Instance:
     return rows.instance(tuple(cells))
 
 
-class _Rows:
+class _CsvRows:
     """Collects the rows of a file."""
 
     def __init__(self, path: str, places: dict[str, int], last: bool) -> None:

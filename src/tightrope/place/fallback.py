@@ -1,7 +1,7 @@
 """First fit and dives in pure Python, for machines without a C++ compiler.
 
 Idea        Place buffers one by one, in several orders, each at its lowest free address.
-Source      first-fit decreasing; skyline dives as in ``native/packer_dive.hpp``
+Source      first-fit decreasing; skyline dives as in ``native/solvers/packer_dive.hpp``
 Guarantee   a valid placement; proves only what the load bound proves
 Complexity  O(n * overlaps * log overlaps) time per order
 Gaps        no search, so tight instances keep a gap of several percent
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from tightrope.core import Bytes, Offset
-from tightrope.native.packer import STATUSES, Integers, Packed
+from tightrope.native.solvers.packer import STATUSES, Integers, Packed
 
 _DIVE_LIMIT: Final = 3000
 """Buffers above which the quadratic dives are left out."""

@@ -1,7 +1,7 @@
 """First fit for blocks in pure Python, for machines without a C++ compiler.
 
 Idea        Place blocks one by one, in several orders, each at its lowest legal offset.
-Source      first-fit decreasing, as in ``native/packer_blocks.hpp``
+Source      first-fit decreasing, as in ``native/solvers/packer_blocks.hpp``
 Guarantee   a valid placement
 Complexity  O(pieces * overlaps * log overlaps) time per order
 Gaps        a few orders and shuffles, no squeaky wheel
@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from tightrope.core import Bytes, Offset
-from tightrope.native.packer import BlockTable, Integers
+from tightrope.native.solvers.packer import BlockTable, Integers
 
 _SHUFFLES: Final = 8
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from tightrope.native.packer import SWITCHES
+from tightrope.native.solvers.packer import SWITCHES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Offset assignment for buffers with known lifetimes.
 
 Idea        First fit in several orders, skyline dives, and a canonical search where those leave a
-            gap; the work is done in C++ (``native/packer.cpp``), this file checks and reports.
-Source      see ``native/packer.cpp``
+            gap; the work is done in C++ (``native/solvers/packer.cpp``), this file checks and reports.
+Source      see ``native/solvers/packer.cpp``
 Guarantee   Buffers whose lifetimes overlap get disjoint address ranges, aligned; an answer always
             exists; equal input, options and seed give equal offsets unless the clock stops the run.
 Complexity  1e5 buffers well under a second, see ``docs/placement.md``
@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from tightrope.core import Bytes, NativeError, Offset, TightropeError
-from tightrope.native.packer import METHODS, STATUSES, Integers, Packed, pack
+from tightrope.native.solvers.packer import METHODS, STATUSES, Integers, Packed, pack
 from tightrope.place.arguments import check_effort, check_whole, integers
 from tightrope.place.fallback import pack_in_python
 from tightrope.place.options import PlaceOptions

@@ -11,7 +11,7 @@ Idea        Annealing begins from nothing. Moves: evict at an event over the lim
 Source      set representation after Moccasin (ICML 2023), whose retention it generalises; Schrimpf et
             al., Record Breaking Optimization Results Using the Ruin and Recreate Principle (2000)
 Guarantee   Never worse than its start where that fits. Equal seeds and efforts give equal sets.
-Complexity  1 to 3 microseconds per move at 250 to 1,000 ops, see ``native/solver_anneal.hpp``
+Complexity  1 to 3 microseconds per move at 250 to 1,000 ops, see ``native/solvers/solver_anneal.hpp``
 Gaps        The order of first runs is fixed; no proof of optimality.
 """
 
@@ -19,11 +19,11 @@ import math
 from dataclasses import dataclass, replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
-from tightrope.native.solver import NUM_RULES, Mode, Solver
-from tightrope.plan.blocks import copy_pairs, find_layers, share, shorten
+from tightrope.native.solvers.solver import NUM_RULES, Mode, Solver
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.greedy import greedy_pairs
+from tightrope.plan.layers import copy_pairs, find_layers, share, shorten
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options, Watch
 from tightrope.plan.schedule import expand, useful
@@ -49,7 +49,7 @@ def anneal(graph: Graph, machine: Machine | None, limits: Limits, options: Optio
     model = build(graph)
     solver = open_solver(model, native=options.native)
     limit, asked = live_limit(graph, limits), options
-    if options.blocks and isinstance(solver, Solver):
+    if options.layers and isinstance(solver, Solver):
         options = _from_layers(graph, solver, limit, options)
     pairs = anneal_pairs(solver, model, limit, options)
     if asked.start and options is not asked:
@@ -88,7 +88,7 @@ def anneal_pairs(
     start = tuple(options.start) or greedy_pairs(solver, limit, options.watch)
     if not isinstance(solver, Solver):
         return start
-    search = _Search(solver, model, limit, options, start, annealing=options.fresh)
+    search = _PairSearch(solver, model, limit, options, start, annealing=options.fresh)
     search.consider(start)
     if not search.done:
         search.run()
@@ -96,7 +96,7 @@ def anneal_pairs(
 
 
 @dataclass(slots=True)
-class _Search:
+class _PairSearch:
     """The best set that fits so far, and which ways of finding one are still worth their time.
 
     Attributes:

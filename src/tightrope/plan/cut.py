@@ -36,7 +36,7 @@ def cut(graph: Graph, schedule: Schedule, *, capacity: Bytes, reserved: Graph | 
         The graph, ops of the span with a reserve; None = the addresses fit after all.
 
     Example:
-        >>> from tightrope.core import Storage
+        >>> from tightrope.core import Compute, Storage
         >>> graph = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 128),))
         >>> cut(graph, Schedule((Compute(0),)), capacity=64).ops[0].allocations[-1].bytes
         64

@@ -2,7 +2,7 @@
 
 from tightrope.core import Bytes, Graph, Limits
 from tightrope.lower import lower, simulate
-from tightrope.native.solver import Solver, Tables, available
+from tightrope.native.solvers.solver import Solver, Tables, available
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.model import Model
 from tightrope.plan.schedule import base_schedule

@@ -1,6 +1,6 @@
 """The greedy search in Python, for machines without a C++ compiler.
 
-Idea        The same byte profile and the same greedy as ``native/solver.cpp``, step for step: walk
+Idea        The same byte profile and the same greedy as ``native/solvers/solver.cpp``, step for step: walk
             the events; where bytes exceed the limit, drop the idle storage with the least score and
             run its producer again, with dead inputs, before its next reader.
 Source      Dynamic Tensor Rematerialization (ICLR 2021) for the first score; planned, not online
@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 
 from tightrope.core import Bytes, StepIndex, StorageId
-from tightrope.native.solver import State
+from tightrope.native.solvers.solver import State
 from tightrope.plan.model import Model, Pair
 
 _LONGEST = 48

@@ -12,7 +12,7 @@ Gaps        An eviction is never taken back, except where it turns out to be use
 from itertools import product
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Schedule
-from tightrope.native.solver import NUM_RULES, Solver
+from tightrope.native.solvers.solver import NUM_RULES, Solver
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.model import Pair, build

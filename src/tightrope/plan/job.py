@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Plan
-from tightrope.native.solver import available
+from tightrope.native.solvers.solver import available
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.bound.certify import certify, closer
@@ -20,7 +20,7 @@ from tightrope.plan.options import Options
 from tightrope.plan.order import best_choice
 from tightrope.plan.precedence import restore
 from tightrope.plan.reasons import reasons
-from tightrope.plan.registry import PLANNERS, stages
+from tightrope.plan.registry import PLANNERS, members
 
 _ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
 """Searches and placements per planner: the greedy only has to bring a first plan early."""
@@ -175,12 +175,12 @@ class Job:
         """Run a planner or the portfolio, then search on with more effort while time is left."""
         options = self.options
         try:
-            for name in stages(planner):
+            for name in members(planner):
                 if name == "anneal":
                     self.prove()
                 if not self.done or self.best is None:
                     self.rounds(name, options)
-            while self.watch.seconds is not None and not self.done and "anneal" in stages(planner):
+            while self.watch.seconds is not None and not self.done and "anneal" in members(planner):
                 options = replace(options, effort=options.effort * 2, seed=options.seed + 7919)
                 self.rounds("anneal", options)
             self.watch.tell("searched", last=True)
@@ -215,11 +215,11 @@ def _quicker(plan: Plan, other: Plan) -> bool:
 
 def _later(options: Options, num_ops: int) -> Options:
     """Search less at the next target: the start is close to an answer, and the more so in large graphs."""
-    if not options.blocks:
+    if not options.layers:
         return options
     share = min(1.0, _FULL_OPS / num_ops)
     fresh = options.fresh and share == 1.0
-    return replace(options, blocks=False, fresh=fresh, restarts=2, effort=options.effort * share)
+    return replace(options, layers=False, fresh=fresh, restarts=2, effort=options.effort * share)
 
 
 def label(planner: str, options: Options) -> str:

@@ -15,8 +15,8 @@ from random import Random
 from typing import Final, TypeAlias
 
 from tightrope.core import Bytes, Graph, OpId, StorageId
-from tightrope.native.solver import State
-from tightrope.native.solver_order import OrderSolver, OrderTables
+from tightrope.native.solvers.solver import State
+from tightrope.native.solvers.solver_order import OrderSolver, OrderTables
 from tightrope.plan.anneal import anneal_pairs
 from tightrope.plan.engine import open_solver
 from tightrope.plan.model import Model, Pair, build
@@ -36,7 +36,7 @@ _SLICE: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OrderedPairs:
     """An order of first runs with a set of recomputations.
 
     Attributes:
@@ -57,17 +57,17 @@ class Choice:
         return self.state.excess, self.state.ns, self.state.peak
 
 
-def choose(graph: Graph, ordering: Ordering, limit: Bytes, options: Options) -> Choice:
+def choose(graph: Graph, ordering: Ordering, limit: Bytes, options: Options) -> OrderedPairs:
     """Search recomputations in one order; ``options.start`` is in terms of that order."""
     moved = reorder(graph, ordering)
     model = build(moved)
     solver = open_solver(model, native=options.native)
     pairs = useful(moved, anneal_pairs(solver, model, limit, options))
     solver.load(pairs)
-    return Choice(ordering, moved, pairs, solver.state(limit))
+    return OrderedPairs(ordering, moved, pairs, solver.state(limit))
 
 
-def refine(graph: Graph, start: Choice, limit: Bytes, options: Options) -> Choice:
+def refine(graph: Graph, start: OrderedPairs, limit: Bytes, options: Options) -> OrderedPairs:
     """Take out re-runs one at a time while moving the others and the first runs makes up for it.
 
     Args:
@@ -91,7 +91,7 @@ def refine(graph: Graph, start: Choice, limit: Bytes, options: Options) -> Choic
 
 
 def _rearrange(
-    choice: Choice, out: Pair, limit: Bytes, options: Options
+    choice: OrderedPairs, out: Pair, limit: Bytes, options: Options
 ) -> tuple[Ordering, tuple[Pair, ...]]:
     """Anneal the order of all runs but one; return the order of first runs and the pairs found."""
     rest = tuple(pair for pair in choice.pairs if pair != out)
@@ -109,7 +109,7 @@ def _rearrange(
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class UnrolledRuns:
     """Every run as an op: first runs keep their numbers, re-runs follow.
 
     Attributes:
@@ -123,7 +123,7 @@ class Runs:
     sequence: Ordering
 
 
-def unroll(model: Model, before: tuple[tuple[OpId, ...], ...], pairs: tuple[Pair, ...]) -> Runs:
+def unroll(model: Model, before: tuple[tuple[OpId, ...], ...], pairs: tuple[Pair, ...]) -> UnrolledRuns:
     """Give every run of a set of pairs its own op and its own copies."""
     writer = _Writer(model, before)
     stages: dict[int, list[OpId]] = {}
@@ -136,7 +136,7 @@ def unroll(model: Model, before: tuple[tuple[OpId, ...], ...], pairs: tuple[Pair
     return writer.runs()
 
 
-def roll(runs: Runs, num_ops: int, sequence: Ordering) -> tuple[Ordering, tuple[Pair, ...]]:
+def roll(runs: UnrolledRuns, num_ops: int, sequence: Ordering) -> tuple[Ordering, tuple[Pair, ...]]:
     """Read the order of first runs and the pairs, in terms of that order, from a sequence of runs."""
     ordering = tuple(run for run in sequence if run < num_ops)
     position = {op: at for at, op in enumerate(ordering)}
@@ -186,10 +186,10 @@ class _Writer:
         self.latest[op] = run
         self.sequence.append(run)
 
-    def runs(self) -> Runs:
+    def runs(self) -> UnrolledRuns:
         before = tuple(tuple(sorted(earlier)) for earlier in self.before)
         tables = OrderTables(self.need, self.storages, self.reads, before)
-        return Runs(tables, tuple(self.base), tuple(self.sequence))
+        return UnrolledRuns(tables, tuple(self.base), tuple(self.sequence))
 
     def _read(self, run: OpId, storages: tuple[StorageId, ...]) -> None:
         for storage in storages:

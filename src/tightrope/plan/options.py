@@ -76,7 +76,7 @@ class Options:
         start: pairs to begin from, empty = find some.
         order: of first runs: ``given`` = the base order, ``free`` = any that gives the same values.
         bound: whether to prove a bound on the time; ``quick`` = with one linear program, no search.
-        blocks: solve repeated layers once and copy what was found.
+        layers: solve repeated layers once and copy what was found.
         fresh: anneal from nothing too, not only improve the start.
         native: use the C++ search; without it, or without a compiler, the greedy runs in Python and
             nothing is annealed.
@@ -89,7 +89,7 @@ class Options:
     start: Sequence[Pair] = ()
     order: Literal["given", "free"] = "given"
     bound: bool | Literal["quick"] = "quick"
-    blocks: bool = True
+    layers: bool = True
     fresh: bool = True
     native: bool = True
     watch: Watch = field(default_factory=Watch)

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, OpId, Schedule, StorageId
-from tightrope.native.solver import available
-from tightrope.native.solver_order import OrderSolver, OrderTables
+from tightrope.native.solvers.solver import available
+from tightrope.native.solvers.solver_order import OrderSolver, OrderTables
 from tightrope.plan.engine import live_limit
-from tightrope.plan.joint import Choice, Ordering, choose, refine
+from tightrope.plan.joint import OrderedPairs, Ordering, choose, refine
 from tightrope.plan.model import Model, build
 from tightrope.plan.options import Options
 from tightrope.plan.precedence import precedences, restore
@@ -44,9 +44,9 @@ def order(graph: Graph, machine: Machine | None, limits: Limits, options: Option
     return restore(expand(best.graph, best.pairs), best.ordering)
 
 
-def best_choice(graph: Graph, limit: Bytes, options: Options) -> Choice:
+def best_choice(graph: Graph, limit: Bytes, options: Options) -> OrderedPairs:
     """Find the order of first runs in which recomputation fits ``limit`` fastest."""
-    best: Choice | None = None
+    best: OrderedPairs | None = None
     for ordering in orders(graph, limit, options) if options.order == "free" else (given_order(graph),):
         found = choose(graph, ordering, limit, replace(options, start=()))
         best = found if best is None else min(best, found, key=lambda choice: choice.rank)

@@ -27,7 +27,7 @@ from tightrope.plan.model import again, producers
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _StorageFacts:
     """What the schedule does to each storage: copies, page-ins, first runs without it, live at the peak."""
 
     copies: list[int]
@@ -58,7 +58,7 @@ def reasons(graph: Graph, plan: Plan, machine: Machine | None = None) -> tuple[R
     return tuple(result)
 
 
-def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _Facts, slack: int) -> str:
+def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _StorageFacts, slack: int) -> str:
     made, producer = graph.storages[storage], graph.ops[op]
     if made.resident_at_end:
         return ": it must be there when the step ends"
@@ -78,7 +78,7 @@ def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _Facts, slack: int)
     return f"{price} at the peak, which the budget does not need ({format_bytes(slack)} to spare)"
 
 
-def _recomputed(graph: Graph, storage: StorageId, op: OpId, facts: _Facts) -> str:
+def _recomputed(graph: Graph, storage: StorageId, op: OpId, facts: _StorageFacts) -> str:
     times = facts.copies[storage] - 1
     often = f" {times} time{'s' * (times > 1)}: {format_time(again(graph, op).ns)} each"
     if facts.absent[storage] == 0:
@@ -88,7 +88,7 @@ def _recomputed(graph: Graph, storage: StorageId, op: OpId, facts: _Facts) -> st
     return f"{often} buys {format_bytes(made.size)} {place}, for {facts.absent[storage]} ops"
 
 
-def _paged(graph: Graph, storage: StorageId, facts: _Facts) -> str:
+def _paged(graph: Graph, storage: StorageId, facts: _StorageFacts) -> str:
     pages = facts.pages[storage]
     runs = facts.copies[storage] - 1 - pages
     also = f", and recomputed {runs} time{'s' * (runs > 1)}" if runs else ""
@@ -143,7 +143,7 @@ class _Observer:
                 self.gone_at[alloc.storage] = self.seen
 
 
-def _facts(graph: Graph, executable: Executable) -> _Facts:
+def _facts(graph: Graph, executable: Executable) -> _StorageFacts:
     seen = _Observer(graph, executable)
     for event in executable.flat():
         seen.take(event)
@@ -151,4 +151,4 @@ def _facts(graph: Graph, executable: Executable) -> _Facts:
     for event in executable.instructions:
         if isinstance(event, Alloc) and event.space == ARENA and event.buffer in page_ins:
             seen.pages[event.storage] += 1
-    return _Facts(seen.copies, seen.pages, seen.absent, seen.at_peak, seen.peak_op)
+    return _StorageFacts(seen.copies, seen.pages, seen.absent, seen.at_peak, seen.peak_op)

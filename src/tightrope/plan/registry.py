@@ -1,50 +1,54 @@
 """The planners by name. Adding one = one file and one line here."""
 
-from typing import Final
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Final, cast
 
 from tightrope.core import TightropeError
-from tightrope.plan.anneal import anneal
-from tightrope.plan.chain_revolve import revolve
-from tightrope.plan.chain_rotor import rotor
-from tightrope.plan.chain_sqrt import sqrt
-from tightrope.plan.checkmate import checkmate, checkmate_lp
-from tightrope.plan.dtr import dtr
-from tightrope.plan.given import given
-from tightrope.plan.greedy import greedy
-from tightrope.plan.mincut import mincut
-from tightrope.plan.moccasin import moccasin, polish
 from tightrope.plan.options import Planner
-from tightrope.plan.order import order
-from tightrope.plan.paging_search import paging
-from tightrope.plan.poet import poet
-from tightrope.plan.selective import selective
-from tightrope.plan.treewidth import treewidth
 
-PLANNERS: Final[dict[str, Planner]] = {
-    "given": given,
-    "greedy": greedy,
-    "anneal": anneal,
-    "order": order,
-    "moccasin": moccasin,
-    "polish": polish,
-    "checkmate": checkmate,
-    "checkmate-lp": checkmate_lp,
-    "treewidth": treewidth,
-    "selective": selective,
-    "sqrt": sqrt,
-    "rotor": rotor,
-    "revolve": revolve,
-    "dtr": dtr,
-    "mincut": mincut,
-    "paging": paging,
-    "poet": poet,
+_WHERE: Final = {
+    "given": "given:given",
+    "greedy": "greedy:greedy",
+    "anneal": "anneal:anneal",
+    "order": "order:order",
+    "moccasin": "peers.moccasin:moccasin",
+    "polish": "peers.moccasin:polish",
+    "checkmate": "peers.checkmate:checkmate",
+    "checkmate-lp": "peers.checkmate:checkmate_lp",
+    "treewidth": "peers.treewidth:treewidth",
+    "selective": "peers.selective:selective",
+    "sqrt": "peers.sqrt:sqrt",
+    "rotor": "peers.rotor:rotor",
+    "revolve": "peers.revolve:revolve",
+    "dtr": "peers.dtr:dtr",
+    "mincut": "peers.mincut:mincut",
+    "paging": "paging.search:paging",
+    "poet": "peers.poet:poet",
 }
+
+
+class _Registry(Mapping[str, Planner]):
+    """Planners that are imported when they are asked for: most need a solver that takes long to load."""
+
+    def __getitem__(self, name: str) -> Planner:
+        module, _, function = _WHERE[name].partition(":")
+        return cast(Planner, getattr(import_module(f"tightrope.plan.{module}"), function))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_WHERE)
+
+    def __len__(self) -> int:
+        return len(_WHERE)
+
+
+PLANNERS: Final[Mapping[str, Planner]] = _Registry()
 
 PORTFOLIO: Final = ("given", "greedy", "anneal")
 """What ``planner="auto"`` runs, in this order; each begins from the best plan so far."""
 
 
-def stages(planner: str) -> tuple[str, ...]:
+def members(planner: str) -> tuple[str, ...]:
     """List the planners that a name stands for.
 
     Raises:

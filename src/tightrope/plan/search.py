@@ -26,7 +26,7 @@ from tightrope.plan.job import Job, label
 from tightrope.plan.model import pairs_of
 from tightrope.plan.options import Options, Progress, Watch
 from tightrope.plan.reasons import reasons
-from tightrope.plan.registry import stages
+from tightrope.plan.registry import members
 from tightrope.plan.schedule import expand, useful
 
 _QUICK_OPS: Final = 2_000
@@ -87,7 +87,7 @@ def solve(
         >>> solve(graph, budget=128).forecast.total
         128
     """
-    stages(planner)
+    members(planner)
     if budget <= 0 or (seconds is not None and not 0 < seconds < math.inf):
         raise TightropeError(f"budget ({budget} bytes) and seconds ({seconds}) must be positive and finite.")
     if cache is not None and order != "given":

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from tightrope.core import Bytes, Nanoseconds
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import bits_of
 
 _MIN_RUNS, _MAX_RUNS = 3, 20

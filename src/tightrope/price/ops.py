@@ -35,7 +35,7 @@ from tightrope.core import (
 )
 from tightrope.core.graph import RETURN
 from tightrope.core.values import EMPTY
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import dtype_of, resolve, tensor_in, value_of
 from tightrope.price.measure import Layout, Measured, measure
 from tightrope.price.store import PriceStore

@@ -2,6 +2,7 @@
 
 from tightrope.record.answers import Answers, TraceDiff, diff, explain, module_times
 from tightrope.record.columns import dump, load, read, save
+from tightrope.record.dry_run import DryRun, dry_run
 from tightrope.record.eager import EagerRecording, record_eager, tree_of
 from tightrope.record.export import to_chrome, to_snapshot
 from tightrope.record.forecast import forecast
@@ -11,11 +12,13 @@ from tightrope.record.slices import parse_profile, read_profile
 
 __all__ = [
     "Answers",
+    "DryRun",
     "EagerRecording",
     "Recording",
     "TraceDiff",
     "annotate",
     "diff",
+    "dry_run",
     "dump",
     "explain",
     "forecast",

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tightrope.core import Bytes, EventPhase, Nanoseconds, Trace, format_bytes, format_time
+from tightrope.core.trace import doubts
 from tightrope.core.trace_check import check_trace
 
 _STEP = tuple(EventPhase)
@@ -80,6 +81,8 @@ class Answers:
         saving: what would have to go.
         match: of a profile, how well it goes with the model that names its modules: 0 to 1.
         warning: what to know before reading all this, or nothing.
+        order_doubts: events of a profile that only the order of definition tells from others like them.
+        place_doubts: events of a profile that may belong to a module beside or around the one named.
     """
 
     source: str
@@ -96,6 +99,8 @@ class Answers:
     saving: Saving
     match: float | None = None
     warning: str = ""
+    order_doubts: int = 0
+    place_doubts: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -114,6 +119,8 @@ class Answers:
             first = self.modules[0]
             lines.append(f"largest module: {first.name} ({first.percent:.1f} % of the operator time)")
             lines += [f"  {format_time(s.ns):>12}{s.percent:7.1f} %  {s.name}" for s in self.modules]
+        if self.match is not None:
+            lines.append(_match(self))
         if self.num_alive:
             limit = f", budget {format_bytes(self.budget)}" if self.budget else ""
             lines.append(
@@ -124,6 +131,13 @@ class Answers:
         if self.saving.asked:
             lines.append(_saving(self.saving))
         return "\n".join(lines)
+
+
+def _match(answers: Answers) -> str:
+    """Say how sure the modules of a profile are."""
+    told = doubts(answers.order_doubts, answers.place_doubts)
+    match = 0.0 if answers.match is None else answers.match
+    return f"modules match the profile to {100 * match:.1f} %" + (f": {told}" if told else "")
 
 
 def _alive(row: Alive) -> str:
@@ -189,6 +203,8 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
         saving=_choose(trace, there, save),
         match=trace.summary.match,
         warning=trace.summary.warning(),
+        order_doubts=trace.summary.order_doubts,
+        place_doubts=trace.summary.place_doubts,
     )
 
 

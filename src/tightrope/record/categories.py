@@ -12,6 +12,7 @@ from tightrope.core.graph import Kind
 
 BY_PHASE: Final = {
     EventPhase.LOAD_DATA: Category.INPUT,
+    EventPhase.COPY: Category.INPUT,
     EventPhase.FORWARD: Category.ACTIVATION,
     EventPhase.LOSS: Category.ACTIVATION,
     EventPhase.BACKWARD: Category.GRADIENT,

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tightrope.core import Buffer, Category, Event, EventPhase, PlanFileError, Trace
+from tightrope.core import Buffer, Category, Doubt, Event, EventPhase, PlanFileError, Trace
 from tightrope.core.codec import read_file
 from tightrope.core.json_text import check_values, parse_json, quote
 from tightrope.core.trace_check import MAX_ROWS, check_trace
@@ -33,6 +33,7 @@ MAGIC: Final = b"TRTRACE1"
 MAX_BODY: Final = 2**30
 DECISIONS: Final = ("", "kept", "recomputed", "paged", "temporary")
 PHASES: Final = tuple(EventPhase)
+DOUBTS: Final = tuple(Doubt)
 CATEGORIES: Final = tuple(Category)
 
 _Ints = npt.NDArray[np.int64]
@@ -129,10 +130,20 @@ def read(path: str | Path) -> Trace:
     return load(read_file(path))
 
 
+def is_trace(path: str | Path) -> bool:
+    """Whether a file begins as one written by `save`, of whatever version."""
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(len(MAGIC))[:-1] == MAGIC[:-1]
+    except (OSError, ValueError):
+        return False
+
+
 def _columns(trace: Trace, names: dict[str, int]) -> list[tuple[str, bool, Sequence[int]]]:
     """List the columns: name, whether differences are stored, values."""
     events, buffers = trace.events, trace.buffers
     phases = {phase: number for number, phase in enumerate(PHASES)}
+    doubts = {doubt: number for number, doubt in enumerate(DOUBTS)}
     kinds = {category: number for number, category in enumerate(CATEGORIES)}
     decisions = {decision: number for number, decision in enumerate(DECISIONS)}
     readers = [(number, reader) for number, buffer in enumerate(buffers) for reader in buffer.readers]
@@ -145,6 +156,7 @@ def _columns(trace: Trace, names: dict[str, int]) -> list[tuple[str, bool, Seque
         ("event.phase", False, [phases[event.phase] for event in events]),
         ("event.thread", False, [event.thread for event in events]),
         ("event.line", False, [event.line for event in events]),
+        ("event.doubt", False, [doubts[event.doubt] for event in events]),
         ("buffer.bytes", False, [buffer.bytes for buffer in buffers]),
         ("buffer.start", True, [buffer.start for buffer in buffers]),
         ("buffer.length", False, [buffer.end - buffer.start for buffer in buffers]),
@@ -233,6 +245,8 @@ def _events(columns: dict[str, _Ints], names: list[str]) -> tuple[Event, ...]:
     start, duration = columns["event.start"], columns["event.duration"]
     _few("event.name", columns["event.name"], len(names))
     _few("event.phase", columns["event.phase"], len(PHASES))
+    doubts = columns.get("event.doubt", np.zeros(len(start), np.int64))  # files from before had none
+    _few("event.doubt", doubts, len(DOUBTS))
     rows = zip(
         start.tolist(),
         (start + duration).tolist(),
@@ -242,6 +256,7 @@ def _events(columns: dict[str, _Ints], names: list[str]) -> tuple[Event, ...]:
         [PHASES[number] for number in columns["event.phase"].tolist()],
         columns["event.thread"].tolist(),
         columns["event.line"].tolist(),
+        [DOUBTS[number] for number in doubts.tolist()],
         strict=True,
     )
     return tuple(Event(*row) for row in rows)

@@ -11,7 +11,7 @@ Gaps        Modules that run on several threads at once share one stack of open 
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,8 +35,8 @@ from tightrope.core import (
     round_up,
 )
 from tightrope.record.categories import BY_PHASE
-from tightrope.record.foreign import inherit, to_trace
 from tightrope.record.reverse import by_sequence
+from tightrope.record.rows import inherit, to_trace
 from tightrope.record.slices import Slice, nested
 from tightrope.record.stages import ENGINE, stages
 from tightrope.record.tables import clip
@@ -60,7 +60,9 @@ class EagerRecording:
     model: torch.nn.Module
     modules: tuple[Module, ...]
     _profile: profile
+    _memory: bool = True
     _marks: list[tuple[Nanoseconds, int]] = field(default_factory=list)
+    _runs: list[tuple[Nanoseconds, bool]] = field(default_factory=list)
     _open: list[int] = field(default_factory=lambda: [0])
     _gradients: list[tuple[Nanoseconds, int]] = field(default_factory=list)
     _handed_out: list[tuple[Nanoseconds, frozenset[int]]] = field(default_factory=list)
@@ -82,16 +84,20 @@ class EagerRecording:
     def enter(self, module: int, *_: Any) -> None:
         """Note that a module begins."""
         self._open.append(module)
+        if module == 0:
+            self._runs.append((time.time_ns(), True))
         self._marks.append((time.time_ns(), module))
 
     def leave(self, module: int, _module: torch.nn.Module, _args: Any, result: Any) -> None:
         """Note that a module ends, and what the model hands back; one that raised is closed with it."""
-        if module == 0:
+        if module == 0 and self._memory:
             self._handed_out.append((time.time_ns(), frozenset(_addresses(result))))
         if module in self._open:
             while self._open.pop() != module:
                 pass
         self._marks.append((time.time_ns(), self._open[-1] if self._open else 0))
+        if module == 0:
+            self._runs.append((time.time_ns(), False))
 
     def accumulated(self, module: int, *_: Any) -> None:
         """Note that the gradient of a parameter of a module was accumulated."""
@@ -119,8 +125,14 @@ def tree_of(model: torch.nn.Module) -> tuple[Module, ...]:
     rows: list[Module] = []
     for path, module in model.named_modules():
         at[path] = len(rows)
-        rows.append(Module(clip(path), type(module).__name__, at[path.rpartition(".")[0]] if path else -1))
+        rows.append(Module(clip(path), _kind(type(module)), at[path.rpartition(".")[0]] if path else -1))
     return tuple(rows)
+
+
+def _kind(of: type[torch.nn.Module]) -> str:
+    """Name a class; one that is only called as one of torch's is told from it by the module it is from."""
+    own = getattr(torch.nn, of.__name__, of)
+    return of.__name__ if own is of else clip(f"{of.__module__}.{of.__name__}")
 
 
 @contextmanager
@@ -140,7 +152,7 @@ def record_eager(model: torch.nn.Module, *, memory: bool = True) -> Iterator[Eag
     """
     rows = tree_of(model)
     watcher = profile(activities=[ProfilerActivity.CPU], profile_memory=memory)
-    recording = EagerRecording(model, rows, watcher)
+    recording = EagerRecording(model, rows, watcher, memory)
     handles: list[Any] = []
     try:
         for number, (_, module) in enumerate(model.named_modules()):
@@ -161,7 +173,8 @@ def record_eager(model: torch.nn.Module, *, memory: bool = True) -> Iterator[Eag
             handle.remove()
 
 
-def _trace(recording: EagerRecording) -> Trace:
+def slices_of(recording: EagerRecording) -> tuple[tuple[Slice, ...], Nanoseconds]:
+    """Slices of what ran, and the time of the first one by the clock of hooks."""
     results = recording._profile.profiler.kineto_results if recording._profile.profiler else None
     found: list[Any] = results.events() if results else []
     rows = [row for row in found if not row.name().startswith("[")]
@@ -181,7 +194,13 @@ def _trace(recording: EagerRecording) -> Trace:
             for row in rows
         ]
     )
-    phases = stages(slices)
+    return slices, base
+
+
+def _trace(recording: EagerRecording) -> Trace:
+    slices, base = slices_of(recording)
+    results = recording._profile.profiler.kineto_results if recording._profile.profiler else None
+    phases = stages(slices, inside(recording, slices, base))
     owners = _owners(recording, slices, phases, base)
     trace = to_trace(
         slices,
@@ -201,6 +220,13 @@ def _trace(recording: EagerRecording) -> Trace:
     )
 
 
+def inside(recording: EagerRecording, slices: Sequence[Slice], base: Nanoseconds) -> list[bool]:
+    """Tell for every slice whether it began while the model ran."""
+    times = [when - base for when, _ in recording._runs]
+    found = [bisect_right(times, one.start) for one in slices]
+    return [at > 0 and recording._runs[at - 1][1] for at in found]
+
+
 def _owners(
     recording: EagerRecording, slices: tuple[Slice, ...], phases: list[EventPhase], base: Nanoseconds
 ) -> list[int]:
@@ -209,7 +235,7 @@ def _owners(
     owners = [0] * len(slices)
     settled = set()
     for position, one in enumerate(slices):
-        if phases[position] in (EventPhase.FORWARD, EventPhase.LOSS):
+        if phases[position] is not EventPhase.BACKWARD:
             at = bisect_right(times, one.start)
             owners[position] = recording._marks[at - 1][1] if at else 0
             settled.add(position)

@@ -81,7 +81,7 @@ def forecast(
                 "give the graph that was planned."
             )
     executable = lower(graph, plan, machine)
-    tape = _Tape(graph, ModuleTree(classes), attribute(graph, classes))
+    tape = _EventTape(graph, ModuleTree(classes), attribute(graph, classes))
     tape.run(executable, machine)
     rows = timeline(executable)
     assert rows.num_events == len(tape.ticks)
@@ -202,7 +202,7 @@ def _point(plan: Plan) -> BudgetPoint:
 
 
 @dataclass
-class _Tape:
+class _EventTape:
     """Events and the time of every tick so far."""
 
     graph: Graph

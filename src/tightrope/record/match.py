@@ -15,9 +15,10 @@ from statistics import median_low
 from typing import Final
 
 from tightrope.record.slots import Slot, Tree
-from tightrope.record.vocabulary import KNOWN, WEIGHTED, class_of
+from tightrope.record.vocabulary import MADE, class_of
 
-_MADE: Final = frozenset[str]().union(*(KNOWN[name].signature for name in WEIGHTED))
+UNPROVED: Final = 0.98
+"""The best match of what only seems to fit."""
 
 
 def match_of(words: Sequence[str], tree: Tree, slots: Sequence[Slot], path: Sequence[int]) -> float | None:
@@ -34,13 +35,13 @@ def match_of(words: Sequence[str], tree: Tree, slots: Sequence[Slot], path: Sequ
     """
     layers = {
         module for module, known in enumerate(tree.words)
-        if known is not None and not tree.below[module] and not known.signature.isdisjoint(_MADE)
+        if known is not None and not tree.below[module] and not known.signature.isdisjoint(MADE)
         and tree.called[module]
     }  # fmt: skip
     calls: Counter[int] = Counter()
     lost = 0
     for word, number in zip(words, path, strict=True):
-        if word in _MADE:
+        if word in MADE:
             owner = _owner(word, tree, slots[number])
             calls[owner] += owner in layers
             lost += owner < 0

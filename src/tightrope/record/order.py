@@ -1,21 +1,34 @@
 """In which order the children of each class run.
 
-Idea        Start from the order of definition, and again with children called input first (and with the
-            norms of torch's encoder layers first). Where the
-            cheapest path jumps, lends or leaves children out, try to move one child (or one list of
-            children) of a class to another place, or to let two lists of equal length alternate, in all
-            modules of the class at once, and keep the best. Repeat as long as the path becomes cheaper.
-Guarantee   The path is never dearer than that of the order of definition, habits (see `habits`) included.
+Idea        Start from the order of definition, with children called input first, with norms before their
+            branches, and with norms behind them (see `prior`). Where the cheapest path jumps, lends or
+            leaves children out, try these whole orders, to move one child (or one list of children) of a
+            class to another place, and to let two lists alternate, in all modules of the class at once,
+            and keep the best. Elsewhere try whole orders and alternating lists only. Repeat as long as
+            the path becomes cheaper. Classes of torch with a known program are not searched beyond it.
+Guarantee   The path is never more expensive than that of the order of definition, penalties included.
 Complexity  At most ``_CELLS`` cells of paths (ops x slots) in all.
 Gaps        A local search: two moves that pay only together are not found.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Final
 
-from tightrope.native.align import Path
-from tightrope.record.habits import Units, moves, named_first, norm_first, surprise, units_of
+from tightrope.native.solvers.align import Path
+from tightrope.record.prior import (
+    Units,
+    alternations,
+    as_defined,
+    has_program,
+    moves,
+    named_first,
+    norm_first,
+    norm_last,
+    order_penalty,
+    units_of,
+)
 from tightrope.record.slots import Children, Slot, Tree
 
 _CELLS = 30_000_000
@@ -37,17 +50,21 @@ def find_order(tree: Tree, words: Sequence[str], evaluate: Evaluate) -> Children
     for module, below in enumerate(tree.children):
         if len(below) > 1 and tree.modules[module].kind != "Sequential":
             shapes.setdefault(tree.shape(module), []).append(module)
-    starts = [units_of, named_first]
-    if any(norm_first(names) != units_of(names) for _, names in shapes):
-        starts.append(norm_first)
-    found = [_Search(tree, words, evaluate, shapes, start) for start in starts]
-    for search in found:
+    found: dict[tuple[tuple[int, ...], ...], _OrderSearch] = {}
+    for arrangement in ARRANGEMENTS:
+        search = _OrderSearch(tree, words, evaluate, shapes, arrangement)
+        found.setdefault(tuple(map(tuple, search.children)), search)
+    for search in found.values():
         while search.improve():
             pass
-    return min(found, key=lambda search: search.cost).children
+    return min(found.values(), key=lambda search: search.cost).children
 
 
-class _Search:
+ARRANGEMENTS: Final = (as_defined, named_first, norm_first, norm_last)
+"""Orders of all children of a class to start from, and to try beside single moves."""
+
+
+class _OrderSearch:
     """The best order so far."""
 
     def __init__(
@@ -56,10 +73,14 @@ class _Search:
         words: Sequence[str],
         evaluate: Evaluate,
         shapes: dict[Shape, list[int]],
-        start: Callable[[tuple[str, ...]], Units],
+        start: Callable[[Sequence[str], Sequence[str]], Units],
     ) -> None:
         self.tree, self.words, self.evaluate, self.shapes = tree, words, evaluate, shapes
-        self.units = {shape: start(shape[1]) for shape in shapes}
+        self.kinds = {
+            shape: [tree.modules[child].kind for child in tree.children[modules[0]]]
+            for shape, modules in shapes.items()
+        }
+        self.units = {shape: start(shape[1], self.kinds[shape]) for shape in shapes}
         self.children = tree.children
         for shape, units in self.units.items():
             self.children = self._with(shape, units)
@@ -68,21 +89,21 @@ class _Search:
 
     @property
     def cost(self) -> int:
-        """Of the cheapest path, and of what orders do against habit."""
-        return self.path.cost + sum(surprise(units, shape[1]) for shape, units in self.units.items())
+        """Of the cheapest path, and penalties of orders."""
+        return self.path.cost + sum(order_penalty(units, shape[1]) for shape, units in self.units.items())
 
     def improve(self) -> bool:
         """Apply the best move inside each class that is blamed; whether there was one."""
         improved = False
-        for shape in self._blamed():
-            kinds = [self.tree.modules[child].kind for child in self.tree.children[self.shapes[shape][0]]]
-            best, least = self.units[shape], self.path.cost + surprise(self.units[shape], shape[1])
-            for candidate in moves(self.units[shape], kinds, units_of(shape[1])):
+        blamed = self._blamed()
+        for shape in [*blamed, *(shape for shape in self.shapes if shape not in blamed)]:
+            best, least = self.units[shape], self.path.cost + order_penalty(self.units[shape], shape[1])
+            for candidate in self._candidates(shape, every=shape in blamed):
                 if self.left <= 0:
                     return False
                 self.left -= len(self.slots) * (len(self.path.slots) + _OVERHEAD)
                 path = self.evaluate(self._with(shape, candidate))[1]
-                if (cost := path.cost + surprise(candidate, shape[1])) < least:
+                if (cost := path.cost + order_penalty(candidate, shape[1])) < least:
                     best, least = candidate, cost
             if best is not self.units[shape]:
                 improved = True
@@ -90,6 +111,17 @@ class _Search:
                 self.children = self._with(shape, best)
                 self.slots, self.path = self.evaluate(self.children)
         return improved
+
+    def _candidates(self, shape: Shape, *, every: bool) -> Iterator[Units]:
+        """List whole arrangements and lists that alternate, and every single move, but for known programs."""
+        kinds = self.kinds[shape]
+        for arrangement in ARRANGEMENTS:
+            if (whole := arrangement(shape[1], kinds)) != self.units[shape]:
+                yield whole
+        if not has_program(*shape) and not every:
+            yield from alternations(self.units[shape], shape[1])
+        elif not has_program(*shape):
+            yield from moves(self.units[shape], shape[1], kinds, units_of(shape[1]))
 
     def _with(self, shape: Shape, units: Units) -> Children:
         order = [child for unit in units for child in unit]

@@ -35,7 +35,7 @@ from tightrope.core import (
 )
 from tightrope.core.trace import EventPhase
 from tightrope.lower import problems
-from tightrope.native.allocator import Allocator, MemoryEvent
+from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
 from tightrope.record.attribution import attribute
 from tightrope.record.forecast import describe, held, summary
@@ -48,7 +48,7 @@ from tightrope.run.step import TrainingStep
 from tightrope.run.unit import Unit
 
 
-class _Run(NamedTuple):
+class _PlannedRun(NamedTuple):
     """One run of one op: its time, and allocation events before and after."""
 
     op: OpId
@@ -73,7 +73,7 @@ class Recording:
     plan: Plan
     classes: dict[str, str]
     _native: Allocator
-    _runs: list[_Run] = field(default_factory=list)
+    _runs: list[_PlannedRun] = field(default_factory=list)
     _events: tuple[MemoryEvent, ...] = ()
     _base: Bytes = 0
     _active: bool = False
@@ -138,7 +138,9 @@ class Recording:
         first, start = self._native.num_events(), time.perf_counter_ns()
         result = target(*args, **kwargs)
         end, stats = time.perf_counter_ns(), self._native.stats()
-        self._runs.append(_Run(op, start, end, first, self._native.num_events(), stats.live - self._base))
+        self._runs.append(
+            _PlannedRun(op, start, end, first, self._native.num_events(), stats.live - self._base)
+        )
         return result
 
 
@@ -284,7 +286,7 @@ def _observed(recording: Recording) -> Trace:
 
 
 @dataclass
-class _Rows:
+class _EventRows:
     """Allocations made inside ops: ticks are renumbered without those of user code."""
 
     buffers: list[Buffer]
@@ -293,7 +295,7 @@ class _Rows:
     num_ticks: int
 
 
-def _ticks(recording: Recording, times: list[tuple[Nanoseconds, Nanoseconds]]) -> _Rows:
+def _ticks(recording: Recording, times: list[tuple[Nanoseconds, Nanoseconds]]) -> _EventRows:
     """Keep the allocations of ops and their releases; everything else belongs to user code."""
     starts: dict[int, int] = {}
     found: list[tuple[Bytes, int, int]] = []
@@ -316,11 +318,16 @@ def _ticks(recording: Recording, times: list[tuple[Nanoseconds, Nanoseconds]]) -
         clock.append(_moment(runs, times, number, tick, inside=inside))
     last = len(clock)
     buffers = [Buffer(size, begin, ends.get(k, last)) for k, (size, begin, _) in enumerate(found)]
-    return _Rows(buffers, creators, tuple(clock), last)
+    return _EventRows(buffers, creators, tuple(clock), last)
 
 
 def _moment(
-    runs: list[_Run], times: list[tuple[Nanoseconds, Nanoseconds]], number: int, tick: int, *, inside: bool
+    runs: list[_PlannedRun],
+    times: list[tuple[Nanoseconds, Nanoseconds]],
+    number: int,
+    tick: int,
+    *,
+    inside: bool,
 ) -> Nanoseconds:
     """Spread the ticks of an op evenly over its time; ticks between ops come right after the one before."""
     if not inside:
@@ -329,7 +336,9 @@ def _moment(
     return start + (tick - run.first + 1) * (end - start) // (run.last - run.first + 1)
 
 
-def _links(graph: Graph, runs: list[_Run], rows: _Rows) -> tuple[list[list[int]], list[StorageId]]:
+def _links(
+    graph: Graph, runs: list[_PlannedRun], rows: _EventRows
+) -> tuple[list[list[int]], list[StorageId]]:
     """Which storage each allocation became, and which events read it.
 
     The allocations that an op made are its own list, in order; where their number differs, they are

@@ -1,19 +1,19 @@
 """Slices of a profile: what ran on which thread and inside what, from torch's Chrome JSON."""
 
-from dataclasses import dataclass
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from tightrope.core import Nanoseconds, PlanFileError
-from tightrope.core.codec import read_file
 from tightrope.core.json_text import quote
+from tightrope.record.chrome import KINDS, ChromeEvent, open_events, read_events
 from tightrope.record.tables import clip
 
 MAX_SLICES: Final = 5_000_000
 _LONGEST_NS: Final = 2**53
-_KINDS: Final = frozenset({"cpu_op", "user_annotation", "Operator"})
+_USED: Final = ("Sequence number", "Fwd thread id")
 STANDARD: Final = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)")
 """Annotations that torch itself makes; all others are somebody's own."""
 
@@ -31,6 +31,7 @@ class Slice:
         sequence: number that a forward op and its backward share, or -1.
         backward: whether the autograd engine ran it, as far as the sequence numbers tell.
         annotation: made by ``record_function``, not by an op.
+        moves: a driver copied bytes inside.
     """
 
     name: str
@@ -41,36 +42,26 @@ class Slice:
     sequence: int = -1
     backward: bool = False
     annotation: bool = False
-
-
-class _Row(msgspec.Struct, gc=False):
-    """One entry of ``traceEvents``; only what is used."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    tid: int | str = 0
-    pid: int | str = 0
-    ts: float = 0.0
-    dur: float = 0.0
-    args: dict[str, Any] | None = None
-
-
-class _File(msgspec.Struct):
-    traceEvents: list[_Row]
+    moves: bool = False
 
 
 def read_profile(path: str | Path, *, limit: int = 2**30) -> tuple[Slice, ...]:
-    """Read a Chrome trace as ``torch.profiler`` exports it, of at most ``limit`` bytes.
+    """Read a Chrome trace as ``torch.profiler`` exports it, packed by gzip or not.
+
+    Args:
+        path: of the file.
+        limit: bytes of the file; what is packed in it may be longer, see `tightrope.record.chrome`.
 
     Raises:
         PlanFileError: the file cannot be read, or `parse_profile` refuses it.
     """
-    return parse_profile(read_file(path, limit=limit), str(path))
+    return _slices(open_events(path, limit=limit), str(path))
 
 
 def parse_profile(data: bytes, name: str = "profile") -> tuple[Slice, ...]:
-    """Parse a Chrome trace as ``torch.profiler`` exports it, JSON or gzipped JSON.
+    """Parse a Chrome trace as ``torch.profiler`` exports it: JSON or gzipped JSON.
+
+    The events are a list, closed or not, or the ``traceEvents`` of an object, wherever in it these stand.
 
     Returns:
         Ops and annotations by start, the outer one first.
@@ -83,33 +74,60 @@ def parse_profile(data: bytes, name: str = "profile") -> tuple[Slice, ...]:
         >>> [(one.name, one.start, one.end) for one in parse_profile(text)]
         [('aten::mm', 0, 2000)]
     """
-    try:
-        rows = msgspec.json.decode(data, type=_File).traceEvents
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise PlanFileError(f"{name}: not a Chrome trace of torch.profiler: {quote(str(error))}.") from error
-    kept = [row for row in rows if row.ph == "X" and row.cat in _KINDS]
-    if len(kept) > MAX_SLICES:
-        raise PlanFileError(f"{name}: {len(kept)} slices; the most that is read is {MAX_SLICES}.")
-    base = min((row.ts for row in kept), default=0.0)
+    return _slices(read_events(io.BytesIO(data), name), name)
+
+
+def _slices(rows: Iterable[ChromeEvent], name: str) -> tuple[Slice, ...]:
+    kept = list(_limited(rows, name))
+    base = min((row.ts for row in kept if row.cat in KINDS), default=0.0)
     threads: dict[Any, int] = {}
     found = []
     for row in kept:
+        copy = row.cat not in KINDS
         start, duration = round((row.ts - base) * 1000), round(row.dur * 1000)
+        if copy and start < 0:
+            continue
         if not 0 <= start <= _LONGEST_NS or not 0 <= duration <= _LONGEST_NS:
             raise PlanFileError(f"{name}: slice {quote(row.name)} has time {row.ts} and duration {row.dur}.")
-        sequence = _whole(row.args, "Sequence number")
         found.append(
             Slice(
                 clip(row.name),
                 start,
                 start + duration,
                 threads.setdefault((row.pid, row.tid), len(threads)),
-                sequence=sequence,
+                sequence=_whole(row.args, "Sequence number"),
                 backward=_whole(row.args, "Fwd thread id") > 0,
                 annotation=row.cat == "user_annotation",
+                moves=copy,
             )
         )
-    return nested(found)
+    return _with_moves(nested(found))
+
+
+def _limited(rows: Iterable[ChromeEvent], name: str) -> Iterator[ChromeEvent]:
+    """At most as many slices as there may be, with no more of their arguments than is used."""
+    for count, row in enumerate(rows):
+        if count >= MAX_SLICES:
+            raise PlanFileError(f"{name}: more than {MAX_SLICES} slices, the most that is read.")
+        row.args = {key: row.args[key] for key in _USED if key in row.args} if row.args else None
+        yield row
+
+
+def _with_moves(slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
+    """Leave out the driver's copies, and mark what called them."""
+    if not any(one.moves for one in slices):
+        return slices
+    moving = [one.moves for one in slices]
+    for position in range(len(slices) - 1, -1, -1):
+        if moving[position] and slices[position].parent >= 0:
+            moving[slices[position].parent] = True
+    new, found = [-1] * len(slices), list[Slice]()
+    for position, one in enumerate(slices):
+        if not one.moves:
+            new[position] = len(found)
+            parent = new[one.parent] if one.parent >= 0 else -1
+            found.append(replace(one, parent=parent, moves=moving[position]))
+    return tuple(found)
 
 
 def _whole(args: dict[str, Any] | None, name: str) -> int:
@@ -141,6 +159,7 @@ def nested(slices: list[Slice]) -> tuple[Slice, ...]:
                 one.sequence,
                 one.backward,
                 one.annotation,
+                one.moves,
             )
         )
         stack.append((position, end))
@@ -151,7 +170,7 @@ def without_annotations(slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
     """Drop all annotations but those that torch itself makes; sequence numbers too."""
     return nested(
         [
-            Slice(one.name, one.start, one.end, one.thread, annotation=one.annotation)
+            replace(one, parent=-1, sequence=-1, backward=False)
             for one in slices
             if not one.annotation or one.name.startswith(STANDARD)
         ]

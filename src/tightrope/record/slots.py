@@ -6,7 +6,8 @@
 Every leaf is a slot, and so is every stretch of a module between two children. Lists of modules are
 never called: their children stand among those of the module around them. Children that only hold
 weights have no slot: the module around them uses these itself. A `Sequential` runs its children and
-nothing else, so it has no stretches; around the root, what calls the model runs.
+nothing else, so it has no stretches, but where ranges of the profiler leave ops behind in it; around the
+root, what calls the model runs.
 """
 
 from collections import Counter
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightrope.core import Module
+from tightrope.record.prior import OWN_WORDS, has_program
 from tightrope.record.vocabulary import (
     GLUE,
     HOLDERS,
@@ -25,8 +27,11 @@ from tightrope.record.vocabulary import (
     KNOWN,
     LIGHT,
     LISTS,
+    MADE,
+    RANGES,
     SUMS,
     class_of,
+    is_chain,
     is_derived,
     is_light,
     is_norm,
@@ -38,11 +43,15 @@ Place = Literal["leaf", "before", "after", "gap"]
 Children = list[list[int]]
 _Ints = npt.NDArray[np.int64]
 
-_MISS, _GLUE, _COMPANION, _DERIVED, _FREE, _FREE_GLUE = 1200, 350, 30, 75, 60, 150
+_MISS, _GLUE, _COMPANION, _DERIVED, _FREE, _FREE_GLUE, _OWN_GLUE = 1200, 350, 30, 75, 60, 150, 90
+IMPOSSIBLE: Final = 1000
+"""Cost from which on an op is not one of a slot."""
 _GAP, _DEEPER, _FIXED, _RESIDUAL, _LOSS = 100, 2, 25, 20, 10
 _STOLEN, _STOLEN_LIGHT, _LENT, _LENT_LIGHT = 800, 150, 250, 30
+_HEAD, _RANGE, _OUTER, _EDGE, _JOINED = 45, 90, 15, 12, 25
 _SKIP_KNOWN, _SKIP_LIGHT, _SKIP_FREE, _SKIP_FUSED = 300, 30, 100, 5
 _UNUSUAL, _MAX_DEPTH = 60, 20
+_INTO, _AGAIN = 90, 150
 _FUSED: Final = frozenset({"scaled_dot_product_attention"})
 """Ops that drop out attention weights by themselves, so that a dropout module for them does not run."""
 
@@ -71,9 +80,15 @@ Usual = dict[tuple[object, ...], tuple[int, Counter[str]]]
 
 
 class Tree:
-    """A module tree as it is called: lists taken out, children by caller."""
+    """A module tree as it is called: lists taken out, children by caller.
 
-    def __init__(self, modules: Sequence[Module]) -> None:
+    Args:
+        modules: in order of definition, root first.
+        names: of ops that ran; a class that is only called like one of torch's, as ``GCNConv``, is an
+            unknown one where none of its ops are among them.
+    """
+
+    def __init__(self, modules: Sequence[Module], names: frozenset[str] | None = None) -> None:
         self.modules = modules
         below: Children = [[] for _ in modules]
         for position, module in enumerate(modules[1:], start=1):
@@ -89,6 +104,11 @@ class Tree:
                 self.callers[position] = self.callers[module.parent]
         self.children: Children = [self._called(position) for position in range(len(modules))]
         self.words = [words_of(module.kind) for module in modules]
+        self.has_list = [any(modules[child].kind in LISTS for child in row) for row in below]
+        self.chains = [self._chain(position) for position in range(len(modules))]
+        for position, (words, module) in enumerate(zip(self.words, modules, strict=True)):
+            if words is not None and names is not None and is_derived(module.kind):
+                self.words[position] = None if names.isdisjoint(words.signature) else words
 
     def _called(self, module: int) -> list[int]:
         found: list[int] = []
@@ -100,6 +120,14 @@ class Tree:
             else:
                 found.append(child)
         return found
+
+    def _chain(self, module: int) -> bool:
+        """Whether a module looks as if it began with its first child and ended with its last one."""
+        below = self.children[module]
+        layers = all(self.words[child] is not None and not self.below[child] for child in below)
+        acts = any(class_of(self.modules[child].kind) in LIGHT - {"dropout"} for child in below)
+        called = is_chain(self.modules[module].kind) and not self.has_list[module]
+        return called or (layers and acts)
 
     def shape(self, module: int) -> tuple[str, tuple[str, ...]]:
         """What modules with equal children have in common."""
@@ -117,7 +145,7 @@ class Tree:
                 found += self._leaf(module, names)
                 continue
             ends = module == 0 and gap in (0, len(children[0]))
-            if self.modules[module].kind != "Sequential" or ends:
+            if self.modules[module].kind != "Sequential" or ends or not names.isdisjoint(RANGES):
                 found.append(Slot(module, "gap", gap, module, 0))
             if gap < len(children[module]):
                 waiting += [(module, gap + 1), (children[module][gap], 0)]
@@ -146,55 +174,79 @@ class Tree:
                 found |= dict.fromkeys(words.signature, child)
         return found
 
+    def residual(self, module: int) -> int:
+        """What a sum costs more in a module: less where it normalizes, or a sequence of its own does."""
+        below = list(self.children[module])
+        below += [
+            inner
+            for child in below
+            if self.modules[child].kind == "Sequential"
+            for inner in self.children[child]
+        ]
+        return -_RESIDUAL if any(is_norm(self.modules[child].kind) for child in below) else _RESIDUAL
+
     def key(self, slot: Slot) -> tuple[object, ...]:
         """What equal slots of equal modules have in common."""
         if slot.place == "gap":
-            return (*self.shape(slot.module), slot.number)
+            number = -1 if self.modules[slot.module].kind == "Sequential" else slot.number
+            return (*self.shape(slot.module), number)
         return (self.modules[slot.module].kind, slot.place, slot.number)
 
 
 class Costs:
     """What ops cost in slots; columns are kept, for orders of children are tried again and again."""
 
-    def __init__(self, tree: Tree, vocabulary: Sequence[str], usual: Usual | None = None) -> None:
-        self._tree, self._vocabulary, self._usual = tree, vocabulary, usual or {}
+    def __init__(
+        self, tree: Tree, vocabulary: Sequence[str], usual: Usual | None = None, *, edges: bool = False
+    ) -> None:
+        self._tree, self._vocabulary, self._usual, self._edges = tree, vocabulary, usual or {}, edges
         self._numbers: dict[tuple[int, Place, int], int] = {}
-        self._columns: list[_Ints] = []
-        self._all = np.empty((len(vocabulary), 0), dtype=np.int64)
+        self._columns: list[tuple[_Ints, _Ints]] = []
+        self._all = np.empty((2, len(vocabulary), 0), dtype=np.int64)
         leaves = [words for words, below in zip(tree.words, tree.below, strict=True) if words and not below]
         self._claimed = frozenset[str]().union(*(words.signature for words in leaves))
         self._light = frozenset[str]().union(*(KNOWN[name].signature for name in LIGHT))
         self._fused = not _FUSED.isdisjoint(vocabulary)
 
-    def table(self, slots: Sequence[Slot]) -> _Ints:
-        """Costs by word and slot."""
+    def tables(self, slots: Sequence[Slot]) -> tuple[_Ints, _Ints]:
+        """Costs by word and slot, of coming to a slot and of staying in it."""
         numbers = []
         for slot in slots:
-            number = 0 if slot.place == "gap" and not self._usual else slot.number
+            number = slot.number
+            if slot.place == "gap" and not self._usual and not self._is_end(slot):
+                number = 0 if self._at_edge(slot) else 1
             at = (slot.module, slot.place, number)
             if at not in self._numbers:
                 self._numbers[at] = len(self._columns)
                 self._columns.append(self._column(slot))
             numbers.append(self._numbers[at])
-        if self._all.shape[1] != len(self._columns):
-            self._all = np.stack(self._columns, axis=1)
-        return np.ascontiguousarray(self._all[:, numbers])
+        if self._all.shape[2] != len(self._columns):
+            self._all = np.stack([np.stack(columns, axis=1) for columns in zip(*self._columns, strict=True)])
+        come, stay = np.ascontiguousarray(self._all[:, :, numbers])
+        return come, stay
 
-    def _column(self, slot: Slot) -> _Ints:
+    def _column(self, slot: Slot) -> tuple[_Ints, _Ints]:
         lent = self._tree.lent(slot)
         num_modules, usual = self._usual.get(self._tree.key(slot), (0, Counter()))
         found = []
+        words = self._tree.words[slot.module] if slot.place == "leaf" else None
+        enter, again = [], []
         for name in self._vocabulary:
             cost = self._leaf(slot, name) if slot.place != "gap" else self._gap(slot, name, lent)
+            within = words is not None and name not in words.signature and name not in words.starts
+            enter.append(_INTO if within else 0)
+            again.append(_AGAIN if words is not None and words.single and name in words.signature else 0)
             if num_modules > 1 and cost < _MISS:
                 cost += max(-_UNUSUAL // 2, _UNUSUAL - 2 * _UNUSUAL * usual[name] // num_modules)
             found.append(max(cost, 0))
-        return np.array(found, dtype=np.int64)
+        costs = np.array(found, dtype=np.int64)
+        return costs + np.array(enter, dtype=np.int64), costs + np.array(again, dtype=np.int64)
 
     def _leaf(self, slot: Slot, name: str) -> int:
         words = self._tree.words[slot.module]
         if words is None:
-            return self._stolen(name) if name in self._claimed else _FREE_GLUE if name in GLUE else _FREE
+            glue = _OWN_GLUE if self._edges else _FREE_GLUE
+            return self._stolen(name) if name in self._claimed else glue if name in GLUE else _FREE
         if slot.place != "leaf":
             fixed = words.before if slot.place == "before" else words.after
             return self._free(slot.family, name) - _FIXED if name == fixed[slot.number] else _MISS
@@ -206,32 +258,46 @@ class Costs:
             return _DERIVED
         return _GLUE if name in GLUE and words.signature else _MISS
 
+    def _at_edge(self, slot: Slot) -> bool:
+        """Whether a stretch is before all children of its module, or behind them."""
+        return slot.number in (0, len(self._tree.children[slot.module]))
+
+    def _is_end(self, slot: Slot) -> bool:
+        """Whether a slot is behind all children of the model, where weights may be used again."""
+        return slot.module == 0 and slot.place == "gap" and slot.number == len(self._tree.children[0])
+
     def _gap(self, slot: Slot, name: str, lent: dict[str, int]) -> int:
         if name in lent:
             return _LENT_LIGHT if name in self._light else _LENT
+        own = OWN_WORDS.get(self._tree.modules[slot.module].kind)
+        outside = slot.module == 0 and self._at_edge(slot)
+        if own is not None and not outside and has_program(*self._tree.shape(slot.module)):
+            return self._free(slot.module, name) if name in own else _MISS
+        ends = self._at_edge(slot)
+        if self._tree.modules[slot.module].kind == "Sequential" and not outside:
+            return _MISS if name not in RANGES else _RANGE + _OUTER if ends else _RANGE
+        if self._is_end(slot) and name in self._claimed & MADE:
+            return _HEAD
         if name in KNOWN["loss"].signature and makes_loss(self._tree.modules[slot.module].kind):
             return _LOSS - min(_LOSS, self._tree.depths[slot.module])
-        return self._free(slot.module, name)
+        edge = (
+            _EDGE
+            if self._edges
+            and ends
+            and name not in GLUE | SUMS | self._light
+            and self._tree.chains[slot.module]
+            else 0
+        )
+        return self._free(slot.module, name) + edge
 
     def _free(self, module: int, name: str) -> int:
         """What an op costs that a module makes itself."""
         cost = _GAP if name not in self._claimed else self._stolen(name)
-        if name in SUMS:
-            cost += -_RESIDUAL if self._residual(module) else _RESIDUAL
+        if name in SUMS and not self._edges:
+            cost += self._tree.residual(module)
         deeper = -_DEEPER if name in JOINS else _DEEPER
-        return cost - deeper * self._tree.depths[module]
+        joined = _JOINED if self._edges and name in JOINS and self._tree.has_list[module] else 0
+        return cost - deeper * self._tree.depths[module] - joined
 
     def _stolen(self, name: str) -> int:
         return _STOLEN_LIGHT if name in self._light else _STOLEN
-
-    def _residual(self, module: int) -> bool:
-        """Whether a module normalizes directly, or in a sequence of its own."""
-        tree = self._tree
-        below = list(tree.children[module])
-        below += [
-            inner
-            for child in below
-            if tree.modules[child].kind == "Sequential"
-            for inner in tree.children[child]
-        ]
-        return any(is_norm(tree.modules[child].kind) for child in below)

@@ -19,24 +19,52 @@ class Words:
         companions: what it calls between.
         before: what it calls first, in order; any of it may be missing.
         after: what it calls last, in order; any of it may be missing.
+        starts: companions that it may begin with.
     """
 
     signature: Names
     companions: Names = frozenset()
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    starts: Names = frozenset()
+
+    @property
+    def single(self) -> bool:
+        """Whether one call makes one op of the signature."""
+        return not self.companions
 
 
-def _words(signature: str, *, between: str = "", before: str = "", after: str = "") -> Words:
-    return Words(
-        frozenset(signature.split()), frozenset(between.split()), tuple(before.split()), tuple(after.split())
-    )
+def _words(
+    signature: str, *, between: str = "", before: str = "", after: str = "", starts: str = ""
+) -> Words:
+    first, inner, begin = (frozenset(text.split()) for text in (signature, between, starts))
+    return Words(first, inner, tuple(before.split()), tuple(after.split()), begin)
 
+
+_UPSAMPLE: Final = (
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+    "upsample_bicubic2d upsample_trilinear3d"
+)
+_PADS: Final = "zero constant reflection replication circular"
+_LOSSES: Final = (
+    "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
+    "binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss ctc_loss soft_margin_loss "
+    "hinge_embedding_loss margin_ranking_loss triplet_margin_loss cosine_embedding_loss "
+    "multilabel_margin_loss multi_margin_loss"
+)
+
+_SAME: Final = (
+    "silu sigmoid tanh gelu elu celu selu mish prelu rrelu hardtanh hardswish hardsigmoid hardshrink "
+    "softshrink softplus threshold glu flatten unflatten bilinear lstm gru softmax embedding linear"
+)
+"""Classes that call one op, which is called as they are."""
 
 KNOWN: Final[dict[str, Words]] = {
+    **{name: _words(name) for name in _SAME.split()},
     "linear": _words("linear addmm"),
     "conv": _words("conv1d conv2d conv3d convolution"),
     "projection": _words("addmm", before="view", after="view"),
+    "convtranspose": _words("conv_transpose1d conv_transpose2d conv_transpose3d"),
     "rmsnorm": _words("rms_norm"),
     "somenorm": _words(
         "layer_norm rms_norm rsqrt", before="permute to pow mean add", after="mul to mul permute"
@@ -44,37 +72,50 @@ KNOWN: Final[dict[str, Words]] = {
     "rotary": _words(
         "cos sin", between="mul", before="unsqueeze expand to mul matmul transpose cat", after="mul to"
     ),
-    "convtranspose": _words("conv_transpose1d conv_transpose2d conv_transpose3d"),
     "batchnorm": _words("batch_norm", before="add_"),
     "layernorm": _words("layer_norm"),
     "groupnorm": _words("group_norm"),
     "instancenorm": _words("instance_norm"),
-    "relu": _words("relu clamp_min hardtanh leaky_relu prelu relu6"),
-    "hardtanh": _words("hardtanh"),
-    "gelu": _words("gelu"),
-    "silu": _words("silu"),
-    "sigmoid": _words("sigmoid"),
-    "tanh": _words("tanh"),
-    "softmax": _words("softmax log_softmax"),
-    "embedding": _words("embedding"),
-    "embeddingbag": _words("embedding_bag", before="arange reshape"),
-    "dropout": _words("dropout"),
-    "maxpool": _words("max_pool1d max_pool2d max_pool3d"),
-    "avgpool": _words("avg_pool2d adaptive_avg_pool2d avg_pool1d mean adaptive_avg_pool1d"),
-    "flatten": _words("flatten"),
-    "upsample": _words("upsample_nearest2d upsample_bilinear2d"),
-    "zeropad": _words("pad constant_pad_nd"),
-    "lstm": _words("lstm"),
-    "gru": _words("gru"),
-    "rnn": _words("rnn_tanh rnn_relu"),
-    "lstmcell": _words("lstm_cell"),
-    "grucell": _words("gru_cell"),
+    "relu": _words("relu clamp_min hardtanh relu6"),
+    "leakyrelu": _words("leaky_relu"),
+    "logsigmoid": _words("log_sigmoid"),
+    "logsoftmax": _words("log_softmax"),
+    "softmin": _words("softmax", before="neg"),
+    "tanhshrink": _words("tanh", after="sub"),
+    "softsign": _words("abs", after="add div"),
+    "embeddingbag": _words("embedding_bag", before="arange reshape reshape"),
+    "dropout": _words("dropout feature_dropout alpha_dropout feature_alpha_dropout native_dropout"),
+    "maxpool": _words(
+        "max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
+    ),
+    "fractionalmaxpool": _words("fractional_max_pool2d fractional_max_pool3d", before="rand"),
+    "avgpool": _words(
+        "avg_pool1d avg_pool2d avg_pool3d mean adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"
+    ),
+    "upsample": _words(_UPSAMPLE),
+    "upsamplingnearest": _words(_UPSAMPLE),
+    "upsamplingbilinear": _words(_UPSAMPLE),
+    "pixelshuffle": _words("pixel_shuffle"),
+    "pixelunshuffle": _words("pixel_unshuffle"),
+    "channelshuffle": _words("channel_shuffle"),
+    "fold": _words("col2im"),
+    "unfold": _words("im2col"),
+    **{f"{name}pad": _words("pad constant_pad_nd") for name in _PADS.split()},
+    "cosinesimilarity": _words("cosine_similarity"),
+    "pairwisedistance": _words("pairwise_distance"),
+    "lstm": _words("lstm", before="zeros zeros"),
+    "gru": _words("gru", before="zeros"),
+    "rnn": _words("rnn_tanh rnn_relu", before="zeros"),
+    "lstmcell": _words("lstm_cell", before="zeros"),
+    "grucell": _words("gru_cell", before="zeros"),
+    "rnncell": _words("rnn_tanh_cell rnn_relu_cell", before="zeros"),
     "multiheadattention": _words(
         "_native_multi_head_attention scaled_dot_product_attention linear bmm baddbmm",
         between="unflatten unsqueeze transpose squeeze contiguous view reshape select softmax dropout mul "
-        "div masked_fill permute chunk mean expand cat pad zeros",
+        "div masked_fill permute chunk mean expand cat pad zeros zeros_like repeat split_with_sizes",
+        starts="transpose zeros_like masked_fill split_with_sizes",
     ),
-    "loss": _words("cross_entropy_loss nll_loss mse_loss binary_cross_entropy_with_logits l1_loss kl_div"),
+    "loss": _words(_LOSSES, before="broadcast_tensors"),
     "identity": _words(""),
 }
 """By class name in lower case without digits and endings such as 2d."""
@@ -87,37 +128,44 @@ _GLUE_NAMES: Final = (
 GLUE: Final = frozenset(_GLUE_NAMES.split())
 """Ops that any module may make beside the ones it is known for."""
 
+RANGES: Final = frozenset(
+    [
+        "zeros",
+        "empty",
+        "zero_",
+        "_record_function_enter",
+        "_record_function_enter_new",
+        "_record_function_exit",
+    ]
+)
+"""Ops that older versions of torch leave behind for every range of the profiler."""
+
 SUMS: Final = frozenset({"add", "add_"})
 """Ops that join a residual branch."""
 
 JOINS: Final = frozenset({"cat", "stack"})
 """Ops that join what several children made: they belong to the module around these."""
 
-LIGHT: Final = frozenset(
-    [
-        "relu",
-        "hardtanh",
-        "gelu",
-        "silu",
-        "sigmoid",
-        "tanh",
-        "softmax",
-        "dropout",
-        "maxpool",
-        "avgpool",
-        "flatten",
-    ]
+_LIGHT_NAMES: Final = (
+    "relu leakyrelu elu celu selu gelu silu mish hardtanh hardswish hardsigmoid hardshrink softshrink "
+    "softplus sigmoid logsigmoid tanh glu softmax logsoftmax dropout maxpool avgpool flatten"
 )
+LIGHT: Final = frozenset(_LIGHT_NAMES.split())
 """Classes without weights: often left out by their parent, or used twice."""
 
 _WEIGHTED_NAMES: Final = (
     "linear conv projection convtranspose rmsnorm somenorm batchnorm layernorm groupnorm instancenorm "
-    "embedding embeddingbag lstm gru rnn lstmcell grucell"
+    "embedding embeddingbag lstm gru rnn lstmcell grucell rnncell bilinear"
 )
 WEIGHTED: Final = frozenset(_WEIGHTED_NAMES.split())
 """Classes with weights, which hardly any model calls but through a module."""
 
+MADE: Final = frozenset[str]().union(*(KNOWN[name].signature for name in WEIGHTED))
+"""Ops that layers with weights make."""
+
 _BASES: Final = ("batchnorm", "conv", "linear", "embedding", "dropout")
+_CHAIN: Final = re.compile(r"mlp|ffn|feed_?forward|expert|perceptron|projector", re.IGNORECASE)
+_ACTIVATION: Final = re.compile(r"activation$|gelu|relu|silu|swish|mish|tanh|sigmoid", re.IGNORECASE)
 _HEADED: Final = re.compile(r"[a-z0-9]For[A-Z]|LMHeadModel$")
 LISTS: Final = frozenset({"ModuleList", "ModuleDict"})
 """Classes that are never called: their children are called by the module around them."""
@@ -144,7 +192,7 @@ def class_of(kind: str) -> str:
         return "somenorm"
     if name.endswith("rotaryembedding"):
         return "rotary"
-    return next((base for base in _BASES if name.endswith(base)), name)
+    return name if name in KNOWN else next((base for base in _BASES if name.endswith(base)), name)
 
 
 def is_derived(kind: str) -> bool:
@@ -175,9 +223,29 @@ def is_light(kind: str) -> bool:
     return class_of(kind).rstrip("0123456789") in LIGHT
 
 
+def is_activation(kind: str) -> bool:
+    """Whether a class is called as a function of every value, which begins and ends with plain arithmetic.
+
+    Example:
+        >>> is_activation("NewGELUActivation"), is_activation("GATConv")
+        (True, False)
+    """
+    return _ACTIVATION.search(kind) is not None
+
+
 def is_norm(kind: str) -> bool:
     """Whether a class normalizes; residual sums stand in modules that have such children."""
     return class_of(kind).endswith("norm")
+
+
+def is_chain(kind: str) -> bool:
+    """Whether a class is called as what runs its children and does nothing before and behind them.
+
+    Example:
+        >>> is_chain("LlamaMLP"), is_chain("Expert"), is_chain("GATConv")
+        (True, True, False)
+    """
+    return _CHAIN.search(kind) is not None
 
 
 def makes_loss(kind: str) -> bool:

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from tightrope.capture import _torch
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
-from tightrope.native.allocator import Allocator, allocator
+from tightrope.native.hook.allocator import Allocator, allocator
 from tightrope.run.arenas import reclaimable
 
 _UNLIMITED: Final[Bytes] = 2**60

@@ -10,7 +10,7 @@ import weakref
 import torch
 
 from tightrope.core import Bytes
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 
 _ALL: "weakref.WeakSet[Arenas]" = weakref.WeakSet()
 

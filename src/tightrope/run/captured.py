@@ -12,7 +12,7 @@ from tightrope.capture.dynamo import environment
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, Graph, Kind, StorageId
 from tightrope.core.values import EMPTY
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 from tightrope.price.store import FreshPrices, PriceStore
 from tightrope.run.headroom import Headroom
 from tightrope.run.status import StatusLine

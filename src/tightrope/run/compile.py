@@ -78,7 +78,7 @@ class CompiledModel:
         number = self.calls.add(program, real)
         if self.calls.budget:
             self.accounts.hold(self, self.calls.budget)
-        return _Graph(weakref.ref(self), number)
+        return _CompiledGraph(weakref.ref(self), number)
 
     def break_up(self, reason: str) -> None:
         """Try a sequence of graphs, because of ``reason``."""
@@ -147,7 +147,7 @@ class CompiledModel:
             self.replay.__exit__(None, None, None)
 
 
-class _Graph:
+class _CompiledGraph:
     """One captured graph; see `tightrope.capture.dynamo.Runner`.
 
     Dynamo remembers it for ever, so everything that holds memory belongs to the model.

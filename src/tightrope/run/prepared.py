@@ -8,7 +8,7 @@ from tightrope.core import Alloc, Bytes, Executable, Graph, Plan, Release, Resum
 from tightrope.core.executable import ARENA, HEAP
 from tightrope.judge import Verdict
 from tightrope.lower import lowered, planned
-from tightrope.native.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code, Wrap, emit
 

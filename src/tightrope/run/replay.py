@@ -32,7 +32,7 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
-from tightrope.native.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
+from tightrope.native.hook.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
 from tightrope.run.accounts import accounts, uncounted_bytes
 
@@ -122,13 +122,13 @@ class Replay:
         self._arena_id = self._plan_id = 0
         self._sizes: tuple[Bytes, ...] = ()
         self._limit: ExitStack = ExitStack()
-        self._meter: _Meter | None = None
+        self._meter: _AllocationMeter | None = None
 
     def __enter__(self) -> "Replay":
         if self._inside:
             raise TightropeError("this replay is inside a step already; leave its `with` block first.")
         if self._allocator is None:
-            self._meter = _Meter(self.external) if self.phase != "replay" else None
+            self._meter = _AllocationMeter(self.external) if self.phase != "replay" else None
         else:
             self._begin(self._allocator)
         self._inside = True
@@ -286,7 +286,7 @@ def _heap_peak(before: Bytes, events: Sequence[MemoryEvent], offsets: Sequence[O
     return peak
 
 
-class _Meter:
+class _AllocationMeter:
     """Measure the peak of one step from the profiler's memory events."""
 
     def __init__(self, external: Bytes) -> None:

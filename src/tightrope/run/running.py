@@ -16,7 +16,7 @@ import torch
 
 from tightrope.core import Bytes, Graph, TightropeError
 from tightrope.lower.join import Turn
-from tightrope.native.allocator import Divergence
+from tightrope.native.hook.allocator import Divergence
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
 from tightrope.run.check import RecomputeCheck

@@ -187,7 +187,7 @@ class TrainingStep:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
 
-class _Graph:
+class _StepGraph:
     """One captured graph; see `tightrope.capture.dynamo.Runner`.
 
     Dynamo remembers it for ever, so everything that holds memory belongs to the step. The plan is
@@ -220,7 +220,7 @@ class _Graph:
         raise TightropeError("this program has a backward.")
 
 
-def _host(reference: "weakref.ref[TrainingStep]", program: Program, real: Sequence[Any]) -> _Graph:
+def _host(reference: "weakref.ref[TrainingStep]", program: Program, real: Sequence[Any]) -> _StepGraph:
     owner = reference()
     assert owner is not None
     if not program.has_backward:
@@ -228,7 +228,7 @@ def _host(reference: "weakref.ref[TrainingStep]", program: Program, real: Sequen
             "the loss, which the function must return alone or first in a tuple, does not depend on any "
             "parameter that requires a gradient."
         )
-    return _Graph(owner, program, real)
+    return _StepGraph(owner, program, real)
 
 
 def _parameters(program: Program, real: Sequence[Any], updates: Updates) -> dict[int, torch.Tensor]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightrope.core import Trace
-from tightrope.core.trace import Category, EventPhase
+from tightrope.core.trace import Category, Doubt, EventPhase, doubts
 from tightrope.core.trace_check import check_trace
 from tightrope.view.columns import Column, integers, pack
 from tightrope.view.sentences import changes, sentences, span
@@ -22,6 +22,7 @@ CURVE_LIMIT: Final = 200
 """Plans for other budgets that the page carries."""
 _Times: TypeAlias = NDArray[np.int64]
 _PHASES: Final = {phase: number for number, phase in enumerate(EventPhase)}
+_DOUBTS: Final = {doubt: number for number, doubt in enumerate(Doubt)}
 _CATEGORIES: Final = {category: number for number, category in enumerate(Category)}
 _DECISIONS: Final = ("", "kept", "recomputed", "paged", "temporary")
 
@@ -88,6 +89,7 @@ def _header(trace: Trace, unit: str) -> dict[str, Any]:
         "source": trace.source,
         "unit": unit,
         "warning": summary.warning(),
+        "doubts": doubts(summary.order_doubts, summary.place_doubts),
         "sentences": [text[:1000] for text in sentences(trace)],
         "figures": figures | {"name": summary.name[:NAME_LIMIT]},
         "curve": [(p.budget, p.total, p.ns, list(p.recomputed), list(p.paged)) for p in curve],
@@ -139,6 +141,7 @@ def _events(trace: Trace, strings: _Strings, start: _Times, end: _Times) -> dict
         "phase": [_PHASES[event.phase] for event in events],
         "thread": [event.thread for event in events],
         "line": [event.line for event in events],
+        "doubt": [_DOUBTS[event.doubt] for event in events],
     }
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tightrope.core import Bytes, NativeError, StorageId, format_bytes
-from tightrope.native import safety as native
-from tightrope.native.safety import Births, Booleans
+from tightrope.native.solvers import safety as native
+from tightrope.native.solvers.safety import Births, Booleans
 from tightrope.place.streams import fallback
 from tightrope.place.streams.relation import Relation
 
@@ -56,7 +56,7 @@ def live_bound(relation: Relation) -> LiveBound:
 
 
 def heaviest(births: Births, *, budget: Bytes = -1) -> tuple[Bytes, int, Booleans]:
-    """Grow the heaviest antichain storage by storage; see `tightrope.native.safety.antichain`."""
+    """Grow the heaviest antichain storage by storage; see `tightrope.native.solvers.safety.antichain`."""
     if len(births.size) == 0:
         return 0, 0, np.zeros(0, dtype=np.bool_)
     try:

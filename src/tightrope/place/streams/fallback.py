@@ -13,11 +13,11 @@ from collections import defaultdict
 import numpy as np
 
 from tightrope.core import Bytes, Offset, OpId
-from tightrope.native.safety import Births, Booleans, Integers, Issue, Positions
+from tightrope.native.solvers.safety import Births, Booleans, Integers, Issue, Positions
 
 
 def clocks(issue: Issue, waits: Integers) -> Positions:
-    """Compute the vector clock of every op at its start; see `tightrope.native.safety.clocks`."""
+    """Compute the vector clock of every op at its start; see `tightrope.native.solvers.safety.clocks`."""
     before = defaultdict(list)
     for earlier, later in waits.tolist():
         before[later].append(earlier)
@@ -35,7 +35,7 @@ def clocks(issue: Issue, waits: Integers) -> Positions:
 
 
 def note_uses(issue: Issue, uses: Integers, last: Positions) -> None:
-    """Raise ``last`` to the positions of the uses; see `tightrope.native.safety.note_uses`."""
+    """Raise ``last`` to the positions of the uses; see `tightrope.native.solvers.safety.note_uses`."""
     storages, ops = uses.T
     np.maximum.at(last, (storages, issue.stream[ops]), issue.position[ops])
 
@@ -55,7 +55,7 @@ def deaths(issue: Issue, clock: Positions, last: Positions, resident: Booleans) 
 def hazard(
     issue: Issue, clock: Positions, writers: Integers, reads: Integers, mutates: Integers
 ) -> tuple[int, int, int] | None:
-    """Find two uses of one storage that nothing orders; see `tightrope.native.safety.hazard`."""
+    """Find two uses of one storage that nothing orders; see `tightrope.native.solvers.safety.hazard`."""
     uses: list[dict[OpId, bool]] = [{} for _ in writers]
     for rows, writes in ((reads, False), (mutates, True)):
         for storage, op in rows.tolist():
@@ -78,7 +78,7 @@ def _ended(issue: Issue, clock: Positions, op: OpId, later: OpId) -> bool:
     return bool(clock[row, issue.stream[op]] > issue.position[op])
 
 
-class _Flow:
+class _AntichainFlow:
     """Bytes that later storages take over from earlier ones; grows one storage at a time."""
 
     def __init__(self, births: Births) -> None:
@@ -151,8 +151,8 @@ class _Flow:
 
 
 def antichain(births: Births, *, budget: Bytes = -1) -> tuple[Bytes, int, Booleans]:
-    """Find the heaviest antichain by augmenting paths; see `tightrope.native.safety.antichain`."""
-    flow, witness = _Flow(births), np.zeros(len(births.size), dtype=np.bool_)
+    """Find the heaviest antichain by augmenting paths; see `tightrope.native.solvers.safety.antichain`."""
+    flow, witness = _AntichainFlow(births), np.zeros(len(births.size), dtype=np.bool_)
     for number in range(len(births.size)):
         flow.add(number)
         last = number + 1 == len(births.size)

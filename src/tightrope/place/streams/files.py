@@ -36,7 +36,7 @@ class _Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int = -1
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _StreamFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str
     streams: tuple[int, ...]
     storages: tuple[_Storage, ...]
@@ -72,7 +72,7 @@ def read_streams(path: str | Path) -> tuple[StreamGraph, tuple[Bytes, ...]]:
     tree = parse_json(read_source(path), str(path))
     check_values(tree, str(path))
     try:
-        found = msgspec.convert(tree, _File)
+        found = msgspec.convert(tree, _StreamFile)
     except msgspec.ValidationError as error:
         raise TightropeError(f"{path}: {error}.") from error
     if found.format != _FORMAT:

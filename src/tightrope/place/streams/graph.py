@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tightrope.core import Bytes, OpId, StorageId, TightropeError
-from tightrope.native.safety import Booleans, Integers, Issue
+from tightrope.native.solvers.safety import Booleans, Integers, Issue
 from tightrope.place.arguments import integers
 
 _MAX_OPS: Final = 2**30

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightrope.core import Bytes, InfeasibleError, OpId, format_bytes
-from tightrope.native.safety import Booleans, Integers
+from tightrope.native.solvers.safety import Booleans, Integers
 from tightrope.place.arguments import check_effort, check_whole
 from tightrope.place.streams.bound import LiveBound, heaviest, live_bound
 from tightrope.place.streams.graph import StreamGraph
@@ -82,7 +82,7 @@ def bounded_lag(graph: StreamGraph, capacity: Bytes, *, seconds: float = 1.0) ->
     """
     check_whole("capacity", capacity)
     check_effort(seconds)
-    search = _Search(graph, capacity, work=int(min(seconds, 1e6) * _WORK_PER_SECOND))
+    search = _LagSearch(graph, capacity, work=int(min(seconds, 1e6) * _WORK_PER_SECOND))
     every = [pair for pair in neighbours(graph) if pair not in set(graph.wait_pairs())]
     _refuse_impossible(search, every)
     added = search.greedy(every)
@@ -113,7 +113,7 @@ def neighbours(graph: StreamGraph) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def _refuse_impossible(search: "_Search", every: list[Pair]) -> None:
+def _refuse_impossible(search: "_LagSearch", every: list[Pair]) -> None:
     least = live_bound(search.relation(every))
     if least.bytes > search.capacity:
         raise InfeasibleError(
@@ -138,7 +138,7 @@ class _Excess:
     before: Integers
 
 
-class _Search:
+class _LagSearch:
     """Bounds under changing waits; what does not change is computed once."""
 
     def __init__(self, graph: StreamGraph, capacity: Bytes, *, work: int) -> None:

@@ -2,7 +2,7 @@
 
 Idea        Two storages may share addresses only where one precedes the other in every execution.
             First fit and dives in several orders over the table of conflicts, then squeaky wheel.
-Source      squeaky wheel: Joslin and Clements (1999); dives as in ``native/packer_dive.hpp``
+Source      squeaky wheel: Joslin and Clements (1999); dives as in ``native/solvers/packer_dive.hpp``
 Guarantee   Safe in every execution that the waits allow, aligned, an answer always; equal input and
             seed give equal offsets. ``optimal`` is said only when the peak equals the live bound.
 Complexity  O(T^2) time per order and T^2 / 8 bytes; above 40,000 storages one first fit without the table
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tightrope.core import Bytes, NativeError, Offset, StorageId, TightropeError
-from tightrope.native import safety as native
-from tightrope.native.safety import Births, Integers
+from tightrope.native.solvers import safety as native
+from tightrope.native.solvers.safety import Births, Integers
 from tightrope.place.arguments import check_effort, check_whole, integers
 from tightrope.place.placer import Status
 from tightrope.place.streams import fallback

@@ -19,8 +19,8 @@ from typing import TypeVar
 import numpy as np
 
 from tightrope.core import NativeError, OpId, StorageId, TightropeError
-from tightrope.native import safety as native
-from tightrope.native.safety import Births, Booleans, Integers, Issue, Positions
+from tightrope.native.solvers import safety as native
+from tightrope.native.solvers.safety import Births, Booleans, Integers, Issue, Positions
 from tightrope.place.streams import fallback
 from tightrope.place.streams.graph import StreamGraph, storage_name
 

@@ -1,11 +1,11 @@
-"""Barriers: an op whose re-run does not fit unless some dear op runs again then or later.
+"""Barriers: an op whose re-run does not fit unless some expensive op runs again then or later.
 
 Idea        While an op runs again just before base op t, what t and later ops still need is live, or
-            will be made again from something that is. With some dear ops set aside, every chain
+            will be made again from something that is. With some expensive ops set aside, every chain
             ``needed storage, what its producer reads, what that one's producer reads, ...`` ends at a
             storage that nothing makes again, so one storage of every chain is live. The fewest bytes
             that meet every chain are a minimum vertex cut; where they and what the op itself takes
-            exceed the budget, the op does not run then, or one of the dear ops runs again later.
+            exceed the budget, the op does not run then, or one of the expensive ops runs again later.
 Source      own; Menger's theorem gives the chains as a maximum flow
 Guarantee   Holds for every schedule within the budget that recomputes, does not page and keeps the base
             order. The chains prove it by addition: no storage gives more than its bytes.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 
 from tightrope.core import Barrier, Bytes, Chain, Graph, OpId, StorageId
-from tightrope.native.mincut import INFINITE, max_flow
+from tightrope.native.solvers.mincut import INFINITE, max_flow
 from tightrope.plan.bound.problem import Problem
 from tightrope.plan.bound.stages import Lineage
 
@@ -30,7 +30,7 @@ class Stop:
 
     Attributes:
         chains: that leave it no room.
-        others: dear ops that would make room.
+        others: expensive ops that would make room.
     """
 
     chains: tuple[Chain, ...]
@@ -63,37 +63,37 @@ class Barriers:
                 found.append(Barrier(op, row, tuple(sorted(others)), tuple(stop.chains for stop in agreed)))
         return found
 
-    def look(self, op: OpId, first: OpId, last: OpId, dear: frozenset[OpId]) -> list[OpId]:
+    def look(self, op: OpId, first: OpId, last: OpId, expensive: frozenset[OpId]) -> list[OpId]:
         """Look for base ops in a stretch before which an op does not fit, and go on beyond both ends.
 
         Args:
             op: that runs again between both rows in some solution.
             first: op of the row before.
             last: op of the next row.
-            dear: ops that are set aside.
+            expensive: ops that are set aside.
 
         Returns:
             Two ops that as rows enclose the longest stretch that is blocked; none where nothing new is.
         """
         before = dict(self.stops.get(op, {}))
-        inside = [s for s in range(max(first, op) + 1, last + 1) if self._blocks(op, s, dear)]
+        inside = [s for s in range(max(first, op) + 1, last + 1) if self._blocks(op, s, expensive)]
         if self.stops.get(op, {}) == before:
             return []
         lengths = {end: next(n for n in count(1) if end - n not in inside) for end in inside}
         high = max(inside, key=lambda end: (lengths[end], end))
         low = high - lengths[high] + 1
-        while low - 1 > op and self._blocks(op, low - 1, dear):
+        while low - 1 > op and self._blocks(op, low - 1, expensive):
             low -= 1
-        while high + 1 < len(self.graph.ops) and self._blocks(op, high + 1, dear):
+        while high + 1 < len(self.graph.ops) and self._blocks(op, high + 1, expensive):
             high += 1
         return [low - 1, high]
 
-    def _blocks(self, op: OpId, stage: OpId, dear: frozenset[OpId]) -> bool:
+    def _blocks(self, op: OpId, stage: OpId, expensive: frozenset[OpId]) -> bool:
         """Tell whether an op does not fit before a base op, and note why."""
         known = self.stops.get(op, {}).get(stage)
-        if known is not None and known.others <= dear:
+        if known is not None and known.others <= expensive:
             return True
-        chains = self._chains(op, stage, dear)
+        chains = self._chains(op, stage, expensive)
         if chains is None:
             return known is not None
         ends = {storages[-1] for _, storages in chains}
@@ -105,7 +105,7 @@ class Barriers:
         """Tell whether a storage may be made again; what must be resident at the end stays."""
         return storage in self.lineage.remade and not self.graph.storages[storage].resident_at_end
 
-    def _chains(self, op: OpId, stage: OpId, dear: frozenset[OpId]) -> tuple[Chain, ...] | None:
+    def _chains(self, op: OpId, stage: OpId, expensive: frozenset[OpId]) -> tuple[Chain, ...] | None:
         """Find chains that together leave no room for an op before a base op; None where it fits."""
         ways = self.problem.runs[op]
         read = frozenset(self.lineage.inputs[op])
@@ -113,7 +113,7 @@ class Barriers:
         taken += sum(self.graph.storages[storage].size for storage in read)
         counted = read.union(*(way.creates for way in ways))
         heads = [s for s in self._needed(stage) if s not in counted]
-        network = _Network(self, stage, dear, counted)
+        network = _ChainNetwork(self, stage, expensive, counted)
         amount = network.flow(heads)
         self.work += len(network.edges)
         return tuple(network.chains()) if taken + amount > self.budget else None
@@ -125,16 +125,16 @@ class Barriers:
                 yield storage
 
 
-class _Network:
+class _ChainNetwork:
     """Storages as vertices with room for their bytes; flow comes from what nothing makes again.
 
     A storage is two vertices, joined by an edge of its bytes; what the op itself reads or makes is left out.
     """
 
     def __init__(
-        self, of: Barriers, stage: OpId, dear: frozenset[OpId], counted: frozenset[StorageId]
+        self, of: Barriers, stage: OpId, expensive: frozenset[OpId], counted: frozenset[StorageId]
     ) -> None:
-        self.of, self.stage, self.dear, self.counted = of, stage, dear, counted
+        self.of, self.stage, self.expensive, self.counted = of, stage, expensive, counted
         self.number: dict[StorageId, int] = {}
         self.edges: list[tuple[int, int, int]] = []
         self.flows: tuple[int, ...] = ()
@@ -163,7 +163,7 @@ class _Network:
         return total
 
     def _again(self, storage: StorageId) -> bool:
-        return self.of.remade(storage) and self.of.lineage.producer[storage] not in self.dear
+        return self.of.remade(storage) and self.of.lineage.producer[storage] not in self.expensive
 
     def chains(self) -> Iterator[Chain]:
         """Take the flow apart into chains, needed storage first."""

@@ -3,7 +3,7 @@
 Idea        Where few ops are short of bytes, every one of them and then its neighbours become rows of the
             staged problem. Elsewhere rows are added one by one: the op that lacks most bytes under the
             solution so far, first of the relaxation and then of the whole search; where that fits, the
-            ops where it hardly does and that make the relaxation dearest, or rows around barriers to what
+            ops where it hardly does and that raise the relaxation most, or rows around barriers to what
             it runs again. The search often ends at the
             time of the plan in hand, which is so proved the fastest.
 Source      Checkmate (MLSys 2020) restricted to the stages where memory is short
@@ -45,8 +45,8 @@ _WORTH: Final = 1.0005
 """Factor by which a further row must raise the relaxation."""
 _RUNS: Final = 0.3
 """How far a re-run must hold in a solution for barriers to it to be looked for."""
-_DEAR: Final = 0.9
-"""Share of the gap from which on the time of an op makes it dear: a further run all but closes the gap."""
+_EXPENSIVE: Final = 0.9
+"""Share of the gap from which on the time of an op makes it expensive: one more run all but closes it."""
 _FLOW: Final = 8
 """Effort per edge of a flow."""
 _TRY: Final = 0.2
@@ -122,7 +122,7 @@ class _Closing:
                 search = self._search(rows, self._some(), during=False)
                 wider = self._wider(rows, search)
                 if wider == rows:
-                    wider = self._dearer(rows, search)
+                    wider = self._more_expensive(rows, search)
                 if wider == rows and (around := self._barred(rows, search)):
                     rows = sorted({*rows, *around})
                     continue
@@ -169,22 +169,22 @@ class _Closing:
         program, values, ways = search.program, search.cheapest().answer.values, self.problem.runs
         facts = [program.facts[column] for column in np.flatnonzero(values > _RUNS).tolist()]
         runs = [(op, row) for what, op, row in facts if what == "run"]
-        room = _DEAR * (self.upper - self.best.extra_ns)
-        dear = {op for op in self.lineage.inputs if min(way.ns for way in ways[op]) >= room}
-        dear -= {op for op, _ in runs}
+        room = _EXPENSIVE * (self.upper - self.best.extra_ns)
+        expensive = {op for op in self.lineage.inputs if min(way.ns for way in ways[op]) >= room}
+        expensive -= {op for op, _ in runs}
         runs.sort(key=lambda run: (-min(way.need for way in ways[run[0]]), run))
         before = self.barriers.work
-        for op, row in runs if dear else []:
+        for op, row in runs if expensive else []:
             if row + 1 < len(rows):
-                around = self.barriers.look(op, rows[row], rows[row + 1], frozenset(dear))
+                around = self.barriers.look(op, rows[row], rows[row + 1], frozenset(expensive))
                 self.work.spent += _FLOW * (self.barriers.work - before)
                 before = self.barriers.work
                 if around:
                     return around
         return []
 
-    def _dearer(self, rows: list[OpId], search: StagedSearch) -> list[OpId]:
-        """Add ops that hardly fit, the dearest first; take out rows that the relaxation does not need."""
+    def _more_expensive(self, rows: list[OpId], search: StagedSearch) -> list[OpId]:
+        """Add ops that hardly fit, the most expensive first; take out rows that nothing needs."""
         allowed = self._some()
         candidates = highest(self._excess(search), apart=_APART, most=_CANDIDATES)
         value = self._relaxed(rows, allowed)

@@ -100,7 +100,7 @@ def time_bound(
     if upper_ns == 0 or not over or lost:
         return TimeBound(0)
     upper = math.inf if upper_ns is None else upper_ns
-    search = _Search(relaxation, upper)
+    search = _CoverSearch(relaxation, upper)
     large = len(graph.ops) > _SMALL_OPS
     most = effort * _STAGED_EFFORT[large] if nodes is None else 0
     staged = (
@@ -133,7 +133,7 @@ def _staged(
     return TimeBound(extra, None, stages if extra else None)
 
 
-class _Search:
+class _CoverSearch:
     """Best-first branch and bound."""
 
     def __init__(self, relaxation: Relaxation, upper: float) -> None:
@@ -141,7 +141,7 @@ class _Search:
         self.root = _Node({}, relaxation.solve({}, ()))
 
     def run(self, nodes: int | None, work: int) -> None:
-        """Split the cheapest case, until it is dear enough or the effort is spent."""
+        """Split the cheapest case, until it is expensive enough or the effort is spent."""
         heap = [(self.root.solution.value, 0, self.root)]
         count = 0
         while heap and (self.relaxation.work < work if nodes is None else count < nodes):
@@ -197,7 +197,7 @@ class _Search:
         return TimeBound(extra, Cover(self.relaxation.budget, scale, tuple(tree)) if extra else None)
 
     def _weights(self, node: _Node) -> Mapping[RowKey, float]:
-        """Multipliers of a leaf; where a row cannot be filled, as much as makes it dearer than everything."""
+        """Multipliers of a leaf; where a row cannot be filled, more than everything costs."""
         if not math.isinf(node.solution.value):
             return node.solution.weights
         return dict.fromkeys(node.solution.weights, 2.0 * len(self.problem.runs) * self._everything())

@@ -38,7 +38,7 @@ _ONCE = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Way:
     """A way to make storages again: an op, or its replay.
 
     Attributes:
@@ -76,7 +76,7 @@ class Problem:
     since: Integers
     size: Integers
     producer: Integers
-    runs: dict[OpId, tuple[Run, ...]]
+    runs: dict[OpId, tuple[Way, ...]]
     inside: npt.NDArray[np.bool_] | None
     unit: Nanoseconds
 
@@ -172,11 +172,11 @@ def problem(graph: Graph, *, free_order: bool = False) -> Problem:
     )
 
 
-def _reruns(graph: Graph, op: Op) -> Iterator[Run]:
+def _reruns(graph: Graph, op: Op) -> Iterator[Way]:
     ways = [] if op.flags & _ONCE or op.mutates else [op]
     for way in [*ways, graph.op(op.variant)] if op.variant >= 0 else ways:
         need = event_peak(graph, graph.allocations(way))
-        yield Run(way.ns, frozenset(way.creates), frozenset(way.reads), need)
+        yield Way(way.ns, frozenset(way.creates), frozenset(way.reads), need)
 
 
 def uses(graph: Graph) -> dict[StorageId, list[OpId]]:
@@ -193,7 +193,7 @@ def uses(graph: Graph) -> dict[StorageId, list[OpId]]:
     return found
 
 
-def _given(graph: Graph, reruns: dict[OpId, tuple[Run, ...]]) -> Iterator[tuple[_Gap, bool]]:
+def _given(graph: Graph, reruns: dict[OpId, tuple[Way, ...]]) -> Iterator[tuple[_Gap, bool]]:
     """Yield every stretch of the base order without a use, and whether the storage may be absent in it."""
     changes: dict[StorageId, list[OpId]] = {}
     for op in graph.ops:
@@ -209,7 +209,7 @@ def _given(graph: Graph, reruns: dict[OpId, tuple[Run, ...]]) -> Iterator[tuple[
                 yield _Gap(storage, until, since), remade and not changed
 
 
-def _free(graph: Graph, reruns: dict[OpId, tuple[Run, ...]]) -> Iterator[tuple[_Gap, bool]]:
+def _free(graph: Graph, reruns: dict[OpId, tuple[Way, ...]]) -> Iterator[tuple[_Gap, bool]]:
     """Yield the ops that lie, in every order, between the producer and a reader of each storage."""
     ancestors = _ancestors(graph)
     changed = {storage for op in graph.ops for storage in op.mutates}

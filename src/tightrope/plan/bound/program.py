@@ -199,7 +199,7 @@ class StagedProgram:
         self._now = Assumed(dict(assumed.fixed), dict(assumed.counts))
 
     def _ray(self, assumed: Assumed) -> Answer:
-        """Weights that prove a case empty, as large as makes it dearer than everything."""
+        """Weights that prove a case empty, as large as makes it more expensive than everything."""
         nothing = Answer(math.inf, {}, {}, np.array([]), np.array([]))
         _, has, ray = self._highs.getDualRay()
         if not has:

@@ -1,7 +1,7 @@
 """Branch and bound over the staged problem, every case a linear program from a warm basis.
 
 Idea        Solve the relaxation; add input paths, and rows rounded by sizes that it splits, which it
-            breaks; fix facts whose other value would be as dear as the plan in hand; branch on how many
+            breaks; fix facts whose other value would be as expensive as the plan in hand; branch on how many
             facts of a group hold, or on one fact, whichever raises both cases most when tried; take the
             cheapest case next.
 Source      mixed-integer rounding; reduced-cost fixing; strong branching; best-first search
@@ -107,7 +107,7 @@ class StagedSearch:
         self.root = self._node((), Assumed(), rounds=_ROUNDS, rounded=_ROUNDED)
 
     def run(self) -> None:
-        """Split the cheapest case until it is dear enough, nothing is undecided, or the effort is spent."""
+        """Split the cheapest case until it costs enough, nothing is undecided, or the effort is spent."""
         heap = [(self.root.value, 0, self.root)]
         count = 0
         while heap and self.effort.left():
@@ -139,7 +139,7 @@ class StagedSearch:
         return value if math.isinf(value) else math.ceil(safe / self.unit) * self.unit
 
     def _node(self, taken: tuple[Taken, ...], assumed: Assumed, *, rounds: int, rounded: int = 0) -> Node:
-        """Solve a case: add what its solution breaks, then fix what would be too dear."""
+        """Solve a case: add what its solution breaks, then fix what would be too expensive."""
         node = Node(taken, assumed, self._tightened(assumed, rounds, rounded))
         fixed = self._fixed(node)
         if fixed:
@@ -166,7 +166,7 @@ class StagedSearch:
         return answer
 
     def _fixed(self, node: Node) -> dict[int, int]:
-        """Decide columns whose other value would make a case as dear as the known schedule."""
+        """Decide columns whose other value would make a case as expensive as the known schedule."""
         room = self.upper - node.value
         if not 0 < room < math.inf:
             return {}
@@ -175,9 +175,10 @@ class StagedSearch:
             for number in node.answer.weights
             for fact, _ in self.program.constraints[number].terms
         }
-        dear = np.flatnonzero(np.abs(node.answer.costs) > room + 1e-6 * self.upper + 1.0).tolist()
+        expensive = np.flatnonzero(np.abs(node.answer.costs) > room + 1e-6 * self.upper + 1.0).tolist()
         costs, known = node.answer.costs, node.assumed.fixed
-        return {column: int(costs[column] < 0) for column in dear if column in named and column not in known}
+        free = [column for column in expensive if column in named and column not in known]
+        return {column: int(costs[column] < 0) for column in free}
 
     def _under(self, assumed: Assumed, side: Taken) -> Assumed:
         if side.group < 0:

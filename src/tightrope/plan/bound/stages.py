@@ -166,7 +166,7 @@ def staged_problem(
         barriers: between these rows.
     """
     lineage = lineage or Lineage.of(graph, problem)
-    builder = _Builder(graph, problem, StagedProblem(tuple(rows), budget, lineage, len(graph.ops)))
+    builder = _StageBuilder(graph, problem, StagedProblem(tuple(rows), budget, lineage, len(graph.ops)))
     made = builder.build()
     if during:
         for row in range(len(rows) - 1):
@@ -176,7 +176,7 @@ def staged_problem(
     return made
 
 
-class _Builder:
+class _StageBuilder:
     def __init__(self, graph: Graph, problem: Problem, made: StagedProblem) -> None:
         self.graph, self.problem, self.made = graph, problem, made
         self.producer, self.uses = made.lineage.producer, made.lineage.uses

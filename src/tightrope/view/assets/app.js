@@ -213,6 +213,7 @@ function headline() {
   $("note").textContent = [
     header.unit === "ticks" ? "This trace has no times: allocations and ops are shown in their order." : "",
     header.warning && `Careful: ${header.warning}.`,
+    header.doubts && `Modules: ${header.doubts}.`,
   ].filter(Boolean).join(" ");
   $("ghost-note").hidden = !model.ghost;
   $("arena-section").hidden = model.arena === 0;

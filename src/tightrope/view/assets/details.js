@@ -2,6 +2,9 @@
 
 const LISTED = 8;
 
+/** Why the module of an op of somebody else's profile may be another one. */
+const DOUBTS = ["", " (or another one like it: told by the order of definition)", " (or one beside or around it)"];
+
 function entry(name, ...value) {
   return [make("dt", {}, name), make("dd", {}, ...value)];
 }
@@ -66,7 +69,7 @@ function aboutEvent(i) {
     entry("Operator time", formatShare(model.own[i], model.ownTotal)),
     entry("Starts at", formatTime(model.start[i])),
     entry("Phase", spaced(model.phases[model.phase[i]])),
-    entry("Module", link(model.path(model.eventModule[i]), "module", model.eventModule[i])),
+    entry("Module", link(model.path(model.eventModule[i]), "module", model.eventModule[i]), DOUBTS[model.doubt[i]]),
     entry("Makes", made.length ? chips(made.map((b) => link(formatBytes(model.size[b]), "buffer", b))) : "no buffer"),
   ];
   if (model.line_of(i)) entries.push(entry("Source", make("code", {}, model.line_of(i))));

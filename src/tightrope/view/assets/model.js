@@ -16,7 +16,7 @@ class Model {
     this.base = this.figures.persistent || header.held.reduce((sum, [, bytes]) => sum + bytes, 0);
   }
 
-  readEvents({ gap, duration, event_name, event_module, phase, thread, line }) {
+  readEvents({ gap, duration, event_name, event_module, phase, thread, line, doubt }) {
     const count = gap.length;
     this.numEvents = count;
     this.start = new Float64Array(count);
@@ -28,7 +28,7 @@ class Model {
       last = this.stop[i] = this.start[i] + duration[i];
       if (last > this.lastEnd) this.lastEnd = last;
     }
-    Object.assign(this, { eventName: event_name, eventModule: event_module, phase, thread, line });
+    Object.assign(this, { eventName: event_name, eventModule: event_module, phase, thread, line, doubt });
     this.nest();
     this.longest = new Pyramid(duration);
     this.stepTime = this.lastEnd - (count ? this.start[0] : 0);

@@ -1,0 +1,1 @@
+"""Search, placement, cuts, safety and alignment in C++; nothing here knows of torch."""

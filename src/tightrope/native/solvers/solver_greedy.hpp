@@ -1,0 +1,70 @@
+// Greedy eviction: walk the events; where bytes exceed the limit, drop the idle storage with the least
+// score and plan its recomputation, with dead inputs, before its next reader.
+#pragma once
+#include "solver_moves.hpp"
+
+namespace tightrope {
+
+class Greedy : public Moves {
+  public:
+    using Moves::Moves;
+
+    // Returns whether every event fits.
+    bool greedy(double limit, i64 rule) {
+        profile.clear();
+        profile.set_limit(limit);
+        std::vector<Pair> chain, candidate;
+        for (i64 at = over_from(0); at >= 0;) {
+            chain.clear();
+            double least = kInf;
+            for (i64 s : evictable_) {
+                candidate.clear();
+                const double score = price(s, at, rule, least, candidate);
+                if (score < least) least = score, chain.swap(candidate);
+            }
+            for (const Pair& p : chain) profile.add(p);
+            at = over_from(chain.empty() ? at + 1 : at);
+        }
+        prune();
+        return profile.excess <= 0;
+    }
+
+    // Remove every pair that costs time without being needed for bytes, most expensive first.
+    void prune() {
+        std::vector<i64> keys = profile.again_key;
+        std::stable_sort(keys.begin(), keys.end(), [&](i64 a, i64 b) {
+            return profile.again_ns[profile.op_of(a)] > profile.again_ns[profile.op_of(b)];
+        });
+        for (i64 at : keys) {
+            const double before = profile.excess;
+            profile.remove(profile.pair(at));
+            if (profile.excess > before) profile.add(profile.pair(at));
+        }
+    }
+
+  private:
+    static double score(i64 rule, double ns, double bytes, double distance) {
+        switch (rule) {
+            case 0: return ns / (bytes * distance);
+            case 1: return ns / bytes;
+            case 2: return -bytes;
+            case 3: return -distance;
+            default: return ns / distance;
+        }
+    }
+
+    // Infinite where s cannot be dropped at `at`, or only for a score that is no less than `least`.
+    double price(i64 s, i64 at, i64 rule, double least, std::vector<Pair>& chain) const {
+        const i64 stage = next_use(s, at), op = profile.producer[s];
+        if (stage < 0) return kInf;
+        const double distance = static_cast<double>(stage - profile.stage_of(at) + 1), bytes = profile.size[s];
+        // The chain can only add to the time of op itself; most candidates end here.
+        if (score(rule, 1 + profile.again_ns[op], bytes, distance) >= least) return kInf;
+        if (!collect(stage, op, at, kLongest, chain)) return kInf;
+        double ns = 1;
+        for (const Pair& p : chain) ns += profile.again_ns[p.op];
+        return score(rule, ns, bytes, distance);
+    }
+};
+
+}  // namespace tightrope

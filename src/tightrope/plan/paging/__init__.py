@@ -1,0 +1,1 @@
+"""Joint search over recomputation and copies in a slower tier."""
