@@ -1,3 +1,4 @@
+import random
 from dataclasses import FrozenInstanceError, fields
 
 import numpy as np
@@ -12,7 +13,14 @@ from tightrope.place import PlaceOptions, place
 from tightrope.place import placer as placer_module
 
 TECHNIQUES = [field.name for field in fields(PlaceOptions)]
-PROVING = [name for name in TECHNIQUES if name != "search"]
+SEARCHES = ["search", "niches"]
+
+
+def only(*names: str, fusion: bool) -> PlaceOptions:
+    """Switch everything off but these techniques and what every search needs."""
+    kept = {*names, "restarts", "memory", "decomposition"} | ({"fusion"} if fusion else set())
+    return PlaceOptions(**{name: name in kept for name in TECHNIQUES})
+
 
 small = st.tuples(st.integers(1, 9), st.integers(0, 6), st.integers(1, 4)).map(
     lambda draw: (draw[0], draw[1], draw[1] + draw[2])
@@ -31,7 +39,7 @@ def test_the_instances_with_gaps_have_them():
     assert all(smallest_peak(buffers) == load_bound(buffers) + 1 for buffers in GAPS)
 
 
-@pytest.mark.parametrize("off", [None, *PROVING])
+@pytest.mark.parametrize("off", [None, *TECHNIQUES])
 def test_each_technique_off_proves_the_same_optimum(tangles, off):
     options = PlaceOptions() if off is None else PlaceOptions(**{off: False})
     for buffers, optimum in tangles:
@@ -40,17 +48,48 @@ def test_each_technique_off_proves_the_same_optimum(tangles, off):
         assert (placement.peak, placement.status) == (optimum, "optimal")
 
 
-def test_search_alone_proves_the_same_optimum(tangles):
-    options = PlaceOptions(**{name: name == "search" for name in TECHNIQUES})
+@pytest.mark.parametrize("alone", SEARCHES)
+def test_each_search_alone_proves_the_same_optimum(tangles, alone):
+    options = PlaceOptions(**{name: name == alone for name in TECHNIQUES})
     for buffers, optimum in tangles:
         placement = place(buffers, options=options, seconds=20)
         check(buffers, placement.offsets, peak=placement.peak)
         assert (placement.peak, placement.status) == (optimum, "optimal")
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(small, min_size=1, max_size=6))
+def test_the_search_on_niches_agrees_with_brute_force(buffers):
+    optimum = smallest_peak(buffers)
+    for fusion in (False, True):
+        options = only("niches", fusion=fusion)
+        placement = place(buffers, options=options)
+        check(buffers, placement.offsets, peak=placement.peak)
+        assert (placement.peak, placement.status) == (optimum, "optimal")
+        assert place(buffers, capacity=optimum - 1, options=options).status == "infeasible"
+
+
+def test_fused_buffers_lie_where_the_judge_allows():
+    """Every buffer is cut up, so that nearly all of them can be fused again, and the peak is known."""
+    methods = set()
+    for seed in range(6):
+        draw = random.Random(seed)
+        buffers = []
+        for size, start, end in perfect(80, seed):
+            part, now = draw.randrange(size + 1), draw.randrange(start, end)
+            lives = [(start, now), (now, end)] if start < now else [(start, end)]
+            buffers += [(share, *life) for life in lives for share in (part, size - part)]
+        draw.shuffle(buffers)
+        placement = place(buffers, options=only("niches", fusion=True), seconds=2)
+        check(buffers, placement.offsets, peak=placement.peak)
+        assert placement.peak == 100_000
+        methods.add(placement.method)
+    assert "search on fused buffers" in methods
+
+
 def test_without_search_the_answer_is_valid_and_claims_no_proof_above_the_load(tangles):
     for buffers, optimum in tangles:
-        placement = place(buffers, options=PlaceOptions(search=False), seconds=0.01)
+        placement = place(buffers, options=PlaceOptions(search=False, niches=False), seconds=0.01)
         check(buffers, placement.offsets, peak=placement.peak)
         assert placement.peak >= optimum
         assert (placement.status == "optimal") == (placement.peak == load_bound(buffers))
@@ -116,6 +155,15 @@ def test_huge_sizes_do_not_overflow():
     placement = place(buffers)
     check(buffers, placement.offsets, peak=placement.peak)
     assert placement.peak == 2**58 - 4
+
+
+@pytest.mark.parametrize("capacity", [100_000, 102_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_capacity_that_is_missed_costs_nothing(capacity, seed):
+    buffers = perfect(320, seed)
+    for seconds in (0.003, 0.02, 0.05):
+        least = place(buffers, seconds=seconds, seed=seed).peak
+        assert place(buffers, capacity=capacity, seconds=seconds, seed=seed).peak <= max(least, capacity)
 
 
 def test_unknown_is_never_called_infeasible():

@@ -17,7 +17,7 @@ class PlaceOptions:
         portfolio: first fit in twelve orders instead of one.
         dives: skyline dives in five orders.
         squeaky: repeat with the buffers that end too high moved forward.
-        search: canonical depth-first search, the only method that proves more than the load bound.
+        search: canonical depth-first search; it and `niches` prove more than the load bound.
         section_bounds: prune when floor + remaining bytes of an instant exceed the goal.
         dominance: skip offsets under which another unplaced buffer would fit.
         hatless: stop at a buffer that nothing unplaced lies above.
@@ -29,6 +29,8 @@ class PlaceOptions:
         hot_core: settle the time around the largest load first and fit the rest around it.
         weights: restart with orders that favour the instants at which the search failed most.
         trials: give a restart up early unless it is among the deepest tenth of the recent ones.
+        niches: search that fills the section with the fewest choices first; it proves what `search` proves.
+        fusion: search on niches after some buffers of equal lives, or of equal sizes in turn, became one.
     """
 
     scaling: bool = True
@@ -50,6 +52,8 @@ class PlaceOptions:
     hot_core: bool = True
     weights: bool = True
     trials: bool = True
+    niches: bool = True
+    fusion: bool = True
 
     @property
     def bits(self) -> int:

@@ -1,11 +1,12 @@
 // Offset assignment: buffers with lifetimes and sizes get addresses with the smallest peak.
 //
 // Idea        Cut the instance into independent parts. On each: first fit in several orders, skyline
-//             dives, squeaky wheel, and where those miss the goal a canonical depth-first search with
-//             restarts. Stop at the largest load, which no placement can beat.
-// Source      MiniMalloc (Moffitt, ASPLOS 2023) for canonical search, dominance and decomposition;
-//             the skip inference, the memory of failed states, the trials of restarts and the address
-//             tree are our own.
+//             dives, squeaky wheel, and where those miss the goal two depth-first searches with restarts:
+//             on niches, for the buffers and for buffers fused from them, and canonical. Stop at the
+//             largest load, which no placement can beat.
+// Source      MiniMalloc (Moffitt, ASPLOS 2023) for canonical search, dominance and decomposition; the
+//             smallest domain first is that of exact cover (Knuth, 2000); the search on niches, fusion, the
+//             skip inference, the memory of failed states, the trials and the address tree are our own.
 // Guarantee   An answer always exists. Equal input, options and seed give equal answers, unless the
 //             clock stops the run. "infeasible" is said only after a completed search.
 // Complexity  First fit is O(n log^2 n) on traces of training steps; the search is exponential and
@@ -36,7 +37,8 @@ extern "C" void tightrope_pack(std::int64_t count, const std::int64_t* size, con
     Splitter splitter(use(Switch::zero_cuts), use(Switch::lifelong), placed);
     const std::vector<Part> parts = splitter.split(std::move(prepared.whole));
     const Bytes limit = options[capacity] < 0 ? -1 : options[capacity] / granule;
-    Solver solver(parts, prepared.load, use, limit, static_cast<u64>(options[seed]), budget);
+    const Budget asking = split_for_asking(parts, budget);
+    Solver solver(parts, prepared.load, use, limit, static_cast<u64>(options[seed]), budget, asking);
     const Status outcome = solver.run(placed);
     Bytes highest = 0;
     for (i64 j = 0; j < count; ++j) {

@@ -37,6 +37,8 @@ SWITCHES: Final = (
     "hot_core",
     "weights",
     "trials",
+    "niches",
+    "fusion",
 )
 """Names of the techniques, in the order of their bits."""
 
@@ -48,6 +50,8 @@ METHODS: Final = (
     "skyline dive",
     "squeaky wheel",
     "search",
+    "search on niches",
+    "search on fused buffers",
     "neighbourhoods",
 )
 

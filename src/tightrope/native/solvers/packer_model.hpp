@@ -85,6 +85,7 @@ struct Budget {
     i64 work_left = 0;
     i64 deadline = 0;  // in thread_milliseconds
     bool expired = false;
+    i64 total = work_left;
 
     bool spend(i64 work) {
         work_left -= work;
