@@ -68,7 +68,6 @@ class Calls:
         self.observed_charged: Bytes = 0
         self.num_steps = self.num_forwards = self.num_divergences = 0
         self._patterns = Patterns()
-        self._apart: set[Pattern] = set()
         self._dropped: dict[Pattern, frozenset[tuple[int, int]]] = {}
         self._pending: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._running: Running | None = None
@@ -157,7 +156,7 @@ class Calls:
             return single(number)
         found = self._patterns.expected(number)
         num_ops = sum(len(self.captured[turn.graph].graph.ops) for turn in found) // 2
-        return found if num_ops <= _MOST_OPS and found not in self._apart else single(number)
+        return found if num_ops <= _MOST_OPS else single(number)
 
     def _begin(self, unit: Unit, turns: tuple[Turn, ...], *, but: Pending | None = None) -> Running:
         self._held_first = self.accounts.charged() if self._held_first is None else self._held_first
@@ -285,7 +284,7 @@ class Calls:
             try:
                 running = self._begin(self.unit(pattern), pattern)
             except InfeasibleError:  # call by call it fitted before: each drops what the others need
-                self._apart.add(pattern)
+                self._patterns.never_fits(pattern)
                 pattern = single(number)
         running = running or self._begin(self.unit(pattern), pattern)
         try:
@@ -479,13 +478,19 @@ class Calls:
         if gaps is not None and self._whole and 2 * self._num_calls() == len(pattern) and pattern:
             if len(pattern) > 2:
                 self._dropped[pattern] = frozenset(gaps.dropped)
-            self._patterns.learn(pattern)
+            self._patterns.learn(pattern, free=self._was_free())
             unit = self.unit(pattern)
             unit.headroom = unit.headroom.observe_peak(gaps.growth)
             self.num_steps += 1
         self._gaps = None
         if running is not None:
             running.close()
+
+    def _was_free(self) -> bool:
+        """Whether the calls were planned one by one, and nothing was computed again: no plan is faster."""
+        forecasts = [running.prepared.plan.forecast for running in self.recent]
+        alone = all(len(running.turns) <= 2 and not running.off for running in self.recent)
+        return alone and all(forecast.ns == forecast.base_ns for forecast in forecasts)
 
     def close(self) -> None:
         """Give everything back that no step is using."""

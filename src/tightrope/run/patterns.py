@@ -27,9 +27,11 @@ class Patterns:
     def __init__(self) -> None:
         self._after: dict[tuple[Pattern, int], Pattern] = {}
         self._last: Pattern = ()
+        self._apart: set[Pattern] = set()
+        self._free: set[Pattern] = set()
 
     def expected(self, graph: int) -> Pattern:
-        """The pattern that a forward of a graph is expected to begin.
+        """The pattern that a forward of a graph is expected to begin, if planning it as one can help.
 
         >>> known = Patterns()
         >>> twice = (Turn(0, 0, False), Turn(1, 0, False), Turn(1, 0, True), Turn(0, 0, True))
@@ -41,10 +43,15 @@ class Patterns:
         if found is None:
             # whatever followed something else, latest first: before anything better is known
             found = next((p for (_, first), p in reversed(self._after.items()) if first == graph), None)
-        return single(graph) if found is None else found
+        return single(graph) if found is None or found in self._apart | self._free else found
 
-    def learn(self, pattern: Pattern) -> None:
-        """Note a pattern that was completed."""
+    def never_fits(self, pattern: Pattern) -> None:
+        """Note that no plan of all calls of a pattern fits."""
+        self._apart.add(pattern)
+
+    def learn(self, pattern: Pattern, *, free: bool = False) -> None:
+        """Note a pattern that was completed; ``free`` = call by call, and nothing was computed again."""
+        (self._free.add if free else self._free.discard)(pattern)
         key = (self._last, pattern[0].graph)
         self._after.pop(key, None)
         self._after[key] = self._last = pattern
