@@ -6,10 +6,15 @@ function answer(text) {
   return make("p", { class: "answer" }, text);
 }
 
-/** A plain table; cells are text, or buttons made by `link`. */
+/** A plain table. A head is text, or [text, "time" | "bytes" | "count"]: numbers then, all of a kind in one unit. */
 function grid(caption, heads, rows) {
-  const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)));
-  const body = rows.map((cells) => make("tr", {}, ...cells.map((cell) => make("td", {}, cell))));
+  const largest = new Map();
+  heads.forEach(([, kind], k) => rows.forEach((cells) => largest.set(kind, Math.max(largest.get(kind) ?? 0, Math.abs(cells[k]) || 0))));
+  const units = heads.map((head) => (Array.isArray(head) ? columnUnit(head[1], largest.get(head[1]) ?? 0) : null));
+  const name = (head, k) => (units[k] ? head[0] + (units[k][0] && ` (${units[k][0]})`) : head);
+  const head = make("tr", {}, ...heads.map((text, k) => make("th", { scope: "col", class: units[k] ? "figure" : undefined }, name(text, k))));
+  const cell = (value, k) => (units[k] ? make("td", { class: "figure" }, Number.isFinite(value) ? units[k][1](value) : "") : make("td", {}, value));
+  const body = rows.map((cells) => make("tr", {}, ...cells.map(cell)));
   return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
 }
 

@@ -6,7 +6,7 @@ let table = null;
 let charts = [];
 const view = { low: 0, high: 1, cursor: null, brush: null };
 const selection = { kind: "instant", id: 0 };
-const TABS = { time: answerTime, peak: answerPeak, save: answerSave, budgets: answerBudgets, changes: answerChanges };
+const TABS = { time: answerTime, modules: answerModules, peak: answerPeak, save: answerSave, budgets: answerBudgets, changes: answerChanges };
 let waiting = 0;
 
 function redraw(full = true) {

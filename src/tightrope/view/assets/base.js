@@ -44,6 +44,25 @@ function formatTime(ns) {
   return `${fixed(ns, 0)} ns`;
 }
 
+const TIMES = [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]];
+const SIZES = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
+
+/** One unit for a column of numbers, by its largest: [name, how to write a number without its unit]. */
+function columnUnit(kind, largest) {
+  const exact = ["", (value) => formatCount(Math.round(value))];
+  if (kind === "count") return exact;
+  if (kind === "exact") return ["B", exact[1]];
+  if (kind === "time" && model.unit === "ticks") return ["ticks", exact[1]];
+  const units = kind === "time" ? TIMES : SIZES;
+  const [unit, scale] = units.find(([, size]) => largest >= size) ?? units.at(-1);
+  const write = (value) => {
+    const size = Math.abs(value) / scale;
+    if (scale === 1 || !value) return fixed(value, 0);
+    return size < 0.00005 ? "<0.0001" : fixed(value / scale, size < 0.1 ? 4 : 2);
+  };
+  return [unit, write];
+}
+
 const GROUPS = new Intl.NumberFormat("en-US");
 const formatCount = (count) => GROUPS.format(count);
 const formatExact = (size) => `${formatCount(size)} B`;
