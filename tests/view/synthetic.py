@@ -1,11 +1,14 @@
 """Traces of any size, made from a seed."""
 
 import random
+from decimal import Decimal
 
 from tightrope.core import Buffer, Event, Trace
 from tightrope.core.plan import Reason
 from tightrope.core.trace import BudgetPoint, Category, EventPhase, Held, Module, Summary
 
+LINES = ("net.py:31", "net.py:32", "net.py:33")
+"""Of ``up``, ``act`` and ``down``."""
 OPS = (
     "aten.addmm.default",
     "aten.gelu.default",
@@ -46,7 +49,7 @@ def trace_of(num_events: int, *, num_blocks: int = 24, seed: int = 0, buffers: b
         phase = EventPhase.LOSS if k == half - 1 else phase
         phase = EventPhase.RECOMPUTE if not forward and k % 17 == 0 else phase
         duration = draw.choice((900, 2_000, 7_000, 40_000)) + draw.randrange(600)
-        events.append(Event(now, now + duration, k, OPS[k % len(OPS)], at, phase))
+        events.append(Event(now, now + duration, k, OPS[k % len(OPS)], at, phase, line=(at - 3) % 4))
         now += duration + (draw.randrange(300) if k % 4 == 0 else 0)
     rows, ticks = _buffers(events, half, draw) if buffers else ([], [])
     arena = max((row.offset + row.size for row in rows), default=0)
@@ -57,6 +60,7 @@ def trace_of(num_events: int, *, num_blocks: int = 24, seed: int = 0, buffers: b
         len(ticks),
         tuple(ticks),
         modules,
+        LINES,
         reasons=tuple(_reason(row) for row in rows),
         held=(Held(Category.PARAMETER, 4096 * 64),),
         summary=_summary(arena, now),
@@ -87,3 +91,8 @@ def _buffers(events: list[Event], half: int, draw: random.Random) -> tuple[list[
         offset += rows[-1].size
     ticks += [events[min(last, half + k)].end for k in range(half)]
     return rows, ticks
+
+
+def millis(ns: int) -> str:
+    """As the page writes a time in a column of milliseconds: two digits, more for what is below 0.1."""
+    return f"{Decimal(ns) / 10**6:.{4 if 0 < ns < 1e5 else 2}f}"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.view.browser import Opened, browser_path, opened
-from tests.view.synthetic import modules_of, trace_of
+from tests.view.synthetic import millis, modules_of, trace_of
 from tightrope.core import Event, Trace, format_bytes, format_time
 from tightrope.core.trace import Doubt, EventPhase, Module, Summary
 from tightrope.view import page, sentences
@@ -60,6 +60,7 @@ def test_a_selected_buffer_shows_what_python_says(shown: Opened, trace: Trace) -
     for number in (0, 7, len(trace.buffers) - 1):
         buffer = trace.buffers[number]
         shown.eval("number => select('buffer', number)", number)
+        assert shown.text("#details-title") == trace.lines[trace.events[buffer.creator].line]
         assert shown.text("#value-bytes") == format_bytes(buffer.size)
         assert shown.text("#value-requested") == f"{buffer.bytes:,} B"
         assert shown.text("#value-address") == f"{buffer.offset:,} B to {buffer.offset + buffer.size:,} B"
@@ -234,7 +235,8 @@ def test_stages_are_the_same_in_every_answer(shown: Opened, trace: Trace) -> Non
     shown.page.click("#ask-time")
     rows = shown.page.locator("#tab-time table").first.locator("tbody tr")
     seen = {tuple(rows.nth(k).locator("td").all_inner_texts()[:2]) for k in range(rows.count())}
-    assert seen == {(stage, format_time(ns)) for stage, ns in spent.items()}
+    assert shown.page.locator("#tab-time th").all_inner_texts()[:2] == ["stage", "time (ms)"]
+    assert seen == {(stage, millis(ns)) for stage, ns in spent.items()}
     times = shown.text("#times")
     assert f"Step time {format_time(trace.ns)}:" in times
     assert f"Operator time {format_time(trace.operator_ns)}:" in times

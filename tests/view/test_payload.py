@@ -80,7 +80,7 @@ def test_the_sentences_have_the_figures_of_the_trace() -> None:
     assert "will make at most" in peak
     assert "256.0 KiB that the caller holds" in peak
     assert "takes 0.0 % more time" in budget
-    assert re.search(r"is 1\.00 MiB \(\d+ %\) from aten\.", largest)
+    assert re.search(r"is 1\.00 MiB \(\d+ %\) from net\.py:3\d \(aten\.", largest)
     assert sentences(Trace("observed", ()))[2] == "Nothing is alive at the peak."
 
 

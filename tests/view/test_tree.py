@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tests.view.browser import Opened, browser_path, opened
-from tests.view.synthetic import trace_of
+from tests.view.synthetic import millis, trace_of
 from tightrope.core import Trace
 from tightrope.core.trace import Module
 from tightrope.view import page
@@ -29,11 +29,6 @@ def shown(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Op
     file.write_text(page(trace))
     with opened(file) as found:
         yield found
-
-
-def millis(ns: int) -> str:
-    """As the page writes a time in a column of milliseconds."""
-    return f"{ns / 1e6:.{4 if ns < 1e5 else 2}f}"
 
 
 def row(shown: Opened, name: str) -> dict[str, str]:

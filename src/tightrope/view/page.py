@@ -23,6 +23,7 @@ SCRIPTS: Final = (
     "charts.js",
     "details.js",
     "answers.js",
+    "peak.js",
     "tree.js",
     "tables.js",
     "search.js",

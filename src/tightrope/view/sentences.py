@@ -29,12 +29,13 @@ def sentences(trace: Trace) -> tuple[str, str, str]:
 
 
 def creator_name(trace: Trace, buffer: Buffer) -> str:
-    """Name a buffer for a person: what made it, and in which module."""
+    """Name a buffer for a person: the user's line that made it, the op, and in which module."""
     if not 0 <= buffer.creator < len(trace.events):
         return buffer.category.value.replace("_", " ")
     event = trace.events[buffer.creator]
     path = trace.modules[event.module].path
-    return f"{event.name} in {path}" if path else event.name
+    made = f"{event.name} in {path}" if path else event.name
+    return f"{trace.lines[event.line]} ({made})" if 0 <= event.line < len(trace.lines) else made
 
 
 def _peak(trace: Trace) -> str:

@@ -6,7 +6,7 @@ function answer(text) {
   return make("p", { class: "answer" }, text);
 }
 
-/** A plain table. A head is text, or [text, "time" | "bytes" | "count"]: numbers then, all of a kind in one unit. */
+/** A plain table. A head is text, or [text, "time" | "bytes" | "share" | "count"]: numbers then, all of a kind in one unit. */
 function grid(caption, heads, rows) {
   const largest = new Map();
   heads.forEach(([, kind], k) => rows.forEach((cells) => largest.set(kind, Math.max(largest.get(kind) ?? 0, Math.abs(cells[k]) || 0))));
@@ -35,8 +35,8 @@ function answerTime(root) {
   if (!order.length) return root.replaceChildren(answer("This trace has no events with times."));
   const stageRows = order.map((k) => [
     spaced(model.phases[k]),
-    formatTime(stages[k]),
-    formatShare(stages[k], total),
+    stages[k],
+    shareOf(stages[k], total),
     bar(stages[k], total, colours.phase[k]),
   ]);
   const [most] = order;
@@ -45,7 +45,7 @@ function answerTime(root) {
     answerBound(total),
     layerSentence(),
     timeNote(total),
-    make("div", { class: "columns" }, grid("Stages", ["stage", "time", "share", ""], stageRows), layerTable()),
+    make("div", { class: "columns" }, grid("Stages", ["stage", ["time", "time"], ["share", "share"], ""], stageRows), layerTable()),
   );
 }
 
@@ -78,32 +78,11 @@ function layerSentence() {
 function layerTable() {
   const rows = layers().map((m) => [
     link(model.path(m), "module", m),
-    formatTime(model.moduleOwn[m]),
-    formatShare(model.moduleOwn[m], model.ownTotal),
-    formatCount(model.moduleOps[m]),
+    model.moduleOwn[m],
+    shareOf(model.moduleOwn[m], model.ownTotal),
+    model.moduleOps[m],
   ]);
-  return grid("Layers by their own time", ["module", "time", "share", "ops"], rows);
-}
-
-/** What is alive at the peak? */
-function answerPeak(root) {
-  if (model.peakTick < 0) return root.replaceChildren(answer("The step allocates nothing."));
-  const alive = model.alive(model.peakTick);
-  const event = model.eventAtTick(model.peakTick);
-  const during = event < 0 ? "" : `, while ${model.name(event)} runs in ${model.path(model.eventModule[event])}`;
-  const rows = alive.slice(0, 25).map((b) => [
-    link(model.bufferName(b), "buffer", b),
-    model.bufferModule(b),
-    formatBytes(model.size[b]),
-    formatShare(model.size[b], model.peak),
-    spaced(model.categories[model.category[b]]),
-    model.decisions[model.decision[b]] || "",
-  ]);
-  const waste = model.figures.arena > model.peak ? ` The arena has ${formatBytes(model.figures.arena)}: ${formatShare(model.figures.arena - model.peak, model.peak)} more than is alive.` : "";
-  root.replaceChildren(
-    answer(`At the peak ${plural(alive.length, "buffer")} with ${formatBytes(model.peak)} are alive, at ${formatTime(model.ticks[model.peakTick])}${during}.${waste}`),
-    grid(`The ${rows.length} largest of them`, ["made by", "module", "bytes", "share", "category", "decision"], rows),
-  );
+  return grid("Layers by their own time", ["module", ["time", "time"], ["share", "share"], ["ops", "count"]], rows);
 }
 
 /** Buffers alive at the peak that are not needed there and can be made again, cheapest byte first. */

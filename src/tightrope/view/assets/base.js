@@ -52,6 +52,7 @@ function columnUnit(kind, largest) {
   const exact = ["", (value) => formatCount(Math.round(value))];
   if (kind === "count") return exact;
   if (kind === "exact") return ["B", exact[1]];
+  if (kind === "share") return ["%", (value) => fixed(value, 1)];
   if (kind === "time" && model.unit === "ticks") return ["ticks", exact[1]];
   const units = kind === "time" ? TIMES : SIZES;
   const [unit, scale] = units.find(([, size]) => largest >= size) ?? units.at(-1);
@@ -67,6 +68,7 @@ const GROUPS = new Intl.NumberFormat("en-US");
 const formatCount = (count) => GROUPS.format(count);
 const formatExact = (size) => `${formatCount(size)} B`;
 const formatShare = (part, whole) => (whole ? `${fixed((100 * part) / whole, 1)} %` : "");
+const shareOf = (part, whole) => (whole ? (100 * part) / whole : NaN);
 const spaced = (name) => name.replaceAll("_", " ");
 const plural = (count, noun) => `${formatCount(count)} ${noun}${count === 1 ? "" : "s"}`;
 

@@ -21,11 +21,12 @@ function chips(items, more) {
 
 function showDetails() {
   const { kind, id } = selection;
-  const shown = { buffer: aboutBuffer, event: aboutEvent, module: aboutModule, node: aboutNode, instant: aboutInstant };
-  const [title, note, entries, buttons] = shown[kind](id);
+  const shown = { buffer: aboutBuffer, event: aboutEvent, module: aboutModule, node: aboutNode, line: aboutLine, instant: aboutInstant };
+  const [title, note, entries, buttons, under = ""] = shown[kind](id);
   $("details").replaceChildren(
     make("p", { class: "kicker" }, note),
     make("h2", { id: "details-title" }, title),
+    make("p", { class: "under", hidden: !under }, under),
     make("dl", {}, ...entries.flat()),
     make("div", { class: "row" }, ...buttons),
   );
@@ -34,6 +35,7 @@ function showDetails() {
 
 function aboutBuffer(b) {
   const event = model.creator[b];
+  const line = model.line_of(event);
   const text = model.reasonText(b);
   const where = model.offset[b] < 0 ? "no planned address" : `${formatExact(model.offset[b])} to ${formatExact(model.offset[b] + model.size[b])}`;
   const born = model.left[b];
@@ -54,8 +56,9 @@ function aboutBuffer(b) {
   if (event >= 0) entries.push(entry("Made by", link(model.name(event), "event", event)));
   if (event >= 0) entries.push(entry("Module", link(model.bufferModule(b), "module", model.eventModule[event])));
   entries.push(entry("Read by", readers.length ? chips(readers.map((r) => link(model.name(r), "event", r))) : "nothing known"));
-  if (model.line_of(event)) entries.push(entry("Source", make("code", {}, model.line_of(event))));
-  return [model.bufferName(b), `buffer ${b}`, entries, [zoomButton(born, gone)]];
+  if (line) entries.unshift(entry("Your line", link(line, "line", model.line[event])));
+  const under = line ? `${model.bufferName(b)} in ${model.bufferModule(b)}` : "";
+  return [line || model.bufferName(b), `buffer ${b}`, entries, [zoomButton(born, gone)], under];
 }
 
 function aboutEvent(i) {
@@ -72,8 +75,10 @@ function aboutEvent(i) {
     entry("Module", link(model.path(model.eventModule[i]), "module", model.eventModule[i]), DOUBTS[model.doubt[i]]),
     entry("Makes", made.length ? chips(made.map((b) => link(formatBytes(model.size[b]), "buffer", b))) : "no buffer"),
   ];
-  if (model.line_of(i)) entries.push(entry("Source", make("code", {}, model.line_of(i))));
-  return [model.name(i), `op ${i}`, entries, [zoomButton(model.start[i], model.stop[i])]];
+  const line = model.line_of(i);
+  if (line) entries.unshift(entry("Your line", link(line, "line", model.line[i])));
+  const under = line ? `${model.name(i)} in ${model.path(model.eventModule[i])}` : "";
+  return [line || model.name(i), `op ${i}`, entries, [zoomButton(model.start[i], model.stop[i])], under];
 }
 
 function inside(module, around) {
@@ -130,11 +135,12 @@ function aboutInstant(time) {
   const alive = tick < 0 ? [] : model.alive(tick);
   const live = tick < 0 ? 0 : model.live[tick];
   const event = model.eventAt(time);
-  const list = alive.slice(0, LISTED).map((b) => entry(formatBytes(model.size[b]), link(`${model.bufferName(b)} ${model.bufferModule(b)}`, "buffer", b)));
+  const name = (b) => [model.line_of(model.creator[b]), model.bufferName(b), model.bufferModule(b)].filter(Boolean).join(" ");
+  const list = alive.slice(0, LISTED).map((b) => entry(formatBytes(model.size[b]), link(name(b), "buffer", b)));
   const entries = [
     entry("Made by the step", make("strong", { id: "value-live" }, formatBytes(live)), ` ${formatExact(live)}`),
     entry("With what is held", formatBytes(live + model.base)),
-    entry("Running", event < 0 ? "nothing" : link(model.name(event), "event", event)),
+    entry("Running", event < 0 ? "nothing" : link(`${model.line_of(event)} ${model.name(event)}`.trim(), "event", event)),
     entry("Alive", plural(alive.length, "buffer")),
     ...list,
   ];

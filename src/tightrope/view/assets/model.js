@@ -200,8 +200,13 @@ class Model {
     return this.strings[this.eventName[event]] || "(no name)";
   }
 
+  lineText(line) {
+    return line >= 0 ? this.strings[this.header.lines[line]] : "";
+  }
+
+  /** The user's line that an op comes from; empty where it is not known. */
   line_of(event) {
-    return event >= 0 && this.line[event] >= 0 ? this.strings[this.header.lines[this.line[event]]] : "";
+    return event >= 0 ? this.lineText(this.line[event]) : "";
   }
 
   bufferName(b) {

@@ -8,8 +8,8 @@ const RANKS = {
 };
 const ABOUT = {
   modules: (m) => [model.path(m), formatTime(model.moduleTime[m])],
-  ops: (i) => [`${model.name(i)} in ${model.path(model.eventModule[i])}`, formatTime(model.own[i])],
-  buffers: (b) => [`${model.bufferName(b)} in ${model.bufferModule(b)}`, formatBytes(model.size[b])],
+  ops: (i) => [`${model.line_of(i)} ${model.name(i)} in ${model.path(model.eventModule[i])}`.trim(), formatTime(model.own[i])],
+  buffers: (b) => [`${model.line_of(model.creator[b])} ${model.bufferName(b)} in ${model.bufferModule(b)}`.trim(), formatBytes(model.size[b])],
 };
 
 /** How many rows of a kind are found, and the best of them: names before members, large before small. */

@@ -2,19 +2,21 @@
 
 const PAGE = 100;
 
+/** Columns are [head, text], or [head, number, kind, what to sort by]: the head of those names the unit. */
 const TABLES = {
   buffers: {
     count: () => model.numBuffers,
     kind: "buffer",
     columns: [
       ["made by", (b) => model.bufferName(b)],
+      ["your line", (b) => model.line_of(model.creator[b])],
       ["module", (b) => model.bufferModule(b)],
-      ["bytes", (b) => formatCount(model.size[b]), (b) => model.size[b]],
-      ["from", (b) => formatTime(model.left[b]), (b) => model.alloc[b]],
-      ["to", (b) => formatTime(model.bufferEnd(b)), (b) => model.release[b]],
-      ["address", (b) => (model.offset[b] < 0 ? "" : formatCount(model.offset[b])), (b) => model.offset[b]],
-      ["category", (b) => spaced(model.categories[model.category[b]]), (b) => model.category[b]],
-      ["decision", (b) => model.decisions[model.decision[b]], (b) => model.decision[b]],
+      ["bytes", (b) => model.size[b], "exact"],
+      ["from", (b) => model.left[b], "time", (b) => model.alloc[b]],
+      ["to", (b) => model.bufferEnd(b), "time", (b) => model.release[b]],
+      ["address", (b) => (model.offset[b] < 0 ? NaN : model.offset[b]), "exact", (b) => model.offset[b]],
+      ["category", (b) => spaced(model.categories[model.category[b]])],
+      ["decision", (b) => model.decisions[model.decision[b]]],
     ],
     name: (b) => (model.creator[b] < 0 ? -1 : model.creator[b]),
   },
@@ -23,11 +25,11 @@ const TABLES = {
     kind: "event",
     columns: [
       ["op", (i) => model.name(i)],
+      ["your line", (i) => model.line_of(i)],
       ["module", (i) => model.path(model.eventModule[i])],
-      ["phase", (i) => spaced(model.phases[model.phase[i]]), (i) => model.phase[i]],
-      ["starts", (i) => formatTime(model.start[i]), (i) => model.start[i]],
-      ["own time", (i) => formatTime(model.own[i]), (i) => model.own[i]],
-      ["source", (i) => model.line_of(i)],
+      ["phase", (i) => spaced(model.phases[model.phase[i]])],
+      ["starts", (i) => model.start[i], "time"],
+      ["own time", (i) => model.own[i], "time"],
     ],
     name: (i) => i,
   },
@@ -37,9 +39,9 @@ const TABLES = {
     columns: [
       ["module", (m) => model.path(m)],
       ["class", (m) => model.strings[model.moduleKind[m]]],
-      ["time", (m) => formatTime(model.moduleTime[m]), (m) => model.moduleTime[m]],
-      ["own time", (m) => formatTime(model.moduleOwn[m]), (m) => model.moduleOwn[m]],
-      ["ops", (m) => formatCount(model.moduleOps[m]), (m) => model.moduleOps[m]],
+      ["time", (m) => model.moduleTime[m], "time"],
+      ["own time", (m) => model.moduleOwn[m], "time"],
+      ["ops", (m) => model.moduleOps[m], "count"],
     ],
   },
 };
@@ -62,7 +64,9 @@ class Finder {
   has(kind, row) {
     if (kind === "modules") return this.modules[row] === 1;
     const event = TABLES[kind].name(row);
-    return event >= 0 && (this.hits[model.eventName[event]] || this.modules[model.eventModule[event]] === 1);
+    if (event < 0) return false;
+    const line = model.line[event] < 0 ? 0 : model.header.lines[model.line[event]];
+    return this.hits[model.eventName[event]] || this.modules[model.eventModule[event]] === 1 || (line > 0 && this.hits[line]);
   }
 }
 
@@ -76,8 +80,8 @@ class TableView {
     let found = [];
     for (let k = 0; k < table.count(); k++) if (!this.finder || this.finder.has(this.kind, k)) found.push(k);
     if (this.column < 0) return found;
-    const [, text, number] = table.columns[this.column];
-    const value = number ?? text;
+    const [, shown, , sorted] = table.columns[this.column];
+    const value = sorted ?? shown;
     const keys = new Map(found.map((k) => [k, value(k)]));
     const sign = this.down ? -1 : 1;
     found = found.sort((a, b) => (keys.get(a) < keys.get(b) ? -sign : keys.get(a) > keys.get(b) ? sign : a - b));
@@ -100,10 +104,9 @@ class TableView {
     const pages = Math.max(1, Math.ceil(this.order.length / PAGE));
     this.page = Math.min(this.page, pages - 1);
     const shown = this.order.slice(this.page * PAGE, this.page * PAGE + PAGE);
-    const heads = columns.map(([name], k) => this.head(name, k));
-    const body = shown.map((row) =>
-      make("tr", {}, ...columns.map(([, text], k) => make("td", {}, k ? text(row) : link(text(row), kind, row)))),
-    );
+    const units = columns.map(([, , unit]) => (unit ? columnUnit(unit, model.end) : null));
+    const heads = columns.map(([name], k) => this.head(name, k, units[k]));
+    const body = shown.map((row) => make("tr", {}, ...columns.map(([, value], k) => this.cell(kind, row, value(row), k, units[k]))));
     const caption = `${plural(this.order.length, this.kind.slice(0, -1))}${this.finder ? " found" : ""}`;
     const table = make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
     this.root.replaceChildren(this.choice(), table, this.pager(pages));
@@ -120,10 +123,16 @@ class TableView {
     this.show();
   }
 
-  head(name, k) {
+  cell(kind, row, value, k, unit) {
+    if (unit) return make("td", { class: "figure" }, Number.isFinite(value) ? unit[1](value) : "");
+    return make("td", {}, k ? value : link(value, kind, row));
+  }
+
+  head(name, k, unit) {
     const sorted = k === this.column ? (this.down ? "descending" : "ascending") : "none";
     const mark = { descending: " ↓", ascending: " ↑", none: "" }[sorted];
-    return make("th", { scope: "col", "aria-sort": sorted }, make("button", { onclick: () => this.sort(k) }, name + mark));
+    const text = name + (unit?.[0] ? ` (${unit[0]})` : "") + mark;
+    return make("th", { scope: "col", "aria-sort": sorted, class: unit ? "figure" : undefined }, make("button", { onclick: () => this.sort(k) }, text));
   }
 
   sort(k) {

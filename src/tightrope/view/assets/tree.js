@@ -141,12 +141,12 @@ let tree = null;
 function answerModules(root) {
   tree ??= new ModuleTree();
   const rows = tree.rows();
-  const heads = ["module", ...tree.phases.map((phase) => [spaced(model.phases[phase]), "time"]), ["together", "time"], "share", ["at the peak", "bytes"]];
+  const heads = ["module", ...tree.phases.map((phase) => [spaced(model.phases[phase]), "time"]), ["together", "time"], ["share", "share"], ["at the peak", "bytes"]];
   const cells = rows.map((row) => [
     moduleCell(root, row),
     ...tree.phases.map((_, k) => tree.time(row.members, k)),
     tree.total(row.members),
-    formatShare(tree.total(row.members), model.ownTotal),
+    shareOf(tree.total(row.members), model.ownTotal),
     tree.held(row.members),
   ]);
   const table = grid("Time of each module with all that is inside it, and the bytes that it made and that are alive at the peak", heads, cells);
