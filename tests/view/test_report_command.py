@@ -1,5 +1,6 @@
 """``tightrope report`` and ``Report.html``: pages from files, from steps, and clear errors."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 import tightrope
 from tests.cli.command import run
+from tests.view.test_payload import unpack
 from tightrope.core import Graph, Op, Storage, TightropeError
 from tightrope.core.codec import dump_graph
 from tightrope.plan import solve
@@ -36,7 +38,8 @@ def test_a_page_from_a_plan_and_one_from_a_trace(files: Path) -> None:
     for given in ("net.plan.json", "net.trace"):
         page = files / "run.html"
         done = run("report", files / given, "-o", page)
-        assert (done.code, done.err) == (0, "")
+        assert done.code == 0
+        assert ("curve of budgets" in done.err) == (given == "net.plan.json")
         assert "3 ops, 3 buffers" in done.out
         assert page.read_text().startswith("<!doctype html>")
         page.unlink()
@@ -50,10 +53,26 @@ def test_json_has_the_same_figures(files: Path) -> None:
 
 def test_plans_for_other_budgets_and_earlier_traces_are_taken(files: Path) -> None:
     more = ("--also", files / "more.plan.json", "--against", files / "net.trace")
-    alone = run("report", files / "net.plan.json", "-o", files / "a.html")
+    alone = run("report", files / "net.plan.json", "--no-curve", "-o", files / "a.html")
     both = run("report", files / "net.plan.json", *more, "-o", files / "b.html")
-    assert (alone.code, both.code, both.err) == (0, 0, "")
+    assert (alone.code, both.code) == (0, 0)
     assert (files / "b.html").stat().st_size > (files / "a.html").stat().st_size
+
+
+def test_a_curve_is_written_where_the_graph_is_at_hand(files: Path) -> None:
+    page = files / "run.html"
+    plan, trace = files / "net.plan.json", files / "net.trace"
+    for given, points in (
+        ((plan,), True),
+        ((plan, "--no-curve"), False),
+        ((trace,), False),
+        ((trace, "--forecast", plan), True),
+    ):
+        assert run("report", *given, "-o", page).code == 0
+        data = page.read_text().split('id="data">')[1].split("</script>")[0]
+        curve = unpack(base64.b64decode(data)).header["curve"]
+        assert bool(curve) == points
+        assert not curve or curve[0][0] <= 20_000
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, 60])

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from tightrope.cli.curve import SECONDS, curve_plans
 from tightrope.cli.output import console, emit_json
 from tightrope.cli.sound import keep_inputs, read_sound
 from tightrope.core import FingerprintError, Plan, TightropeError, Trace
@@ -41,19 +43,31 @@ def report(
     machine: Annotated[
         str | None, typer.Option(help="Needed by plans that page: a profile or TOML file.")
     ] = None,
+    curve: Annotated[
+        bool, typer.Option(help="Plan at other budgets too: the curve of time against budget.")
+    ] = True,
+    seconds: Annotated[float, typer.Option(help="Seconds of search for that curve.")] = SECONDS,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write one HTML page that opens from disk and explains every byte of a plan or a run."""
+    """Write one HTML page that opens from disk and explains every byte of a plan or a run.
+
+    Where the graph is at hand (RUN or --forecast is a plan) the page has the curve of time against budget.
+    """
     from tightrope.view import page
 
     keep_inputs([output], [run, graph, forecast, against, *(also or ())])
-    shown = _trace(run, graph, machine, tuple(also or ()))
-    ghost = _trace(forecast, graph, machine) if forecast is not None else None
+    search = seconds if curve else 0.0
+    shown = _trace(run, graph, machine, tuple(also or ()), search)
+    wanted = search if not shown.summary.curve else 0.0
+    ghost = _trace(forecast, graph, machine, seconds=wanted) if forecast is not None else None
     if ghost is not None and ghost.summary.fingerprint != shown.summary.fingerprint:
         raise FingerprintError(
             f"{str(forecast)!r} is of another graph than {str(run)!r}: a forecast is drawn behind a run of "
             "its own plan; to compare two runs use --against."
         )
+    if ghost is not None and not shown.summary.curve:
+        known = msgspec.structs.replace(shown.summary, curve=ghost.summary.curve, whole=ghost.summary.whole)
+        shown = msgspec.structs.replace(shown, summary=known)
     before = _trace(against, graph, machine) if against is not None else None
     output.write_text(page(shown, forecast=ghost, against=before), encoding="utf-8")
     size = output.stat().st_size
@@ -66,8 +80,14 @@ def report(
         console().print(text, markup=False, soft_wrap=True)
 
 
-def _trace(path: Path, graph: Path | None, machine: str | None, also: tuple[Path, ...] = ()) -> Trace:
-    """Read a trace file, or simulate a plan file."""
+def _trace(
+    path: Path,
+    graph: Path | None,
+    machine: str | None,
+    also: tuple[Path, ...] = (),
+    seconds: float = 0.0,
+) -> Trace:
+    """Read a trace file, or simulate a plan file and search that long for plans at other budgets."""
     from tightrope.record import forecast, read
     from tightrope.record.columns import MAGIC
 
@@ -82,4 +102,8 @@ def _trace(path: Path, graph: Path | None, machine: str | None, also: tuple[Path
     except PlanFileError as error:
         raise PlanFileError(f"{str(path)!r} is neither a trace file nor a plan: {error}") from error
     others = tuple(Plan.load(other) for other in also)
+    if seconds:
+        known = {sound.plan.budget, *(other.budget for other in others)}
+        found = curve_plans(sound.graph, seconds, placed=sound.plan.placed)
+        others += tuple(plan for plan in found if plan.budget not in known)
     return forecast(sound.graph, sound.plan, machine=sound.machine, others=others)

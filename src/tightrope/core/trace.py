@@ -184,6 +184,7 @@ class BudgetPoint(msgspec.Struct, frozen=True, array_like=True):
         ns: time of the schedule.
         recomputed: storages that it recomputes, ascending.
         paged: storages that it pages, ascending.
+        proved: whether no plan within this budget is faster.
     """
 
     budget: Bytes
@@ -191,6 +192,7 @@ class BudgetPoint(msgspec.Struct, frozen=True, array_like=True):
     ns: Nanoseconds
     recomputed: tuple[StorageId, ...] = ()
     paged: tuple[StorageId, ...] = ()
+    proved: bool = False
 
 
 class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -213,6 +215,8 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
             `SURE_MATCH` on, modules are proved and no event is in doubt.
         order_doubts: events of a profile whose doubt is ``order``.
         place_doubts: events of a profile whose doubt is ``place``.
+        whole: total bytes that the given order needs: what a budget of 100 % stands for.
+        proved: whether no plan within the budget is faster.
     """
 
     name: str = ""
@@ -230,6 +234,8 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     match: float | None = None
     order_doubts: int = 0
     place_doubts: int = 0
+    whole: Bytes = 0
+    proved: bool = False
 
     def warning(self) -> str:
         """Say what to know before reading the figures: a match that is poor; else nothing."""

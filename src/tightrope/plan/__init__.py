@@ -3,6 +3,7 @@
 from tightrope.plan.api import whole_bytes
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.cache import PlanCache
+from tightrope.plan.curve import plan_curve
 from tightrope.plan.options import Options, Planner, Progress
 from tightrope.plan.registry import PLANNERS
 from tightrope.plan.schedule import base_schedule
@@ -16,6 +17,7 @@ __all__ = [
     "Progress",
     "base_schedule",
     "lower_bound",
+    "plan_curve",
     "smallest",
     "solve",
     "whole_bytes",

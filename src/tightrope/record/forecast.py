@@ -34,6 +34,7 @@ from tightrope.core import (
 )
 from tightrope.core.executable import ARENA, HEAP
 from tightrope.lower import lower, simulate, timeline
+from tightrope.plan import whole_bytes
 from tightrope.record.attribution import attribute
 from tightrope.record.categories import categories
 from tightrope.record.tables import ModuleTree, Texts, reason_rows
@@ -189,6 +190,8 @@ def summary(graph: Graph, plan: Plan, others: tuple[Plan, ...] = ()) -> Summary:
         lower_bound=plan.certificate.lower_bound,
         planner=plan.planner,
         curve=tuple(sorted(points, key=lambda point: point.budget)),
+        whole=whole_bytes(graph),
+        proved=plan.certificate.proved,
     )
 
 
@@ -198,7 +201,8 @@ def _point(plan: Plan) -> BudgetPoint:
         for decision in ("recomputed", "paged")
     }
     said = plan.forecast
-    return BudgetPoint(plan.budget, said.total, said.ns, chosen["recomputed"], chosen["paged"])
+    proved = plan.certificate.proved
+    return BudgetPoint(plan.budget, said.total, said.ns, chosen["recomputed"], chosen["paged"], proved)
 
 
 @dataclass

@@ -24,6 +24,7 @@ SCRIPTS: Final = (
     "details.js",
     "answers.js",
     "peak.js",
+    "curve.js",
     "tree.js",
     "tables.js",
     "search.js",

@@ -1,0 +1,76 @@
+"""Time against budget on the page: what a share of the bytes costs."""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.view.browser import Opened, browser_path, opened
+from tests.view.synthetic import trace_of
+from tightrope.core import BudgetPoint, Trace, format_bytes, format_time
+from tightrope.view import page
+
+pytest.importorskip("playwright.sync_api", reason="the page is not tested: playwright is not installed")
+pytestmark = pytest.mark.skipif(
+    not browser_path(), reason="the page is not tested: no chromium here; `make test-page` installs one"
+)
+
+
+def curved() -> Trace:
+    """A trace with plans at 60, 80 and 100 %, the last one its own."""
+    trace = trace_of(400)
+    whole, ns = trace.summary.budget, trace.summary.base_ns
+    points = tuple(
+        BudgetPoint(
+            whole * share // 100, whole * share // 100, ns + (100 - share) * ns // 200, again, (), sure
+        )
+        for share, again, sure in ((60, (0, 1, 2), False), (80, (0,), True), (100, (), True))
+    )
+    summary = msgspec.structs.replace(trace.summary, curve=points, whole=whole, proved=True)
+    return msgspec.structs.replace(trace, summary=summary)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return curved()
+
+
+@pytest.fixture(scope="module")
+def shown(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    file = tmp_path_factory.mktemp("curve") / "run.html"
+    file.write_text(page(trace))
+    with opened(file) as found:
+        yield found
+
+
+def test_one_click_tells_what_80_percent_costs(shown: Opened, trace: Trace) -> None:
+    shown.page.click("#ask-budgets")
+    point = trace.summary.curve[1]
+    extra = format_time(point.ns - trace.summary.base_ns)
+    text = shown.text("#tab-budgets")
+    assert (
+        f"A budget of 80.0 % ({format_bytes(point.budget)}) costs 10.0 % more time than no plan ({extra})"
+        in text
+    )
+    assert "Proved: no plan within this budget is faster." in text
+    heads = shown.page.locator("#tab-budgets table").last.locator("th").all_inner_texts()
+    assert heads[:4] == ["budget (%)", "budget (MiB)", "taken (MiB)", "step time (ms)"]
+
+
+def test_other_shares_are_asked_in_the_field_on_the_slider_and_on_the_curve(shown: Opened) -> None:
+    shown.page.click("#ask-budgets")
+    shown.page.fill("#budget-share", "70")
+    assert "A budget of 60.0 %" in shown.text("#tab-budgets")
+    assert "Proved" not in shown.text("#tab-budgets .answer >> nth=0")
+    shown.page.fill("#budget-share", "50")
+    assert re.search(
+        r"No plan for 50\.0 % is in this file; the smallest one takes 60\.0 %", shown.text("#tab-budgets")
+    )
+    shown.page.focus("#budget")
+    shown.page.keyboard.press("End")
+    assert "A budget of 100.0 %" in shown.text("#tab-budgets")
+    box = shown.page.locator("canvas.curve").bounding_box()
+    shown.page.click("canvas.curve", position={"x": 84, "y": 60})
+    assert box["width"] > 400
+    assert "3 storages would be treated differently" in shown.text("#tab-budgets")
