@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -54,7 +55,7 @@ def test_one_click_tells_what_80_percent_costs(shown: Opened, trace: Trace) -> N
         in text
     )
     assert "Proved: no plan within this budget is faster." in text
-    heads = shown.page.locator("#tab-budgets table").last.locator("th").all_inner_texts()
+    heads = shown.page.locator("#tab-budgets table").first.locator("th").all_inner_texts()
     assert heads[:4] == ["budget (%)", "budget (MiB)", "taken (MiB)", "step time (ms)"]
 
 
@@ -74,3 +75,63 @@ def test_other_shares_are_asked_in_the_field_on_the_slider_and_on_the_curve(show
     shown.page.click("canvas.curve", position={"x": 84, "y": 60})
     assert box["width"] > 400
     assert "3 storages would be treated differently" in shown.text("#tab-budgets")
+
+
+def test_fitting_20_percent_less_is_told_by_a_plan_and_by_an_estimate(shown: Opened, trace: Trace) -> None:
+    shown.page.click("#ask-save")
+    point = trace.summary.curve[1]
+    taken = format_bytes(point.total)
+    text = shown.text("#tab-save")
+    assert shown.page.input_value("#save-share") == "20"
+    assert (
+        f"20.0 % less: the plan for 80.0 % ({format_bytes(point.budget)}) takes {taken} and 10.0 % more"
+        in text
+    )
+    assert re.search(r"To save .* \(20\.0 %\), drop \d+ buffers", text)
+    shown.page.fill("#save-share", "45")
+    assert "% less: the plan" not in shown.text("#tab-save")
+
+
+def test_the_amount_starts_at_something_possible(tmp_path: Path, shown: Opened) -> None:
+    trace = trace_of(400)
+    fixed = tuple(msgspec.structs.replace(one, text="kept: the caller needs it") for one in trace.reasons)
+    movable = (*trace.reasons[:2], *fixed[2:])
+    few = msgspec.structs.replace(
+        trace, reasons=movable, summary=msgspec.structs.replace(trace.summary, curve=())
+    )
+    file = tmp_path / "few.html"
+    file.write_text(page(few))
+    other = shown.page.context.new_page()
+    other.goto(file.as_uri())
+    other.wait_for_selector("html[data-ready]")
+    other.click("#ask-save")
+    assert 1 <= int(other.input_value("#save-share")) < 20
+    assert "To save" in other.inner_text("#tab-save") or "All that could go" in other.inner_text("#tab-save")
+    other.close()
+
+
+def test_what_is_proved_comes_first(shown: Opened) -> None:
+    assert (
+        shown.page.locator("#sentences li").first.inner_text().startswith("Proved: no plan within the budget")
+    )
+
+
+@pytest.mark.parametrize(
+    ("chart", "y", "word"),
+    [("#memory", 150, "made by the step"), ("#arena", 240, "activation, kept"), ("#ops", 10, "aten.")],
+)
+def test_every_drawing_says_what_the_pointer_is_on(shown: Opened, chart: str, y: int, word: str) -> None:
+    shown.page.mouse.move(1, 1)
+    assert not shown.page.is_visible("#tip")
+    shown.page.hover(chart, position={"x": 500, "y": y})
+    assert word in shown.text("#tip")
+    assert "net.py:3" in shown.text("#tip")
+    shown.page.hover("h1")
+    assert not shown.page.is_visible("#tip")
+
+
+def test_the_curve_says_what_the_pointer_is_on(shown: Opened) -> None:
+    shown.page.click("#ask-budgets")
+    shown.page.hover("canvas.curve", position={"x": 90, "y": 60})
+    assert "budget 60.0 %" in shown.text("#tip")
+    shown.page.hover("h1")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.view.synthetic import modules_of, trace_of
-from tightrope.core import Buffer, Event, TightropeError, Trace
+from tightrope.core import Buffer, Event, TightropeError, Trace, format_bytes
 from tightrope.core.trace import Category, EventPhase, Module
 from tightrope.view import pack_trace, page, sentences
 from tightrope.view.columns import pack
@@ -77,10 +77,14 @@ def test_times_and_lifetimes_come_back_exactly() -> None:
 def test_the_sentences_have_the_figures_of_the_trace() -> None:
     trace = trace_of(100)
     peak, budget, largest = sentences(trace)
-    assert "will make at most" in peak
-    assert "256.0 KiB that the caller holds" in peak
-    assert "takes 0.0 % more time" in budget
+    assert peak.startswith("The peak will be ")
+    assert "on top of the 256.0 KiB that the caller holds" in peak
+    assert "and no more time than the step without a plan" in budget
     assert re.search(r"is 1\.00 MiB \(\d+ %\) from net\.py:3\d \(aten\.", largest)
+    sure = msgspec.structs.replace(trace, summary=msgspec.structs.replace(trace.summary, proved=True))
+    proved, *rest = sentences(sure)
+    assert proved == f"Proved: no plan within the budget of {format_bytes(trace.summary.budget)} is faster."
+    assert tuple(rest) == sentences(trace)
     assert sentences(Trace("observed", ()))[2] == "Nothing is alive at the peak."
 
 

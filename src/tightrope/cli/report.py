@@ -103,7 +103,9 @@ def _trace(
         raise PlanFileError(f"{str(path)!r} is neither a trace file nor a plan: {error}") from error
     others = tuple(Plan.load(other) for other in also)
     if seconds:
-        known = {sound.plan.budget, *(other.budget for other in others)}
+        known = [sound.plan.budget, *(other.budget for other in others)]
         found = curve_plans(sound.graph, seconds, placed=sound.plan.placed)
-        others += tuple(plan for plan in found if plan.budget not in known)
+        # a budget of 70 % is a plan for 70 %, whichever way the last byte was rounded
+        near = max((plan.budget for plan in found), default=0) // 1000
+        others += tuple(plan for plan in found if all(abs(plan.budget - one) > near for one in known))
     return forecast(sound.graph, sound.plan, machine=sound.machine, others=others)

@@ -21,6 +21,7 @@ SCRIPTS: Final = (
     "model.js",
     "levels.js",
     "charts.js",
+    "tip.js",
     "details.js",
     "answers.js",
     "peak.js",

@@ -15,17 +15,18 @@ class Change(NamedTuple):
     unit: str
 
 
-def sentences(trace: Trace) -> tuple[str, str, str]:
-    """Say the peak, the budget with its price, and the largest thing at the peak.
+def sentences(trace: Trace) -> tuple[str, ...]:
+    """Say what is proved, the peak, the budget with its price, and the largest thing at the peak.
 
     Returns:
-        Three sentences; bytes are those charged, rounded up to 64 per allocation.
+        Three sentences, and before them that no plan is faster where that is proved; bytes are those
+        charged, rounded up to 64 per allocation.
 
     Example:
         >>> sentences(Trace("observed", (), num_events=0))[0]
         'The step allocates nothing.'
     """
-    return _peak(trace), _budget(trace), _largest(trace)
+    return (*_proved(trace), _peak(trace), _budget(trace), _largest(trace))
 
 
 def creator_name(trace: Trace, buffer: Buffer) -> str:
@@ -38,15 +39,21 @@ def creator_name(trace: Trace, buffer: Buffer) -> str:
     return f"{trace.lines[event.line]} ({made})" if 0 <= event.line < len(trace.lines) else made
 
 
+def _proved(trace: Trace) -> tuple[str, ...]:
+    if not (trace.summary.proved and trace.summary.budget):
+        return ()
+    return (f"Proved: no plan within the budget of {format_bytes(trace.summary.budget)} is faster.",)
+
+
 def _peak(trace: Trace) -> str:
     if not trace.buffers:
         return "The step allocates nothing."
     tick = trace.peak_tick
-    when = f" after {format_time(trace.ticks[tick])}" if tick < len(trace.ticks) and trace.ns else ""
+    when = f", {format_time(trace.ticks[tick])} into the step" if tick < len(trace.ticks) and trace.ns else ""
     peak, persistent = trace.peak, trace.summary.persistent
-    held = f" above {format_bytes(persistent)} that the caller holds" if persistent else ""
-    said = "will make" if trace.source == "forecast" else "made"
-    return f"The step {said} at most {format_bytes(peak)}{held}{when}."
+    held = f", on top of the {format_bytes(persistent)} that the caller holds" if persistent else ""
+    said = "will be" if trace.source == "forecast" else "was"
+    return f"The peak {said} {format_bytes(peak)}{when}{held}."
 
 
 def _budget(trace: Trace) -> str:
@@ -54,14 +61,14 @@ def _budget(trace: Trace) -> str:
     if not summary.budget:
         return "No budget was set."
     total = summary.persistent + summary.arena + summary.outside
-    text = f"It keeps {format_bytes(total)} of the budget of {format_bytes(summary.budget)}"
+    text = f"The plan takes {format_bytes(total)} of the budget of {format_bytes(summary.budget)}"
     if not summary.base_ns:
         return f"{text}; times are not known."
     extra = summary.ns - summary.base_ns
-    takes = "takes" if trace.source == "forecast" else "was planned to take"
-    return (
-        f"{text} and {takes} {100 * extra / summary.base_ns:.1f} % more time ({format_time(extra)}) for it."
-    )
+    if extra <= 0:
+        return f"{text} and no more time than the step without a plan."
+    share = 100 * extra / summary.base_ns
+    return f"{text} and {share:.1f} % more time ({format_time(extra)}) than the step without a plan."
 
 
 def _largest(trace: Trace) -> str:

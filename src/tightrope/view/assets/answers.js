@@ -99,38 +99,63 @@ function droppable() {
   return model.alive(peakTick).filter(able).sort((a, b) => model.price(a) / model.size[a] - model.price(b) / model.size[b]);
 }
 
-/** What would have to go to save so many bytes, and at what price? */
+/** Bytes that the plan takes with all that the caller holds, or the most that is alive. */
+function takenBytes() {
+  const { arena, outside } = model.figures;
+  return model.base + (arena ? arena + outside : model.peak);
+}
+
+/** The plans of the curve that take less than now, largest first. */
+function smallerPlans() {
+  return model.header.curve.filter(([, total]) => total < takenBytes()).reverse();
+}
+
+/** How to fit so many percent less, and at what price? */
 function answerSave(root) {
-  const field = make("input", { type: "number", id: "save-amount", min: "1", step: "any", value: "100" });
-  const result = make("div", { "aria-live": "polite" });
   const candidates = droppable();
-  const tell = () => result.replaceChildren(...saving(candidates, Math.max(0, Number(field.value) || 0) * 1e6));
+  const taken = takenBytes();
+  const together = candidates.reduce((sum, b) => sum + model.size[b], 0);
+  const most = Math.max(together, ...smallerPlans().map(([, total]) => taken - total));
+  const possible = Math.floor(shareOf(most, taken)) || 0;
+  const start = String(Math.max(1, Math.min(20, possible)));
+  const field = make("input", { type: "number", id: "save-share", min: "0", max: "100", step: "any", value: start });
+  const result = make("div", { "aria-live": "polite" });
+  const tell = () => result.replaceChildren(...saving(candidates, Math.min(100, Math.max(0, Number(field.value) || 0))));
   field.addEventListener("input", tell);
-  root.replaceChildren(make("p", { class: "ask" }, make("label", { for: "save-amount" }, "Save"), field, "MB at the peak"), result);
+  const least = possible ? `at most about ${possible} % is possible` : "no smaller plan is known";
+  root.replaceChildren(make("p", { class: "ask" }, make("label", { for: "save-share" }, "Fit"), field, `% less than ${formatBytes(taken)}: ${least}`), result);
   tell();
 }
 
-function saving(candidates, wanted) {
+function saving(candidates, share) {
+  const wanted = (takenBytes() * share) / 100;
   const rows = [];
   let [bytes, time] = [0, 0];
   for (const b of candidates) {
     if (bytes >= wanted) break;
     bytes += model.size[b];
     time += model.price(b);
-    rows.push([link(model.bufferName(b), "buffer", b), model.bufferModule(b), formatBytes(model.size[b]), formatTime(model.price(b)), formatBytes(bytes), formatTime(time)]);
+    rows.push([model.line_of(model.creator[b]), link(model.bufferName(b), "buffer", b), model.bufferModule(b), model.size[b], model.price(b), bytes, time]);
   }
-  const reached = bytes >= wanted && rows.length;
-  const whole = `${fixed(wanted / 1e6, 1)} MB`;
-  const text = reached
+  const whole = `${formatBytes(wanted)} (${fixed(share, 1)} %)`;
+  const text = !rows.length
+    ? "Nothing that is alive at the peak is known to be recomputable."
+    : bytes >= wanted
     ? `To save ${whole}, drop ${plural(rows.length, "buffer")} with ${formatBytes(bytes)}; making them again costs about ${formatTime(time)}.`
-    : !rows.length
-    ? `Nothing that is alive at the peak is known to be recomputable.`
     : `All that could go is ${formatBytes(bytes)} in ${plural(rows.length, "buffer")}, less than ${whole}; it costs about ${formatTime(time)}.`;
-  const lower = model.header.curve.find(([, total]) => total <= model.base + model.figures.arena + model.figures.outside - wanted);
-  const plan = lower ? ` A plan for ${formatBytes(lower[0])} exists, with ${formatTime(lower[2])} in all.` : "";
   const note = "An estimate, one buffer at a time: what is recomputed may need others. A plan for the smaller budget says it exactly.";
-  const shown = rows.slice(0, 200);
-  return [answer(text + plan), make("p", { class: "note" }, note), grid("Cheapest bytes first", ["made by", "module", "bytes", "price", "bytes so far", "price so far"], shown)];
+  const heads = ["your line", "made by", "module", ["size", "bytes"], ["price", "time"], ["size so far", "bytes"], ["price so far", "time"]];
+  return [...exactSaving(wanted, share), answer(text), make("p", { class: "note" }, note), grid("Cheapest bytes first", heads, rows.slice(0, 200))];
+}
+
+/** What a plan of the curve says about taking so many bytes less. */
+function exactSaving(wanted, share) {
+  const found = smallerPlans().find(([, total]) => total <= takenBytes() - wanted);
+  if (!found) return [];
+  const [, total, ns] = found;
+  const now = model.figures.ns || baseTime();
+  const cost = ns > now ? `${formatShare(ns - now, now)} more time (${formatTime(ns - now)})` : "no more time";
+  return [answer(`${fixed(share, 1)} % less: the plan for ${budgetName(found)} takes ${formatBytes(total)} and ${cost} than now.`)];
 }
 
 /** What changed since another trace? */

@@ -122,15 +122,13 @@ function listenChart(chart) {
     event.preventDefault();
     zoomBy(event.deltaY > 0 ? 1.25 : 0.8, chart.time(at(event)));
   }, { passive: false });
+  hover(box, (event) => chartWords(chart, at(event), event.clientY - box.getBoundingClientRect().top));
   box.addEventListener("dblclick", () => zoom(0, model.end));
 }
 
 function pick(chart, x, y) {
-  const time = chart.time(x);
-  const hit = chart instanceof ArenaChart ? chart.hit(x, y) : -1;
-  if (hit >= 0) return select("buffer", hit);
-  const event = chart instanceof OpsChart ? chart.at(Math.floor(x), chart.lanes[Math.floor(y / 22)] ?? 0) : -1;
-  return event >= 0 ? select("event", event) : select("instant", time);
+  const { kind, id } = chart.under(x, y);
+  select(kind, id);
 }
 
 function openTab(name) {

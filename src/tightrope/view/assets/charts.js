@@ -75,6 +75,11 @@ class Chart {
     }
   }
 
+  /** What a point of the drawing shows, as a selection: an instant, unless it has buffers or ops. */
+  under(x) {
+    return { kind: "instant", id: this.time(x) };
+  }
+
   cross(context) {
     if (view.cursor === null) return;
     const x = Math.round(this.x(view.cursor));
@@ -298,6 +303,11 @@ class ArenaChart extends Chart {
     return -1;
   }
 
+  under(x, y) {
+    const b = this.hit(x, y);
+    return b < 0 ? super.under(x) : { kind: "buffer", id: b };
+  }
+
   drawOver() {
     const context = this.begin(this.over);
     this.brush(context);
@@ -357,6 +367,11 @@ class OpsChart extends Chart {
       if (model.thread[i] === thread && model.stop[i] > this.time(x)) return i;
     }
     return -1;
+  }
+
+  under(x, y) {
+    const i = this.at(Math.floor(x), this.lanes[Math.floor(y / 22)] ?? 0);
+    return i < 0 ? super.under(x) : { kind: "event", id: i };
   }
 
   mark(context, from, to, event, lane) {

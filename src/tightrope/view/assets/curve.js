@@ -20,12 +20,16 @@ function answerBudgets(root) {
   const slider = make("input", { type: "range", id: "budget", min: "0", max: String(curve.length - 1), "aria-label": "budget" });
   const canvas = make("canvas", { class: "curve", role: "img", "aria-label": "time against budget; the table below has the numbers" });
   const result = make("div", { "aria-live": "polite" });
+  const differs = make("div");
   const tell = (k, asked) => {
     slider.value = String(Math.max(0, k));
     slider.setAttribute("aria-valuetext", formatBytes(curve[Math.max(0, k)][0]));
     drawCurve(canvas, curve, k, here);
     const missing = k < 0 ? [answer(`No plan for ${fixed(asked, 1)} % is in this file; the smallest one takes ${budgetName(curve[0])}.`)] : [];
-    result.replaceChildren(...missing, ...otherBudget(curve[Math.max(0, k)], here < 0 ? null : curve[here]));
+    const point = curve[Math.max(0, k)];
+    const rows = here < 0 ? [] : treatedDifferently(point, curve[here]);
+    result.replaceChildren(...missing, ...otherBudget(point, here < 0 ? null : curve[here], rows.length));
+    differs.replaceChildren(...(rows.length ? [differTable(rows)] : []));
   };
   field.addEventListener("input", () => tell(pointAt(curve, Number(field.value)), Number(field.value)));
   const choose = (k) => {
@@ -34,8 +38,9 @@ function answerBudgets(root) {
   };
   slider.addEventListener("input", () => choose(Number(slider.value)));
   canvas.addEventListener("click", (event) => choose(nearestPoint(canvas, curve, event)));
+  hover(canvas, (event) => pointWords(curve[nearestPoint(canvas, curve, event)]));
   const ask = make("p", { class: "ask" }, make("label", { for: "budget-share" }, "A budget of"), field, "% of what the step takes without a plan");
-  root.replaceChildren(ask, result, canvas, slider, curveTable(curve));
+  root.replaceChildren(ask, result, canvas, slider, curveTable(curve), differs);
   tell(pointAt(curve, ASKED_SHARE), ASKED_SHARE);
 }
 
@@ -64,21 +69,28 @@ function curveTable(curve) {
   return grid("What every budget costs", heads, rows);
 }
 
-function otherBudget(point, shown) {
+function otherBudget(point, shown, count) {
   const [budget, total, ns, , , proved] = point;
-  const extra = ns - baseTime();
-  const cost = extra > 0 ? `costs ${formatShare(extra, baseTime())} more time than no plan (${formatTime(extra)})` : "costs no time";
   const sure = proved ? " Proved: no plan within this budget is faster." : "";
-  const first = answer(`A budget of ${budgetName(point)} ${cost}.${sure}`);
+  const first = answer(`A budget of ${budgetName(point)} ${budgetCost(ns)}.${sure}`);
   if (!shown) return [first];
-  const rows = treatedDifferently(point, shown);
   const slower = ns - shown[2];
   const price = slower === 0 ? "as fast as" : `${formatTime(Math.abs(slower))} ${slower > 0 ? "slower" : "faster"} than`;
-  return [
-    first,
-    answer(`With a budget of ${formatBytes(budget)} the step takes ${formatBytes(total)} and ${formatTime(ns)}, ${price} the plan shown; ${plural(rows.length, "storage")} would be treated differently.`),
-    ...(rows.length ? [grid("What changes, largest first", ["your line", "made by", "module", ["size", "bytes"], "would be"], rows.slice(0, 50))] : []),
-  ];
+  const text = `With a budget of ${formatBytes(budget)} the step takes ${formatBytes(total)} and ${formatTime(ns)}, ${price} the plan shown; ${plural(count, "storage")} would be treated differently.`;
+  return [first, answer(text)];
+}
+
+function budgetCost(ns) {
+  const extra = ns - baseTime();
+  return extra > 0 ? `costs ${formatShare(extra, baseTime())} more time than no plan (${formatTime(extra)})` : "costs no time";
+}
+
+function pointWords(point) {
+  return [`budget ${budgetName(point)}`, `step ${formatTime(point[2])}`, budgetCost(point[2])];
+}
+
+function differTable(rows) {
+  return grid("What changes, largest first", ["your line", "made by", "module", ["size", "bytes"], "would be"], rows.slice(0, 50));
 }
 
 function treatedDifferently([, , , again, paged], [, , , againHere, pagedHere]) {
