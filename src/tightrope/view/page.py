@@ -29,6 +29,7 @@ SCRIPTS: Final = (
     "tree.js",
     "tables.js",
     "search.js",
+    "link.js",
     "app.js",
 )
 """The page's scripts, in the order in which they are joined."""

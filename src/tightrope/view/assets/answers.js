@@ -12,8 +12,8 @@ function grid(caption, heads, rows) {
   heads.forEach(([, kind], k) => rows.forEach((cells) => largest.set(kind, Math.max(largest.get(kind) ?? 0, Math.abs(cells[k]) || 0))));
   const units = heads.map((head) => (Array.isArray(head) ? columnUnit(head[1], largest.get(head[1]) ?? 0) : null));
   const name = (head, k) => (units[k] ? head[0] + (units[k][0] && ` (${units[k][0]})`) : head);
-  const head = make("tr", {}, ...heads.map((text, k) => make("th", { scope: "col", class: units[k] ? "figure" : undefined }, name(text, k))));
-  const cell = (value, k) => (units[k] ? make("td", { class: "figure" }, Number.isFinite(value) ? units[k][1](value) : "") : make("td", {}, value));
+  const head = make("tr", {}, ...heads.map((text, k) => make("th", { scope: "col", class: units[k] ? `figure ${text[1]}` : undefined }, name(text, k))));
+  const cell = (value, k) => (units[k] ? make("td", { class: `figure ${heads[k][1]}` }, Number.isFinite(value) ? units[k][1](value) : "") : make("td", {}, value));
   const body = rows.map((cells) => make("tr", {}, ...cells.map(cell)));
   return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
 }

@@ -29,7 +29,8 @@ function drawNow(full) {
 }
 
 function drawScale() {
-  const parts = [0, 0.25, 0.5, 0.75, 1].map((k) => make("span", {}, formatTime(view.low + k * (view.high - view.low))));
+  const marks = $("scale").clientWidth < 360 ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1];
+  const parts = marks.map((k) => make("span", {}, formatTime(view.low + k * (view.high - view.low))));
   $("scale").replaceChildren(...parts);
   $("fit").disabled = view.low === 0 && view.high === model.end;
 }
@@ -40,6 +41,7 @@ function zoom(low, high) {
   view.low = Math.max(0, Math.min(model.end - width, (low + high - width) / 2));
   view.high = view.low + width;
   redraw();
+  keepState();
 }
 
 function zoomBy(factor, around = view.cursor ?? (view.low + view.high) / 2) {
@@ -59,6 +61,7 @@ function select(kind, id) {
   showDetails();
   sliders();
   redraw(false);
+  keepState();
 }
 
 function sliders() {
@@ -140,6 +143,8 @@ function openTab(name) {
   }
   if (name === "tables") table.show();
   else TABS[name]($(`tab-${name}`));
+  openTab.now = name;
+  keepState();
 }
 
 function listenTabs() {
@@ -261,6 +266,8 @@ async function open() {
   openTab("time");
   if (model.peakTick >= 0) toPeak();
   else select("instant", 0);
+  readState();
+  window.addEventListener("hashchange", readState);
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 

@@ -129,8 +129,8 @@ class MemoryChart extends Chart {
       [from, last] = [x, best];
     }
     if (model.ghost) this.ghost(context);
-    this.limits(context);
     this.mark();
+    this.limits(context);
   }
 
   /** The tick with the most live bytes among those that hold during a pixel; -1 before the first. */
@@ -183,7 +183,7 @@ class MemoryChart extends Chart {
       context.setLineDash([]);
       context.textAlign = "right";
       context.textBaseline = "bottom";
-      context.fillText(text, this.width - 6, y - 2);
+      if (this.clear(context.measureText(text).width, y)) context.fillText(text, this.width - 6, y - 2);
     };
     if (this.reserved && Math.abs(this.y(this.reserved) - this.y(this.limit)) > 14) {
       line(this.reserved, `reserved ${formatBytes(this.reserved)}`, [2, 4], colours.faint);
@@ -195,6 +195,14 @@ class MemoryChart extends Chart {
       context.textBaseline = "top";
       context.fillText(`budget ${formatBytes(this.limit)}, above this picture`, this.width - 6, 4);
     }
+  }
+
+  /** Whether a text of some width, at the right end above a line, leaves the mark of the peak alone. */
+  clear(width, y) {
+    const marker = $("peak-marker");
+    if (marker.hidden || Math.abs(this.y(model.base + model.peak) - y) > 24) return true;
+    const x = model.peakTick < 0 ? -Infinity : this.x(model.ticks[model.peakTick]);
+    return x > this.width + 1 || (marker.classList.contains("leftwards") ? x : x + marker.offsetWidth) < this.width - 10 - width;
   }
 
   /** The peak is a real button above the drawing, at the pixel of its time and bytes. */

@@ -10,7 +10,13 @@ function entry(name, ...value) {
 }
 
 function link(text, kind, id) {
-  return make("button", { class: "link", onclick: () => select(kind, id) }, text);
+  return make("button", { class: "link", onclick: () => goTo(kind, id) }, text);
+}
+
+/** Select, and bring the side into sight where it stands below the drawings. */
+function goTo(kind, id) {
+  select(kind, id);
+  if (getComputedStyle($("details")).position !== "sticky") $("details").scrollIntoView({ block: "nearest" });
 }
 
 function chips(items, more) {

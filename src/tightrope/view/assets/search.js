@@ -107,7 +107,7 @@ class SearchBox {
   choose(k) {
     const { kind, row } = this.rows[k];
     this.close();
-    select(TABLES[kind].kind, row);
+    goTo(TABLES[kind].kind, row);
   }
 
   key(event) {

@@ -1,11 +1,16 @@
 // The module tree: what each module costs forward, backward and recomputed, with repeated layers folded.
 
 const MOST_CHILDREN = 200;
+/** What stands before the sum of all phases; the other phases stand behind it. */
+const MAIN_PHASES = ["forward", "backward", "recompute"];
 
 /** Sums over the tree, made once: time by phase and bytes at the peak of every module with all inside it. */
 class ModuleTree {
   constructor() {
-    this.phases = [...model.phases.keys()].filter((k) => model.phaseTimes[k] > 0);
+    const known = [...model.phases.keys()].filter((k) => model.phaseTimes[k] > 0);
+    const main = MAIN_PHASES.map((name) => model.phases.indexOf(name)).filter((k) => known.includes(k));
+    this.phases = [...main, ...known.filter((k) => !main.includes(k))];
+    this.main = main.length;
     this.open = new Set();
     this.links();
     this.sums();
@@ -141,11 +146,12 @@ let tree = null;
 function answerModules(root) {
   tree ??= new ModuleTree();
   const rows = tree.rows();
-  const heads = ["module", ...tree.phases.map((phase) => [spaced(model.phases[phase]), "time"]), ["together", "time"], ["share", "share"], ["at the peak", "bytes"]];
+  const together = (part, sum) => [...part.slice(0, tree.main), sum, ...part.slice(tree.main)];
+  const phases = tree.phases.map((phase) => [spaced(model.phases[phase]), "time"]);
+  const heads = ["module", ...together(phases, ["together", "time"]), ["share", "share"], ["at the peak", "bytes"]];
   const cells = rows.map((row) => [
     moduleCell(root, row),
-    ...tree.phases.map((_, k) => tree.time(row.members, k)),
-    tree.total(row.members),
+    ...together(tree.phases.map((_, k) => tree.time(row.members, k)), tree.total(row.members)),
     shareOf(tree.total(row.members), model.ownTotal),
     tree.held(row.members),
   ]);
@@ -169,7 +175,7 @@ function modulesSentence(rows) {
 /** The name of a row: a button that unfolds it, and for a single module one that selects it. */
 function moduleCell(root, row) {
   const cell = make("span", { class: "branch" });
-  cell.style.paddingLeft = `${Math.min(row.depth, 8) * 14}px`;
+  cell.style.setProperty("--depth", String(Math.min(row.depth, 8)));
   const many = row.members.length > 1;
   if (row.leaf) cell.append(make("span", { class: "twig" }));
   else cell.append(make("button", { class: many ? "link" : "twig", "aria-expanded": String(tree.open.has(row.key)), "aria-label": many ? undefined : `inside ${row.name}`, data: { branch: row.key }, onclick: () => unfold(root, row.key) }, `${tree.open.has(row.key) ? "▾" : "▸"}${many ? ` ${row.name}` : ""}`));
@@ -180,5 +186,6 @@ function moduleCell(root, row) {
 function unfold(root, key) {
   if (!tree.open.delete(key)) tree.open.add(key);
   answerModules(root);
+  keepState();
   root.querySelector(`[data-branch="${key}"]`)?.focus({ preventScroll: true });
 }
