@@ -25,6 +25,7 @@ from tightrope.run.calls import Calls
 from tightrope.run.foresee import Foresight
 from tightrope.run.replay import Replay, replay
 from tightrope.run.status import StatusLine
+from tightrope.run.uncalled import expect_call, note_call
 from tightrope.run.unit import Settings
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -258,6 +259,7 @@ def compile(
         compiled.accounts.hold(compiled, settings.budget)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, whole, pieces, one_call)
     _COMPILED[model] = compiled
+    expect_call(compiled, type(model).__name__, model.parameters())
     if example is not None:
         _plan_ahead(model, example)
     return model
@@ -315,6 +317,7 @@ def _entry(
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
             return plain(*args, **kwargs)
+        note_call(compiled)
         if compiled.level == "L0":
             compiled.next_step()
             return plain(*args, **kwargs)
