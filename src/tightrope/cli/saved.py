@@ -167,8 +167,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"{found['name']}: {found['steps']} step{'s' * (found['steps'] > 1)} of {found['num_ops']} ops{said}",
         digests,
         f"peak {format_bytes(peak)} ({peak} bytes), forecast {format_bytes(forecast)} ({forecast} bytes)",
-        f"budget {held} {format_bytes(found['budget_bytes'])}, of it {format_bytes(found['persistent_bytes'])} "
-        f"that the file holds",
+        f"budget {held} {format_bytes(found['budget_bytes'])}; "
+        f"the file holds {format_bytes(found['persistent_bytes'])} of it",
         found["proof"],
         f"loaded in {found['load_seconds']:.2f} s, first step {found['first_step_seconds']:.2f} s"
         + (f", then {found['seconds_per_step']:.3f} s each" if found["steps"] > 1 else ""),

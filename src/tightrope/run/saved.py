@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -42,6 +42,9 @@ from tightrope.run.check import RecomputeCheck
 from tightrope.run.compile import check_verify
 from tightrope.run.emit import Code, emit
 from tightrope.run.prepared import Proof, part_starts
+
+
+_MOST_THREADS: Final = 4096
 
 
 def load(path: str | Path, *, budget: str | int | None = None, verify: str | None = "first") -> "SavedStep":
@@ -97,7 +100,6 @@ class Observed:
         charged: largest number of bytes charged, everything included.
         num_steps: that ran.
         divergences: allocations that did not go as planned.
-        environment: (what, then, now) where this process differs from the one that saved it.
     """
 
     budget: Bytes
@@ -108,7 +110,6 @@ class Observed:
     charged: Bytes = 0
     num_steps: int = 0
     divergences: list[Divergence] = field(default_factory=list)
-    environment: tuple[tuple[str, str, str], ...] = ()
 
 
 class SavedStep:
@@ -147,7 +148,6 @@ class SavedStep:
             )  # fmt: skip
         self.observed = Observed(
             budget, allocator is not None, self.graph.persistent, figures.peak,
-            environment=_differences(dict(self.graph.environment)),
         )  # fmt: skip
         self._accounts.hold(self, budget)
         self._given, self.random_state = _memory(opened)
@@ -202,6 +202,17 @@ class SavedStep:
                 self._updates.finish()
         self._after_run()
         return results
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of the process that saved it; 0 where it did not say."""
+        text = dict(self.graph.environment).get("num_threads", "")
+        return int(text) if text.isascii() and text.isdigit() and 0 < int(text) <= _MOST_THREADS else 0
+
+    @property
+    def environment(self) -> tuple[tuple[str, str, str], ...]:
+        """(what, then, now) wherever this process differs from the one that saved it, as results may."""
+        return _differences(dict(self.graph.environment))
 
     def by_role(self, role: Role) -> dict[str, torch.Tensor]:
         """Look up what the step begins from: parameters, buffers, optimizer state, ..., by name."""
