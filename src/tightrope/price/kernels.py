@@ -86,6 +86,8 @@ def constant(value: Name, *, allow: tuple[str, ...] | None = None) -> Any:
     Example:
         >>> constant(Name("dtype", "float32")), constant(Name("number", "-inf"))
         (torch.float32, -inf)
+    >>> constant(Name("number", "9223372036854775807")) == 2**63 - 1
+    True
     """
     match value.kind:
         case "dtype" | "layout" | "memory_format":
@@ -102,6 +104,8 @@ def constant(value: Name, *, allow: tuple[str, ...] | None = None) -> Any:
             return resolve(value.text, allow=allow)
         case "number":
             try:
+                if value.text.lstrip("-").isdecimal():
+                    return int(value.text)
                 return complex(value.text) if "j" in value.text else float(value.text)
             except ValueError:
                 pass
