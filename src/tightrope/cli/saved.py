@@ -77,7 +77,7 @@ def run_file(
     Returns:
         Figures and digests as plain values, those of results after the last step.
     """
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     step = load(path, budget=budget, verify="first" if verify else None)
     if step.num_threads:
         torch.set_num_threads(step.num_threads)
@@ -91,7 +91,8 @@ def run_file(
             results.clear()
             results = step()
             losses += [float(value) for value in list(results.values())[:1] if value.numel() == 1]
-            first = time.perf_counter() if number == 0 else first
+            if number == 0:
+                first, cpu = time.perf_counter(), time.process_time() - cpu
             tick(number + 1, steps, "")
     end = time.perf_counter()
     return {
@@ -102,6 +103,7 @@ def run_file(
         **_figures(step),
         "load_seconds": loaded - began,
         "first_step_seconds": first - loaded,
+        "cpu_seconds": cpu,
         "seconds_per_step": (end - first) / (steps - 1) if steps > 1 else first - loaded,
     }
 

@@ -9,6 +9,7 @@ Gaps        One call: one part, or a forward and its backward. A kernel gets the
             says: do not run files of people whose programs you would not run.
 """
 
+import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,7 +43,6 @@ from tightrope.run.check import RecomputeCheck
 from tightrope.run.compile import check_verify
 from tightrope.run.emit import Code, emit
 from tightrope.run.prepared import Proof, part_starts
-
 
 _MOST_THREADS: Final = 4096
 
@@ -81,10 +81,22 @@ def load(path: str | Path, *, budget: str | int | None = None, verify: str | Non
     check_verify(verify)
     if not Path(path).is_file():
         raise PlanFileError(f"{str(path)!r} is not a file: give the path of a saved step.")
-    with Path(path).open("rb") as file:
+    with _collection_paused(), Path(path).open("rb") as file:
         opened = open_bundle(file, str(path))
         size = opened.bundle.budget if budget is None else parse_bytes(budget)
         return SavedStep(opened, budget=size, verify=verify)
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """Keep the garbage collector off: each full collection walks all objects of torch, 0.1 s."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass
@@ -134,6 +146,7 @@ class SavedStep:
         if not self.executable.placed:
             raise TightropeError("an executable without addresses cannot run: plan with placement.")
         self._check = RecomputeCheck(self.graph, self.executable) if verify is not None else None
+        self._watched = self._check is not None
         wrap = None if self._check is None else self._check.wrap
         self._code: Code = emit(self.graph, self.executable, wrap=wrap, allow=())
         self.proof = Proof(verdict.executable, "loaded", time.time(), time.perf_counter() - began)
@@ -191,6 +204,8 @@ class SavedStep:
             VerificationError: in the first run: a value differs from what it was before.
             torch.OutOfMemoryError: the process holds too much beside the step.
         """
+        if self._watched and self._check is None:
+            self._code, self._watched = emit(self.graph, self.executable, allow=()), False
         given = self._inputs(dict(inputs or {}))
         with self._accounts.turn, torch.no_grad():
             self._accounts.note_tensors(given)
@@ -283,7 +298,7 @@ class SavedStep:
         if self._check is not None:
             self.proof.checked, self.proof.num_parts = time.time(), len(self._bundle.outputs)
             self.proof.num_again, self.proof.num_results = self._check.num_again, self._check.num_results
-            self._code, self._check = emit(self.graph, self.executable, allow=()), None
+            self._check = None
 
     def _inputs(self, others: dict[str, torch.Tensor]) -> list[Any]:
         given = list(self._given)
