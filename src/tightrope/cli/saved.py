@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.core import InfeasibleError, format_bytes
 from tightrope.run.check import digest
 from tightrope.run.saved import SavedStep, load
@@ -42,8 +43,6 @@ def run(
 
     Exit code 0: it ran as forecast within the budget; 3: it did not.
     """
-    from tightrope.cli.app import DOES_NOT_FIT, console, emit_json
-
     try:
         found = run_file(file, steps=steps, budget=budget, verify=verify, status=StatusLine(lines=False))
     except torch.OutOfMemoryError as error:

@@ -35,7 +35,7 @@ from tightrope.core.executable import ARENA
 from tightrope.core.values import EMPTY
 from tightrope.judge import judge
 from tightrope.lower import planned, simulate
-from tightrope.native.allocator import Allocator, Divergence
+from tightrope.native.hook.allocator import Allocator, Divergence
 from tightrope.price.kernels import dtype_of, tensor_in
 from tightrope.run.accounts import accounts
 from tightrope.run.arenas import Arenas
