@@ -83,11 +83,10 @@ def save(
 
     Example:
         >>> import tempfile, torch, tightrope
-        >>> model, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
-        >>> train = tightrope.step(lambda x: model(x).square().mean(), budget="64MiB", model=model)
-        >>> loss = train(x)
+        >>> model, x = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB"), torch.ones(2, 8)
+        >>> model(x).sum().backward()
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(train, f"{folder}/linear.step", (x,))
+        ...     save(model, f"{folder}/linear.step", (x,))
         ...     tightrope.load(f"{folder}/linear.step").inputs["input 0"].shape
         torch.Size([2, 8])
     """
