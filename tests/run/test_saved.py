@@ -165,6 +165,18 @@ def test_a_compiled_model_is_saved_with_its_backward(tmp_path: Path) -> None:
     assert_as_forecast(saved)
 
 
+def test_inference_is_saved_too(tmp_path: Path) -> None:
+    model, (x, _) = mlp().eval(), batches(1)[0]
+    planned(model, budget=LARGE)
+    with torch.no_grad():
+        out = model(x)
+        save(model, tmp_path / "net.step", (x,))
+    saved = load(tmp_path / "net.step", budget=LARGE)
+    assert list(results := saved()) == ["output 0"]
+    assert torch.equal(results["output 0"], out)
+    assert_as_forecast(saved)
+
+
 def test_what_cannot_be_saved_says_why(tmp_path: Path) -> None:
     model, (x, y) = mlp(), batches(1)[0]
     train = step(loss_of(model), budget=LARGE, model=model)
