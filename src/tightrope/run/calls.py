@@ -114,6 +114,15 @@ class Calls:
             self.units[key] = self._made(pattern, dropped)
         return self.units[key]
 
+    def last_unit(self, number: int) -> Unit | None:
+        """The unit in which a graph runs alone, or with its own backward; None where it has none yet."""
+        one = self.captured[number]
+        for pattern in (single(number), (Turn(0, number, False),)):
+            found = self.units.get((pattern, frozenset[tuple[int, int]](), (number, one.num_measured)))
+            if found is not None:
+                return found
+        return None
+
     def _made(self, pattern: Pattern, dropped: frozenset[tuple[int, int]]) -> Unit:
         graphs = {turn.graph: self.captured[turn.graph].graph for turn in pattern}
         rooms = [self.captured[turn.graph].headroom for turn in pattern if not turn.back]

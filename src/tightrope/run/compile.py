@@ -43,6 +43,7 @@ class CompiledModel:
         num_new: calls in a row that needed new graphs, where there are several.
         calls: captured graphs and what runs them.
         replay: the L0 recorder, when that level is used.
+        before_run: called with (this, number of the graph) and its arguments right before a forward runs.
         forget: makes Dynamo drop what it compiled for the model.
     """
 
@@ -54,6 +55,7 @@ class CompiledModel:
         self.replay: Replay | None = None
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
+        self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
         self.calls = Calls(settings, self.accounts, status, Foresight(parameters))
         self._inside_step = self._lifted = False
         this = weakref.ref(self)
@@ -157,14 +159,16 @@ class _CompiledGraph:
     def __init__(self, owner: "weakref.ref[CompiledModel]", number: int) -> None:
         self._owner, self._number = owner, number
 
-    def _calls(self) -> Calls:
+    def _asked(self, args: list[Any]) -> Calls:
         owner = self._owner()
         assert owner is not None
+        if owner.before_run is not None:
+            owner.before_run((owner, self._number), args)
         return owner.calls
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the ops before the hand-over; return the outputs and then the token."""
-        return self._calls().forward(self._number, args)
+        return self._asked(args).forward(self._number, args)
 
     def backward(self, args: list[Any]) -> list[Any]:
         """Run the rest; ``args`` is the token followed by the tangents."""
@@ -172,7 +176,7 @@ class _CompiledGraph:
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""
-        return self._calls().inference(self._number, args)
+        return self._asked(args).inference(self._number, args)
 
 
 def _hold_again(compiled: CompiledModel | None) -> None:

@@ -108,6 +108,7 @@ class TrainingStep:
         model: as given.
         wholes: one per captured graph, in order of capture.
         last: the one that ran last.
+        before_run: called with it and its arguments right before it runs.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class TrainingStep:
     ) -> None:
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
         self.accounts: Accounts = accounts()
+        self.before_run: Callable[[WholeStep, list[Any]], None] | None = None
         self.wholes: list[WholeStep] = []
         self.last: WholeStep | None = None
         _torch.ignore_logging()
@@ -209,6 +211,8 @@ class _StepGraph:
             owner.wholes[self.number] = owner.whole(self.program, args)
         owner.last = owner.wholes[self.number]
         owner.hold()
+        if owner.before_run is not None:
+            owner.before_run(owner.last, args)
         return [*owner.last.run(args), torch.empty(0)]
 
     def backward(self, args: list[Any]) -> list[Any]:
