@@ -12,10 +12,14 @@ import msgspec
 import torch
 from rich.console import Console
 
-from benchmarks.executable import saved
+from benchmarks.executable import inference, pending, saved
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 
-BARS: Final[dict[str, tuple[Bar, ...]]] = {"X2": (saved.BAR,)}
+BARS: Final[dict[str, tuple[Bar, ...]]] = {
+    "X2": (saved.BAR,),
+    "X4": (pending.EIGHT, pending.TWO),
+    "X5": (inference.BAR,),
+}
 """Tables of each bar, in the order in which they are measured."""
 
 
