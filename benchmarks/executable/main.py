@@ -1,6 +1,7 @@
 """The command: run bars of the executable, print every row as it is measured, write all figures."""
 
 import argparse
+import os
 import sys
 import time
 import traceback
@@ -12,11 +13,12 @@ import msgspec
 import torch
 from rich.console import Console
 
-from benchmarks.executable import inference, pending, saved
+from benchmarks.executable import before, inference, pending, saved
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 
 BARS: Final[dict[str, tuple[Bar, ...]]] = {
     "X2": (saved.BAR,),
+    "X3": (before.BAR,),
     "X4": (pending.EIGHT, pending.TWO),
     "X5": (inference.BAR,),
 }
@@ -30,6 +32,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
     if set(only) - set(BARS):
         sys.exit(f"unknown: {', '.join(set(only) - set(BARS))}; there are: {', '.join(BARS)}")
     torch.set_num_threads(1)
+    if asked.before:
+        os.environ[before.BEFORE] = str(Path(asked.before).resolve())
     settings = Settings(asked.scale, asked.quick)
     found: list[dict[str, Any]] = []
     verdicts: list[Verdict] = []
@@ -50,10 +54,13 @@ def measure(bar: Bar, settings: Settings, console: Console) -> tuple[list[Row], 
     """Measure one table in this process; a case that fails makes the bar missed."""
     console.print(f"\n{', '.join(bar.ids)}  {bar.title}", markup=False, highlight=False, soft_wrap=True)
     _print(bar, [column.heading for column in bar.columns], console)
+    cases = bar.cases(settings)
+    if not cases:
+        return [], [Verdict(bar.ids[0], None, "not measured: it needs an option, see --help")]
     rows: list[Row] = []
     began = time.perf_counter()
     broken: list[str] = []
-    for case in bar.cases(settings):
+    for case in cases:
         try:
             for row in bar.rows(case, settings):
                 rows.append(row)
@@ -72,7 +79,7 @@ def measure(bar: Bar, settings: Settings, console: Console) -> tuple[list[Row], 
 
 
 def _say(verdict: Verdict, console: Console) -> None:
-    word = {True: "met", False: "MISSED", None: "see tests"}[verdict.met]
+    word = {True: "met", False: "MISSED", None: "-"}[verdict.met]
     console.print(f"{verdict.bar:4} {word:9} {verdict.figure}", markup=False, soft_wrap=True, highlight=False)
 
 
@@ -86,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="bars, e.g. X1,X4")
     parser.add_argument("--scale", choices=("bench", "test"), default="test", help="of the nets")
     parser.add_argument("--quick", action="store_true", help="fewer nets, mutants and repetitions")
+    parser.add_argument("--before", default="", help="a checkout of an earlier version, for X3")
     parser.add_argument("--json", default="results/executable.json", help="where the figures go")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is missed")
     return parser
