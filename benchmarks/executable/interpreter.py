@@ -207,7 +207,9 @@ def interpret(
 class _Interpreter:
     """Memory, what it holds, and who has control."""
 
-    def __init__(self, meaning: Meaning, executable: Executable, budget: Bytes, machine: Machine | None) -> None:
+    def __init__(
+        self, meaning: Meaning, executable: Executable, budget: Bytes, machine: Machine | None
+    ) -> None:
         self.meaning, self.executable, self.budget, self.machine = meaning, executable, budget, machine
         self.graph = meaning.graph
         self.unit = self.graph.alignment

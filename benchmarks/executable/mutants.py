@@ -8,6 +8,7 @@ that is wrong is what was changed.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
@@ -271,7 +272,7 @@ def _changed(of: Draft, alloc: Alloc, **fields: int) -> Draft | None:
 
 def move_offset(rng: Random, of: Draft) -> Draft | None:
     """Another address: by a few bytes, by a line, onto another block, out of the arena."""
-    alloc = _some_alloc(rng, of, planned=0.95)
+    alloc = _some_alloc(rng, of)
     unit, capacity = of.spaces[ARENA].alignment, of.spaces[ARENA].capacity
     others = [a.offset for a in of.allocs().values() if a.space == ARENA and a.bytes]
     offset = rng.choice(
@@ -299,9 +300,7 @@ def move_towards(rng: Random, of: Draft) -> Draft | None:
     beside = [
         b
         for b in blocks
-        if b is not alloc
-        and begins[b.buffer] < ends[alloc.buffer]
-        and begins[alloc.buffer] < ends[b.buffer]
+        if b is not alloc and begins[b.buffer] < ends[alloc.buffer] and begins[alloc.buffer] < ends[b.buffer]
     ]
     if not beside:
         return None
@@ -338,7 +337,7 @@ def change_memory(rng: Random, of: Draft) -> Draft | None:
         {"name": space.name + "2"},
     ]
     if number == ARENA:
-        changes += [{"capacity": space.capacity - rng.choice((1, 64, 4096))}] * 3
+        changes += [{"capacity": space.capacity + rng.choice((-4096, -64, -1, 64))}] * 3
     elif number >= SLOWER:
         changes += [{"capacity": space.capacity + rng.choice((-64, 64))}]
     spaces[number] = msgspec.structs.replace(space, **rng.choice(changes))
@@ -382,14 +381,16 @@ def drop_again(rng: Random, of: Draft) -> Draft | None:
     for alloc in of.allocs().values():
         if alloc.storage >= 0 and alloc.space == ARENA:
             copies.setdefault(alloc.storage, []).append(alloc.buffer)
-    again = {b: before for many in copies.values() for before, b in zip(many, many[1:], strict=False)}
+    again = {b: before for many in copies.values() for before, b in pairwise(many)}
     places = [k for k in of.places(Run) if any(r.view.base in again for r in _run(of, k).results)]
     if not places:
         return None
     position = rng.choice(places)
     made = [r.view.base for r in _run(of, position).results]
     to = {b: again[b] for b in made if b in again}
-    return of.with_([rebased(i, lambda b: to.get(b, b)) for k, i in enumerate(of.instructions) if k != position])
+    return of.with_(
+        [rebased(i, lambda b: to.get(b, b)) for k, i in enumerate(of.instructions) if k != position]
+    )
 
 
 def double(rng: Random, of: Draft) -> Draft | None:
@@ -488,7 +489,9 @@ def change_view(rng: Random, of: Draft) -> Draft | None:
         return None
     chosen = rng.randrange(len(seen))
     new, count = _other_view(rng, of, seen[chosen]), iter(range(len(seen)))
-    made = of.at(position, _each_view(of.instructions[position], lambda v: new if next(count) == chosen else v))
+    made = of.at(
+        position, _each_view(of.instructions[position], lambda v: new if next(count) == chosen else v)
+    )
     return made if made.instructions != of.instructions else None
 
 

@@ -101,7 +101,9 @@ def tight(name: str, graph: Graph) -> Iterator[Source]:
     for engines in (1, 2) if len({part.call for part in graph.parts}) < 2 else ():
         for budget in (least.plan.budget, middle):
             with suppress(InfeasibleError):
-                found = _paged(f"{name}, paged by {engines}", graph, budget, two_tiers(graph, engines=engines))
+                found = _paged(
+                    f"{name}, paged by {engines}", graph, budget, two_tiers(graph, engines=engines)
+                )
                 yield found
                 break
 

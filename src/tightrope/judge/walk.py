@@ -170,6 +170,8 @@ class _Walker:
                 f"allocates {alloc.bytes} bytes for {self._name(alloc.storage)} of "
                 f"{self.graph.storages[alloc.storage].bytes}"
             )
+        if alloc.offset != -1 and alloc.space != ARENA:
+            self._fail(f"gives buffer {alloc.buffer} an address in space {alloc.space}, which has none")
         self.allocs.append(alloc)
         self.open[alloc.buffer] = self.position
         if alloc.space in (ARENA, HEAP):
@@ -347,6 +349,8 @@ class _Walker:
     # copies between tiers
 
     def _copy(self, copy: Copy, source: int, target: int) -> None:
+        if not self.inside:
+            self._fail("copies while the caller has control")
         for buffer in (source, target):
             if buffer not in self.open:
                 self._fail(f"copies buffer {buffer}, which is not live")
@@ -354,6 +358,8 @@ class _Walker:
         self.open[source] = self.open[target] = self.position
 
     def _sync(self, target: int) -> None:
+        if not self.inside:
+            self._fail("waits while the caller has control")
         if target not in self.open:
             self._fail(f"waits for buffer {target}, which is not live")
         found: list[tuple[int, Transfer]] = []
@@ -435,6 +441,8 @@ class _Walker:
         for storage in self.graph.storages:
             if not storage.external:
                 self._check_left(storage.id, resident=storage.resident_at_end)
+            elif storage.id not in self.live:
+                self._fail(f"the caller never brings {self._name(storage.id)}")
         ticks = len(self.profile)
         intervals = tuple(
             Interval(
