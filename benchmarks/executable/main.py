@@ -12,10 +12,10 @@ import msgspec
 import torch
 from rich.console import Console
 
-from benchmarks.executable import judged
+from benchmarks.executable import causes, judged
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 
-BARS: Final[dict[str, tuple[Bar, ...]]] = {"X1": (judged.MUTANTS, judged.COST)}
+BARS: Final[dict[str, tuple[Bar, ...]]] = {"X1": (causes.BAR, judged.MUTANTS, judged.COST)}
 """Tables of each bar, in the order in which they are measured."""
 
 
