@@ -6,7 +6,6 @@ from benchmarks.executable.causes import CASES, watch
 from benchmarks.executable.observed import Observed, PartRun
 from tightrope.core import Executable, Resume
 
-
 SHOWN = (
     "inference",
     "optimizer state",
@@ -32,6 +31,6 @@ def test_a_run_that_nobody_judged_is_seen() -> None:
     assert [problem.split(maxsplit=1)[1] for problem in seen.problems(())] == [
         "ran before it was judged",
         "ran at other addresses than its own",
-        "part 0: -1 of 0 results were checked",
+        "part 0: -1 of 0 results checked",
         "is not reported as it was judged and checked",
     ]
