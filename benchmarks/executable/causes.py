@@ -230,7 +230,7 @@ def several_forwards() -> Proofs:
     for _ in range(3):
         model.zero_grad()
         one, two = functional.cross_entropy(model(X), Y), functional.cross_entropy(model(X), Y)
-        (one + two).backward()
+        (one + two).backward()  # type: ignore[no-untyped-call]
     return proofs_of(model)
 
 
@@ -239,8 +239,8 @@ def backward_of_the_rest() -> Proofs:
     model = compiled(share=0.6, extra=128 << 10)
     one = functional.cross_entropy(model(X), Y)
     two = functional.cross_entropy(model(X), Y)
-    two.backward()
-    one.backward()
+    two.backward()  # type: ignore[no-untyped-call]
+    one.backward()  # type: ignore[no-untyped-call]
     return proofs_of(model)
 
 
@@ -248,7 +248,7 @@ def frozen() -> Proofs:
     """A parameter is frozen."""
     model = compiled()
     train(model, steps=1)
-    next(iter(model.parameters())).requires_grad_(requires_grad=False)
+    next(iter(model.parameters())).requires_grad_(False)
     train(model, steps=1)
     return proofs_of(model)
 

@@ -6,252 +6,50 @@ releases put back where the normal form wants them too. The last is the hardest 
 that is wrong is what was changed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
 import msgspec
 
+from benchmarks.executable.drafts import (
+    FRESH,
+    Draft,
+    draft,
+    each_alloc,
+    each_view,
+    lifetimes,
+    numbered,
+    placed,
+    rebased,
+    renamed,
+    tidied,
+    touched,
+)
 from tightrope.core import (
     Alloc,
-    Argument,
     Bytes,
     Copy,
     Executable,
     Graph,
-    Input,
     Instruction,
-    Items,
-    Release,
     Result,
     Resume,
     Return,
     Run,
-    Space,
     Sync,
     View,
     round_up,
 )
-from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
-from tightrope.core.values import EMPTY, views
+from tightrope.core.executable import ARENA, HEAP, SLOWER
+from tightrope.core.values import views
 
-_FRESH: Final = 1_000_000
-"""Numbers of buffers that a mutator adds begin here, until they are numbered anew."""
 ALIGNMENTS: Final = (-1, 1, 8, 63)
 
 
-@dataclass(frozen=True)
-class Draft:
-    """An executable while it is being damaged.
-
-    Attributes:
-        graph: that it computes.
-        spaces: memories.
-        instructions: in order.
-        kept: buffers that the right executable never releases.
-    """
-
-    graph: Graph
-    spaces: tuple[Space, ...]
-    instructions: tuple[Instruction, ...]
-    kept: frozenset[int] = frozenset()
-
-    def with_(self, instructions: Sequence[Instruction]) -> "Draft":
-        """The same with other instructions."""
-        return replace(self, instructions=tuple(instructions))
-
-    def at(self, position: int, *new: Instruction) -> "Draft":
-        """The same with other instructions in place of one."""
-        return self.with_((*self.instructions[:position], *new, *self.instructions[position + 1 :]))
-
-    def places(self, *kinds: type) -> list[int]:
-        """Positions of instructions of some kinds."""
-        return [k for k, one in enumerate(self.instructions) if isinstance(one, kinds)]
-
-    def allocs(self) -> dict[int, Alloc]:
-        """Every allocation, by buffer."""
-        return {e.buffer: e for e in _flat(self.instructions) if isinstance(e, Alloc)}
-
-
 Mutator = Callable[[Random, Draft], Draft | None]
-
-
-def draft(graph: Graph, executable: Executable) -> Draft:
-    """Begin with a right executable."""
-    ended = {e.buffer for e in executable.flat() if isinstance(e, Release)}
-    made = {e.buffer for e in executable.flat() if isinstance(e, Alloc)}
-    return Draft(graph, executable.spaces, executable.instructions, frozenset(made - ended))
-
-
-def _flat(instructions: Sequence[Instruction]) -> Iterator[Instruction]:
-    for instruction in instructions:
-        yield instruction
-        if isinstance(instruction, Run):
-            yield from instruction.inside
-
-
-# finishing
-
-
-def touched(instruction: Instruction) -> Iterator[int]:
-    """Iterate over the buffers that an instruction touches."""
-    match instruction:
-        case Alloc(buffer):
-            yield buffer
-        case Run():
-            values = (*instruction.arguments, *(value for _, value in instruction.keywords))
-            yield from (view.base for value in values for view in views(value))
-            yield from (event.buffer for event in instruction.inside if isinstance(event, Alloc))
-        case Copy(source, target):
-            yield from (source, target)
-        case Sync(target):
-            yield target
-        case Return(_, outputs):
-            yield from (view.base for value in outputs for view in views(value))
-        case Resume(_, inputs):
-            yield from (given.view.base for given in inputs if given.view is not None)
-        case _:
-            pass
-
-
-def tidied(of: Draft) -> Draft:
-    """Release every buffer right after the last instruction that touches it, as the normal form wants."""
-    body = [i for i in of.instructions if not isinstance(i, Release)]
-    last: dict[int, int] = {}
-    source: dict[int, int] = {}
-    for position, instruction in enumerate(body):
-        last.update(dict.fromkeys(touched(instruction), position))
-        if isinstance(instruction, Copy):
-            source[instruction.target] = instruction.source
-        elif isinstance(instruction, Sync) and instruction.target in source:
-            last[source[instruction.target]] = position
-    inside = {e.buffer for i in body if isinstance(i, Run) for e in i.inside if isinstance(e, Release)}
-    caller = {i.buffer for i in body if isinstance(i, Alloc) and i.space == CALLER}
-    after: dict[int, list[int]] = {}
-    for buffer in sorted(set(last) - inside - caller - of.kept - {EMPTY}):
-        after.setdefault(last[buffer], []).append(buffer)
-    made: list[Instruction] = []
-    for position, instruction in enumerate(body):
-        made.append(instruction)
-        made.extend(Release(buffer) for buffer in after.get(position, ()))
-    return of.with_(made)
-
-
-def numbered(of: Draft) -> Draft:
-    """Number buffers in the order in which they appear; one that never begins keeps its number."""
-    number: dict[int, int] = {}
-    for event in _flat(of.instructions):
-        if isinstance(event, Alloc):
-            number.setdefault(event.buffer, len(number))
-    made = [_moved(i, number) for i in of.instructions]
-    ordered: list[Instruction] = []
-    pending: list[Release] = []
-    for instruction in made:  # releases in one place stand in ascending order
-        if isinstance(instruction, Release):
-            pending.append(instruction)
-            continue
-        ordered += [*sorted(pending, key=lambda release: release.buffer), instruction]
-        pending = []
-    ordered += sorted(pending, key=lambda release: release.buffer)
-    kept = frozenset(number.get(buffer, buffer) for buffer in of.kept)
-    return replace(of, instructions=tuple(ordered), kept=kept)
-
-
-def _moved(instruction: Instruction, number: dict[int, int]) -> Instruction:
-    def to(buffer: int) -> int:
-        return number.get(buffer, buffer)
-
-    def event(one: Alloc | Release) -> Alloc | Release:
-        return msgspec.structs.replace(one, buffer=to(one.buffer))
-
-    match instruction:
-        case Alloc() | Release():
-            return event(instruction)
-        case Copy(source, target, engine):
-            return Copy(to(source), to(target), engine)
-        case Sync(target):
-            return Sync(to(target))
-        case Run():
-            moved = rebased(instruction, to)
-            return msgspec.structs.replace(moved, inside=tuple(event(one) for one in instruction.inside))
-        case _:
-            return rebased(instruction, to)
-
-
-def rebased(instruction: Any, to: Callable[[int], int]) -> Any:
-    """Let the views of a run, a return or a resume look into other buffers."""
-
-    def value(one: Argument) -> Any:
-        if isinstance(one, View):
-            return one if one.base == EMPTY else msgspec.structs.replace(one, base=to(one.base))
-        return Items(tuple(value(item) for item in one.items)) if isinstance(one, Items) else one
-
-    match instruction:
-        case Run():
-            return msgspec.structs.replace(
-                instruction,
-                arguments=tuple(value(one) for one in instruction.arguments),
-                keywords=tuple((name, value(one)) for name, one in instruction.keywords),
-                results=tuple(Result(r.position, value(r.view)) for r in instruction.results),
-            )
-        case Return(op, outputs):
-            return Return(op, tuple(value(one) for one in outputs))
-        case Resume(part, inputs):
-            given = tuple(Input(i.name, None if i.view is None else value(i.view)) for i in inputs)
-            return Resume(part, given)
-    return instruction
-
-
-def placed(of: Draft) -> Draft:
-    """Give buffers that a mutator added a free place in the arena, where there is one."""
-    allocs = of.allocs()
-    begins, ends = _lifetimes(of.instructions)
-    unit, capacity = of.spaces[ARENA].alignment, of.spaces[ARENA].capacity
-    moved: dict[int, int] = {}
-    for buffer in sorted(b for b, a in allocs.items() if b >= _FRESH and a.space == ARENA):
-        taken = sorted(
-            (moved.get(b, a.offset), moved.get(b, a.offset) + round_up(a.bytes, unit))
-            for b, a in allocs.items()
-            if a.space == ARENA
-            and (b < _FRESH or b in moved)
-            and begins[b] < ends[buffer]
-            and begins[buffer] < ends[b]
-        )
-        low = 0
-        for begin, end in taken:
-            if low + round_up(allocs[buffer].bytes, unit) <= begin:
-                break
-            low = max(low, end)
-        if low + allocs[buffer].bytes <= capacity:
-            moved[buffer] = low
-    return _each_alloc(of, lambda a: msgspec.structs.replace(a, offset=moved.get(a.buffer, a.offset)))
-
-
-def _lifetimes(instructions: Sequence[Instruction]) -> tuple[dict[int, int], dict[int, int]]:
-    begins: dict[int, int] = {}
-    ends: dict[int, int] = {}
-    tick = 0
-    for tick, event in enumerate(_flat(instructions)):
-        if isinstance(event, Alloc):
-            begins.setdefault(event.buffer, tick)
-        elif isinstance(event, Release):
-            ends[event.buffer] = tick
-    return begins, {buffer: ends.get(buffer, tick + 1) for buffer in begins}
-
-
-def _each_alloc(of: Draft, change: Callable[[Alloc], Alloc]) -> Draft:
-    made: list[Instruction] = []
-    for instruction in of.instructions:
-        if isinstance(instruction, Alloc):
-            made.append(change(instruction))
-        elif isinstance(instruction, Run):
-            inside = tuple(change(e) if isinstance(e, Alloc) else e for e in instruction.inside)
-            made.append(msgspec.structs.replace(instruction, inside=inside))
-        else:
-            made.append(instruction)
-    return of.with_(made)
 
 
 # offset, size, space
@@ -267,7 +65,7 @@ def _changed(of: Draft, alloc: Alloc, **fields: int) -> Draft | None:
     new = msgspec.structs.replace(alloc, **fields)
     if new == alloc:
         return None
-    return _each_alloc(of, lambda a: new if a.buffer == alloc.buffer else a)
+    return each_alloc(of, lambda a: new if a.buffer == alloc.buffer else a)
 
 
 def move_offset(rng: Random, of: Draft) -> Draft | None:
@@ -291,7 +89,7 @@ def move_offset(rng: Random, of: Draft) -> Draft | None:
 
 def move_towards(rng: Random, of: Draft) -> Draft | None:
     """Another address that a block still alive takes by its last or first line."""
-    begins, ends = _lifetimes(of.instructions)
+    begins, ends = lifetimes(of.instructions)
     blocks = [a for a in of.allocs().values() if a.space == ARENA and a.bytes]
     if not blocks:
         return None
@@ -411,8 +209,8 @@ def run_again(rng: Random, of: Draft) -> Draft | None:
 
 def _again(rng: Random, of: Draft, position: int, later: int) -> Draft:
     run = _run(of, position)
-    fresh = {e.buffer: _FRESH + k for k, e in enumerate(run.inside) if isinstance(e, Alloc)}
-    twin = _moved(run, fresh)
+    fresh = {e.buffer: FRESH + k for k, e in enumerate(run.inside) if isinstance(e, Alloc)}
+    twin = renamed(run, fresh)
     rest = list(of.instructions[later:])
     kept = of.kept
     if rng.random() < 0.7:
@@ -424,7 +222,7 @@ def _again(rng: Random, of: Draft, position: int, later: int) -> Draft:
 def _used(instruction: Instruction, fresh: dict[int, int]) -> Instruction:
     if isinstance(instruction, Copy):
         return Copy(fresh.get(instruction.source, instruction.source), instruction.target, instruction.engine)
-    return rebased(instruction, lambda b: fresh.get(b, b))  # type: ignore[no-any-return]
+    return rebased(instruction, lambda b: fresh.get(b, b))
 
 
 def swap(rng: Random, of: Draft) -> Draft | None:
@@ -484,37 +282,15 @@ def change_view(rng: Random, of: Draft) -> Draft | None:
         seen.append(view)
         return view
 
-    _each_view(of.instructions[position], note)
+    each_view(of.instructions[position], note)
     if not seen:
         return None
     chosen = rng.randrange(len(seen))
     new, count = _other_view(rng, of, seen[chosen]), iter(range(len(seen)))
     made = of.at(
-        position, _each_view(of.instructions[position], lambda v: new if next(count) == chosen else v)
+        position, each_view(of.instructions[position], lambda v: new if next(count) == chosen else v)
     )
     return made if made.instructions != of.instructions else None
-
-
-def _each_view(instruction: Any, change: Callable[[View], View]) -> Any:
-    def value(one: Argument) -> Any:
-        if isinstance(one, View):
-            return change(one)
-        return Items(tuple(value(item) for item in one.items)) if isinstance(one, Items) else one
-
-    match instruction:
-        case Run():
-            return msgspec.structs.replace(
-                instruction,
-                arguments=tuple(value(one) for one in instruction.arguments),
-                keywords=tuple((name, value(one)) for name, one in instruction.keywords),
-                results=tuple(Result(r.position, value(r.view)) for r in instruction.results),
-            )
-        case Return(op, outputs):
-            return Return(op, tuple(value(one) for one in outputs))
-        case Resume(part, inputs):
-            given = tuple(Input(i.name, None if i.view is None else value(i.view)) for i in inputs)
-            return Resume(part, given)
-    return instruction
 
 
 def exchange_arguments(rng: Random, of: Draft) -> Draft | None:
@@ -646,7 +422,8 @@ def late_wait(rng: Random, of: Draft) -> Draft | None:
     position = rng.choice(waits)
     made = list(of.instructions)
     wait = made.pop(position)
-    uses = [k for k in range(position, len(made)) if wait.target in touched(made[k])]  # type: ignore[union-attr]
+    assert isinstance(wait, Sync)
+    uses = [k for k in range(position, len(made)) if wait.target in touched(made[k])]
     later = uses[0] + 1 if uses and rng.random() < 0.7 else rng.randrange(position, len(made) + 1)
     made.insert(later, wait)
     return of.with_(made)

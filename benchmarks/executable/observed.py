@@ -109,7 +109,9 @@ def _results(executable: Executable) -> list[int]:
 def observed() -> Iterator[Observed]:
     """Watch everything that is judged and run in a ``with`` block."""
     seen = Observed()
-    judge, emit, register, run = judging.judge, preparing.emit, Allocator.register_plan, Running.run
+    judge: Any = vars(judging)["judge"]
+    emit: Any = vars(preparing)["emit"]
+    register, run = Allocator.register_plan, Running.run
 
     def judge_(graph: Any, executable: Executable, *others: Any) -> Any:
         verdict = judge(graph, executable, *others)

@@ -122,7 +122,7 @@ def _paged(name: str, graph: Graph, budget: Bytes, machine: Machine) -> Source:
 def taken() -> Iterator[list[Source]]:
     """Take every executable that the runtime makes ready."""
     found: list[Source] = []
-    before = prepared.lowered
+    before: Any = vars(prepared)["lowered"]
 
     def note(graph: Graph, plan: Plan, machine: Machine | None = None) -> Any:
         made = before(graph, plan, machine)
@@ -140,11 +140,13 @@ def run_net(name: str, way: str, scale: Scale) -> list[Source]:
     accounts()
     case = build(name, scale=scale)
     model: Any = case.model
+    owner: Any
+    call: Any
     with taken() as found, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if way == "step":
             optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-            call = tightrope.step(
+            owner = call = tightrope.step(
                 lambda *batch: model(*batch), budget=2**46, model=model, optimizer=optimizer, progress=False
             )
         else:
@@ -159,8 +161,7 @@ def run_net(name: str, way: str, scale: Scale) -> list[Source]:
                 if way != "step":
                     loss.backward()
                 del loss
-        with_budget = call if way == "step" else compiled_of(owner)
-        accounts().release(with_budget)
+        accounts().release(owner if way == "step" else compiled_of(owner))
     return found
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.executable.drafts import draft, numbered
 from benchmarks.executable.interpreter import Meaning, interpret
 from benchmarks.executable.judged import damage
-from benchmarks.executable.mutants import FAMILIES, draft, numbered
+from benchmarks.executable.mutants import FAMILIES
 from benchmarks.executable.sources import Source, of_seed, two_tiers, typed
 from tests.oracles import parted
 from tightrope.core import (

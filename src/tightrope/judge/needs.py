@@ -9,6 +9,8 @@ from tightrope.core import Bytes, Graph, Op, round_up
 
 def op_events(graph: Graph, op: Op) -> list[tuple[bool, int]]:
     """List what happens inside one run of ``op``: (whether it begins, number of the allocation)."""
+    if not op.allocations:
+        return [(True, number) for number in range(len(op.creates))]
     ticks: list[tuple[int, bool, int]] = []
     for number, allocation in enumerate(graph.allocations(op)):
         ticks.append((allocation.start, True, number))
@@ -19,7 +21,10 @@ def op_events(graph: Graph, op: Op) -> list[tuple[bool, int]]:
 
 def op_need(graph: Graph, op: Op) -> Bytes:
     """Largest number of bytes that one run of ``op`` holds of its own allocations."""
-    allocations = graph.allocations(op)
+    allocations = op.allocations
+    if all(allocation.end < 0 for allocation in allocations):
+        held = [graph.storages[storage].bytes for storage in op.creates]
+        return sum(round_up(size, graph.alignment) for size in held)
     live = peak = 0
     for begins, number in op_events(graph, op):
         size = round_up(allocations[number].bytes, graph.alignment)

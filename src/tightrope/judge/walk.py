@@ -12,7 +12,7 @@ Gaps        Storages of the caller, and those that the caller holds, cannot be c
 """
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from tightrope.core import (
     Alloc,
@@ -41,8 +41,7 @@ from tightrope.judge.transfers import Transfer, Transfers
 from tightrope.judge.versions import base_versions, runs_once
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """One allocation in fast memory, alive in the ticks ``[start, end)``.
 
     Attributes:
@@ -132,10 +131,10 @@ class _Walker:
         self.computing: Nanoseconds = 0
         self.position = self.last = self.released = -1
         self.base_of = {op.variant: op for op in graph.ops if op.variant >= 0}
-        self.at = "start"
+        self.op: Op | None = None  # that runs now
 
     def take(self, position: int, instruction: Instruction) -> None:
-        self.at, self.position = f"instruction {position}", position
+        self.op, self.position = None, position
         if self.over and not isinstance(instruction, Release):
             self._fail("comes after the end")
         if isinstance(instruction, Release):
@@ -246,7 +245,7 @@ class _Walker:
         if not 0 <= run.op < known:
             self._fail(f"runs op {run.op}; the graph has {known} ops and variants")
         op = self.graph.op(run.op)
-        self.at += f", op {op.id} {op.describe()}"
+        self.op = op
         if not self.inside or op.target == RETURN:
             self._fail("runs while the caller has control" if not self.inside else "is no kernel")
         first = op.id == self.next_base < len(self.graph.ops)
@@ -422,7 +421,7 @@ class _Walker:
         self.moves.now += op.ns
 
     def finish(self) -> Walk:
-        self.at = "end"
+        self.op, self.position = None, -1
         for target in self.moves.flying:
             self._fail(
                 f"the copy of {self._name(self.allocs[target].storage)} between tiers is still in flight"
@@ -481,4 +480,6 @@ class _Walker:
             self._fail(str(error))
 
     def _fail(self, what: str) -> NoReturn:
-        raise JudgeError(f"executable, {self.at}: {what}.")
+        at = f"instruction {self.position}" if self.position >= 0 else "end"
+        at += f", op {self.op.id} {self.op.describe()}" if self.op is not None else ""
+        raise JudgeError(f"executable, {at}: {what}.")
