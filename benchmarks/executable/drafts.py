@@ -142,11 +142,15 @@ def numbered(of: Draft) -> Draft:
         if isinstance(instruction, Release):
             pending.append(Release(number.get(instruction.buffer, instruction.buffer)))
             continue
-        ordered += [*sorted(pending, key=lambda release: release.buffer), renamed(instruction, number)]
+        ordered += [*_ascending(pending), renamed(instruction, number)]
         pending = []
-    ordered += sorted(pending, key=lambda release: release.buffer)
+    ordered += _ascending(pending)
     kept = frozenset(number.get(buffer, buffer) for buffer in of.kept)
     return replace(of, instructions=tuple(ordered), kept=kept)
+
+
+def _ascending(releases: list[Release]) -> list[Release]:
+    return sorted(releases, key=lambda release: release.buffer)
 
 
 def renamed(instruction: Instruction, number: dict[int, int]) -> Instruction:
