@@ -12,10 +12,14 @@ import msgspec
 import torch
 from rich.console import Console
 
-from benchmarks.executable import causes, judged
+from benchmarks.executable import causes, inference, judged, pending
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 
-BARS: Final[dict[str, tuple[Bar, ...]]] = {"X1": (causes.BAR, judged.MUTANTS, judged.COST)}
+BARS: Final[dict[str, tuple[Bar, ...]]] = {
+    "X1": (causes.BAR, judged.MUTANTS, judged.COST),
+    "X4": (pending.BAR,),
+    "X5": (inference.BAR,),
+}
 """Tables of each bar, in the order in which they are measured."""
 
 
