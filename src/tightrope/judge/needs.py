@@ -16,7 +16,8 @@ def op_events(graph: Graph, op: Op) -> list[tuple[bool, int]]:
         ticks.append((allocation.start, True, number))
         if allocation.end >= 0:
             ticks.append((allocation.end, False, number))
-    return [(begins, number) for _, begins, number in sorted(ticks)]
+    ticks.sort()
+    return [(begins, number) for _, begins, number in ticks]
 
 
 def op_need(graph: Graph, op: Op) -> Bytes:

@@ -121,7 +121,7 @@ class _Walker:
         self.version: dict[int, int] = {}
         self.caller: dict[StorageId, int] = {s.id: 0 for s in graph.storages if s.external}
         self.unread: list[int] = []  # buffers that the last run made beside a live copy: not to be kept
-        self.rows: list[tuple[Alloc, int]] = []
+        self.rows: list[tuple[Alloc, int, Bytes]] = []
         self.ends: dict[int, int] = {}
         self.row_of: dict[int, int] = {}
         self.profile: list[Bytes] = []
@@ -175,20 +175,21 @@ class _Walker:
         self.open[alloc.buffer] = self.position
         if alloc.space in (ARENA, HEAP):
             self.row_of[alloc.buffer] = len(self.rows)
-            self.rows.append((alloc, len(self.profile)))
-            self._charge(alloc, 1)
+            size = self.executable.charged(alloc)
+            self.rows.append((alloc, len(self.profile), size))
+            self._charge(alloc, size)
 
     def _close(self, buffer: int) -> None:
         alloc = self.allocs[buffer]
         del self.open[buffer]
-        if buffer in self.row_of:
-            self.ends[self.row_of[buffer]] = len(self.profile)
-            self._charge(alloc, -1)
+        row = self.row_of.get(buffer, -1)
+        if row >= 0:
+            self.ends[row] = len(self.profile)
+            self._charge(alloc, -self.rows[row][2])
         elif alloc.space >= SLOWER:
             self.moves.release(alloc)
 
-    def _charge(self, alloc: Alloc, sign: int) -> None:
-        size = sign * self.executable.charged(alloc)
+    def _charge(self, alloc: Alloc, size: Bytes) -> None:
         self.held += size
         self.profile.append(self.held)
         if alloc.space == HEAP:
@@ -444,12 +445,9 @@ class _Walker:
                 self._fail(f"the caller never brings {self._name(storage.id)}")
         ticks = len(self.profile)
         intervals = tuple(
-            Interval(
-                self.executable.charged(alloc), start, self.ends.get(k, ticks), alloc.storage, alloc.offset,
-                alloc.space == HEAP,
-            )
-            for k, (alloc, start) in enumerate(self.rows)
-        )  # fmt: skip
+            Interval(size, start, self.ends.get(k, ticks), alloc.storage, alloc.offset, alloc.space == HEAP)
+            for k, (alloc, start, size) in enumerate(self.rows)
+        )
         copies = [0] * len(self.graph.storages)
         for interval in intervals:
             if interval.storage >= 0:
