@@ -94,7 +94,7 @@ def rows(name: str, settings: Settings) -> Iterator[Row]:
         "eager": peak,
         "ample": ample.report.observed_peak,
         "arena": ample.report.arena + ample.report.outside,
-        "least": least.report.arena + least.report.outside,
+        "least": least.report.observed_peak,
         "bits": all(one.bits == wanted for one in both),
         "exact": all(
             one.report.forecast_peak == one.report.observed_peak and not one.report.divergences
@@ -122,7 +122,7 @@ BAR = Bar(
         Column("eager", "eager peak", 11, format_bytes),
         Column("ample", "planned peak", 12, format_bytes),
         Column("arena", "arena", 11, format_bytes),
-        Column("least", "smallest", 11, format_bytes),
+        Column("least", "smallest peak", 13, format_bytes),
         Column("bits", "bit-equal", 9),
         Column("exact", "as forecast", 11),
         Column("checked", "checked", 7),
