@@ -132,7 +132,7 @@ def verdicts(found: Sequence[Row], settings: Settings) -> list[Verdict]:
     loops = [row for row in found if "works" in row]
     bad = [row["net"] for row in loops if not row["works"]]
     failing = ", ".join(bad) or "none"
-    text = f"eight forwards take {ratio:.3f} of what they need; budgets named before an update fail for: {failing}"
+    text = f"eight forwards take {ratio:.3f} of what they need; named budgets fail for: {failing}"
     return [Verdict("X4", ratio <= 1.05 and not bad and len(loops) == len(LOOPS), text)]
 
 
