@@ -13,10 +13,11 @@ import msgspec
 import torch
 from rich.console import Console
 
-from benchmarks.executable import before, inference, pending, saved
+from benchmarks.executable import before, causes, inference, judged, pending, saved
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 
 BARS: Final[dict[str, tuple[Bar, ...]]] = {
+    "X1": (causes.BAR, judged.MUTANTS, judged.COST),
     "X2": (saved.BAR,),
     "X3": (before.BAR,),
     "X4": (pending.EIGHT, pending.TWO),

@@ -36,6 +36,7 @@ from tightrope.run.running import Pending, Running
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Expected, Settings, Unit
 
+ANOTHER_GRAPH: Final = "another captured graph: shapes, mode, parameters"
 _MOST_OPS: Final = 6_000
 """Patterns of more ops than this are planned call by call."""
 _ALL: "weakref.WeakSet[Calls]" = weakref.WeakSet()
@@ -54,9 +55,11 @@ class Calls:
         num_steps: patterns that were completed.
         num_divergences: allocations that did not go as planned, since the start.
         when_fits: called in every forward once its plan is known to fit.
+        why: cause of the first plan of the first graph, for the report.
     """
 
     when_fits: Callable[[], None] = staticmethod(lambda: None)
+    why: str = "first plan"
 
     def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:
         self.settings, self.accounts, self.status, self.future = settings, accounts, status, future
@@ -129,11 +132,7 @@ class Calls:
         headroom = Headroom.of(sum(r.gradients for r in rooms), tangents=sum(r.tangents for r in rooms))
         if len(graphs) == 1 and len(pattern) <= 2:
             (one,) = (self.captured[number] for number in graphs)
-            why = (
-                "first plan"
-                if len(self.captured) == 1
-                else "another captured graph: shapes, mode, parameters"
-            )
+            why = self.why if len(self.captured) == 1 else ANOTHER_GRAPH
             why = why if one.num_measured == 1 else "allocations differed from the plan: measured again"
             return self._new(one.graph, headroom, why)
         identity = {(n, s): name for n in graphs for s, name in self.captured[n].identity.items()}

@@ -211,7 +211,6 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     """
     parts = [_running_report(calls, running) for running in calls.recent]
     first = parts[0]
-    proofs = sorted((p for unit in calls.units.values() for p in unit.proofs), key=lambda p: p.judged)
     notes = [why, calls.accounts.note, calls.note]
     if len(parts) > 1:
         notes.insert(1, f"{len(parts)} calls were planned one by one")
@@ -234,8 +233,14 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         reasons=tuple(reason for part in parts for reason in part.reasons),
         recomputed=tuple(line for part in parts for line in part.recomputed),
         planned=tuple(pair for part in parts for pair in part.planned),
-        proofs=tuple(proofs),
+        proofs=proofs(calls),
     )
+
+
+def proofs(calls: Calls) -> tuple[Proof, ...]:
+    """List what was judged and checked of every plan that was made, in that order."""
+    every = (proof for unit in calls.units.values() for proof in unit.proofs)
+    return tuple(sorted(every, key=lambda proof: proof.judged))
 
 
 def _running_report(calls: Calls, running: Running) -> Report:

@@ -29,6 +29,7 @@ class WholeStep:
         updates: the optimizer.
         parameters: what is trained, by position in ``real``.
         labels: names of parameters.
+        why: cause of its first plan, for the report.
 
     Attributes:
         parts: the graph without its updates, and where its inputs and outputs stand.
@@ -48,6 +49,7 @@ class WholeStep:
         updates: Updates,
         parameters: dict[int, torch.Tensor],
         labels: dict[torch.Tensor, str],
+        why: str,
     ) -> None:
         self.updates, self.parameters, self.labels, self.accounts = updates, parameters, labels, accounts
         self.num_steps = 0
@@ -58,6 +60,7 @@ class WholeStep:
             wanted = self._wanted()
         self.parts = whole_program(program, dict(zip(chosen, wanted, strict=True)))
         self.calls = Calls(settings, accounts, status, Foresight(()))
+        self.calls.why = why
         self.number = self.calls.add(self.parts.program, self._extended(real), finish=self._with_updates)
 
     def outdated(self) -> bool:
