@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from tightrope.native.hook.allocator import Allocator
-
 from tightrope.core import Executable, Resume, Run
 from tightrope.lower import judged as judging
 from tightrope.lower import planned
+from tightrope.native.hook.allocator import Allocator
 from tightrope.run import prepared as preparing
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.prepared import Proof
