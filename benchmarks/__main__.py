@@ -5,6 +5,7 @@ import sys
 from rich.console import Console
 
 from benchmarks import page, placement_safety, recorder
+from benchmarks.executable import main as executable
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
@@ -16,6 +17,7 @@ _QUESTIONS = {
     "placement": placement.run,
     "placement_safety": placement_safety.run,
     "recorder": recorder.run,
+    "executable": executable.run,
 }
 
 

@@ -48,6 +48,8 @@ def test_the_public_functions_have_examples() -> None:
         tightrope.capture,
         tightrope.plan,
         tightrope.report,
+        tightrope.save,
+        tightrope.load,
     ):
         (found,) = finder.find(function, function.__name__)
         assert found.examples, function.__name__

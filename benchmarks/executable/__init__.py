@@ -1,0 +1,1 @@
+"""Bars of the executable: what runs was judged, and only what is right is accepted."""

@@ -81,8 +81,8 @@ def _verdict(rows: Sequence[Row], _: Settings) -> list[Verdict]:
     below = [row["ample"] < 1 for row in rows]
     smallest = [row["least"] < 1 for row in rows]
     figure = (
-        f"inference: peak of the unconstrained plan <= eager's {count(within)}, below it {count(below)}; of the "
-        f"smallest plan below it {count(smallest)}; bit-equal, as forecast, judged and checked {count(good)}"
+        f"inference: peak of the ample plan <= eager's {count(within)}, below it {count(below)}; "
+        f"of the smallest plan {count(smallest)}; bit-equal, as forecast, judged, checked {count(good)}"
     )
     return [Verdict("X5", all(good) and all(within) and sum(below) >= _NUM_BELOW, figure)]
 

@@ -239,9 +239,7 @@ def _constant(size: Bytes, _: Bytes) -> Bytes:
 def _two_verdict(rows: Sequence[Row], _: Settings) -> list[Verdict]:
     good: list[Any] = [row["works"] and row["equal"] and not row["late"] for row in rows]
     asked = ", ".join(f"{row['net']} after {len(row['named'])} refusals" for row in rows)
-    figure = (
-        f"budgets named before the first update work, bit-equal to eager: {count(good)} ({asked})"
-    )
+    figure = f"budgets named before the first update work, bit-equal to eager: {count(good)} ({asked})"
     return [Verdict("X4", all(good), figure)]
 
 

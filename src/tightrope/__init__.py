@@ -31,6 +31,8 @@ from tightrope.plan.api import plan
 from tightrope.run.compile import compile
 from tightrope.run.replay import Replay, replay
 from tightrope.run.report import Report, draw_with, report
+from tightrope.run.saved import SavedStep, load
+from tightrope.run.saving import save
 from tightrope.run.step import TrainingStep, step
 
 __version__ = "0.1.0"
@@ -59,15 +61,18 @@ __all__ = [
     "PlanFileError",
     "Replay",
     "Report",
+    "SavedStep",
     "TightropeError",
     "TrainingStep",
     "VerificationError",
     "capture",
     "compile",
     "format_bytes",
+    "load",
     "parse_bytes",
     "plan",
     "replay",
     "report",
+    "save",
     "step",
 ]

@@ -1,7 +1,6 @@
 """The sweep agrees with comparing all pairs."""
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ BLOCK = st.tuples(st.integers(0, 3), st.integers(0, 8), st.integers(1, 5), st.in
 
 
 def placed(block: Interval, offset: int) -> Interval:
-    return replace(block, offset=offset)
+    return block._replace(offset=offset)
 
 
 def by_pairs(blocks: list[Interval], offsets: list[int], arena: int) -> bool:

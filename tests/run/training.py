@@ -68,7 +68,7 @@ def budget_for(
     """Bytes held now, plus the smallest arena found, plus a share of what the unplanned step needs beyond."""
     program, real = capture_program(model, inputs, kwargs)
     graph = measured(program, real, accounts().allocator).graph
-    program, real = None, None
+    del program, real
     most = solve(graph, budget=2**60, planner="given").forecast
     least = smallest(graph).forecast
     tangents = sum(s.size for s in graph.storages if s.external and s.kind == "input")

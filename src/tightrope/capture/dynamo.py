@@ -9,6 +9,7 @@ token dies and everything kept dies with it.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -63,7 +64,7 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
                 name=name,
                 environment=environment(real),
             )
-            runners.append(host(program, real))
+            runners.append(host(replace(program, changed=_changed(joint, num_fwd_outputs)), real))
             return _stubs(joint, num_fwd_outputs)
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
@@ -72,6 +73,7 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
             program = build_program(
                 part, kinds, user_outputs=outputs, name=f"{name} (inference)", environment=environment(real)
             )
+            program = replace(program, changed=_changed(part, len(_flat(part))))
             return boxed(host(program, real).inference)
 
         compiled = _torch.aot_backend(
@@ -136,19 +138,25 @@ def _user_outputs(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list
 
 def _written(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list[str]:
     """Inputs that get new values when the forward returns (batch norm's running statistics)."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    return [placeholders[given].name for _, given in _changed(joint, num_forward_outputs)]
+
+
+def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tuple[int, int], ...]:
+    """Pairs (output, input): the output is the new value of the input when the forward returns."""
     (output,) = joint.graph.find_nodes(op="output")
     placeholders = joint.graph.find_nodes(op="placeholder")
-    described = {repr(node.meta.get("desc")): node.name for node in placeholders}
+    described = {repr(node.meta.get("desc")): position for position, node in enumerate(placeholders)}
     found = []
-    for what in list(output.meta.get("desc") or [])[:num_forward_outputs]:
+    for number, what in enumerate(list(output.meta.get("desc") or [])[:num_forward_outputs]):
         if "InputMutation" in type(what).__name__:
-            name = described.get(repr(getattr(what, "mutated_input", None)))
-            if name is None:
+            position = described.get(repr(getattr(what, "mutated_input", None)))
+            if position is None:
                 raise CaptureError(
                     f"cannot tell which input {what} changes: this torch describes its graphs differently."
                 )
-            found.append(name)
-    return found
+            found.append((number, position))
+    return tuple(found)
 
 
 def _never(*_: Any) -> Any:

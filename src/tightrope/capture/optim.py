@@ -29,6 +29,7 @@ States: TypeAlias = dict[Tensor, dict[str, Any]]
 _SAMPLE = 8192
 """Elements on which an update is measured; its time and temporaries grow with the parameter."""
 _REFUSED = ("fused", "capturable", "differentiable")
+_FLAGS = ("nesterov", "maximize", "amsgrad", "decoupled_weight_decay")
 _NUMBERS = ("lr", "momentum", "dampening", "weight_decay", "betas", "eps")
 
 
@@ -186,6 +187,22 @@ class Adam:
         states[parameter]["step"] += 1
 
 
+def rule_named(name: str) -> Rule:
+    """Find a rule by the name of its kernel.
+
+    Raises:
+        TightropeError: there is none of that name.
+
+    Example:
+        >>> rule_named("tightrope.adam_").num_settings
+        7
+    """
+    for rule in (Sgd, Adam):
+        if rule.name == name:
+            return rule()
+    raise TightropeError(f"no optimizer updates by {name!r:.80}.")
+
+
 class Updates:
     """The optimizer's side of a step.
 
@@ -232,6 +249,21 @@ class Updates:
         """What the update of each parameter needs; its state is made where it is missing."""
         number = self._the_rule().num_settings
         return [Wanted(state, number) for state in self.states(parameters)]
+
+    def options(self, parameter: Tensor) -> tuple[tuple[str, tuple[float, ...]], ...]:
+        """Hyperparameters of a parameter as numbers, by name; flags are 0 or 1."""
+        group = self.groups()[parameter]
+        found = ((name, group[name]) for name in (*_NUMBERS, *_FLAGS) if name in group)
+        return tuple(
+            (name, tuple(map(float, value if isinstance(value, tuple | list) else (value or 0,))))
+            for name, value in found
+        )
+
+    def count(self, parameter: Tensor) -> float:
+        """Updates that a parameter has had; where its rule does not count, 1 for any number of them."""
+        states = self._states()
+        counted = states.get(parameter, {}).get("step")
+        return float(_momentum(states, parameter) is not None) if counted is None else float(counted)
 
     def finish(self, parameters: Sequence[Tensor]) -> None:
         """Count the updates; run the optimizer's step hooks and tell learning rate schedulers."""

@@ -18,6 +18,7 @@ class Program:
         module: as captured: the unplanned computation, and the owner of constants.
         constants: the last inputs of the first part, which no caller hands over.
         keys: identity of a (fake) tensor's memory -> storage.
+        changed: (output, input) pairs of the first part: the output is the input's new value.
         rebuild: reads a module with changed layouts as this one was read.
     """
 
@@ -25,6 +26,7 @@ class Program:
     module: torch.fx.GraphModule
     constants: tuple[torch.Tensor, ...] = ()
     keys: Mapping[int, StorageId] = field(default_factory=dict)
+    changed: tuple[tuple[int, int], ...] = ()
     rebuild: "Callable[[torch.fx.GraphModule], Program] | None" = None
 
     @property

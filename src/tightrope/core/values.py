@@ -16,6 +16,9 @@ import msgspec
 
 from tightrope.core.units import Bytes
 
+_LARGEST: Final = 2**62
+"""Largest integer that a file holds as a number; torch's "to the end" is 2^63 - 1."""
+
 EMPTY: Final = -1
 """Base of a tensor without bytes."""
 
@@ -153,11 +156,13 @@ def rebased(argument: Argument, base: Callable[[View], int]) -> Argument:
 
 
 def number(value: complex) -> Argument:
-    """Write a number; infinities, NaN and complex numbers become names.
+    """Write a number; infinities, NaN, complex numbers and integers beyond 2^62 become names.
 
     >>> number(2.0), number(float("inf")).text, number(1j).text
     (2.0, 'inf', '1j')
     """
     if isinstance(value, complex):
         return Name("number", str(value).strip("()"))
-    return value if isinstance(value, int) or math.isfinite(value) else Name("number", repr(value))
+    if isinstance(value, int):
+        return value if abs(value) <= _LARGEST else Name("number", repr(value))
+    return value if math.isfinite(value) else Name("number", repr(value))

@@ -71,7 +71,7 @@ def bases(values: tuple[Argument, ...]) -> Iterator[int]:
 def _same(mine: Argument, yours: Argument, live: Live) -> bool:
     if type(mine) is not type(yours):
         return False
-    if isinstance(mine, View) and isinstance(yours, View):
+    if type(mine) is View and type(yours) is View:
         return (
             mine.base == (EMPTY if yours.base == EMPTY else live.get(yours.base))
             and mine.shape == yours.shape
@@ -81,7 +81,7 @@ def _same(mine: Argument, yours: Argument, live: Live) -> bool:
             and mine.bits == yours.bits
             and mine.input == yours.input
         )
-    if isinstance(mine, Items) and isinstance(yours, Items):
+    if type(mine) is Items and type(yours) is Items:
         pairs = zip(mine.items, yours.items, strict=False)
         return len(mine.items) == len(yours.items) and all(_same(a, b, live) for a, b in pairs)
     return mine == yours

@@ -56,12 +56,14 @@ def check_bound(graph: Graph, claimed: Bytes, witness: OpId, *, free_order: bool
     """
     if claimed <= graph.persistent:
         return
-    best, op = lower_bound(graph, free_order=free_order)
+    every = floors(graph, free_order=free_order)
+    best = max(every, default=graph.persistent)
+    op = every.index(best) if every else -1
     if claimed > best:
         raise JudgeError(f"certificate: lower bound {claimed} bytes; only {best} can be shown (op {op}).")
     if not 0 <= witness < len(graph.ops):
         raise JudgeError(f"certificate: witness {witness} is not an op of the base order.")
-    if claimed > (floor := floors(graph, free_order=free_order)[witness]):
+    if claimed > (floor := every[witness]):
         who = graph.ops[witness].describe()
         raise JudgeError(f"certificate: op {witness} {who} needs {floor} bytes, not the {claimed} claimed.")
 

@@ -149,9 +149,7 @@ def _judge_memory(
     alignment = executable.spaces[ARENA].alignment
     if executable.placed:
         placed = f"{len(walk.intervals)} allocations without overlap in {arena} bytes"
-        bench.holds(
-            "offsets", placed, lambda: check_offsets(walk.intervals, arena=arena, alignment=alignment)
-        )
+        bench.holds("offsets", placed, lambda: _check_placed(walk, arena, alignment))
     else:
         bench.holds("offsets", "none", lambda: _check_unplaced(walk))
     if plan is None:
@@ -195,6 +193,12 @@ def _check_fingerprint(graph: Graph, plan: Plan) -> None:
 def _check_unplaced(walk: Walk) -> None:
     if any(interval.offset != -1 for interval in walk.intervals):
         raise JudgeError("offsets: an allocation has an address, though the executable has none.")
+
+
+def _check_placed(walk: Walk, arena: Bytes, alignment: Bytes) -> None:
+    check_offsets(walk.intervals, arena=arena, alignment=alignment)
+    if (used := arena_used(walk, placed=True)) != arena:
+        raise JudgeError(f"offsets: {arena} bytes are reserved for the arena; addresses end at {used}.")
 
 
 def _check_addresses(plan: Plan, walk: Walk) -> None:

@@ -12,6 +12,8 @@ def check_spaces(graph: Graph, executable: Executable, machine: Machine | None) 
     The caller's space, the arena and the heap lie in fast memory and have the graph's alignment; each
     slower tier is a space of its own, with the tier's bytes and alignment.
 
+    Without a machine there is no slower tier.
+
     Raises:
         JudgeError: names the space.
     """
@@ -25,12 +27,12 @@ def check_spaces(graph: Graph, executable: Executable, machine: Machine | None) 
                 f"tier 0 with alignment {graph.alignment} stands there."
             )
     tiers = () if machine is None else machine.tiers[1:]
-    slower = (
-        tuple(Space(t.name, t.bytes, t.alignment, k, machine.device) for k, t in enumerate(tiers, 1))
-        if (machine is not None)
-        else ()
-    )
-    if machine is not None and spaces[SLOWER:] != slower:
-        raise JudgeError(f"spaces: the slower ones are not the tiers of machine {machine.name!r}.")
+    device = spaces[CALLER].device if machine is None else machine.device
+    slower = tuple(Space(t.name, t.bytes, t.alignment, k, device) for k, t in enumerate(tiers, 1))
+    if spaces[SLOWER:] != slower:
+        whose = "none, because no machine is given" if machine is None else f"the tiers of {machine.name!r}"
+        raise JudgeError(f"spaces: the slower ones are {len(spaces) - SLOWER} others than {whose}.")
+    if any(space.device != device for space in spaces):
+        raise JudgeError(f"spaces: {device!r} is the device of the first; another one lies elsewhere.")
     if any(not 0 <= space.capacity <= _LARGEST or space.alignment < 1 for space in spaces):
         raise JudgeError("spaces: a capacity or an alignment is out of range.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tightrope.core import Flag, Graph, Op, OpId, StorageId
 
-_NEVER_TWICE = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
+_NEVER_TWICE = int(Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +44,4 @@ def base_versions(graph: Graph) -> Versions:
 
 def runs_once(op: Op) -> bool:
     """Tell whether ``op`` itself must not run again, whatever its variant may do."""
-    return bool(op.flags & _NEVER_TWICE or op.mutates)
+    return bool(int(op.flags) & _NEVER_TWICE or op.mutates)

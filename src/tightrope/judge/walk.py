@@ -12,7 +12,7 @@ Gaps        Storages of the caller, and those that the caller holds, cannot be c
 """
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from tightrope.core import (
     Alloc,
@@ -41,8 +41,7 @@ from tightrope.judge.transfers import Transfer, Transfers
 from tightrope.judge.versions import base_versions, runs_once
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """One allocation in fast memory, alive in the ticks ``[start, end)``.
 
     Attributes:
@@ -122,7 +121,7 @@ class _Walker:
         self.version: dict[int, int] = {}
         self.caller: dict[StorageId, int] = {s.id: 0 for s in graph.storages if s.external}
         self.unread: list[int] = []  # buffers that the last run made beside a live copy: not to be kept
-        self.rows: list[tuple[Alloc, int]] = []
+        self.rows: list[tuple[Alloc, int, Bytes]] = []
         self.ends: dict[int, int] = {}
         self.row_of: dict[int, int] = {}
         self.profile: list[Bytes] = []
@@ -132,10 +131,10 @@ class _Walker:
         self.computing: Nanoseconds = 0
         self.position = self.last = self.released = -1
         self.base_of = {op.variant: op for op in graph.ops if op.variant >= 0}
-        self.at = "start"
+        self.op: Op | None = None  # that runs now
 
     def take(self, position: int, instruction: Instruction) -> None:
-        self.at, self.position = f"instruction {position}", position
+        self.op, self.position = None, position
         if self.over and not isinstance(instruction, Release):
             self._fail("comes after the end")
         if isinstance(instruction, Release):
@@ -170,24 +169,27 @@ class _Walker:
                 f"allocates {alloc.bytes} bytes for {self._name(alloc.storage)} of "
                 f"{self.graph.storages[alloc.storage].bytes}"
             )
+        if alloc.offset != -1 and alloc.space != ARENA:
+            self._fail(f"gives buffer {alloc.buffer} an address in space {alloc.space}, which has none")
         self.allocs.append(alloc)
         self.open[alloc.buffer] = self.position
         if alloc.space in (ARENA, HEAP):
             self.row_of[alloc.buffer] = len(self.rows)
-            self.rows.append((alloc, len(self.profile)))
-            self._charge(alloc, 1)
+            size = self.executable.charged(alloc)
+            self.rows.append((alloc, len(self.profile), size))
+            self._charge(alloc, size)
 
     def _close(self, buffer: int) -> None:
         alloc = self.allocs[buffer]
         del self.open[buffer]
-        if buffer in self.row_of:
-            self.ends[self.row_of[buffer]] = len(self.profile)
-            self._charge(alloc, -1)
+        row = self.row_of.get(buffer, -1)
+        if row >= 0:
+            self.ends[row] = len(self.profile)
+            self._charge(alloc, -self.rows[row][2])
         elif alloc.space >= SLOWER:
             self.moves.release(alloc)
 
-    def _charge(self, alloc: Alloc, sign: int) -> None:
-        size = sign * self.executable.charged(alloc)
+    def _charge(self, alloc: Alloc, size: Bytes) -> None:
         self.held += size
         self.profile.append(self.held)
         if alloc.space == HEAP:
@@ -244,7 +246,7 @@ class _Walker:
         if not 0 <= run.op < known:
             self._fail(f"runs op {run.op}; the graph has {known} ops and variants")
         op = self.graph.op(run.op)
-        self.at += f", op {op.id} {op.describe()}"
+        self.op = op
         if not self.inside or op.target == RETURN:
             self._fail("runs while the caller has control" if not self.inside else "is no kernel")
         first = op.id == self.next_base < len(self.graph.ops)
@@ -347,6 +349,8 @@ class _Walker:
     # copies between tiers
 
     def _copy(self, copy: Copy, source: int, target: int) -> None:
+        if not self.inside:
+            self._fail("copies while the caller has control")
         for buffer in (source, target):
             if buffer not in self.open:
                 self._fail(f"copies buffer {buffer}, which is not live")
@@ -354,6 +358,8 @@ class _Walker:
         self.open[source] = self.open[target] = self.position
 
     def _sync(self, target: int) -> None:
+        if not self.inside:
+            self._fail("waits while the caller has control")
         if target not in self.open:
             self._fail(f"waits for buffer {target}, which is not live")
         found: list[tuple[int, Transfer]] = []
@@ -416,7 +422,7 @@ class _Walker:
         self.moves.now += op.ns
 
     def finish(self) -> Walk:
-        self.at = "end"
+        self.op, self.position = None, -1
         for target in self.moves.flying:
             self._fail(
                 f"the copy of {self._name(self.allocs[target].storage)} between tiers is still in flight"
@@ -435,14 +441,13 @@ class _Walker:
         for storage in self.graph.storages:
             if not storage.external:
                 self._check_left(storage.id, resident=storage.resident_at_end)
+            elif storage.id not in self.live:
+                self._fail(f"the caller never brings {self._name(storage.id)}")
         ticks = len(self.profile)
         intervals = tuple(
-            Interval(
-                self.executable.charged(alloc), start, self.ends.get(k, ticks), alloc.storage, alloc.offset,
-                alloc.space == HEAP,
-            )
-            for k, (alloc, start) in enumerate(self.rows)
-        )  # fmt: skip
+            Interval(size, start, self.ends.get(k, ticks), alloc.storage, alloc.offset, alloc.space == HEAP)
+            for k, (alloc, start, size) in enumerate(self.rows)
+        )
         copies = [0] * len(self.graph.storages)
         for interval in intervals:
             if interval.storage >= 0:
@@ -473,4 +478,6 @@ class _Walker:
             self._fail(str(error))
 
     def _fail(self, what: str) -> NoReturn:
-        raise JudgeError(f"executable, {self.at}: {what}.")
+        at = f"instruction {self.position}" if self.position >= 0 else "end"
+        at += f", op {self.op.id} {self.op.describe()}" if self.op is not None else ""
+        raise JudgeError(f"executable, {at}: {what}.")

@@ -19,6 +19,8 @@ _OWN: Final[dict[str, Kernel]] = {}
 _REFUSED: Final = frozenset({"aten.from_file", "aten._load_from_bytes", "aten._print", "aten.save"})
 """Ops that reach beyond their tensors."""
 _NAMESPACES: Final = ("aten", "prims")
+_OVERLOAD: Final[Any] = type(torch.ops.aten.mm.default)
+"""What a name may lead to: attributes of another type, such as methods, are not kernels."""
 
 
 def register(name: str) -> Callable[[Kernel], Kernel]:
@@ -63,13 +65,14 @@ def resolve(target: str, *, allow: tuple[str, ...] | None = None) -> Kernel:
 @functools.cache
 def _look_up(namespace: str, name: str, overload: str) -> Kernel:
     try:
-        found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        found: Any = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, RuntimeError) as error:
         raise TightropeError(
             f"torch {torch.__version__} has no op {namespace}.{name}.{overload}: import the library that "
             "defines it, or capture again with this torch."
         ) from error
-    assert callable(found)
+    if not isinstance(found, _OVERLOAD):
+        raise TightropeError(f"{namespace}.{name}.{overload} is no overload of an op: it cannot be called.")
     kernel: Kernel = found
     return kernel
 
@@ -83,6 +86,8 @@ def constant(value: Name, *, allow: tuple[str, ...] | None = None) -> Any:
     Example:
         >>> constant(Name("dtype", "float32")), constant(Name("number", "-inf"))
         (torch.float32, -inf)
+    >>> constant(Name("number", "9223372036854775807")) == 2**63 - 1
+    True
     """
     match value.kind:
         case "dtype" | "layout" | "memory_format":
@@ -99,6 +104,8 @@ def constant(value: Name, *, allow: tuple[str, ...] | None = None) -> Any:
             return resolve(value.text, allow=allow)
         case "number":
             try:
+                if value.text.lstrip("-").isdecimal():
+                    return int(value.text)
                 return complex(value.text) if "j" in value.text else float(value.text)
             except ValueError:
                 pass

@@ -23,7 +23,7 @@ from tightrope.capture import _torch
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, Graph, InfeasibleError, StorageId, format_bytes
 from tightrope.lower.join import Turn, join
-from tightrope.lower.remainder import can_go, remainder
+from tightrope.lower.remainder import remainder
 from tightrope.plan import solve
 from tightrope.run.accounts import Accounts
 from tightrope.run.captured import Captured
@@ -36,6 +36,7 @@ from tightrope.run.running import Pending, Running
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Expected, Settings, Unit
 
+ANOTHER_GRAPH: Final = "another captured graph: shapes, mode, parameters"
 _MOST_OPS: Final = 6_000
 """Patterns of more ops than this are planned call by call."""
 _ALL: "weakref.WeakSet[Calls]" = weakref.WeakSet()
@@ -54,9 +55,11 @@ class Calls:
         num_steps: patterns that were completed.
         num_divergences: allocations that did not go as planned, since the start.
         when_fits: called in every forward once its plan is known to fit.
+        why: cause of the first plan of the first graph, for the report.
     """
 
     when_fits: Callable[[], None] = staticmethod(lambda: None)
+    why: str = "first plan"
 
     def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:
         self.settings, self.accounts, self.status, self.future = settings, accounts, status, future
@@ -114,17 +117,22 @@ class Calls:
             self.units[key] = self._made(pattern, dropped)
         return self.units[key]
 
+    def last_unit(self, number: int) -> Unit | None:
+        """The unit in which a graph runs alone, or with its own backward; None where it has none yet."""
+        one = self.captured[number]
+        for pattern in (single(number), (Turn(0, number, False),)):
+            found = self.units.get((pattern, frozenset[tuple[int, int]](), (number, one.num_measured)))
+            if found is not None:
+                return found
+        return None
+
     def _made(self, pattern: Pattern, dropped: frozenset[tuple[int, int]]) -> Unit:
         graphs = {turn.graph: self.captured[turn.graph].graph for turn in pattern}
         rooms = [self.captured[turn.graph].headroom for turn in pattern if not turn.back]
         headroom = Headroom.of(sum(r.gradients for r in rooms), tangents=sum(r.tangents for r in rooms))
         if len(graphs) == 1 and len(pattern) <= 2:
             (one,) = (self.captured[number] for number in graphs)
-            why = (
-                "first plan"
-                if len(self.captured) == 1
-                else "another captured graph: shapes, mode, parameters"
-            )
+            why = self.why if len(self.captured) == 1 else ANOTHER_GRAPH
             why = why if one.num_measured == 1 else "allocations differed from the plan: measured again"
             return self._new(one.graph, headroom, why)
         identity = {(n, s): name for n in graphs for s, name in self.captured[n].identity.items()}
@@ -186,7 +194,7 @@ class Calls:
         for pending in self._pending:
             if pending.dropped:
                 one = self.captured[pending.turn.graph]
-                unit = self._rest(pending.turn.graph, frozenset(self._live(pending)))
+                unit = self._rest(pending.turn.graph, frozenset(pending.live()))
                 held_then = held + self.future.trained  # the gradients of the backward before it
                 room = Room(self.budget, held_then, self.future.missing(), one.headroom, self._left_behind)
                 unit.check_least(room, self._prospect())
@@ -198,7 +206,7 @@ class Calls:
             Whether one did.
         """
         others = sorted((p for p in self._pending if p is not but), key=lambda pending: pending.call)
-        if sum(self._drop(pending) for pending in others):
+        if sum(pending.drop(self.captured[pending.turn.graph].graph) for pending in others):
             return True
         beside = [calls for calls in _ALL if calls is not self] if everywhere else []
         return sum(calls._give_up(None, everywhere=False) for calls in beside) > 0
@@ -391,12 +399,12 @@ class Calls:
         pending.running.leave()
         turns = (Turn(0, pending.turn.graph, True),)
         while True:
-            unit = self._rest(pending.turn.graph, frozenset(self._live(pending)))
+            unit = self._rest(pending.turn.graph, frozenset(pending.live()))
             try:
                 rest = self._begin(unit, turns, but=pending)
                 break
             except InfeasibleError:
-                if not self._drop(pending):
+                if not pending.drop(self.captured[pending.turn.graph].graph):
                     raise
         try:
             given = self._inputs_of_rest(unit, pending)
@@ -413,48 +421,11 @@ class Calls:
 
     def _inputs_of_rest(self, unit: Unit, pending: Pending) -> list[Any]:
         """What is live and read, then what the forward was given."""
-        live = self._live(pending)
+        live = pending.live()
         names = [given.name for given in unit.graph.parts[0].inputs]
         found = [live[int(name.removeprefix("live_"))] for name in names if name.startswith("live_")]
         pending.check_inputs(unit.graph, len(found))
         return [*found, *pending.inputs]
-
-    def _live(self, pending: Pending) -> dict[StorageId, torch.Tensor]:
-        """What a forward left, by storage of its own graph."""
-        assert pending.kept is not None
-        prepared = pending.running.prepared
-        mine = {joint: s for (call, s), joint in self._storages(pending).items() if call == pending.turn.call}
-        found = {}
-        for name, tensor in zip(prepared.code.kept[pending.part], pending.kept, strict=True):
-            if name[0] == "b" and tensor is not None:
-                storage = prepared.storage_of[int(name[1:])]
-                found[mine.get(storage, storage)] = tensor
-        return found
-
-    def _storages(self, pending: Pending) -> dict[tuple[int, StorageId], StorageId]:
-        turns = pending.running.turns
-        return self.unit(turns).storages if len(turns) > 2 else {}
-
-    def _drop(self, pending: Pending) -> bool:
-        """Let a pending forward give up what can be computed again."""
-        if pending.dropped or pending.kept is None:
-            return False
-        graph = self.captured[pending.turn.graph].graph
-        live = self._live(pending)
-        gone = can_go(graph, frozenset(live))
-        if not gone:
-            return False
-        pending.dropped = True
-        prepared = pending.running.prepared
-        mine = {joint: s for (call, s), joint in self._storages(pending).items() if call == pending.turn.call}
-        for position, name in enumerate(prepared.code.kept[pending.part]):
-            storage = prepared.storage_of[int(name[1:])] if name[0] == "b" else -1
-            if mine.get(storage, storage) in gone:
-                pending.kept[position] = None
-        live.clear()
-        pending.running.leave()
-        pending.running.trim()
-        return True
 
     def end(self, pending: Pending) -> None:
         """Note that nothing can come of a forward any more."""

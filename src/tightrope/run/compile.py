@@ -25,6 +25,7 @@ from tightrope.run.calls import Calls
 from tightrope.run.foresee import Foresight
 from tightrope.run.replay import Replay, replay
 from tightrope.run.status import StatusLine
+from tightrope.run.uncalled import expect_call, note_call
 from tightrope.run.unit import Settings
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -42,6 +43,7 @@ class CompiledModel:
         num_new: calls in a row that needed new graphs, where there are several.
         calls: captured graphs and what runs them.
         replay: the L0 recorder, when that level is used.
+        before_run: called with (this, number of the graph) and its arguments right before a forward runs.
         forget: makes Dynamo drop what it compiled for the model.
     """
 
@@ -53,6 +55,7 @@ class CompiledModel:
         self.replay: Replay | None = None
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
+        self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
         self.calls = Calls(settings, self.accounts, status, Foresight(parameters))
         self._inside_step = self._lifted = False
         this = weakref.ref(self)
@@ -156,14 +159,16 @@ class _CompiledGraph:
     def __init__(self, owner: "weakref.ref[CompiledModel]", number: int) -> None:
         self._owner, self._number = owner, number
 
-    def _calls(self) -> Calls:
+    def _asked(self, args: list[Any]) -> Calls:
         owner = self._owner()
         assert owner is not None
+        if owner.before_run is not None:
+            owner.before_run((owner, self._number), args)
         return owner.calls
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the ops before the hand-over; return the outputs and then the token."""
-        return self._calls().forward(self._number, args)
+        return self._asked(args).forward(self._number, args)
 
     def backward(self, args: list[Any]) -> list[Any]:
         """Run the rest; ``args`` is the token followed by the tangents."""
@@ -171,7 +176,7 @@ class _CompiledGraph:
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""
-        return self._calls().inference(self._number, args)
+        return self._asked(args).inference(self._number, args)
 
 
 def _hold_again(compiled: CompiledModel | None) -> None:
@@ -258,6 +263,7 @@ def compile(
         compiled.accounts.hold(compiled, settings.budget)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, whole, pieces, one_call)
     _COMPILED[model] = compiled
+    expect_call(compiled, type(model).__name__, model.parameters())
     if example is not None:
         _plan_ahead(model, example)
     return model
@@ -315,6 +321,7 @@ def _entry(
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
             return plain(*args, **kwargs)
+        note_call(compiled)
         if compiled.level == "L0":
             compiled.next_step()
             return plain(*args, **kwargs)

@@ -228,6 +228,9 @@ class _Part:
 
     def _run(self, run: Run) -> None:
         arguments = [self._expression(value) for value in run.arguments]
+        for name, _ in run.keywords:
+            if not name.isidentifier():  # it becomes Python text
+                raise TightropeError(f"{name!r:.80} is no name of an argument.")
         arguments += [f"{name}={self._expression(value)}" for name, value in run.keywords]
         text = f"{self.shared.kernel(run)}({', '.join(arguments)})"
         wanted = [result for result in run.results if result.view.base in self.shared.used]

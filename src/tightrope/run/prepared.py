@@ -145,14 +145,14 @@ def prepare(
             [item.offset for item in served],
             alignment=executable.spaces[ARENA].alignment,
         )
-    starts, live, peaks = _starts(executable)
+    starts, live, peaks = part_starts(executable)
     storage_of = tuple(event.storage for event in executable.flat() if isinstance(event, Alloc))
     return Prepared(
         graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof
     )  # fmt: skip
 
 
-def _starts(executable: Executable) -> tuple[tuple[int, ...], tuple[Bytes, ...], tuple[Bytes, ...]]:
+def part_starts(executable: Executable) -> tuple[tuple[int, ...], tuple[Bytes, ...], tuple[Bytes, ...]]:
     """Allocations served, and bytes live, when each part begins; the most bytes live in each part."""
     count = held = 0
     sizes: dict[int, Bytes] = {}

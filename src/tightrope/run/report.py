@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -14,6 +14,10 @@ from tightrope.run.prepared import Proof
 from tightrope.run.replay import Replay
 from tightrope.run.running import Running
 
+_NOTHING: Final = (
+    "nothing is planned yet: the module itself, model(...), was not called; forward(), training_step() and "
+    "parts of it run as they are"
+)
 _drawing: Callable[[Graph, Plan], str] | None = None
 
 
@@ -93,7 +97,7 @@ class Report:
 
     def _enforcement(self) -> str:
         if not self.enforced:
-            return "checked, not enforced"
+            return "not limited before the first call" if self.why == _NOTHING else "checked, not enforced"
         if self.limit > self.budget:
             return f"planned for; the process is held to {format_bytes(self.limit)}, the largest budget in it"
         return "enforced by the allocator"
@@ -102,6 +106,10 @@ class Report:
         lines = [
             f"level {self.level}" + (f" ({self.why})" if self.why else ""),
             f"budget {format_bytes(self.budget)}, " + self._enforcement(),
+        ]
+        if self.why == _NOTHING:
+            return "\n".join(lines)
+        lines += [
             f"persistent {format_bytes(self.persistent)} + arena {format_bytes(self.arena)}"
             + (f" + outside {format_bytes(self.outside)}" if self.outside else ""),
             f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
@@ -156,7 +164,7 @@ def _report(model: torch.nn.Module | Reporting | Replay) -> Report:
     if not compiled.calls.recent:
         budget = compiled.calls.budget
         return _empty(
-            "L1", "no step has run yet", budget, enforced=compiled.accounts.allocator is not None
+            "L1", _NOTHING, budget, enforced=compiled.accounts.budget_of(compiled) > 0
         )  # fmt: skip
     return planned_report(compiled.calls, compiled.why)
 
@@ -203,7 +211,6 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     """
     parts = [_running_report(calls, running) for running in calls.recent]
     first = parts[0]
-    proofs = sorted((p for unit in calls.units.values() for p in unit.proofs), key=lambda p: p.judged)
     notes = [why, calls.accounts.note, calls.note]
     if len(parts) > 1:
         notes.insert(1, f"{len(parts)} calls were planned one by one")
@@ -226,8 +233,14 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         reasons=tuple(reason for part in parts for reason in part.reasons),
         recomputed=tuple(line for part in parts for line in part.recomputed),
         planned=tuple(pair for part in parts for pair in part.planned),
-        proofs=tuple(proofs),
+        proofs=proofs(calls),
     )
+
+
+def proofs(calls: Calls) -> tuple[Proof, ...]:
+    """List what was judged and checked of every plan that was made, in that order."""
+    every = (proof for unit in calls.units.values() for proof in unit.proofs)
+    return tuple(sorted(every, key=lambda proof: proof.judged))
 
 
 def _running_report(calls: Calls, running: Running) -> Report:

@@ -9,13 +9,14 @@ A part that allocates otherwise than planned still ends right, from the heap und
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from tightrope.core import Bytes, Graph, TightropeError
+from tightrope.core import Bytes, Graph, StorageId, TightropeError
 from tightrope.lower.join import Turn
+from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Divergence
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
@@ -64,6 +65,42 @@ class Pending:
     def __del__(self) -> None:
         self.finish()
 
+    def live(self) -> dict[StorageId, torch.Tensor]:
+        """What the forward left, by storage of its own graph."""
+        assert self.kept is not None
+        return {
+            storage: tensor
+            for storage, tensor in zip(self._storages(), self.kept, strict=True)
+            if storage >= 0 and tensor is not None
+        }
+
+    def drop(self, graph: Graph) -> bool:
+        """Give up what can be computed again; tell whether there was anything.
+
+        Args:
+            graph: of the call alone.
+        """
+        if self.dropped or self.kept is None:
+            return False
+        gone = can_go(graph, frozenset(self.live()))
+        if not gone:
+            return False
+        self.dropped = True
+        for position, storage in enumerate(self._storages()):
+            if storage in gone:
+                self.kept[position] = None
+        self.running.leave()
+        self.running.trim()
+        return True
+
+    def _storages(self) -> list[StorageId]:
+        """For every kept tensor, the storage in the graph of the call alone; -1 for those of the caller."""
+        prepared, joint = self.running.prepared, self.running.storages
+        mine = {there: here for (call, here), there in joint.items() if call == self.turn.call}
+        buffers = [int(name[1:]) if name[0] == "b" else -1 for name in prepared.code.kept[self.part]]
+        found = [prepared.storage_of[buffer] if buffer >= 0 else -1 for buffer in buffers]
+        return [mine.get(storage, storage) for storage in found]
+
     def check(self) -> None:
         """Refuse a backward whose tensors are gone or have changed.
 
@@ -111,6 +148,7 @@ class Running:
         open: calls whose backward has yet to come.
         divergences: allocations that did not go as planned.
         held: bytes that everything else held when it was planned.
+        storages: (call, storage of its own graph) -> storage, where several calls run together; else empty.
         peak: largest number of live bytes of its own so far.
         charged: largest number of bytes charged so far, the caller's code between parts included.
     """
@@ -124,9 +162,11 @@ class Running:
         arena: int | None,
         *,
         held: Bytes = 0,
+        storages: Mapping[tuple[int, StorageId], StorageId] | None = None,
         verify: str | None,
     ) -> None:
         self.prepared, self.turns, self.accounts, self.held = prepared, turns, accounts, held
+        self.storages = storages or {}
         self.position = 0
         self.off = False
         self.open: weakref.WeakSet[Pending] = weakref.WeakSet()

@@ -11,6 +11,7 @@ as soon as the update has used it, so the step needs less memory than a planned 
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,8 +25,10 @@ from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
 from tightrope.core import Bytes, CaptureError, InfeasibleError, TightropeError, parse_bytes
 from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.calls import ANOTHER_GRAPH
 from tightrope.run.compile import check_verify
-from tightrope.run.report import Report, planned_report
+from tightrope.run.prepared import Proof
+from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
 from tightrope.run.whole import WholeStep
@@ -108,6 +111,8 @@ class TrainingStep:
         model: as given.
         wholes: one per captured graph, in order of capture.
         last: the one that ran last.
+        before_run: called with it and its arguments right before it runs.
+        past: proofs of plans for what the optimizer wanted before.
     """
 
     def __init__(
@@ -121,8 +126,10 @@ class TrainingStep:
     ) -> None:
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
         self.accounts: Accounts = accounts()
+        self.before_run: Callable[[WholeStep, list[Any]], None] | None = None
         self.wholes: list[WholeStep] = []
         self.last: WholeStep | None = None
+        self.past: list[Proof] = []
         _torch.ignore_logging()
         backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__)
         self._planned = torch.compile(_detaching(fn), backend=backend, fullgraph=True, dynamic=False)
@@ -170,13 +177,24 @@ class TrainingStep:
         """
         if self.last is None:
             raise TightropeError("no training step has run yet: call the step first.")
-        return planned_report(self.last.calls)
+        others = [proof for whole in self.wholes if whole is not self.last for proof in proofs(whole.calls)]
+        found = planned_report(self.last.calls)
+        every = sorted((*self.past, *others, *found.proofs), key=lambda proof: proof.judged)
+        return replace(found, proofs=tuple(every))
 
-    def whole(self, program: Program, real: Sequence[Any]) -> WholeStep:
+    def renew(self, number: int, program: Program, real: Sequence[Any]) -> None:
+        """Take a captured graph in again, because the optimizer wants something else."""
+        self.past += proofs(self.wholes[number].calls)
+        self.wholes[number].close()
+        why = "the optimizer updates other parameters, or in another way"
+        self.wholes[number] = self.whole(program, real, why=why)
+
+    def whole(self, program: Program, real: Sequence[Any], *, why: str) -> WholeStep:
         """Take a captured graph in."""
         return WholeStep(
             program, real, self.settings, self.accounts, self.status,
             updates=self.updates, parameters=_parameters(program, real, self.updates), labels=self._labels(),
+            why=why,
         )  # fmt: skip
 
     def hold(self) -> None:
@@ -198,17 +216,19 @@ class _StepGraph:
     def __init__(self, owner: TrainingStep, program: Program, real: Sequence[Any]) -> None:
         self.owner, self.program, self.number = weakref.ref(owner), program, len(owner.wholes)
         owner.accounts.survey()
-        owner.wholes.append(owner.whole(program, real))
+        why = ANOTHER_GRAPH if owner.wholes else "first plan"
+        owner.wholes.append(owner.whole(program, real, why=why))
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the whole step."""
         owner = self.owner()
         assert owner is not None
         if owner.wholes[self.number].outdated():
-            owner.wholes[self.number].close()
-            owner.wholes[self.number] = owner.whole(self.program, args)
+            owner.renew(self.number, self.program, args)
         owner.last = owner.wholes[self.number]
         owner.hold()
+        if owner.before_run is not None:
+            owner.before_run(owner.last, args)
         return [*owner.last.run(args), torch.empty(0)]
 
     def backward(self, args: list[Any]) -> list[Any]:

@@ -156,7 +156,7 @@ class Unit:
             raise
         return Running(
             prepared, turns, self.accounts, self.arenas, arena,
-            held=self.room.held, verify=self.settings.verify,
+            held=self.room.held, storages=self.storages, verify=self.settings.verify,
         )  # fmt: skip
 
     def suit(self, room: Room, expected: Callable[[], Expected]) -> Prepared:

@@ -29,8 +29,11 @@ class WholeStep:
         updates: the optimizer.
         parameters: what is trained, by position in ``real``.
         labels: names of parameters.
+        why: cause of its first plan, for the report.
 
     Attributes:
+        parts: the graph without its updates, and where its inputs and outputs stand.
+        number: of the graph in ``calls``.
         calls: what runs the graph.
         num_steps: that ran.
     """
@@ -46,6 +49,7 @@ class WholeStep:
         updates: Updates,
         parameters: dict[int, torch.Tensor],
         labels: dict[torch.Tensor, str],
+        why: str,
     ) -> None:
         self.updates, self.parameters, self.labels, self.accounts = updates, parameters, labels, accounts
         self.num_steps = 0
@@ -54,9 +58,10 @@ class WholeStep:
         self._updated = [parameters[at] for at in chosen]
         with _torch.real_tensors():
             wanted = self._wanted()
-        self._whole = whole_program(program, dict(zip(chosen, wanted, strict=True)))
+        self.parts = whole_program(program, dict(zip(chosen, wanted, strict=True)))
         self.calls = Calls(settings, accounts, status, Foresight(()))
-        self._number = self.calls.add(self._whole.program, self._extended(real), finish=self._with_updates)
+        self.calls.why = why
+        self.number = self.calls.add(self.parts.program, self._extended(real), finish=self._with_updates)
 
     def outdated(self) -> bool:
         """Tell whether the optimizer wants other parameters updated, or in another way, than planned."""
@@ -67,16 +72,26 @@ class WholeStep:
         self._check(args)
         extended = self._extended(args)
         args.clear()
-        results = self.calls.inference(self._number, extended)
+        results = self.calls.inference(self.number, extended)
         self.num_steps += 1
-        gradients = results[self._whole.num_outputs :]
-        del results[self._whole.num_outputs :]
+        gradients = results[self.parts.num_outputs :]
+        del results[self.parts.num_outputs :]
         with torch.no_grad():
-            for at, gradient in zip(self._whole.kept, gradients, strict=True):
+            for at, gradient in zip(self.parts.kept, gradients, strict=True):
                 _hand_over(self.parameters[at], gradient)
         if self._updated:
             self.updates.finish(self._updated)
         return results
+
+    @property
+    def rule(self) -> str:
+        """Name of the rule by which parameters are updated; empty where none is."""
+        return "" if self.updates.rule is None else self.updates.rule.name
+
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """Everything that the next run would be given, with arguments as captured."""
+        self._check(args)
+        return [*self._extended(args), *self.calls.captured[self.number].program.constants]
 
     def close(self) -> None:
         """Give everything back that no step is using."""
@@ -97,7 +112,7 @@ class WholeStep:
         with _torch.real_tensors():
             labels = [self.labels.get(parameter, "") for parameter in self._updated]
             priced = self.updates.priced(self._updated, labels, self.accounts.allocator)
-        return with_updates(self._whole, program, dict(zip(self._whole.trained, priced, strict=True)))
+        return with_updates(self.parts, program, dict(zip(self.parts.trained, priced, strict=True)))
 
     def _extended(self, args: Sequence[Any]) -> list[Any]:
         """The arguments of the whole step: as captured, then optimizer state, then settings."""
@@ -112,17 +127,18 @@ class WholeStep:
         for at, parameter in self.parameters.items():
             if args[at].data_ptr() != parameter.data_ptr():
                 raise TightropeError(
-                    f"parameter {self._label(parameter)!r} was replaced by another tensor since the step was "
+                    f"parameter {self.label(parameter)!r} was replaced by another tensor since the step was "
                     "planned: make a new step."
                 )
         for parameter in self._updated:
             if parameter.grad is not None:
                 raise TightropeError(
-                    f"parameter {self._label(parameter)!r} has a gradient already, which the step would "
+                    f"parameter {self.label(parameter)!r} has a gradient already, which the step would "
                     "ignore: set it to None with optimizer.zero_grad()."
                 )
 
-    def _label(self, parameter: torch.Tensor) -> str:
+    def label(self, parameter: torch.Tensor) -> str:
+        """Name a parameter for people."""
         return self.labels.get(parameter, f"of shape {tuple(parameter.shape)}")
 
 
