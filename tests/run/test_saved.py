@@ -49,7 +49,10 @@ class Kept:
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     model, (x, y) = mlp(), batches(1)[0]
-    train = step(loss_of(model), budget="94%", model=model)
+    with pytest.raises(InfeasibleError) as refused:
+        step(loss_of(model), budget="1%", model=model)(x, y)
+    assert refused.value.smallest_found is not None
+    train = step(loss_of(model), budget=refused.value.smallest_found + 16384, model=model)
     train(x, y)
     model.zero_grad()
     path = tmp_path_factory.mktemp("saved") / "net.step"
