@@ -44,7 +44,7 @@ class PriceStore:
         if not self.changed:
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
             with os.fdopen(handle, "wb") as file:
                 file.write(msgspec.json.encode(self.prices))
