@@ -1,4 +1,4 @@
-"""Prices on disk: measured once per op, shapes, dtypes, threads and versions."""
+"""Prices on disk: measured once per op, shapes, dtypes, processor, threads and versions."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ _LAYOUT = 2
 
 
 class PriceStore:
-    """Prices of one environment (device, threads, versions), kept in one file.
+    """Prices of one environment (device, processor, threads, versions), kept in one file.
 
     A damaged file is refused with its name; deleting it costs only the time to measure again.
     """
