@@ -17,6 +17,7 @@ from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
 from tightrope.core import TightropeError
+from tightrope.core.arguments import check_search
 from tightrope.run.compile import CompiledModel, check_verify, host_of, parse_budget
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
@@ -63,6 +64,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TightropeError(f"no option is called {unknown[0]!r}; there are: {', '.join(_KNOWN)}.")
     given = {**_KNOWN, **flat}
+    check_search(seed=given["seed"], seconds=given["seconds"], progress=given["progress"])
     if given["budget"] is None:
         given["budget"] = os.environ.get(VARIABLE)
     if given["budget"] is None:

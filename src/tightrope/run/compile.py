@@ -15,11 +15,14 @@ from typing import Any, TypeVar
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture.api import RECOMPILE_LIMIT
+from tightrope.capture.api import RECOMPILE_LIMIT, check_model
 from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, CaptureError, InfeasibleError, Machine, TightropeError, parse_bytes
+from tightrope.core.arguments import check_search, refuse_argument
+from tightrope.core.machine import check_machine
+from tightrope.core.units import shown
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.calls import Calls
 from tightrope.run.foresee import Foresight
@@ -232,13 +235,17 @@ def compile(
         BudgetSyntaxError: the budget is not an amount of memory.
         InfeasibleError: at the first call (or now, with ``example``): no plan fits.
         VerificationError: in the first run of a plan: a value differs from what it was before.
+        TightropeError: another argument is wrong.
 
     Example:
         >>> import torch, tightrope
         >>> model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB")
         >>> model(torch.ones(2, 8)).sum().backward()
     """
+    check_model(model)
     check_verify(verify)
+    check_search(seed=seed, seconds=seconds, progress=progress)
+    _check_example(example)
     settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds)
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     _torch.ignore_logging()
@@ -263,14 +270,24 @@ def compile(
     return model
 
 
+def _check_example(example: object) -> None:
+    """Refuse what is neither a tuple of positional nor a dict of keyword arguments."""
+    if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
+        refuse_argument("example", example, "the names of keyword arguments, each with its value")
+    if example is not None and not isinstance(example, dict | tuple | list):
+        refuse_argument(
+            "example", example, "a tuple of inputs, such as example=(x,), or a dict of them by name"
+        )
+
+
 def check_verify(verify: object) -> None:
     """Refuse anything that ``verify`` does not stand for.
 
     Raises:
         TightropeError: quotes it.
     """
-    if verify not in ("first", "graph", None):
-        raise TightropeError(f'verify={verify!r}: use "first", "graph" or None.')
+    if verify is not None and not (isinstance(verify, str) and verify in ("first", "graph")):
+        raise TightropeError(f'verify={shown(verify)}: use "first", "graph" or None.')
 
 
 def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
@@ -278,8 +295,9 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
 
     Raises:
         BudgetSyntaxError: it is not an amount of memory.
-        TightropeError: ``machine`` has less.
+        TightropeError: ``machine`` has less, or is none.
     """
+    check_machine(machine)
     if isinstance(budget, str) and budget.strip().endswith("%"):
         parse_bytes(budget, whole=1)
         return lambda whole: parse_bytes(budget, whole=whole)

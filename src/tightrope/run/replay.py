@@ -32,6 +32,7 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
+from tightrope.core.arguments import check_count, check_seconds
 from tightrope.native.hook.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
 from tightrope.run.accounts import accounts, uncounted_bytes
@@ -60,6 +61,7 @@ def replay(
     Raises:
         BudgetSyntaxError: the budget is not an amount of memory.
         InfeasibleError: what exists already is larger than the budget.
+        TightropeError: another argument is wrong.
         NativeError: there is a C++ compiler, but it could not build the allocator.
 
     Example:
@@ -99,6 +101,10 @@ class Replay:
         self, budget: str | Bytes, *, external: Bytes | None = None, warmup: int = 2, seconds: float = 1.0
     ) -> None:
         self.budget = parse_bytes(budget)
+        if external is not None:
+            check_count("external", external)
+        check_count("warmup", warmup)
+        check_seconds("seconds", seconds, zero=True)
         self._accounts = accounts()
         self._allocator: Allocator | None = self._accounts.allocator
         self.enforced = self._allocator is not None

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
+from tightrope.core.units import shown
 from tightrope.run.accounts import accounts
 from tightrope.run.calls import Calls
 from tightrope.run.compile import compiled_of
@@ -147,6 +148,12 @@ def _report(model: torch.nn.Module | Reporting | Replay) -> Report:
     if isinstance(model, Replay):
         return _replaying("", model)
     if not isinstance(model, torch.nn.Module):
+        describe = getattr(model, "report", None) if hasattr(type(model), "report") else None
+        if isinstance(model, type) or not callable(describe):
+            raise TightropeError(
+                f"there is no report of {shown(model)}: give what tightrope.compile, tightrope.step or "
+                "tightrope.replay returned."
+            )
         return model.report()
     compiled = compiled_of(model)
     if compiled.level == "L0":
