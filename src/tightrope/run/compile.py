@@ -261,6 +261,7 @@ def compile(
     if model in _COMPILED:
         _COMPILED[model].close()
     gc.collect()  # models that nobody uses any more hold the process to their budgets until then
+    compiled.accounts.search()
     if compiled.accounts.budget and isinstance(settings.budget, int):
         compiled.accounts.hold(compiled, settings.budget)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, whole, pieces, one_call)

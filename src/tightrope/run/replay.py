@@ -35,7 +35,8 @@ from tightrope.core import (
 from tightrope.core.arguments import check_count, check_seconds
 from tightrope.native.hook.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
-from tightrope.run.accounts import accounts, uncounted_bytes
+from tightrope.run.accounts import accounts
+from tightrope.run.older import uncounted_bytes
 
 Phase = Literal["warm-up", "record", "replay"]
 
@@ -109,7 +110,9 @@ class Replay:
         self._allocator: Allocator | None = self._accounts.allocator
         self.enforced = self._allocator is not None
         self.note = "enforced by the allocator" if self.enforced else "checked, not enforced: no C++ compiler"
-        self.external = uncounted_bytes(self._allocator) if external is None else external
+        hook = self._allocator
+        uncounted = uncounted_bytes(hook.owns if hook is not None else None) if external is None else external
+        self.external = uncounted
         if self.external > self.budget:
             raise InfeasibleError(
                 f"asked {format_bytes(self.budget)}; tensors that exist already take "

@@ -119,6 +119,7 @@ class TrainingStep:
     ) -> None:
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
         self.accounts: Accounts = accounts()
+        self.accounts.search()
         self.wholes: list[WholeStep] = []
         self.last: WholeStep | None = None
         _torch.ignore_logging()
