@@ -226,7 +226,8 @@ def compile(
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
-        progress: show progress; default: on a terminal.
+        progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
+            the reason and the seconds; False = nothing.
 
     Returns:
         ``model``.

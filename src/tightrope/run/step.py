@@ -70,7 +70,8 @@ def step(
             again; None checks nothing while it runs.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
-        progress: show progress; default: on a terminal.
+        progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
+            the reason and the seconds; False = nothing.
 
     Returns:
         A callable that runs one training step per call.
