@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -185,17 +185,43 @@ def _hold_again(compiled: CompiledModel | None) -> None:
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
 
 
+_BY_BACKEND: list[tuple["weakref.ref[CompiledModel]", list["weakref.ref[torch.Tensor]"]]] = []
+_WRAPPED: Final = ("module", "_orig_mod")
+"""Where wrappers keep the model: DistributedDataParallel and its like, and `torch.compile`."""
+
+
+def note_graph(compiled: CompiledModel, parameters: Iterable[torch.Tensor]) -> None:
+    """Remember whose parameters a graph trains that came by way of ``torch.compile``'s backend."""
+    _BY_BACKEND[:] = [pair for pair in _BY_BACKEND if pair[0]() is not None]
+    _BY_BACKEND.append((weakref.ref(compiled), [weakref.ref(parameter) for parameter in parameters]))
+
+
 def compiled_of(model: torch.nn.Module) -> CompiledModel:
-    """Find what belongs to a compiled model.
+    """Find what belongs to a model that `compile` compiled, which a wrapper may hold.
 
     Raises:
         TightropeError: the model was not compiled by `compile`.
     """
-    if model not in _COMPILED:
-        raise TightropeError(
-            f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first."
-        )
-    return _COMPILED[model]
+    inner: torch.nn.Module | None = model
+    while inner is not None:
+        if inner in _COMPILED:
+            return _COMPILED[inner]
+        inner = next((inner._modules[name] for name in _WRAPPED if name in inner._modules), None)
+    raise TightropeError(
+        f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first. "
+        'After torch.compile(model, backend="tightrope"), run a training step first.'
+    )
+
+
+def graphs_of(model: torch.nn.Module) -> list[CompiledModel]:
+    """Find what belongs to each graph of a model that ``torch.compile`` handed to the backend by name."""
+    mine = {id(parameter) for parameter in model.parameters()}
+    pairs = [(reference(), parameters) for reference, parameters in _BY_BACKEND]
+    return [
+        graph
+        for graph, parameters in pairs
+        if graph is not None and any(id(parameter()) in mine for parameter in parameters)
+    ]
 
 
 def compile(
