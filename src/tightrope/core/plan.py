@@ -181,7 +181,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             "total": f"{format_bytes(forecast.total)} = persistent {format_bytes(forecast.persistent)} "
             f"+ arena {format_bytes(forecast.arena)} + outside {format_bytes(forecast.outside)}",
             "peak": f"{format_bytes(forecast.peak)} live above persistent",
-            "time": f"{format_time(forecast.ns)}, {more} than running each op once",
+            "time": f"{format_time(forecast.ns)}, {more} than running each op once"
+            if forecast.ns
+            else "unknown: the ops of the graph have no times",
             "storages": ", ".join(f"{decisions.count(d)} {d}" for d in ("kept", "recomputed", "paged")),
             "proved": f"no plan needs less than {format_bytes(self.certificate.lower_bound)}"
             + ("; none is faster" if self.certificate.proved else ""),

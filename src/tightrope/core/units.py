@@ -173,3 +173,12 @@ def format_time(ns: float) -> str:
         if abs(ns) >= scale:
             return f"{ns / scale:.2f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def format_price(ns: Nanoseconds) -> str:
+    """Write the time of an op for people; 0 stands for one that was neither measured nor estimated.
+
+    >>> format_price(1500), format_price(0)
+    ('1.50 us', 'an unknown time')
+    """
+    return format_time(ns) if ns else "an unknown time"
