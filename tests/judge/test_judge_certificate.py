@@ -20,6 +20,7 @@ from tightrope.core import (
     Limits,
     Op,
     Plan,
+    PlanFileError,
     Split,
     StageCase,
     Stages,
@@ -255,6 +256,49 @@ def test_a_run_is_not_charged_twice() -> None:
     assert extra_time(graph, Cover(191, 8, (Case(((1, 64, 40),), ((0, 2, 40), (1, 2, 40))),))) == 10
     with pytest.raises(JudgeError, match="charge more than a run"):
         extra_time(graph, Cover(191, 8, (Case(((1, 64, 40),), ((0, 2, 41), (1, 2, 40))),)))
+
+
+PAIR_USED_APART = Graph(
+    (
+        Op(0, "pair", "pair", (), (0, 1), ns=10),
+        Op(1, "wait", "wait", (), (2,), ns=1),
+        Op(2, "use", "use", (1,), (3,), ns=1),
+        Op(3, "wide", "wide", (), (4,), ns=1),
+        Op(4, "use", "use", (0,), (5,), ns=1),
+    ),
+    (*(Storage(number, 64) for number in range(4)), Storage(4, 128), Storage(5, 64)),
+)
+"""Storage 1 is used for the last time before the wide op, storage 0 after it."""
+
+
+def test_a_negative_share_does_not_let_another_gap_charge_more_than_a_run() -> None:
+    sound = Cover(128, 64, (Case(((3, 0, 10),), ((0, 4, 640),)),))
+    assert extra_time(PAIR_USED_APART, sound) == 10
+    wrong = Cover(128, 1, (Case(((3, 0, 15),), ((0, 4, 1000), (1, 2, -990))),))
+    with pytest.raises(JudgeError, match="negative share -990 for storage 1 until op 2"):
+        extra_time(PAIR_USED_APART, wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Cover(128, 64, (Case(((3, 0, -10),), ((0, 4, 640),)),)),
+        Cover(128, 64, (Case(((3, -64, 10),), ((0, 4, 640),)),)),
+        Cover(128, -64, (Case(((3, 0, 10),), ((0, 4, 640),)),)),
+        Cover(128, 0, (Case(((3, 0, 10),), ((0, 4, 640),)),)),
+        Cover(128, 64, (Case((), ((0, 4, -1),)),)),
+        Stages(128, 0, (3,), (StageCase(),)),
+        Stages(128, 64, (3,), (StageCase(((0, 0, -1),)),)),
+    ],
+)
+def test_numbers_that_weak_duality_does_not_allow_are_refused(wrong: Cover | Stages) -> None:
+    graph = PAIR_USED_APART
+    with pytest.raises(JudgeError, match=r"certificate: the (cover|stages) ha(s|ve) (a negative|the scale)"):
+        extra_time(graph, wrong) if isinstance(wrong, Cover) else staged_time(graph, wrong)
+    plan = assemble(graph, base_schedule(graph), budget=None, placed=False)
+    field = "cover" if isinstance(wrong, Cover) else "stages"
+    with pytest.raises(PlanFileError, match=rf"certificate\.{field}\S* = -?\d+: must be between"):
+        load_plan(dump_plan(proof(plan, **{field: wrong})))
 
 
 def test_an_unplaced_plan_is_judged_on_its_live_bytes(proved: list[tuple[Graph, Plan]]) -> None:

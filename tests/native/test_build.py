@@ -1,6 +1,8 @@
 import ctypes
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,6 +30,14 @@ def answer(path: Path) -> int:
     return int(ctypes.CDLL(str(path)).answer())
 
 
+def answer_of_a_new_process(path: Path) -> int:
+    """Load a library where nothing of its path is loaded yet."""
+    code = f"import ctypes; print(ctypes.CDLL({str(path)!r}).answer())"
+    return int(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    )
+
+
 def test_builds_once_and_then_answers_from_the_cache(sources: Path) -> None:
     first = build.library("answer")
     made = first.stat().st_mtime_ns
@@ -51,6 +61,105 @@ def test_builds_at_the_same_time_leave_one_whole_library(sources: Path) -> None:
     assert len(set(paths)) == 1
     assert [path.name for path in build.cache_folder().iterdir()] == [paths[0].name]
     assert answer(paths[0]) == 42
+
+
+def forge(path: Path) -> None:
+    """Put what answers 13 in the place of a library, as somebody else would."""
+    wrong = path.parent.parent / "wrong.cpp"
+    wrong.write_text('extern "C" int answer() { return 13; }\n')
+    path.unlink()
+    subprocess.run(["c++", "-shared", "-fPIC", str(wrong), "-o", str(path)], check=True)
+
+
+def linked(path: Path) -> None:
+    path.rename(moved := path.with_suffix(".other"))
+    path.symlink_to(moved)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.chmod(0o720),
+        lambda path: path.chmod(0o702),
+        linked,
+        pytest.param(lambda path: os.chown(path, 54321, -1), marks=needs_root),
+    ],
+    ids=["group-writable", "world-writable", "a symlink", "of another user"],
+)
+def test_a_file_that_others_may_have_written_is_built_anew(
+    sources: Path, change: Callable[[Path], None]
+) -> None:
+    first = build.library("answer")
+    forge(first)
+    change(first)
+    assert build.library("answer") == first
+    assert answer_of_a_new_process(first) == 42
+    assert (first.stat().st_uid, first.lstat().st_mode & 0o777) == (os.geteuid(), 0o700)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: folder.chmod(0o770),
+        lambda folder: folder.chmod(0o1777),
+        lambda folder: folder.parent.chmod(0o777),
+        pytest.param(lambda folder: os.chown(folder, 54321, -1), marks=needs_root),
+    ],
+    ids=["group-writable", "world-writable", "below a world-writable one", "of another user"],
+)
+def test_a_cache_that_others_may_write_is_left_alone(sources: Path, change: Callable[[Path], None]) -> None:
+    first = build.library("answer")
+    forge(first)
+    change(cache := build.cache_folder())
+    before = list(cache.iterdir())
+    with pytest.warns(RuntimeWarning, match=r"(written by|belongs to).*built again.*Set TIGHTROPE_CACHE"):
+        second = build.library("answer")
+    assert build.library("answer") == second, "built once in a process, and said once"
+    assert second.parent not in (cache, cache.resolve())
+    assert second.parent.stat().st_mode & 0o777 == 0o700
+    assert answer_of_a_new_process(second) == 42
+    assert list(cache.iterdir()) == before
+
+
+def test_a_cache_behind_a_symlink_is_used_where_it_points_to_a_private_folder(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path / "link"))
+    assert build.library("answer").parent == tmp_path / "real"
+
+
+def test_without_any_safe_folder_nothing_is_loaded(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (unsafe := tmp_path / "unsafe").mkdir()
+    unsafe.chmod(0o777)
+    monkeypatch.setenv("TIGHTROPE_CACHE", str(unsafe))
+    monkeypatch.setattr("tempfile.tempdir", str(unsafe))
+    build._process_folder.cache_clear()
+    with (
+        pytest.warns(RuntimeWarning, match="can be written by others"),
+        pytest.raises(NativeError, match=r"unsafe.*written by everybody.*Set TIGHTROPE_CACHE"),
+    ):
+        build.library("answer")
+    build._process_folder.cache_clear()
+
+
+def test_the_folder_of_a_process_goes_with_it(sources: Path) -> None:
+    code = (
+        "import sys, warnings; warnings.simplefilter('ignore')\n"
+        "from pathlib import Path; from tightrope.native import build\n"
+        f"build.SOURCES = Path({str(sources)!r})\n"
+        "print(build.library('answer'))"
+    )
+    (cache := build.cache_folder()).mkdir()
+    cache.chmod(0o777)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not Path(done.stdout.strip()).parent.exists()
 
 
 def test_the_compilers_first_errors_are_quoted(sources: Path) -> None:

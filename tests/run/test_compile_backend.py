@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 from training import Blocks, Seen, batches, built, play
 
+import tightrope
+from tightrope.core import TightropeError
 from tightrope.integrations.dynamo import VARIABLE, backend
 from tightrope.native.hook.allocator import allocator
 
@@ -88,3 +90,38 @@ def test_a_missing_budget_and_an_unknown_option_are_refused(monkeypatch: pytest.
         torch.compile(Blocks(), backend=backend, options={"budgett": 1})(x)
     with pytest.raises(Exception, match="smallest feasible found"):
         torch.compile(Blocks(), backend=backend, options={"budget": "300KiB"})(x)
+
+
+class Holder(nn.Module):
+    """A wrapper such as DistributedDataParallel or accelerate's."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: torch.Tensor) -> object:
+        return self.module(*args)
+
+
+def test_a_model_compiled_by_name_has_a_report() -> None:
+    plain = built(Blocks)
+    keys = list(plain.state_dict())
+    model = torch.compile(plain, backend="tightrope", options={"budget": "8MiB"})
+    with pytest.raises(TightropeError, match="run a training step first"):
+        tightrope.report(model)
+    play(model, loop)
+    for name in (model, plain, Holder(model)):
+        report = tightrope.report(name)
+        assert (report.level, report.budget) == ("L1", 8 << 20)
+        assert 0 < report.observed_total <= report.budget
+        assert report.forecast_peak == report.observed_peak
+        assert report.html().startswith("<!doctype html>")
+    assert list(plain.state_dict()) == keys
+
+
+def test_a_wrapped_model_has_the_report_of_the_one_inside() -> None:
+    model = tightrope.compile(built(Blocks), budget="8MiB", progress=False)
+    wrapped = Holder(Holder(model))
+    play(wrapped, loop)
+    assert tightrope.report(wrapped) == tightrope.report(model)
+    assert tightrope.report(wrapped).observed_peak > 0

@@ -1,7 +1,12 @@
 """What a reader of standard error sees while something takes long."""
 
-import pytest
+import re
 
+import pytest
+import torch
+
+import tightrope
+from tightrope.run.accounts import accounts
 from tightrope.run.status import StatusLine
 
 
@@ -21,3 +26,44 @@ def test_on_a_terminal_a_task_counts(capsys: pytest.CaptureFixture[str]) -> None
     with StatusLine(shown=True).task("measuring ops", 12):
         pass
     assert capsys.readouterr().out == ""
+
+
+def test_every_plan_is_one_line_with_its_reason_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB")
+    for size in (2, 2, 4):
+        model(torch.ones(size, 8)).sum().backward()
+    said = capsys.readouterr()
+    first, again = said.err.splitlines()
+    assert said.out == ""
+    assert re.fullmatch(r"tightrope: planning for 64\.00 MiB \(first plan\) \.\.\. \d+\.\d\d s", first)
+    assert re.fullmatch(
+        r"tightrope: planning for .* \(another captured graph: .*\) \.\.\. \d+\.\d\d s", again
+    )
+    report = tightrope.report(model)
+    assert [proof.cause in line for proof, line in zip(report.proofs, (first, again), strict=True)] == [
+        True
+    ] * 2
+    assert "planned 2 times:" in str(report)
+
+
+def test_a_refused_plan_says_so_and_progress_false_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    wide = torch.nn.Linear(512, 512)
+    with pytest.raises(tightrope.InfeasibleError):
+        tightrope.compile(wide, budget=accounts().charged() + 2**20)(torch.ones(512, 512)).sum().backward()
+    assert re.search(r"\.\.\. refused, \d+\.\d\d s\n", capsys.readouterr().err)
+    model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB", progress=False)
+    model(torch.ones(2, 8)).sum().backward()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_command_that_writes_lines_says_a_plan_once(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = StatusLine(lines=True)
+    with progress.planning(2**20, "first plan"), progress.search(2**20):
+        pass
+    assert capsys.readouterr().err.count("planning for") == 1
+
+
+def test_on_a_terminal_the_line_stands_when_planning_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    with StatusLine(shown=True).planning(2**20, "first plan"):
+        assert "first plan" not in capsys.readouterr().err
+    assert "(first plan) ... 0.0" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Capture without running: the graph of a model's training step."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
 from tightrope.core import CaptureError, Graph, TightropeError
+from tightrope.core.arguments import refuse_argument
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import dtype_of
 from tightrope.price.ops import Odd, Tick, price_ops
@@ -65,6 +67,32 @@ def capture_program(
     raise CaptureError(f"{type(model).__name__} ran without any tensor op: there is nothing to plan.")
 
 
+def check_model(model: object) -> None:
+    """Refuse what is not a module, and the class of one.
+
+    Raises:
+        TightropeError: quotes it.
+    """
+    if not isinstance(model, torch.nn.Module):
+        made = ", made already: Linear(8, 8) and not Linear" if isinstance(model, type) else ""
+        refuse_argument("model", model, f"a torch.nn.Module{made}")
+
+
+def _check_inputs(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse inputs that the model's forward does not take, by number or by name."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward without a signature: the call itself will say
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be called with these inputs: {error}. Give them after the model, "
+            f"as its forward takes them: {signature!s:.100}."
+        ) from None
+
+
 def capture(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Graph:
     """Return the graph of ``model(*args, **kwargs)`` and its backward; nothing is run.
 
@@ -73,6 +101,7 @@ def capture(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Graph:
 
     Raises:
         CaptureError: the call is not one graph.
+        TightropeError: the model is no module.
 
     Example:
         >>> import torch, tightrope
@@ -80,6 +109,8 @@ def capture(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Graph:
         >>> [op.target for op in graph.ops][0]
         'aten.addmm.default'
     """
+    check_model(model)
+    _check_inputs(model, args, kwargs)
     return capture_program(model, args, kwargs)[0].graph
 
 

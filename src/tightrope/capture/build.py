@@ -64,7 +64,7 @@ def build_program(
         user_outputs: which of those the user keeps.
         written: placeholders that get new values when the forward returns (running statistics).
         name: for people.
-        environment: device, threads, versions: part of the fingerprint.
+        environment: device, processor, threads, versions: part of the fingerprint.
         phase_of: the phase of a node; default: torch's own forward and backward tags.
 
     Raises:

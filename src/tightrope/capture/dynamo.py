@@ -20,6 +20,7 @@ from tightrope.capture.build import build_program
 from tightrope.capture.program import Program
 from tightrope.capture.typed import tensor_of
 from tightrope.core import CaptureError, Kind
+from tightrope.price.processor import processor
 
 
 class Runner(Protocol):
@@ -94,6 +95,7 @@ def environment(tensors: Sequence[Any]) -> tuple[tuple[str, str], ...]:
         ("device", ",".join(devices)),
         ("deterministic", str(torch.are_deterministic_algorithms_enabled())),
         ("num_threads", str(torch.get_num_threads())),
+        ("processor", processor()),
         ("torch", str(torch.__version__)),
     )
 

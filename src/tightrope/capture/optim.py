@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tightrope.capture.whole import Update, Wanted
 from tightrope.core import Allocation, TightropeError
+from tightrope.core.arguments import check_kind
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import register
 from tightrope.price.measure import measure
@@ -303,6 +304,7 @@ def _rule(optimizer: torch.optim.Optimizer) -> Rule:
         torch.optim.Adam: Adam,
         torch.optim.AdamW: Adam,
     }
+    check_kind("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.SGD, Adam or AdamW, or None")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TightropeError(
             "LBFGS cannot be part of the step: one update takes the loss several times. Use "

@@ -20,7 +20,7 @@ from msgspec import inspect
 from tightrope.core.errors import PlanFileError
 from tightrope.core.graph import SCHEMA_VERSION
 from tightrope.core.json_text import MAX_FILE_BYTES, MAX_INT, check_size, check_values, parse_json, quote
-from tightrope.core.units import Bytes
+from tightrope.core.units import Bytes, shown
 
 _LOCATION: Final = re.compile(r"\$(?:\.\w+|\[\d+\])*")
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{19,}")
@@ -36,6 +36,8 @@ def read_file(path: str | Path, *, limit: Bytes = MAX_FILE_BYTES) -> bytes:
     Raises:
         PlanFileError: there is no such file, it is not a regular file, cannot be read, or is larger.
     """
+    if not isinstance(path, str | Path):
+        raise PlanFileError(f"path={shown(path)}: give the path of a plan, graph or trace in JSON.")
     try:
         file = Path(path)
         if not file.is_file():

@@ -191,7 +191,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
         parts: stretches of ops between which the caller has control; empty = one, without inputs or
             outputs that are known.
         name: for people.
-        environment: what a plan depends on besides the structure: device, thread count, versions.
+        environment: what a plan depends on besides the structure: device, processor, threads, versions.
         alignment: temporaries of kernels are charged in multiples of this.
         schema: version of this layout.
     """

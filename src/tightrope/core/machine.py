@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from tightrope.core.arguments import check_kind, refuse_argument
 from tightrope.core.errors import TightropeError
 from tightrope.core.units import ALIGNMENT, Bytes, Nanoseconds
 
@@ -90,6 +91,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             TightropeError: it is not TOML, or not a machine profile.
         """
+        check_kind("text", text, str, "a machine profile in TOML as text")
         try:
             machine = msgspec.convert(tomllib.loads(text), Machine)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
@@ -119,6 +121,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             TightropeError: there is no such file, or it is not a machine profile.
         """
+        check_kind("path", path, (str, Path), "the path of a machine profile in TOML")
         try:
             file = Path(path)
             if not file.is_file() or file.stat().st_size > 2**20:
@@ -133,6 +136,22 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Describe this computer's memory; op times come from measuring ops, not from rates."""
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Machine(name="here", tiers=(Tier("dram", pages),))
+
+
+def check_machine(machine: object) -> None:
+    """Refuse what is neither None nor a machine with memory.
+
+    Raises:
+        TightropeError: quotes the value.
+    """
+    give = 'a tightrope.Machine, such as Machine.here() or Machine.load("machine.toml")'
+    if machine is None:
+        return
+    if not isinstance(machine, Machine):
+        refuse_argument("machine", machine, give)
+    tiers: object = machine.tiers
+    if not isinstance(tiers, tuple) or not tiers or not all(isinstance(tier, Tier) for tier in tiers):
+        refuse_argument("machine", machine, f"{give}: this one has no tiers of memory")
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from tightrope.core.arguments import check_count, check_kind
 from tightrope.core.certificate import Certificate
 from tightrope.core.certificate_check import check_certificate
 from tightrope.core.checking import MAX_ID, distinct, few, refuse, within
@@ -22,7 +23,7 @@ from tightrope.core.files import dump, load, read_file
 from tightrope.core.graph import SCHEMA_VERSION, Graph
 from tightrope.core.machine import Limits
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Wait
-from tightrope.core.units import Bytes, Nanoseconds, Offset, StorageId, format_bytes, format_time
+from tightrope.core.units import Bytes, Nanoseconds, Offset, StorageId, format_bytes, format_time, shown
 
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_OFFSETS: Final = 10_000_000
@@ -144,6 +145,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         Raises:
             PlanFileError: the file cannot be written, or the plan has a value that no file may hold.
         """
+        if not isinstance(path, str | Path):
+            raise PlanFileError(f"path={shown(path)}: give the path of the file to write.")
         try:
             Path(path).write_bytes(dump_plan(self))
         except (OSError, ValueError) as error:
@@ -178,7 +181,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             "total": f"{format_bytes(forecast.total)} = persistent {format_bytes(forecast.persistent)} "
             f"+ arena {format_bytes(forecast.arena)} + outside {format_bytes(forecast.outside)}",
             "peak": f"{format_bytes(forecast.peak)} live above persistent",
-            "time": f"{format_time(forecast.ns)}, {more} than running each op once",
+            "time": f"{format_time(forecast.ns)}, {more} than running each op once"
+            if forecast.ns
+            else "unknown: the ops of the graph have no times",
             "storages": ", ".join(f"{decisions.count(d)} {d}" for d in ("kept", "recomputed", "paged")),
             "proved": f"no plan needs less than {format_bytes(self.certificate.lower_bound)}"
             + ("; none is faster" if self.certificate.proved else ""),
@@ -197,6 +202,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             budget: 1.00 KiB (1024 B) -> 2.00 KiB (2048 B)
             0 allocations moved
         """
+        check_kind("other", other, Plan, "a plan, such as Plan.load(path) reads")
         mine, theirs = self.figures(), other.figures()
         was: dict[StorageId, str] = {reason.storage: reason.decision for reason in self.reasons}
         now: dict[StorageId, str] = {reason.storage: reason.decision for reason in other.reasons}
@@ -223,6 +229,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             >>> plan.explain().splitlines()[1]
             'budget    1.00 KiB (1024 B)'
         """
+        if graph is not None:
+            check_kind("graph", graph, Graph, "the tightrope.Graph that was planned, or None")
+        check_count("top", top)
         if graph is not None and graph.fingerprint != self.fingerprint:
             raise FingerprintError(
                 f"the plan was made for graph {self.fingerprint[:12]}, this one is {graph.fingerprint[:12]}: "

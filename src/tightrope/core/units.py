@@ -7,9 +7,10 @@ annotation. Lifetimes are half-open everywhere: ``[start, end)``.
 import operator
 import re
 from fractions import Fraction
+from numbers import Real
 from typing import TypeAlias
 
-from tightrope.core.errors import BudgetSyntaxError
+from tightrope.core.errors import BudgetSyntaxError, TightropeError
 
 Bytes: TypeAlias = int
 Nanoseconds: TypeAlias = int
@@ -35,6 +36,8 @@ _SCALE: dict[str, int] = {
 }
 _AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([a-z%]*)\s*", re.IGNORECASE)
 _LIMIT: Bytes = 2**62
+_LONGEST = 60
+"""Characters of a value that a message shows."""
 
 
 def printable(text: str) -> str:
@@ -47,6 +50,21 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shown(value: object) -> str:
+    """Show any value in one line of at most about 60 characters; a class by its name.
+
+    >>> shown([1, 2]), shown(int), shown("a" * 99)[-5:]
+    ('[1, 2]', 'the class int', 'aa...')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    try:
+        text = printable(" ".join(repr(value).split()))
+    except Exception:  # a value whose own text is broken
+        text = f"a value of the class {type(value).__name__}"
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 def is_whole(value: object) -> bool:
@@ -88,9 +106,9 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
     (300000000, 1536, 901)
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
-        why = "a bare fraction could mean a share of the card, of the free memory or of the step"
+        why = ": a bare fraction could mean a share of the card, of the free memory or of the step"
         raise BudgetSyntaxError(
-            f"{name} {text!r:.64} is not an amount of memory{f': {why}' if isinstance(text, float) else ''}. "
+            f"{name} {shown(text)} is not an amount of memory{why * isinstance(text, float)}. "
             'Write bytes ("8GiB", "300 MB", 314572800) or a percentage ("90%").'
         )
     if isinstance(text, int):
@@ -107,6 +125,10 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
                 f'{name} {text!r} has no unit: write "{match[1]}GiB", or a percentage such as "90%".'
             )
     if unit == "%":
+        if whole is not None and (not is_whole(whole) or whole < 0):
+            raise BudgetSyntaxError(
+                f"whole={shown(whole)}: give a whole number of bytes, what 100 % stands for."
+            )
         if whole is None:
             raise BudgetSyntaxError(
                 f"{name} {text!r} is a percentage, and what 100 % stands for is not known here; write bytes."
@@ -126,9 +148,14 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
 def format_bytes(size: float) -> str:
     """Write bytes for people, with a binary unit and four significant digits.
 
+    Raises:
+        TightropeError: it is no number.
+
     >>> format_bytes(300 * 2**20), format_bytes(512)
     ('300.0 MiB', '512 B')
     """
+    if not isinstance(size, Real):
+        raise TightropeError(f"size={shown(size)}: give a number of bytes.")
     sign, value, power = ("-" if size < 0 else ""), float(abs(size)), 0
     while value >= 1024 and power < 4:
         value, power = value / 1024, power + 1
@@ -146,3 +173,12 @@ def format_time(ns: float) -> str:
         if abs(ns) >= scale:
             return f"{ns / scale:.2f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def format_price(ns: Nanoseconds) -> str:
+    """Write the time of an op for people; 0 stands for one that was neither measured nor estimated.
+
+    >>> format_price(1500), format_price(0)
+    ('1.50 us', 'an unknown time')
+    """
+    return format_time(ns) if ns else "an unknown time"

@@ -2,7 +2,8 @@
 
 For code that owns its call of ``torch.compile`` (trainers that take a backend by name). Every graph
 that Dynamo hands over gets a plan of its own under the one budget; `tightrope.compile` is the
-better door where there is a choice: it sees the whole call as one graph and has a report.
+better door where there is a choice: it sees the whole call as one graph. `tightrope.report` takes
+models of either.
 """
 
 import os
@@ -17,7 +18,8 @@ from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
 from tightrope.core import TightropeError
-from tightrope.run.compile import CompiledModel, check_verify, host_of, parse_budget
+from tightrope.core.arguments import check_search
+from tightrope.run.compile import CompiledModel, check_verify, host_of, note_graph, parse_budget
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
 
@@ -63,6 +65,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TightropeError(f"no option is called {unknown[0]!r}; there are: {', '.join(_KNOWN)}.")
     given = {**_KNOWN, **flat}
+    check_search(seed=given["seed"], seconds=given["seconds"], progress=given["progress"])
     if given["budget"] is None:
         given["budget"] = os.environ.get(VARIABLE)
     if given["budget"] is None:
@@ -87,6 +90,7 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
     )
     parameters = [value for value in inputs if isinstance(value, torch.nn.Parameter)]
     compiled = CompiledModel(parameters, wanted, StatusLine(shown=given["progress"]))
+    note_graph(compiled, parameters)
     if parameters:  # Dynamo keeps what it compiled, and with it all this, longer than the model
         weakref.finalize(parameters[0], compiled.close)
     compiled.accounts.mark()

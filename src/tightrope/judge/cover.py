@@ -61,9 +61,11 @@ def extra_time(graph: Graph, cover: Cover, *, free_order: bool = False) -> Nanos
         free_order: prove it for every order of first runs in which each op follows what it reads.
 
     Raises:
-        JudgeError: the cover names what the graph does not have, charges more than a run costs, or
-            leaves a case open.
+        JudgeError: the cover names what the graph does not have, charges more than a run costs, leaves a
+            case open, or has a negative number.
     """
+    if cover.scale < 1:
+        _fail(f"the scale {cover.scale}, which is less than 1")
     needs = Needs(graph, cover.budget, free_order=free_order)
     unit = rerun_unit(graph) * cover.scale
     least = min(_case_value(needs, case, fixed, cover.scale) for case, fixed in _cases(cover, needs))
@@ -101,6 +103,8 @@ def _case_value(needs: "Needs", case: Case, fixed: Mapping[GapId, bool], scale: 
     for op, divisor, weight in case.weights:
         if not 0 <= op < len(needs.fixed):
             _fail(f"a row of op {op}, which the graph does not have")
+        if divisor < 0 or weight < 0:
+            _fail(f"a negative number in the row of op {op}: divisor {divisor}, weight {weight}")
         short, sizes = needs.row(op, fixed)
         if short <= 0:
             continue
@@ -158,6 +162,8 @@ class Needs:
         charge = {name: 0 if self._several(name) else gap.price * scale for name, gap in self.gaps.items()}
         for storage, until, share in case.shares:
             name = (storage, until)
+            if share < 0:  # it would let another gap of the same run charge more than the run costs
+                _fail(f"a negative share {share} for storage {storage} until op {until}")
             if name not in charge or not self._several(name):
                 _fail(f"a share for storage {storage} until op {until}, which needs none")
             charge[name] = share

@@ -51,8 +51,10 @@ def staged_time(graph: Graph, stages: Stages) -> Nanoseconds:
     """Derive the time that staged weights prove every schedule within their budget to add.
 
     Raises:
-        JudgeError: they name what the graph does not have, or leave a case open.
+        JudgeError: they name what the graph does not have, leave a case open, or have a negative number.
     """
+    if stages.scale < 1:
+        _fail(f"the scale {stages.scale}, which is less than 1")
     facts = _StageFacts(graph, stages)
     unit = rerun_unit(graph) * stages.scale
     least = min(_values(stages, facts))

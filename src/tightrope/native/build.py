@@ -3,17 +3,25 @@
 A library's file name holds a hash of everything that shapes it, so an upgrade of the source, the
 compiler or torch builds a new file and never loads a stale one. Builds happen in a private folder
 beside the target and are moved into place, so any number of processes may build at once.
+
+A library runs as the user who loads it, so only files that this user alone could have written are
+loaded: folder and file must be the user's own, and nobody else may write them. Another file in the
+cache is built anew and replaced; another cache is left alone: the process builds into a folder of its own.
 """
 
+import atexit
+import functools
 import hashlib
 import importlib.util
 import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +34,8 @@ HOOK: Final = "hook"
 _COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
 _INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"/]+)"', re.MULTILINE)
 _SECONDS: Final = 600
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_OWN_FOLDER: Final = "Set TIGHTROPE_CACHE to a folder of your own that only you can write (chmod 700)."
 _INSTALL: Final = 'Install one (Debian: "apt install g++", macOS: "xcode-select --install") or set CXX.'
 
 
@@ -69,7 +79,8 @@ def library(name: str) -> Path:
         The path of the library.
 
     Raises:
-        NativeError: no such source, no compiler, the compiler refused it, or the cache cannot be written.
+        NativeError: no such source, no compiler, the compiler refused it, the cache cannot be written, or
+            neither the cache nor the folder of temporary files is safe from other users.
 
     Example:
         >>> library("allocator").name.startswith("allocator-")  # doctest: +SKIP
@@ -85,16 +96,78 @@ def library(name: str) -> Path:
         )
     compile_command = shlex.split(command)
     flags = _flags(source, compile_command)
-    target = cache_folder() / f"{name}-{_key(source, compile_command, flags)}.so"
-    if not target.is_file():
+    target = _safe_folder(source.name) / f"{name}-{_key(source, compile_command, flags)}.so"
+    if not _is_own_file(target):
         _compile(source, target, compile_command, flags)
     return target
+
+
+def _safe_folder(source: str) -> Path:
+    """Name a folder that nobody else can write: the cache, without symlinks, or one of this process."""
+    cache = cache_folder()
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = cache.resolve(strict=True)
+        if (why := _exposed(folder)) is None:
+            return folder
+        _warn_once(f"{why}, so native libraries are built again in every process. {_OWN_FOLDER}")
+        return _process_folder(os.getpid())
+    except OSError as error:
+        raise NativeError(_cannot_build(source, error)) from error
+
+
+def _exposed(folder: Path) -> str | None:
+    """Say how another user could put a library into a folder or take its place; None = in no way.
+
+    Of the folders above, those that everybody may write count, but for the sticky bit of ``/tmp``. A
+    group that may write one of them is taken for the user's own, as many systems set it up.
+    """
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        return f"{folder} belongs to user {found.st_uid} and not to user {os.geteuid()}, who runs this"
+    if found.st_mode & _OTHERS_WRITE:
+        return f"{folder} can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    for above in folder.parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"{above}, above {folder}, can be written by everybody (mode {stat.S_IMODE(mode):o})"
+    return None
+
+
+def _is_own_file(target: Path) -> bool:
+    """Tell whether this is a file, and no link, of this user that nobody else may write."""
+    try:
+        found = target.lstat()
+    except OSError:
+        return False
+    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return own and not found.st_mode & _OTHERS_WRITE
+
+
+@functools.cache
+def _process_folder(process: int) -> Path:
+    """Make a folder that lasts as long as this process."""
+    folder = Path(tempfile.mkdtemp(prefix="tightrope-")).resolve()
+    atexit.register(_remove, folder, process)
+    if (why := _exposed(folder)) is not None:
+        raise NativeError(f"{why}: no native library is loaded from there. {_OWN_FOLDER}")
+    return folder
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove the folder at exit, unless it is a forked process that exits."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _warn_once(what: str) -> None:
+    warnings.warn(what, RuntimeWarning, stacklevel=4)
 
 
 def _compile(source: Path, target: Path, command: list[str], flags: tuple[str, ...]) -> None:
     """Compile into a private folder beside ``target``, then move the library into place."""
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
             built = Path(folder) / target.name
             # Libraries stand after the source: the linker drops them otherwise.
@@ -102,15 +175,18 @@ def _compile(source: Path, target: Path, command: list[str], flags: tuple[str, .
             result = subprocess.run(run, capture_output=True, text=True, timeout=_SECONDS, check=False)
             if result.returncode != 0:
                 raise NativeError(_refusal(source.name, command, result.stderr))
+            built.chmod(0o700)
             os.replace(built, target)
     except OSError as error:
-        raise NativeError(
-            f"could not build {source.name}: {error}. Set TIGHTROPE_CACHE to a folder that can be written."
-        ) from error
+        raise NativeError(_cannot_build(source.name, error)) from error
     except subprocess.TimeoutExpired as error:
         raise NativeError(
             f"{source.name} was still compiling after {_SECONDS} s; try another CXX."
         ) from error
+
+
+def _cannot_build(source: str, error: OSError) -> str:
+    return f"could not build {source}: {error}. Set TIGHTROPE_CACHE to a folder that can be written."
 
 
 def _refusal(source: str, command: list[str], stderr: str) -> str:

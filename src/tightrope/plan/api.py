@@ -1,6 +1,8 @@
 """The public `plan`: budgets as people write them."""
 
 from tightrope.core import Bytes, Graph, Machine, Plan, parse_bytes
+from tightrope.core.arguments import check_kind, check_search
+from tightrope.core.machine import check_machine
 from tightrope.lower import lower, peak_bytes
 from tightrope.plan.schedule import base_schedule
 from tightrope.plan.search import solve
@@ -32,6 +34,7 @@ def plan(
 
     Raises:
         BudgetSyntaxError: the budget is not an amount of memory.
+        TightropeError: there is no such planner, or another argument is wrong.
         InfeasibleError: no plan fits, with the smallest found, a proved bound and its op.
 
     Example:
@@ -40,5 +43,8 @@ def plan(
         >>> tightrope.plan(graph, budget="100%").forecast.tdi_percent
         0.0
     """
+    check_kind("graph", graph, Graph, "a tightrope.Graph, such as tightrope.capture(model, x) returns")
+    check_machine(machine)
+    check_search(seed=seed, seconds=seconds)
     size = parse_bytes(budget, whole=whole_bytes(graph, machine))
     return solve(graph, budget=size, machine=machine, planner=planner, seconds=seconds, seed=seed)

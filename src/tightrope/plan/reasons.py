@@ -19,9 +19,9 @@ from tightrope.core import (
     StepIndex,
     StorageId,
     format_bytes,
-    format_time,
 )
 from tightrope.core.executable import ARENA, HEAP
+from tightrope.core.units import format_price
 from tightrope.lower import lower
 from tightrope.plan.model import again, producers
 
@@ -66,7 +66,7 @@ def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _StorageFacts, slac
         return ": it is handed out of the step and takes no address in the arena"
     if not producer.recomputable or storage not in again(graph, op).creates:
         return f": {producer.target} cannot run twice with the same result"
-    price = f": recomputing {producer.target} costs {format_time(again(graph, op).ns)} and would free "
+    price = f": recomputing {producer.target} costs {format_price(again(graph, op).ns)} and would free "
     price += format_bytes(made.size)
     if storage not in facts.at_peak:
         return f"{price}, but it is not alive at the peak"
@@ -80,7 +80,7 @@ def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _StorageFacts, slac
 
 def _recomputed(graph: Graph, storage: StorageId, op: OpId, facts: _StorageFacts) -> str:
     times = facts.copies[storage] - 1
-    often = f" {times} time{'s' * (times > 1)}: {format_time(again(graph, op).ns)} each"
+    often = f" {times} time{'s' * (times > 1)}: {format_price(again(graph, op).ns)} each"
     if facts.absent[storage] == 0:
         return f"{often}, as a by-product of {graph.ops[op].target}; the new copy is released at once"
     made = graph.storages[storage]

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Final, cast
 
 from tightrope.core import TightropeError
+from tightrope.core.units import shown
 from tightrope.plan.options import Planner
 
 _WHERE: Final = {
@@ -54,6 +55,6 @@ def members(planner: str) -> tuple[str, ...]:
     Raises:
         TightropeError: no planner has that name.
     """
-    if planner != "auto" and planner not in PLANNERS:
-        raise TightropeError(f"there is no planner {planner!r}; there are: auto, {', '.join(PLANNERS)}.")
+    if not isinstance(planner, str) or (planner != "auto" and planner not in PLANNERS):
+        raise TightropeError(f"there is no planner {shown(planner)}; there are: auto, {', '.join(PLANNERS)}.")
     return PORTFOLIO if planner == "auto" else (planner,)

@@ -1,4 +1,4 @@
-"""Prices on disk: measured once per op, shapes, dtypes, threads and versions."""
+"""Prices on disk: measured once per op, shapes, dtypes, processor, threads and versions."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ _LAYOUT = 2
 
 
 class PriceStore:
-    """Prices of one environment (device, threads, versions), kept in one file.
+    """Prices of one environment (device, processor, threads, versions), kept in one file.
 
     A damaged file is refused with its name; deleting it costs only the time to measure again.
     """
@@ -44,7 +44,7 @@ class PriceStore:
         if not self.changed:
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
             with os.fdopen(handle, "wb") as file:
                 file.write(msgspec.json.encode(self.prices))

@@ -7,6 +7,7 @@ from typing import Any
 from tightrope.core import Bytes, EventPhase, Nanoseconds, Trace, format_bytes, format_time
 from tightrope.core.trace import doubts
 from tightrope.core.trace_check import check_trace
+from tightrope.core.units import format_price
 
 _STEP = tuple(EventPhase)
 
@@ -108,14 +109,16 @@ class Answers:
 
     def __str__(self) -> str:
         lines: list[str] = []
-        if self.stages:
+        if (self.stages or self.modules) and not self.operator_ns:
+            lines.append("times are unknown: the ops have none")
+        elif self.stages:
             top = self.stages[0]
             lines.append(
                 f"{top.name} dominates: {format_time(top.ns)} of {format_time(self.operator_ns)} "
                 f"operator time ({top.percent:.1f} %); step time {format_time(self.ns)}"
             )
             lines += [f"  {s.name:<12}{format_time(s.ns):>12}{s.percent:7.1f} %" for s in self.stages]
-        if self.modules:
+        if self.modules and self.operator_ns:
             first = self.modules[0]
             lines.append(f"largest module: {first.name} ({first.percent:.1f} % of the operator time)")
             lines += [f"  {format_time(s.ns):>12}{s.percent:7.1f} %  {s.name}" for s in self.modules]
@@ -155,7 +158,7 @@ def _saving(saving: Saving) -> str:
     enough = "" if saving.bytes >= saving.asked else "; no more can go"
     return (
         f"to save {format_bytes(saving.asked)} at the peak: recompute {len(saving.buffers)} buffers "
-        f"({format_bytes(saving.bytes)}) for {format_time(saving.ns)}{enough}"
+        f"({format_bytes(saving.bytes)}) for {format_price(saving.ns)}{enough}"
     )
 
 

@@ -1,8 +1,8 @@
 """Who holds how many bytes: the process-wide side of the budget.
 
 The budget covers every byte on the device, and the allocator counts all it has served. Tensors
-older than the hook are not counted by it; they are found among the arguments of the step and
-subtracted from what the hook may serve:
+older than the hook are not counted by it; they are looked for (`tightrope.run.older`) and subtracted
+from what the hook may serve:
 
     limit = budget - bytes of tensors older than the hook
 
@@ -20,14 +20,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tightrope.capture import _torch
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import Allocator, allocator
 from tightrope.run.arenas import reclaimable
+from tightrope.run.older import OlderTensors, uncounted_bytes
 
 _UNLIMITED: Final[Bytes] = 2**60
 
@@ -75,7 +74,10 @@ class Accounts:
         self._less = self._room = ""
         self._own: Bytes | None = None
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
-        self._older: dict[int, tuple[Callable[[], bool], Bytes]] = {}
+        hook = self.allocator
+        self._older = OlderTensors(hook.owns if hook is not None else lambda address: True)
+        self._applied: Bytes = 0
+        self.search()
 
     def hold(self, owner: object, budget: Bytes) -> None:
         """Hold the process to ``budget`` for as long as ``owner`` lives; the largest of several counts."""
@@ -130,7 +132,7 @@ class Accounts:
             self.allocator.limit = self._own
             return
         budget = self.budget or None
-        older = self.older
+        older = self._applied = self.older
         self.allocator.limit = None if budget is None else max(budget - older, 0)
         self._less = ""
         if budget is not None and older:
@@ -149,23 +151,25 @@ class Accounts:
     @property
     def older(self) -> Bytes:
         """Bytes of known tensors that the hook did not serve."""
-        return sum(size for gone, size in self._older.values() if not gone())
+        return self._older.bytes
 
     def note_tensors(self, tensors: Iterable[Any]) -> None:
-        """Look for tensors older than the hook and adjust the limit."""
-        if self.allocator is None:
-            return
-        before = len(self._older)
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
-                address = tensor.untyped_storage().data_ptr()
-                if address and address not in self._older and not self.allocator.owns(address):
-                    size = round_up(tensor.untyped_storage().nbytes())
-                    self._older[address] = (_torch.watch_storage(tensor), size)
-        dead = [address for address, (gone, _) in self._older.items() if gone()]
-        for address in dead:
-            del self._older[address]
-        if dead or len(self._older) != before:
+        """Look among ``tensors`` for some older than the hook and adjust the limit."""
+        if self.allocator is not None:
+            self._older.note(tensors)
+            self._adjust()
+
+    def search(self) -> None:
+        """Look for tensors older than the hook among all that Python knows, and adjust the limit.
+
+        It takes 0.1 s with 400,000 objects, as a collection does, and 7 us more for each tensor found.
+        """
+        if self.allocator is not None:
+            self._older.search()
+            self._adjust()
+
+    def _adjust(self) -> None:
+        if self.older != self._applied:
             self._apply()
 
     @contextmanager
@@ -233,6 +237,7 @@ class Accounts:
             return
         before = self._counted()
         gc.collect()
+        self.search()
         self.marked -= max(before - self._counted(), 0)
 
     def mark(self) -> None:
@@ -257,33 +262,6 @@ class Accounts:
     def charged_at_mark(self) -> Bytes:
         """Bytes charged when `mark` was called last, with all older tensors known by now."""
         return self.marked + self.older
-
-
-def uncounted_bytes(native: Allocator | None) -> Bytes:
-    """Sum the storages of the CPU tensors that Python knows and ``native`` did not make.
-
-    Each storage counts once, rounded up to 64 bytes. Tensors held only by C++ code (values that
-    autograd saved, for example) are not seen. With None, every CPU tensor counts.
-    """
-    sizes: dict[int, Bytes] = {}
-    for tensor in _python_tensors():
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse and other layouts: their parts are tensors of their own
-            continue
-        if storage.device.type == "cpu" and (address := storage.data_ptr()):
-            sizes[address] = storage.nbytes()
-    return sum(
-        round_up(size) for address, size in sizes.items() if native is None or not native.owns(address)
-    )
-
-
-def _python_tensors() -> Iterator[torch.Tensor]:
-    for value in gc.get_objects():
-        if issubclass(type(value), torch.Tensor):
-            yield value
-            if value.is_leaf and value.grad is not None:
-                yield value.grad
 
 
 @contextmanager

@@ -10,16 +10,19 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture.api import RECOMPILE_LIMIT
+from tightrope.capture.api import RECOMPILE_LIMIT, check_model
 from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, CaptureError, InfeasibleError, Machine, TightropeError, parse_bytes
+from tightrope.core.arguments import check_search, refuse_argument
+from tightrope.core.machine import check_machine
+from tightrope.core.units import shown
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.calls import Calls
 from tightrope.run.foresee import Foresight
@@ -187,17 +190,43 @@ def _hold_again(compiled: CompiledModel | None) -> None:
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
 
 
+_BY_BACKEND: list[tuple["weakref.ref[CompiledModel]", list["weakref.ref[torch.Tensor]"]]] = []
+_WRAPPED: Final = ("module", "_orig_mod")
+"""Where wrappers keep the model: DistributedDataParallel and its like, and `torch.compile`."""
+
+
+def note_graph(compiled: CompiledModel, parameters: Iterable[torch.Tensor]) -> None:
+    """Remember whose parameters a graph trains that came by way of ``torch.compile``'s backend."""
+    _BY_BACKEND[:] = [pair for pair in _BY_BACKEND if pair[0]() is not None]
+    _BY_BACKEND.append((weakref.ref(compiled), [weakref.ref(parameter) for parameter in parameters]))
+
+
 def compiled_of(model: torch.nn.Module) -> CompiledModel:
-    """Find what belongs to a compiled model.
+    """Find what belongs to a model that `compile` compiled, which a wrapper may hold.
 
     Raises:
         TightropeError: the model was not compiled by `compile`.
     """
-    if model not in _COMPILED:
-        raise TightropeError(
-            f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first."
-        )
-    return _COMPILED[model]
+    inner: torch.nn.Module | None = model
+    while inner is not None:
+        if inner in _COMPILED:
+            return _COMPILED[inner]
+        inner = next((inner._modules[name] for name in _WRAPPED if name in inner._modules), None)
+    raise TightropeError(
+        f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first. "
+        'After torch.compile(model, backend="tightrope"), run a training step first.'
+    )
+
+
+def graphs_of(model: torch.nn.Module) -> list[CompiledModel]:
+    """Find what belongs to each graph of a model that ``torch.compile`` handed to the backend by name."""
+    mine = {id(parameter) for parameter in model.parameters()}
+    pairs = [(reference(), parameters) for reference, parameters in _BY_BACKEND]
+    return [
+        graph
+        for graph, parameters in pairs
+        if graph is not None and any(id(parameter()) in mine for parameter in parameters)
+    ]
 
 
 def compile(
@@ -228,7 +257,8 @@ def compile(
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
-        progress: show progress; default: on a terminal.
+        progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
+            the reason and the seconds; False = nothing.
 
     Returns:
         ``model``.
@@ -237,13 +267,17 @@ def compile(
         BudgetSyntaxError: the budget is not an amount of memory.
         InfeasibleError: at the first call (or now, with ``example``): no plan fits.
         VerificationError: in the first run of a plan: a value differs from what it was before.
+        TightropeError: another argument is wrong.
 
     Example:
         >>> import torch, tightrope
         >>> model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB")
         >>> model(torch.ones(2, 8)).sum().backward()
     """
+    check_model(model)
     check_verify(verify)
+    check_search(seed=seed, seconds=seconds, progress=progress)
+    _check_example(example)
     settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds)
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     _torch.ignore_logging()
@@ -259,6 +293,7 @@ def compile(
     if model in _COMPILED:
         _COMPILED[model].close()
     gc.collect()  # models that nobody uses any more hold the process to their budgets until then
+    compiled.accounts.search()
     if compiled.accounts.budget and isinstance(settings.budget, int):
         compiled.accounts.hold(compiled, settings.budget)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, whole, pieces, one_call)
@@ -269,14 +304,24 @@ def compile(
     return model
 
 
+def _check_example(example: object) -> None:
+    """Refuse what is neither a tuple of positional nor a dict of keyword arguments."""
+    if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
+        refuse_argument("example", example, "the names of keyword arguments, each with its value")
+    if example is not None and not isinstance(example, dict | tuple | list):
+        refuse_argument(
+            "example", example, "a tuple of inputs, such as example=(x,), or a dict of them by name"
+        )
+
+
 def check_verify(verify: object) -> None:
     """Refuse anything that ``verify`` does not stand for.
 
     Raises:
         TightropeError: quotes it.
     """
-    if verify not in ("first", "graph", None):
-        raise TightropeError(f'verify={verify!r}: use "first", "graph" or None.')
+    if verify is not None and not (isinstance(verify, str) and verify in ("first", "graph")):
+        raise TightropeError(f'verify={shown(verify)}: use "first", "graph" or None.')
 
 
 def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
@@ -284,8 +329,9 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
 
     Raises:
         BudgetSyntaxError: it is not an amount of memory.
-        TightropeError: ``machine`` has less.
+        TightropeError: ``machine`` has less, or is none.
     """
+    check_machine(machine)
     if isinstance(budget, str) and budget.strip().endswith("%"):
         parse_bytes(budget, whole=1)
         return lambda whole: parse_bytes(budget, whole=whole)

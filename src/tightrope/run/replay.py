@@ -32,9 +32,11 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
+from tightrope.core.arguments import check_count, check_seconds
 from tightrope.native.hook.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
-from tightrope.run.accounts import accounts, uncounted_bytes
+from tightrope.run.accounts import accounts
+from tightrope.run.older import uncounted_bytes
 
 Phase = Literal["warm-up", "record", "replay"]
 
@@ -60,6 +62,7 @@ def replay(
     Raises:
         BudgetSyntaxError: the budget is not an amount of memory.
         InfeasibleError: what exists already is larger than the budget.
+        TightropeError: another argument is wrong.
         NativeError: there is a C++ compiler, but it could not build the allocator.
 
     Example:
@@ -99,11 +102,17 @@ class Replay:
         self, budget: str | Bytes, *, external: Bytes | None = None, warmup: int = 2, seconds: float = 1.0
     ) -> None:
         self.budget = parse_bytes(budget)
+        if external is not None:
+            check_count("external", external)
+        check_count("warmup", warmup)
+        check_seconds("seconds", seconds, zero=True)
         self._accounts = accounts()
         self._allocator: Allocator | None = self._accounts.allocator
         self.enforced = self._allocator is not None
         self.note = "enforced by the allocator" if self.enforced else "checked, not enforced: no C++ compiler"
-        self.external = uncounted_bytes(self._allocator) if external is None else external
+        hook = self._allocator
+        uncounted = uncounted_bytes(hook.owns if hook is not None else None) if external is None else external
+        self.external = uncounted
         if self.external > self.budget:
             raise InfeasibleError(
                 f"asked {format_bytes(self.budget)}; tensors that exist already take "

@@ -1,15 +1,16 @@
 """What was planned, what happened, and why: one value per compiled model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Protocol
 
 import torch
 
 from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
+from tightrope.core.units import shown
 from tightrope.run.accounts import accounts
 from tightrope.run.calls import Calls
-from tightrope.run.compile import compiled_of
+from tightrope.run.compile import CompiledModel, compiled_of, graphs_of
 from tightrope.run.prepared import Proof
 from tightrope.run.replay import Replay
 from tightrope.run.running import Running
@@ -155,8 +156,18 @@ def _report(model: torch.nn.Module | Reporting | Replay) -> Report:
     if isinstance(model, Replay):
         return _replaying("", model)
     if not isinstance(model, torch.nn.Module):
+        describe = getattr(model, "report", None) if hasattr(type(model), "report") else None
+        if isinstance(model, type) or not callable(describe):
+            raise TightropeError(
+                f"there is no report of {shown(model)}: give what tightrope.compile, tightrope.step or "
+                "tightrope.replay returned."
+            )
         return model.report()
-    compiled = compiled_of(model)
+    reports = [_compiled_report(compiled) for compiled in graphs_of(model) or [compiled_of(model)]]
+    return reports[0] if len(reports) == 1 else _together(reports)
+
+
+def _compiled_report(compiled: CompiledModel) -> Report:
     if compiled.level == "L0":
         replayed = compiled.replay
         assert replayed is not None
@@ -167,6 +178,34 @@ def _report(model: torch.nn.Module | Reporting | Replay) -> Report:
             "L1", _NOTHING, budget, enforced=compiled.accounts.budget_of(compiled) > 0
         )  # fmt: skip
     return planned_report(compiled.calls, compiled.why)
+
+
+def _together(reports: Sequence[Report]) -> Report:
+    """Describe the graphs of one model that were planned one by one, as the backend by name gets them."""
+    ran = [report for report in reports if report.planned] or list(reports)
+    proofs = sorted((proof for report in ran for proof in report.proofs), key=lambda proof: proof.judged)
+    base_ns = sum(plan.forecast.base_ns for report in ran for _, plan in report.planned)
+    ns = sum(plan.forecast.ns for report in ran for _, plan in report.planned)
+    notes = [f"{len(ran)} graphs were planned one by one", *(report.why for report in ran)]
+    return replace(
+        ran[0],
+        why="; ".join(dict.fromkeys(note for note in notes if note)),
+        persistent=max(report.persistent for report in ran),
+        arena=sum(report.arena for report in ran),
+        outside=sum(report.outside for report in ran),
+        forecast_peak=sum(report.forecast_peak for report in ran),
+        observed_peak=sum(report.observed_peak for report in ran),
+        observed_total=max(report.observed_total for report in ran),
+        overhead=100 * (ns - base_ns) / base_ns if base_ns else 0.0,
+        bound=max(report.bound for report in ran),
+        num_recomputed=sum(report.num_recomputed for report in ran),
+        verified="; ".join(dict.fromkeys(report.verified for report in ran)),
+        divergences=sum(report.divergences for report in ran),
+        reasons=tuple(reason for report in ran for reason in report.reasons),
+        recomputed=tuple(line for report in ran for line in report.recomputed),
+        planned=tuple(pair for report in ran for pair in report.planned),
+        proofs=tuple(proofs),
+    )
 
 
 def _empty(level: str, why: str, budget: Bytes, *, enforced: bool) -> Report:

@@ -1,6 +1,6 @@
 """Progress on anything that may take over two seconds.
 
-Where standard error is not a terminal a library is silent, and a command may write one line per task.
+Where standard error is not a terminal a library writes one line per plan, a command one per task.
 """
 
 import sys
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.status import Status
 
-from tightrope.core import Bytes, format_bytes, format_time
+from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
 from tightrope.plan import Progress as SearchProgress
 
 _INTERVAL = 0.1
@@ -21,19 +21,20 @@ class StatusLine:
     """One status line on standard error.
 
     Args:
-        shown: None = only on a terminal.
+        shown: None = only on a terminal; False = nothing at all, not even a line per plan.
         lines: where it is not shown, whether to write a line when a task begins.
     """
 
     def __init__(self, *, shown: bool | None = None, lines: bool = False) -> None:
         self.shown = sys.stderr.isatty() if shown is None else shown
-        self.lines = lines
+        self.silent, self.lines = shown is False, lines
+        self._planning = False
         self._console = Console(stderr=True)
 
     @contextmanager
     def _status(self, text: str) -> Iterator[Status | None]:
         if not self.shown:
-            if self.lines:
+            if self.lines and not self._planning:
                 sys.stderr.write(f"{text} ...\n")
             yield None
             return
@@ -53,6 +54,31 @@ class StatusLine:
                     status.update(f"tightrope: {text} {done}/{of} {what}")
 
             yield tick
+
+    @contextmanager
+    def planning(self, budget: Bytes, cause: str) -> Iterator[None]:
+        """Say in one line that planning begins, why, and when it is over, how long it took.
+
+        The line is written on a terminal when planning is over, elsewhere as it comes.
+        """
+        began, result = time.perf_counter(), "stopped, "
+        start = f"tightrope: planning for {format_bytes(budget)} ({cause}) ..."
+        if not self.silent and not self.shown:
+            sys.stderr.write(start)
+            sys.stderr.flush()
+        self._planning = True
+        try:
+            yield
+            result = ""
+        except InfeasibleError:
+            result = "refused, "
+            raise
+        finally:
+            self._planning = False
+            if not self.silent:
+                spent = f" {result}{time.perf_counter() - began:.2f} s\n"
+                sys.stderr.write(start + spent if self.shown else spent)
+                sys.stderr.flush()
 
     @contextmanager
     def search(self, budget: Bytes) -> Iterator[Callable[[SearchProgress], None]]:

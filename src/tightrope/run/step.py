@@ -18,15 +18,17 @@ from typing import Any
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
-from tightrope.core import Bytes, CaptureError, InfeasibleError, TightropeError, parse_bytes
+from tightrope.core import CaptureError, InfeasibleError, TightropeError
+from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.calls import ANOTHER_GRAPH
-from tightrope.run.compile import check_verify
+from tightrope.run.compile import check_verify, parse_budget
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.status import StatusLine
@@ -71,14 +73,15 @@ def step(
             again; None checks nothing while it runs.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
-        progress: show progress; default: on a terminal.
+        progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
+            the reason and the seconds; False = nothing.
 
     Returns:
         A callable that runs one training step per call.
 
     Raises:
         BudgetSyntaxError: the budget is not an amount of memory.
-        TightropeError: the optimizer is not one of those.
+        TightropeError: the optimizer is not one of those, or another argument is wrong.
 
     Example:
         >>> import torch
@@ -88,17 +91,13 @@ def step(
         >>> train(torch.ones(2, 8)).requires_grad
         False
     """
+    if not callable(fn):
+        refuse_argument("fn", fn, "a function that returns the loss, called as fn(*batch)")
+    check_model(model)
     check_verify(verify)
-    settings = Settings(_asked(budget), verify=verify, seed=seed, seconds=seconds)
+    check_search(seed=seed, seconds=seconds, progress=progress)
+    settings = Settings(parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds)
     return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
-
-
-def _asked(budget: str | int) -> Bytes | Callable[[Bytes], Bytes]:
-    """Bytes, or the function that turns a share into bytes once the step is known."""
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        parse_bytes(budget, whole=1)
-        return lambda whole: parse_bytes(budget, whole=whole)
-    return parse_bytes(budget)
 
 
 class TrainingStep:
@@ -127,6 +126,7 @@ class TrainingStep:
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
         self.accounts: Accounts = accounts()
         self.before_run: Callable[[WholeStep, list[Any]], None] | None = None
+        self.accounts.search()
         self.wholes: list[WholeStep] = []
         self.last: WholeStep | None = None
         self.past: list[Proof] = []

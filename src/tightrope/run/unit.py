@@ -172,6 +172,15 @@ class Unit:
         last = self._known[-1] if self._known else None
         said = None if last is None else last.prepared.plan.forecast
         cause = self._why if last is None or said is None else cause_of(last.room, room, last.beside, said)
+        with self.status.planning(room.budget, cause):
+            self.prepared, beside = self._planned(room, expected, cause)
+        self.proofs.append(self.prepared.proof)
+        self._room = room
+        self._known = [*self._known[1 - _MOST_KNOWN :], _Known(self.prepared, room, beside)]
+        return self.prepared
+
+    def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> tuple[Prepared, Bytes]:
+        """Make a plan for a room, with as much free beside it as there is room for."""
         began = time.perf_counter()
         *generous, least = room.headroom.candidates()
         for beside in generous:
@@ -186,11 +195,7 @@ class Unit:
                 self.headroom = self.headroom.forget()
                 wanted = generous[0] if generous else least
                 raise self._refusal(room, least, wanted, expected()).restated(error) from None
-        self.prepared = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
-        self.proofs.append(self.prepared.proof)
-        self._room = room
-        self._known = [*self._known[1 - _MOST_KNOWN :], _Known(self.prepared, room, beside)]
-        return self.prepared
+        return prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began), beside
 
     def _best_known(self, room: Room) -> "_Known | None":
         """The fastest plan that fits, unless a faster one may be found: for a room like this, or none."""

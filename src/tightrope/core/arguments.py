@@ -1,0 +1,61 @@
+"""Refuse arguments of the public functions: name the argument, quote what came, say what to give.
+
+They are checked before anything else happens, so a wrong one never turns up as an error from within.
+"""
+
+import math
+from numbers import Real
+from typing import NoReturn
+
+from tightrope.core.errors import TightropeError
+from tightrope.core.json_text import MAX_INT
+from tightrope.core.units import is_whole, shown
+
+
+def refuse_argument(name: str, value: object, give: str) -> NoReturn:
+    """Raise `TightropeError`; ``give`` completes "give ..."."""
+    raise TightropeError(f"{name}={shown(value)}: give {give}.")
+
+
+def check_kind(name: str, value: object, kind: type | tuple[type, ...], give: str) -> None:
+    """Refuse what is not of a class, and a class itself.
+
+    Raises:
+        TightropeError: quotes the value.
+    """
+    if not isinstance(value, kind):
+        refuse_argument(name, value, give)
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse what is not a whole number from 0 to 2^62.
+
+    Raises:
+        TightropeError: quotes the value.
+    """
+    if not is_whole(value) or not 0 <= value <= MAX_INT:  # type: ignore[operator]
+        refuse_argument(name, value, "a whole number, at least 0")
+
+
+def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
+    """Refuse what is not a finite number above 0; with ``zero``, 0 is allowed.
+
+    Raises:
+        TightropeError: quotes the value.
+    """
+    number = float(value) if isinstance(value, Real) else math.nan
+    if not 0 <= number < math.inf or (number == 0 and not zero):
+        refuse_argument(name, value, "a number of seconds, such as 5" + " or 0" * zero)
+
+
+def check_search(*, seed: object, seconds: object, progress: object = None) -> None:
+    """Refuse options of a plan search that are none.
+
+    Raises:
+        TightropeError: quotes the value.
+    """
+    check_count("seed", seed)
+    if seconds is not None:
+        check_seconds("seconds", seconds)
+    if progress is not None and not isinstance(progress, bool):
+        refuse_argument("progress", progress, "True, False, or None for the default")
