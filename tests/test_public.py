@@ -36,6 +36,13 @@ def test_importing_is_light(statement: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("module", ["tightrope", "tightrope.cli"])
+def test_nobody_waits_for_torch_before_it_is_needed(module: str) -> None:
+    script = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_plan_is_the_function_and_the_package_stays_importable() -> None:
     import tightrope.plan.search  # binds nothing over the function: the package is loaded already
     from tightrope.plan import solve

@@ -16,7 +16,7 @@ _MACHINERY = {"torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd
 
 def figures(path: Path, began: float, cpu_began: float) -> dict[str, Any]:
     """Run one step; add the seconds since ``began``, and say what else was imported."""
-    from tightrope.cli.saved import run_file
+    from tightrope.cli.saved_figures import run_file
 
     imported, cpu = time.perf_counter() - began, time.process_time() - cpu_began
     found = run_file(path)

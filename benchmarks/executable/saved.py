@@ -21,7 +21,7 @@ import tightrope
 from benchmarks.spine.bar import TEN, Bar, Column, Row, Settings, Verdict
 from benchmarks.spine.nets import fresh, native
 from benchmarks.zoo import Case, optimizer
-from tightrope.cli.saved import together
+from tightrope.cli.saved_figures import together
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
 from tightrope.run.check import digest
 from tightrope.run.report import Report

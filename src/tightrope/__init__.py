@@ -6,10 +6,15 @@
 whose allocations repeat, without a capture; `capture` and `plan` are the parts, for a closer look.
 
 ``tightrope.plan`` and ``tightrope.capture`` are these two functions. The packages of the same names
-are imported by ``from``, as in ``from tightrope.plan import solve``.
+are imported by ``from``, as in ``from tightrope.plan import solve``. Names are imported when they are
+first used: the command line answers without waiting for torch.
 """
 
-from tightrope.capture.api import capture
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
 from tightrope.core import (
     BudgetSyntaxError,
     CaptureError,
@@ -27,15 +32,72 @@ from tightrope.core import (
     format_bytes,
     parse_bytes,
 )
-from tightrope.plan.api import plan
-from tightrope.run.compile import compile
-from tightrope.run.replay import Replay, replay
-from tightrope.run.report import Report, draw_with, report
-from tightrope.run.saved import SavedStep, load
-from tightrope.run.saving import save
-from tightrope.run.step import TrainingStep, step
+from tightrope.run.drawing import draw_with
+
+if TYPE_CHECKING:
+    from tightrope.capture.api import capture
+    from tightrope.plan.api import plan
+    from tightrope.run.compile import compile
+    from tightrope.run.replay import Replay, replay
+    from tightrope.run.report import Report, report
+    from tightrope.run.saved import SavedStep, load
+    from tightrope.run.saving import save
+    from tightrope.run.step import TrainingStep, step
 
 __version__ = "0.1.0"
+
+_WHERE: Final = {
+    "Replay": "run.replay",
+    "Report": "run.report",
+    "SavedStep": "run.saved",
+    "TrainingStep": "run.step",
+    "capture": "capture.api",
+    "compile": "run.compile",
+    "load": "run.saved",
+    "plan": "plan.api",
+    "replay": "run.replay",
+    "report": "run.report",
+    "save": "run.saving",
+    "step": "run.step",
+}
+"""Public names that need torch or a planner, and where they are."""
+
+
+def _found(name: str) -> Any:
+    return getattr(import_module(f"tightrope.{_WHERE[name]}"), name)
+
+
+class _Surface(ModuleType):
+    """The public surface: imports names when they are used, keeps two above packages of that name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _WHERE:
+            raise AttributeError(f"module 'tightrope' has no attribute {name!r}")
+        value = _found(name)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_WHERE})
+
+    @property
+    def capture(self) -> Any:
+        """The function; importing the package of the same name changes nothing here."""
+        return _found("capture")
+
+    @capture.setter
+    def capture(self, package: ModuleType) -> None: ...
+
+    @property
+    def plan(self) -> Any:
+        """The function; importing the package of the same name changes nothing here."""
+        return _found("plan")
+
+    @plan.setter
+    def plan(self, package: ModuleType) -> None: ...
+
+
+sys.modules[__name__].__class__ = _Surface
 
 
 def _page(graph: Graph, plan: Plan) -> str:

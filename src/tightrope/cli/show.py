@@ -5,7 +5,7 @@ Names of modules and tensors may hold brackets, so cells are plain text and neve
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,13 +13,16 @@ from rich.text import Text
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, format_bytes
 from tightrope.formats import Source
-from tightrope.plan import Progress
-from tightrope.run.status import StatusLine
+
+if TYPE_CHECKING:
+    from tightrope.plan import Progress
 
 
 @contextmanager
-def searching(budget: Bytes) -> Iterator[Callable[[Progress], None]]:
+def searching(budget: Bytes) -> "Iterator[Callable[[Progress], None]]":
     """Show the search on standard error while it runs."""
+    from tightrope.run.status import StatusLine
+
     with StatusLine().search(budget) as report:
         yield report
 

@@ -1,6 +1,6 @@
 """What was planned, what happened, and why: one value per compiled model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Protocol
 
@@ -11,6 +11,7 @@ from tightrope.core.units import shown
 from tightrope.run.accounts import accounts
 from tightrope.run.calls import Calls
 from tightrope.run.compile import CompiledModel, compiled_of, graphs_of
+from tightrope.run.drawing import drawn
 from tightrope.run.prepared import Proof
 from tightrope.run.replay import Replay
 from tightrope.run.running import Running
@@ -19,13 +20,6 @@ _NOTHING: Final = (
     "nothing is planned yet: the module itself, model(...), was not called; forward(), training_step() and "
     "parts of it run as they are"
 )
-_drawing: Callable[[Graph, Plan], str] | None = None
-
-
-def draw_with(drawing: Callable[[Graph, Plan], str]) -> None:
-    """Set what `Report.html` draws with: the page stands above this room, so the public surface brings it."""
-    global _drawing
-    _drawing = drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +76,10 @@ class Report:
         Raises:
             TightropeError: no captured graph has run.
         """
-        if not self.planned or _drawing is None:
+        page = drawn(*max(self.planned, key=lambda pair: pair[1].forecast.total)) if self.planned else None
+        if page is None:
             raise TightropeError("there is no plan to draw: run a training step of a compiled model first.")
-        graph, plan = max(self.planned, key=lambda pair: pair[1].forecast.total)
-        return _drawing(graph, plan)
+        return page
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -1,0 +1,18 @@
+"""What `Report.html` draws with: the page stands above this room, so the public surface brings it."""
+
+from collections.abc import Callable
+
+from tightrope.core import Graph, Plan
+
+_drawing: Callable[[Graph, Plan], str] | None = None
+
+
+def draw_with(drawing: Callable[[Graph, Plan], str]) -> None:
+    """Set what draws a plan as one offline HTML page."""
+    global _drawing
+    _drawing = drawing
+
+
+def drawn(graph: Graph, plan: Plan) -> str | None:
+    """Draw a plan; None where nothing was set."""
+    return None if _drawing is None else _drawing(graph, plan)
