@@ -124,8 +124,7 @@ def test_the_budget_is_held(kept: Kept) -> None:
     with pytest.raises(InfeasibleError, match="this step needs"):
         load(kept.path, budget="100KB")
     saved = load(kept.path, budget=LARGE)
-    hog = torch.empty(60 * 2**20, dtype=torch.uint8)
-    saved._accounts.hold(saved, hog.numel())
+    saved._accounts.hold(saved, saved._accounts.charged())
     with pytest.raises(torch.OutOfMemoryError):
         saved()
 
