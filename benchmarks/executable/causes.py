@@ -233,7 +233,7 @@ def new_shape_of_a_step() -> Proofs:
 
 def several_forwards() -> Proofs:
     """Two forwards before their backwards, at first planned one by one, then together."""
-    model = compiled(share=1.0, extra=4 << 20)
+    model = compiled(share=0.5, extra=1 << 20)
     for _ in range(3):
         model.zero_grad()
         one, two = functional.cross_entropy(model(X), Y), functional.cross_entropy(model(X), Y)

@@ -121,8 +121,9 @@ def test_results_for_another_batch_and_more_steps(kept: Kept) -> None:
 
 
 def test_the_budget_is_held(kept: Kept) -> None:
-    with pytest.raises(InfeasibleError, match="this step needs"):
+    with pytest.raises(InfeasibleError, match="this step needs") as refused:
         load(kept.path, budget="100KB")
+    assert refused.value.smallest_found is not None
     saved = load(kept.path, budget=LARGE)
     saved._accounts.hold(saved, saved._accounts.charged())
     with pytest.raises(torch.OutOfMemoryError):
@@ -328,7 +329,7 @@ def test_the_command_prints_lines_and_ends_with_stable_codes(kept: Kept, tmp_pat
     assert "checked in its first run" in shown.out
     small = run("run", kept.path, "--budget", "100KB")
     assert (small.code, small.out) == (3, "")
-    assert small.err.startswith("tightrope: asked 97.66 KiB; this step needs")
+    assert small.err.startswith("tightrope: asked 97.66 KiB (100000 bytes); this step needs")
     assert run("run", tmp_path / "none.step").code == 2
     assert "tightrope run train.step" in run("run", "--help").out
 

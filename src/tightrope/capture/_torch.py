@@ -285,6 +285,13 @@ def cause_in_backend(error: BaseException) -> BaseException | None:
     return seen if isinstance(seen, TightropeError | torch.OutOfMemoryError) else None
 
 
+def unplannable_errors() -> tuple[type[BaseException], ...]:
+    """What is raised where a size depends on values, or a tensor has no storage (sparse ones)."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return GuardOnDataDependentSymNode, NotImplementedError
+
+
 def tidy_joint(joint: torch.fx.GraphModule) -> None:
     """Drop dead nodes and merge equal ones in place, as torch's own partitioner does first."""
     import torch._functorch.config as config

@@ -73,8 +73,15 @@ def build_program(
     """
     builder = _GraphBuilder(module, kinds, phase_of or _phase, num_forward_outputs)
     user_outputs, written = frozenset(user_outputs), frozenset(written)
-    builder.walk(user_outputs, written)
-    program = builder.finish(name, tuple(environment))
+    try:
+        builder.walk(user_outputs, written)
+        program = builder.finish(name, tuple(environment))
+    except _torch.unplannable_errors() as error:
+        said = str(error).strip().splitlines()
+        raise CaptureError(
+            "a size depends on values, or a tensor is sparse: its bytes are not known before it runs "
+            f"({said[0] if said else type(error).__name__})."
+        ) from None
     return dataclasses.replace(
         program,
         rebuild=lambda module: build_program(

@@ -19,7 +19,15 @@ from tightrope.capture.api import RECOMPILE_LIMIT, check_model
 from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, CaptureError, InfeasibleError, Machine, TightropeError, parse_bytes
+from tightrope.core import (
+    Bytes,
+    CaptureError,
+    InfeasibleError,
+    Machine,
+    TightropeError,
+    format_bytes,
+    parse_bytes,
+)
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.core.machine import check_machine
 from tightrope.core.units import shown
@@ -377,6 +385,15 @@ def _entry(
         except InfeasibleError:
             compiled.refused()
             raise
+        except torch.OutOfMemoryError as error:
+            if compiled.calls.num_forwards or not compiled.in_pieces:
+                raise
+            compiled.refused()
+            raise InfeasibleError(
+                f"asked {compiled.calls.budget} bytes; {format_bytes(compiled.accounts.held())} are held; "
+                f"code between the graphs ran out before the first. Try a larger budget. {error}",
+                asked=compiled.calls.budget,
+            ) from None
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         if not compiled.in_pieces:

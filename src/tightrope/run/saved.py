@@ -29,6 +29,7 @@ from tightrope.core import (
     View,
     format_bytes,
     parse_bytes,
+    round_up,
 )
 from tightrope.core.bundle import Bundle, Extent, Opened, Role, UpdateRow, open_bundle
 from tightrope.core.executable import ARENA
@@ -154,9 +155,11 @@ class SavedStep:
         figures = simulate(self.executable)
         allocator = self._accounts.allocator
         need = self.graph.persistent + figures.arena + figures.outside
+        need += round_up(bundle.random_state.bytes)
         if need > budget:
             raise InfeasibleError(
-                f"asked {format_bytes(budget)}; this step needs {format_bytes(need)} ({need} bytes).",
+                f"asked {format_bytes(budget)} ({budget} bytes); this step needs {format_bytes(need)} "
+                f"({need} bytes).",
                 asked=budget, smallest_found=need,
             )  # fmt: skip
         self.observed = Observed(
@@ -372,6 +375,9 @@ def _memory(opened: Opened) -> tuple[list[Any], torch.Tensor]:
     given: list[Any] = []
     for item in opened.bundle.graph.parts[0].inputs:
         given.append(None if item.view is None else _input(item.view, storages))
+    state, wanted = opened.bundle.random_state.bytes, torch.get_rng_state().numel()
+    if state != wanted:
+        raise PlanFileError(f"bundle: $.random_state.bytes = {state}: the generator has {wanted}.")
     return given, _read(opened, opened.bundle.random_state)
 
 

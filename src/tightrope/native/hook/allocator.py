@@ -181,6 +181,7 @@ class Allocator:
 
     def __init__(self, path: str) -> None:
         self._native = ctypes.CDLL(path)
+        self._refusals = int(_Code.OVER_LIMIT), int(_Code.MISUSE)  # globals are gone when the process ends
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._native, name)
             function.restype, function.argtypes = result, arguments
@@ -349,9 +350,10 @@ class Allocator:
         return ReplayEnd(reached, Divergence(reached, expected, got, _REASONS[reason], outside))
 
     def _checked(self, code: int) -> int:
-        if code == _Code.OVER_LIMIT:
+        over_limit, misuse = self._refusals
+        if code == over_limit:
             raise torch.OutOfMemoryError(self._native.tr_error().decode())
-        if code == _Code.MISUSE:
+        if code == misuse:
             raise NativeError(f"allocator: {self._native.tr_error().decode()}.")
         return code
 
