@@ -226,9 +226,11 @@ def _unit(planned: torch.nn.Module | TrainingStep) -> tuple[Calls, Unit, dict[st
     if calls is None or not calls.recent:
         raise TightropeError("no training step has run yet: run one, then record the next.")
     if len(calls.recent) > 1:
+        never = calls.plan_together()
         raise TightropeError(
-            "this model became several graphs, planned one by one so far: run another step, or record it "
-            "with record_eager, which needs none."
+            "the calls of this step were planned one by one so far, and a recording needs one plan: "
+            + (f"{never}. Raise the budget, or " if never else "run another step, which makes it, or ")
+            + "record it with record_eager, which needs none."
         )
     classes = {name: type(module).__name__ for name, module in model.named_modules()}
     return calls, calls.unit(calls.recent[0].turns), classes

@@ -457,6 +457,16 @@ class Calls:
         if running is not None:
             running.close()
 
+    def plan_together(self) -> str:
+        """Plan calls that follow each other as one from now on; say why that cannot be, or nothing."""
+        self._patterns.together = True
+        return self.why_apart
+
+    @property
+    def why_apart(self) -> str:
+        """Why calls that followed each other were planned one by one, or the empty string."""
+        return self._patterns.why_apart()
+
     def _was_free(self) -> bool:
         """Whether the calls were planned one by one, and nothing was computed again: no plan is faster."""
         forecasts = [running.prepared.plan.forecast for running in self.recent]

@@ -22,10 +22,15 @@ def single(graph: int) -> Pattern:
 
 
 class Patterns:
-    """Patterns that were completed, and what followed what."""
+    """Patterns that were completed, and what followed what.
+
+    Attributes:
+        together: plan a pattern as one even where that gains nothing, as a recording needs it.
+    """
 
     def __init__(self) -> None:
         self._after: dict[tuple[Pattern, int], Pattern] = {}
+        self.together = False
         self._last: Pattern = ()
         self._apart: set[Pattern] = set()
         self._free: set[Pattern] = set()
@@ -43,7 +48,15 @@ class Patterns:
         if found is None:
             # whatever followed something else, latest first: before anything better is known
             found = next((p for (_, first), p in reversed(self._after.items()) if first == graph), None)
-        return single(graph) if found is None or found in self._apart | self._free else found
+        return single(graph) if found is None or self.why_apart(found) else found
+
+    def why_apart(self, pattern: Pattern | None = None) -> str:
+        """Say why the calls of a pattern, by default the last, are not planned as one; empty = they are."""
+        pattern = self._last if pattern is None else pattern
+        if pattern in self._apart:
+            return "no plan of all of them together fitted"
+        gains_nothing = pattern in self._free and not self.together
+        return "nothing is computed again, so one plan gains nothing" if gains_nothing else ""
 
     def never_fits(self, pattern: Pattern) -> None:
         """Note that no plan of all calls of a pattern fits."""

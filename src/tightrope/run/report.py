@@ -246,7 +246,8 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     first = parts[0]
     notes = [why, calls.accounts.note, calls.note]
     if len(parts) > 1:
-        notes.insert(1, f"{len(parts)} calls were planned one by one")
+        because = f" ({calls.why_apart})" if calls.why_apart else ""
+        notes.insert(1, f"{len(parts)} calls were planned one by one{because}")
     forecasts = [running.prepared.plan.forecast for running in calls.recent]
     base_ns = sum(forecast.base_ns for forecast in forecasts)
     extra_ns = sum(forecast.ns for forecast in forecasts) - base_ns

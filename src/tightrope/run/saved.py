@@ -84,6 +84,9 @@ def load(path: str | Path, *, budget: str | int | None = None, verify: str | Non
         raise PlanFileError(f"{str(path)!r} is not a file: give the path of a saved step.")
     with _collection_paused(), Path(path).open("rb") as file:
         opened = open_bundle(file, str(path))
+        state, wanted = opened.bundle.random_state.bytes, torch.get_rng_state().numel()
+        if state != wanted:
+            raise PlanFileError(f"bundle: $.random_state.bytes = {state}: the generator has {wanted}.")
         size = opened.bundle.budget if budget is None else parse_bytes(budget)
         return SavedStep(opened, budget=size, verify=verify)
 
@@ -375,9 +378,6 @@ def _memory(opened: Opened) -> tuple[list[Any], torch.Tensor]:
     given: list[Any] = []
     for item in opened.bundle.graph.parts[0].inputs:
         given.append(None if item.view is None else _input(item.view, storages))
-    state, wanted = opened.bundle.random_state.bytes, torch.get_rng_state().numel()
-    if state != wanted:
-        raise PlanFileError(f"bundle: $.random_state.bytes = {state}: the generator has {wanted}.")
     return given, _read(opened, opened.bundle.random_state)
 
 
