@@ -13,7 +13,7 @@ Gaps        Recomputable storages are counted only where they are read. What an 
 
 from tightrope.core import Bytes, Graph, JudgeError, OpId, Plan, StorageId
 from tightrope.judge.cover import certain_bytes, extra_time
-from tightrope.judge.needs import op_need
+from tightrope.judge.needs import inside
 from tightrope.judge.stages import staged_time
 from tightrope.judge.versions import runs_once
 
@@ -36,7 +36,7 @@ def floors(graph: Graph, *, free_order: bool = False) -> tuple[Bytes, ...]:
             for storage in op.reads
             if storage in producer and pinned_until.get(storage, -1) < op.id
         )
-        result.append(graph.persistent + pinned + read + op_need(graph, op))
+        result.append(graph.persistent + pinned + read + inside(graph, op).need)
     return tuple(result)
 
 

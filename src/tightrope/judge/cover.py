@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import NoReturn, TypeAlias
 
 from tightrope.core import Bytes, Case, Cover, Graph, JudgeError, Nanoseconds, Op, OpId, StorageId
-from tightrope.judge.needs import op_need
+from tightrope.judge.needs import inside
 from tightrope.judge.versions import base_versions, runs_once
 
 GapId: TypeAlias = tuple[StorageId, OpId]
@@ -136,7 +136,7 @@ class Needs:
         else:
             self._base_order()
         self.fixed = [
-            graph.persistent + pinned + op_need(graph, op) + sum(self._size(s) for s in op.reads)
+            graph.persistent + pinned + inside(graph, op).need + sum(self._size(s) for s in op.reads)
             for op, pinned in zip(graph.ops, accumulate(self._change), strict=False)
         ]
         self._maker = {storage: op for op in graph.ops for storage in op.creates}
@@ -262,6 +262,8 @@ def reruns(graph: Graph, op: Op) -> list[Op]:
 
 
 def _price(graph: Graph, op: Op, storage: StorageId) -> Nanoseconds | None:
+    if op.variant < 0:
+        return None if runs_once(op) else op.ns
     return min((run.ns for run in reruns(graph, op) if storage in run.creates), default=None)
 
 

@@ -1,34 +1,48 @@
 """What one run of an op allocates, event by event, and the bytes that it holds at its worst instant.
 
 Inside an op, where a release and an allocation share a tick, the release comes first (lifetimes are
-half-open).
+half-open). A graph does not change, so what was derived for an op is kept with its graph.
 """
 
-from tightrope.core import Bytes, Graph, Op, round_up
+from typing import NamedTuple
+
+from tightrope.core import Bytes, Graph, Op, OpId, round_up
+
+_KNOWN = "judge.needs"
 
 
-def op_events(graph: Graph, op: Op) -> list[tuple[bool, int]]:
-    """List what happens inside one run of ``op``: (whether it begins, number of the allocation)."""
-    if not op.allocations:
-        return [(True, number) for number in range(len(op.creates))]
+class Inside(NamedTuple):
+    """One run of an op.
+
+    Attributes:
+        events: in order, (whether an allocation begins, number of the allocation).
+        need: largest number of bytes that it holds of its own allocations.
+    """
+
+    events: tuple[tuple[bool, int], ...]
+    need: Bytes
+
+
+def inside(graph: Graph, op: Op) -> Inside:
+    """Derive what happens inside one run of an op of a well-formed graph."""
+    known: dict[OpId, Inside] = graph.__dict__.setdefault(_KNOWN, {})
+    found = known.get(op.id)
+    if found is None:
+        found = known[op.id] = _derive(graph, op)
+    return found
+
+
+def _derive(graph: Graph, op: Op) -> Inside:
     ticks: list[tuple[int, bool, int]] = []
+    sizes: list[Bytes] = []
     for number, allocation in enumerate(graph.allocations(op)):
+        sizes.append(round_up(allocation.bytes, graph.alignment))
         ticks.append((allocation.start, True, number))
         if allocation.end >= 0:
             ticks.append((allocation.end, False, number))
     ticks.sort()
-    return [(begins, number) for _, begins, number in ticks]
-
-
-def op_need(graph: Graph, op: Op) -> Bytes:
-    """Largest number of bytes that one run of ``op`` holds of its own allocations."""
-    allocations = op.allocations
-    if all(allocation.end < 0 for allocation in allocations):
-        held = [graph.storages[storage].bytes for storage in op.creates]
-        return sum(round_up(size, graph.alignment) for size in held)
     live = peak = 0
-    for begins, number in op_events(graph, op):
-        size = round_up(allocations[number].bytes, graph.alignment)
-        live += size if begins else -size
+    for _, begins, number in ticks:
+        live += sizes[number] if begins else -sizes[number]
         peak = max(peak, live)
-    return peak
+    return Inside(tuple((begins, number) for _, begins, number in ticks), peak)

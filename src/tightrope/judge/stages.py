@@ -40,7 +40,7 @@ from tightrope.core import (
     StorageId,
 )
 from tightrope.judge.cover import Needs, rerun_unit, reruns, uses_of
-from tightrope.judge.needs import op_need
+from tightrope.judge.needs import inside
 
 Fact: TypeAlias = tuple[str, int, int]
 """``live``, ``run`` or ``held``, a storage or an op, and a row: 1 when it is so, else 0."""
@@ -113,19 +113,17 @@ class _StageFacts:
         self.needs = Needs(graph, stages.budget, free_order=False)
         self.maker: dict[StorageId, Op] = {}
         self.uses: dict[StorageId, list[OpId]] = {}
+        self._last: dict[StorageId, OpId] = {}  # of those that are not resident at the end
         for storage, op, uses in uses_of(graph):
             self.maker[storage], self.uses[storage] = op, uses
+            if not graph.storages[storage].resident_at_end:
+                self._last[storage] = max(op.id, *uses, -1)
         self.around = [self._around(row) for row in self.ops]
 
     def _around(self, row: OpId) -> dict[StorageId, bool]:
         """List the storages that may be live or not at a row, and whether they are used later."""
         idle = {name[0] for name, gap in self.needs.gaps.items() if gap.around(row)}
-        dead = {
-            storage
-            for storage, maker in self.maker.items()
-            if max(maker.id, *self.uses[storage], -1) < row
-            and not self.graph.storages[storage].resident_at_end
-        }
+        dead = [storage for storage, last in self._last.items() if last < row]
         return dict.fromkeys(dead, False) | dict.fromkeys(idle, True)
 
     def known(self, fact: Fact) -> bool:
@@ -246,7 +244,8 @@ class _StageFacts:
             _fail(f"barrier {position} with chains at {len(barrier.chains)} of {len(stages)} ops")
         ways = list(reruns(self.graph, self.graph.ops[barrier.op]))
         read = {s for s in ways[0].reads if s in self.maker and self._always_reads(barrier.op, s)}
-        need = min(op_need(self.graph, way) for way in ways) + sum(self.graph.storages[s].size for s in read)
+        need = min(inside(self.graph, way).need for way in ways)
+        need += sum(self.graph.storages[s].size for s in read)
         counted = read.union(*(way.creates for way in ways))
         for stage, chains in zip(stages, barrier.chains, strict=True):
             given = dict[StorageId, Bytes]()
@@ -298,7 +297,8 @@ class _StageFacts:
             _fail(f"bytes of a re-run of op {op} between row {at} and the next")
         ways = list(reruns(self.graph, self.graph.ops[op]))
         read = {s for s in ways[0].reads if s in self.maker and self._always_reads(op, s)}
-        need = min(op_need(self.graph, way) for way in ways) + sum(self.graph.storages[s].size for s in read)
+        need = min(inside(self.graph, way).need for way in ways)
+        need += sum(self.graph.storages[s].size for s in read)
         terms["run", op, at] = terms.get(("run", op, at), 0) - weight * need
         for storage in self.maker.keys() - read:
             if self._may_be_held(storage, at):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tightrope.core import Flag, Graph, Op, OpId, StorageId
 
+_KNOWN = "judge.versions"
 _NEVER_TWICE = int(Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE)
 
 
@@ -29,8 +30,16 @@ class Versions:
 def base_versions(graph: Graph) -> Versions:
     """Run the base order once over version numbers.
 
-    A variant sees what its op saw, and the storages that its op made as they were made.
+    A variant sees what its op saw, and the storages that its op made as they were made. A graph does
+    not change, so the result is kept with it.
     """
+    known: Versions | None = graph.__dict__.get(_KNOWN)
+    if known is None:
+        known = graph.__dict__[_KNOWN] = _derive(graph)
+    return known
+
+
+def _derive(graph: Graph) -> Versions:
     now = [0] * len(graph.storages)
     reads: dict[OpId, dict[StorageId, int]] = {}
     for op in graph.ops:

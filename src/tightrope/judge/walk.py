@@ -36,7 +36,7 @@ from tightrope.core import (
 from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
 from tightrope.core.graph import RETURN
 from tightrope.judge.arguments import bases, same_arguments, same_inputs, same_outputs, same_results
-from tightrope.judge.needs import op_events
+from tightrope.judge.needs import inside
 from tightrope.judge.transfers import Transfer, Transfers
 from tightrope.judge.versions import base_versions, runs_once
 
@@ -271,7 +271,7 @@ class _Walker:
 
     def _inside(self, run: Run, op: Op, *, first: bool) -> dict[StorageId, int]:
         allocations = self.graph.allocations(op)
-        expected = op_events(self.graph, op)
+        expected = inside(self.graph, op).events
         if len(run.inside) != len(expected):
             self._fail(f"has {len(run.inside)} allocations and releases inside; the op has {len(expected)}")
         opened: dict[int, int] = {}
