@@ -1,5 +1,6 @@
 """Run one question: ``python -m benchmarks spine [options]``."""
 
+import os
 import sys
 
 from rich.console import Console
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in _QUESTIONS:
         print(f"usage: python -m benchmarks {{{','.join(_QUESTIONS)}}} [options]", file=sys.stderr)
         return 2
+    os.environ.setdefault("TIGHTROPE_PLANS", "off")  # plans of earlier runs would be measured as quick ones
     return _QUESTIONS[arguments[0]](arguments[1:], Console())
 
 

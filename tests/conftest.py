@@ -1,5 +1,6 @@
-"""Fixtures for every test: one thread, and no limit, recording or replay left behind."""
+"""Fixtures for every test: one thread, no plans kept by earlier runs, no limit or recording left behind."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
 
 torch.set_num_threads(1)
+os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ def _without_temporaries(graph: Graph) -> Graph:
     def bare(op: Op) -> Op:
         return replace(op, allocations=tuple(a for a in op.allocations if a.storage >= 0))
 
-    return replace(graph, ops=tuple(map(bare, graph.ops)), replays=tuple(map(bare, graph.variants)))
+    return replace(graph, ops=tuple(map(bare, graph.ops)), variants=tuple(map(bare, graph.variants)))
 
 
 def verdicts(found: Sequence[Row], settings: Settings) -> list[Verdict]:

@@ -2,8 +2,9 @@
 
 from tightrope.plan.api import whole_bytes
 from tightrope.plan.bound import lower_bound
-from tightrope.plan.cache import PlanCache
+from tightrope.plan.cache import SMALLEST, PlanCache
 from tightrope.plan.curve import plan_curve
+from tightrope.plan.kept import KeptPlans
 from tightrope.plan.options import Options, Planner, Progress
 from tightrope.plan.registry import PLANNERS
 from tightrope.plan.schedule import base_schedule
@@ -11,6 +12,8 @@ from tightrope.plan.search import smallest, solve
 
 __all__ = [
     "PLANNERS",
+    "SMALLEST",
+    "KeptPlans",
     "Options",
     "PlanCache",
     "Planner",

@@ -8,10 +8,14 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from tightrope.core import Bytes, Graph, Limits, Plan, PlanFileError
+
+SMALLEST: Final = "smallest"
+"""Under this name the plan with the fewest bytes is stored."""
 
 
 def graph_key(graph: Graph) -> str:
@@ -64,6 +68,11 @@ class PlanCache:
         fitting = [plan for plan in known if plan.forecast.total <= budget]
         return min(fitting, key=lambda plan: (plan.forecast.ns, plan.forecast.total), default=None)
 
+    def least(self, graph: Graph, *, placed: bool = True) -> Plan | None:
+        """Find the plan that `smallest` found for a graph, if it was stored."""
+        label = _label(SMALLEST, placed=placed)
+        return next((plan for (name, _), plan in self._known(graph).items() if name == label), None)
+
     def store(self, graph: Graph, plan: Plan, *, planner: str) -> None:
         """Remember a plan, in the folder too where there is one."""
         planner = _label(planner, placed=plan.placed)
@@ -74,8 +83,11 @@ class PlanCache:
     def _known(self, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
         key = graph_key(graph)
         if key not in self._plans:
-            self._plans[key] = {} if self._folder is None else _read(self._folder / key, graph)
+            self._plans[key] = self._load(key, graph)
         return self._plans[key]
+
+    def _load(self, key: str, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
+        return {} if self._folder is None else _read(self._folder / key, graph)
 
 
 def _label(planner: str, *, placed: bool) -> str:

@@ -21,7 +21,7 @@ from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan, Tightro
 from tightrope.plan.anneal import shrink
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
-from tightrope.plan.cache import PlanCache, with_budget
+from tightrope.plan.cache import SMALLEST, PlanCache, with_budget
 from tightrope.plan.job import Job, label
 from tightrope.plan.model import pairs_of
 from tightrope.plan.options import Options, Progress, Watch
@@ -93,6 +93,9 @@ def solve(
     if cache is not None and order != "given":
         raise TightropeError("a cache keeps plans in base order: leave it out, or ask for that order.")
     known = cache.exact(graph, budget=budget, planner=planner, placed=placed) if cache is not None else None
+    least = cache.least(graph, placed=placed) if cache is not None and seconds is None else None
+    if least is not None and budget < least.forecast.total and planner != "given":
+        raise _infeasible(graph, budget, least, order)
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
     options = Options(seed=seed, watch=watch, order=order, bound=_effort(graph, bound))
     job = Job(graph, budget, machine, options, placed=placed)
@@ -167,7 +170,7 @@ def _rescue(job: Job, cache: PlanCache | None, *, seconds: float | None, seed: i
     watch = Watch(seconds=seconds, budget=job.budget, progress=job.watch.progress)
     least = _smallest(job.graph, job.machine, Options(seed=seed, watch=watch), placed=job.placed)
     if cache is not None:
-        cache.store(job.graph, least, planner="smallest")
+        cache.store(job.graph, least, planner=SMALLEST)
     job.consider(least)
     if job.best is None:
         raise _infeasible(job.graph, job.budget, least, job.options.order)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tightrope.core import Bytes, Graph, InfeasibleError, Plan, StorageId
+from tightrope.core import Bytes, Graph, InfeasibleError, JudgeError, Plan, StorageId
 from tightrope.lower.join import Turn
-from tightrope.plan import PlanCache, smallest, solve
+from tightrope.plan import SMALLEST, KeptPlans, smallest, solve
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
 from tightrope.run.headroom import Headroom
@@ -99,7 +99,7 @@ class Unit:
         self.prepared: Prepared | None = None
         self.proofs: list[Proof] = []
         self._why = why
-        self._cache = PlanCache()
+        self._cache = KeptPlans(settings.seed)
         self._room: Room | None = None
         self._known: list[_Known] = []
         self._least: Plan | None = None
@@ -195,7 +195,12 @@ class Unit:
                 self.headroom = self.headroom.forget()
                 wanted = generous[0] if generous else least
                 raise self._refusal(room, least, wanted, expected()).restated(error) from None
-        return prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began), beside
+        try:
+            return prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began), beside
+        except JudgeError as error:
+            if not self._cache.forget(self.graph, str(error)):
+                raise
+            return self._planned(room, expected, cause)
 
     def _best_known(self, room: Room) -> "_Known | None":
         """The fastest plan that fits, unless a faster one may be found: for a room like this, or none."""
@@ -264,9 +269,11 @@ class Unit:
     def least(self) -> Plan:
         """The smallest plan that is found; kept."""
         if self._least is None:
+            self._least = self._cache.least(self.graph)
+        if self._least is None:
             with self.status.task("looking for the smallest plan", 1):
                 self._least = smallest(self.graph, seed=self.settings.seed)
-            self._cache.store(self.graph, self._least, planner="smallest")
+            self._cache.store(self.graph, self._least, planner=SMALLEST)
         return self._least
 
     def close(self) -> None:

@@ -1,0 +1,100 @@
+"""Plans that outlive the process, so that the next one with the same graphs need not search.
+
+Idea        One folder per seed, below it one per graph, as `PlanCache` keeps them, beside the prices that
+            the graphs were priced with. Another price, shape or version of torch is another graph.
+Guarantee   What is read is parsed with a schema and judged before it runs. Nothing that is wrong with a
+            file stops a step: it is deleted with a warning, and planned anew.
+Gaps        Plans of an earlier version of the search stay in use until they are deleted.
+"""
+
+import os
+import shutil
+import warnings
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from tightrope.core import Graph, Plan, PlanFileError
+from tightrope.native import cache_folder
+from tightrope.plan.cache import PlanCache, graph_key
+
+_MOST_PLANS: Final = 24
+"""Plans of one graph that are kept: each takes some milliseconds to read."""
+_MOST_GRAPHS: Final = 256
+_LAYOUT: Final = 1
+"""Version of what is kept."""
+VARIABLE: Final = "TIGHTROPE_PLANS"
+"""Names another folder; ``off`` = plans die with the process."""
+
+
+def plans_folder() -> Path | None:
+    """Name the folder in which plans are kept, or None."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen == "off":
+        return None
+    return Path(chosen) if chosen else cache_folder() / "plans"
+
+
+class KeptPlans(PlanCache):
+    """A cache of plans on disk that a running step may rely on.
+
+    Args:
+        seed: of the search; plans of other seeds are others.
+
+    Example:
+        >>> from tightrope.core import Op, Storage
+        >>> graph = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),))
+        >>> KeptPlans(0).exact(graph, budget=1, planner="auto") is None
+        True
+    """
+
+    def __init__(self, seed: int) -> None:
+        folder = plans_folder()
+        super().__init__(None if folder is None else folder / f"{_LAYOUT}-{seed}")
+        self._read_from_disk: set[str] = set()
+
+    def store(self, graph: Graph, plan: Plan, *, planner: str) -> None:
+        """Remember a plan; a folder that cannot be written only costs the next process its time."""
+        try:
+            super().store(graph, plan, planner=planner)
+        except PlanFileError:
+            return
+        if self._folder is not None:
+            _drop_oldest(self._folder / graph_key(graph), _MOST_PLANS)
+            _drop_oldest(self._folder, _MOST_GRAPHS)
+
+    def forget(self, graph: Graph, why: str) -> bool:
+        """Delete what is kept of a graph if something was read from disk, and tell whether it was."""
+        key = graph_key(graph)
+        if key not in self._read_from_disk or self._folder is None:
+            return False
+        said = f"tightrope: a plan in {self._folder / key} is of no use and was deleted: {why}"
+        warnings.warn(said, stacklevel=2)
+        shutil.rmtree(self._folder / key, ignore_errors=True)
+        self._read_from_disk.discard(key)
+        self._plans[key] = {}
+        return True
+
+    def _load(self, key: str, graph: Graph) -> dict[tuple[str, int], Plan]:
+        try:
+            found = super()._load(key, graph)
+        except (PlanFileError, OSError) as error:
+            self._read_from_disk.add(key)
+            self.forget(graph, str(error))
+            return {}
+        if found:
+            self._read_from_disk.add(key)
+        return found
+
+
+def _drop_oldest(folder: Path, most: int) -> None:
+    """Keep the newest entries of a folder; others may do the same at the same time."""
+    entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    if len(entries) <= most:
+        return
+    entries.sort(key=lambda entry: entry.stat().st_mtime_ns if entry.is_file() or entry.is_dir() else 0)
+    for entry in islice(entries, len(entries) - most):
+        if entry.is_dir():
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            Path(entry.path).unlink(missing_ok=True)

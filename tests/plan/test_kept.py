@@ -1,0 +1,85 @@
+"""Plans that outlive the process."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import oracles
+from tightrope.core import InfeasibleError
+from tightrope.plan import SMALLEST, KeptPlans, smallest, solve
+from tightrope.plan import kept as module
+from tightrope.plan.job import Job
+
+GRAPH = oracles.random_graph(3, num_ops=30)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TIGHTROPE_PLANS", str(tmp_path / "plans"))
+    return tmp_path / "plans"
+
+
+def a_tight_budget() -> int:
+    return (smallest(GRAPH).budget + 2 * solve(GRAPH, budget=2**40).forecast.total) // 3
+
+
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr(Job, "run", fail)
+    monkeypatch.setattr(Job, "rounds", fail)
+
+
+def test_the_next_process_does_not_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = a_tight_budget()
+    first = solve(GRAPH, budget=budget, cache=KeptPlans(0))
+    no_search(monkeypatch)
+    assert solve(GRAPH, budget=budget, cache=KeptPlans(0)) == first
+    with pytest.raises(AssertionError, match="searched"):
+        solve(GRAPH, budget=budget, cache=KeptPlans(1))
+
+
+def test_a_refusal_is_searched_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    least = smallest(GRAPH).budget
+    with pytest.raises(InfeasibleError) as first:
+        solve(GRAPH, budget=least // 2, cache=KeptPlans(0))
+    no_search(monkeypatch)
+    with pytest.raises(InfeasibleError) as again:
+        solve(GRAPH, budget=least - 1, cache=KeptPlans(0))
+    assert first.value.smallest_found == again.value.smallest_found == least
+
+
+def test_a_damaged_file_costs_a_warning_and_a_search(folder: Path) -> None:
+    budget = a_tight_budget()
+    first = solve(GRAPH, budget=budget, cache=KeptPlans(0))
+    (file,) = folder.rglob(f"auto-{first.budget}.json")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="of no use and was deleted"):
+        assert solve(GRAPH, budget=budget, cache=KeptPlans(0)) == first
+    assert solve(GRAPH, budget=budget, cache=KeptPlans(0)) == first
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(folder: Path) -> None:
+    folder.write_text("in the way")
+    assert solve(GRAPH, budget=2**40, cache=KeptPlans(0)).forecast.ns == GRAPH.base_ns
+
+
+def test_the_oldest_plans_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_PLANS", 3)
+    cache, least = KeptPlans(0), smallest(GRAPH)
+    for more in range(5):
+        plan = solve(GRAPH, budget=2**40 + more)
+        cache.store(GRAPH, plan, planner="auto")
+        (made,) = folder.rglob(f"*-{2**40 + more}.json")
+        os.utime(made, (more, more))
+    cache.store(GRAPH, least, planner=SMALLEST)
+    left = sorted(file.stem for file in folder.rglob("*.json"))
+    assert left == [f"auto-{2**40 + 3}", f"auto-{2**40 + 4}", f"smallest-{least.budget}"]
+
+
+def test_off_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTROPE_PLANS", "off")
+    solve(GRAPH, budget=2**40, cache=KeptPlans(0))
+    assert not folder.exists()
