@@ -120,8 +120,8 @@ def _planned(
         "tdi": seen.overhead,
         "equal": equal,
     }
-    accounts().release(train)
     twin = eager_loop(case)
     twin.optimizer = optimizer  # its own would hold bytes that the planned step needs
-    ratio = paired_ratio(_Whole(train, case), twin, num_pairs=settings.num_pairs)
+    with accounts().unlimited():  # the twin needs more than the planned step
+        ratio = paired_ratio(_Whole(train, case), twin, num_pairs=settings.num_pairs)
     return row | {"ratio": ratio.median, "interval": [ratio.low, ratio.high], "time": str(ratio)}
