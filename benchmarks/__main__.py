@@ -10,6 +10,7 @@ from benchmarks.executable import main as executable
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
+from benchmarks.witness import main as witness
 
 _QUESTIONS = {
     "page": page.run,
@@ -19,6 +20,7 @@ _QUESTIONS = {
     "placement_safety": placement_safety.run,
     "recorder": recorder.run,
     "executable": executable.run,
+    "witness": witness.run,
 }
 
 
