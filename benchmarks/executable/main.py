@@ -13,7 +13,7 @@ import msgspec
 import torch
 from rich.console import Console
 
-from benchmarks.executable import before, causes, inference, judged, pending, saved
+from benchmarks.executable import before, causes, first, inference, judged, pending, saved
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 
 BARS: Final[dict[str, tuple[Bar, ...]]] = {
@@ -22,6 +22,7 @@ BARS: Final[dict[str, tuple[Bar, ...]]] = {
     "X3": (before.BAR,),
     "X4": (pending.EIGHT, pending.TWO),
     "X5": (inference.BAR,),
+    "N3": (first.BAR,),
 }
 """Tables of each bar, in the order in which they are measured."""
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import warnings
 
+import pytest
 import torch
 from torch import nn
 
@@ -69,3 +70,31 @@ def test_a_step_that_lives_to_the_end_of_the_process_says_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+class Inverse(nn.Module):
+    """A kernel that raises an error that depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8) + 0.1 * torch.ones(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.linalg.inv(self.weight)
+
+
+class Volume(Inverse):
+    """A kernel that takes integers that count from one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.linalg.slogdet(self.weight)[1]
+
+
+@pytest.mark.parametrize(("kind", "level"), [(Inverse, "L0"), (Volume, "L1")])
+def test_linear_algebra_runs(kind: type[nn.Module], level: str) -> None:
+    model, batch = kind(), torch.ones(4, 8)
+    wanted = gradients(model, batch)
+    model.zero_grad()
+    found = gradients(tightrope.compile(model, budget="64MiB", progress=False), batch)
+    assert all(map(torch.equal, wanted, found))
+    assert tightrope.report(model).level == level

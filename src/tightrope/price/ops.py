@@ -175,18 +175,30 @@ class _Pricing:
         return replace(part, inputs=inputs, outputs=tuple(self.widened(value) for value in part.outputs))
 
     def _measure(self, op: Op) -> Measured:
-        made: dict[StorageId, torch.UntypedStorage] = {}
-        try:
-            kernel = resolve(op.target)
-            args = [value_of(value, lambda view: self._made_up(view, made)) for value in op.arguments]
-            kwargs = {
-                name: value_of(value, lambda view: self._made_up(view, made)) for name, value in op.keywords
-            }
-            return measure(lambda: kernel(*args, **kwargs), self.allocator)
-        except torch.OutOfMemoryError as error:
-            raise _does_not_fit(self.graph, op, self.allocator, str(error).splitlines()[0]) from error
+        for number in (0, 1):  # what integers are: some kernels count from one
+            try:
+                return self._run(op, number)
+            except torch.OutOfMemoryError as error:
+                raise _does_not_fit(self.graph, op, self.allocator, str(error).splitlines()[0]) from error
+            except RuntimeError as error:
+                refused = error
+        raise CaptureError(
+            f"{op.describe()} cannot be measured on made-up values ({str(refused).splitlines()[0]}): it "
+            "cannot be planned."
+        )
 
-    def _made_up(self, view: View, made: dict[StorageId, torch.UntypedStorage]) -> torch.Tensor:
+    def _run(self, op: Op, number: int) -> Measured:
+        made: dict[StorageId, torch.UntypedStorage] = {}
+        kernel = resolve(op.target)
+
+        def made_up(view: View) -> torch.Tensor:
+            return self._made_up(view, made, number)
+
+        args = [value_of(value, made_up) for value in op.arguments]
+        kwargs = {name: value_of(value, made_up) for name, value in op.keywords}
+        return measure(lambda: kernel(*args, **kwargs), self.allocator)
+
+    def _made_up(self, view: View, made: dict[StorageId, torch.UntypedStorage], number: int) -> torch.Tensor:
         if view.base == EMPTY:
             return torch.empty_strided(view.shape, view.strides, dtype=dtype_of(view.dtype))
         storage = self.graph.storages[view.base]
@@ -199,7 +211,8 @@ class _Pricing:
             size = max(storage.bytes, view.end)
             made[view.base] = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
             whole = torch.empty(0, dtype=dtype).set_(made[view.base], 0, (size // dtype.itemsize,), (1,))
-            whole.fill_(0.5 if dtype.is_floating_point or dtype.is_complex else dtype is torch.bool)
+            fraction = dtype.is_floating_point or dtype.is_complex
+            whole.fill_(0.5 if fraction else number or dtype is torch.bool)
         return tensor_in(made[view.base], view)
 
 
