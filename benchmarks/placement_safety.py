@@ -244,7 +244,7 @@ def captured(name: str) -> Graph:
         others = tuple(made for made in op.creates if made not in weights)
         apart = op.phase is Phase.BACKWARD and weights and others and not op.mutates
         for creates in (others, weights) if apart else (op.creates,):
-            ops.append(msgspec.structs.replace(op, id=len(ops), creates=creates, allocations=(), replay=-1))
+            ops.append(msgspec.structs.replace(op, id=len(ops), creates=creates, allocations=(), variant=-1))
     return Graph(tuple(ops), graph.storages, name=name)
 
 
