@@ -30,6 +30,10 @@ _OTHERS: Final = 4
 _CUTS: Final = 3
 """Plans asked for with room left where the addresses of a faster plan missed."""
 
+_MANY_OPS: Final = 400
+_LEAST_GAIN: Final = 300
+"""In a larger graph than that, a search for less than this part of a step's time is not worth its own."""
+
 _FULL_OPS: Final = 800
 """Largest graph that is searched in full again when the target moves."""
 
@@ -144,7 +148,10 @@ class Job:
         """Whether live bytes fit and addresses do not, in a plan that is worth making fit."""
         live = plan.forecast.persistent + plan.forecast.peak
         over = plan.forecast.total > self.budget >= live
-        return over and (self.best is None or plan.forecast.ns < self.best.forecast.ns)
+        if self.best is None or not over:
+            return over
+        gain = self.best.forecast.ns - plan.forecast.ns
+        return gain > (self.best.forecast.ns // _LEAST_GAIN if len(self.graph.ops) > _MANY_OPS else 0)
 
     def _cut(self, options: Options, plan: Plan) -> None:
         """Ask again near a plan whose addresses miss, with room left where they do."""
