@@ -1,10 +1,11 @@
 """Who holds how many bytes: the process-wide side of the budget.
 
-The budget covers every byte on the device, and the allocator counts all it has served. Tensors
-older than the hook are not counted by it; they are looked for (`tightrope.run.older`) and subtracted
-from what the hook may serve:
+The budget covers every byte on the device, and the allocator counts all it has served. Two kinds of
+bytes it does not see, and they are subtracted from what it may serve: tensors older than the hook, which
+are looked for (`tightrope.run.older`), and what kernels take from the C library while they run, which is
+measured with their prices:
 
-    limit = budget - bytes of tensors older than the hook
+    limit = budget - bytes of tensors older than the hook - most hidden bytes of a kernel
 
 This is the only place that sets the allocator's limit. Between steps the limit stays on: loss,
 optimizer and user code live under it too. Inside a step with a limit of its own (level 0), that one
@@ -74,6 +75,7 @@ class Accounts:
         self._less = self._room = ""
         self._own: Bytes | None = None
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
+        self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         hook = self.allocator
         self._older = OlderTensors(hook.owns if hook is not None else lambda address: True)
         self._applied: Bytes = 0
@@ -96,6 +98,23 @@ class Accounts:
     def budget_of(self, owner: object) -> Bytes:
         """Look up what ``owner`` holds the process to; 0 = nothing yet."""
         return self._budgets.get(owner, 0)
+
+    def hold_back(self, owner: object, hidden: Bytes) -> None:
+        """Keep the most bytes that a kernel takes behind the allocator free while ``owner`` lives.
+
+        Kernels run one after another, so the largest amount counts.
+        """
+        if hidden <= self._hidden.get(owner, 0):
+            return
+        if owner not in self._hidden:
+            weakref.finalize(owner, self._apply)
+        self._hidden[owner] = hidden
+        self._apply()
+
+    @property
+    def hidden(self) -> Bytes:
+        """Bytes held back for what kernels take behind the allocator."""
+        return max(self._hidden.values(), default=0)
 
     @property
     def budget(self) -> Bytes:
@@ -133,13 +152,15 @@ class Accounts:
             return
         budget = self.budget or None
         older = self._applied = self.older
-        self.allocator.limit = None if budget is None else max(budget - older, 0)
+        self.allocator.limit = None if budget is None else max(budget - older - self.hidden, 0)
+        less = []
+        if older:
+            less.append(f"{older} bytes of tensors made before tightrope began to count")
+        if self.hidden:
+            less.append(f"{self.hidden} bytes that kernels take beside torch's allocator")
         self._less = ""
-        if budget is not None and older:
-            self._less = (
-                f"The limit is the budget of {budget} less {older} bytes of tensors made before tightrope "
-                "began to count."
-            )
+        if budget is not None and less:
+            self._less = f"The limit is the budget of {budget} less {' and '.join(less)}."
         self.explain(self._room)
 
     def explain(self, room: str) -> None:

@@ -22,6 +22,7 @@
 // limit, a recording or a replay: its memory is its own.
 
 #include "allocator_state.hpp"
+#include "hidden.hpp"
 
 #include <string>
 
@@ -330,5 +331,19 @@ int64_t tr_end_replay(int64_t* out) {
   state->replay.reset();
   return 0;
 }
+
+// Counts what kernels take elsewhere; 1 where that can be counted.
+int64_t tr_attach_hidden() { return tightrope_hidden::attach() ? 1 : 0; }
+
+void tr_begin_hidden() { tightrope_hidden::begin(); }
+
+// Writes the most bytes that lived at once, and those that still live.
+void tr_end_hidden(int64_t* out) {
+  const auto [peak, left] = tightrope_hidden::end();
+  out[0] = peak;
+  out[1] = left;
+}
+
+void tr_tidy(Bytes reserve) { tightrope_hidden::tidy(static_cast<size_t>(reserve)); }
 
 }  // extern "C"
