@@ -45,6 +45,17 @@ def test_the_peak_is_of_what_lives_at_once(counting: Allocator) -> None:
     assert counting.end_hidden().peak == 16 * 70_000
 
 
+def test_measurements_nest(counting: Allocator) -> None:
+    x, y, z = torch.zeros(50_000), torch.zeros(70_000), torch.zeros(60_000)
+    counting.begin_hidden()
+    z.topk(3)
+    counting.begin_hidden()
+    x.topk(3)
+    assert counting.end_hidden() == (16 * 50_000, 0)
+    y.topk(3)
+    assert counting.end_hidden() == (16 * 70_000, 0)
+
+
 def test_nothing_is_counted_outside_of_a_measurement(counting: Allocator) -> None:
     x = torch.zeros(50_000)
     counting.begin_hidden()

@@ -34,8 +34,8 @@ class Report:
         persistent: bytes held by everything but the step (parameters, state, inputs, user tensors).
         arena: bytes reserved for planned addresses.
         outside: bytes of values handed to the user in mid-step, outside the arena.
-        hidden: bytes of the budget held back for what kernels take behind torch's allocator while they run,
-            as measured with their prices; no part of any other figure but the bound.
+        hidden: bytes of the budget held back for what kernels take behind torch's allocator while they run;
+            no part of any other figure but the bound.
         forecast_peak: largest number of live bytes made by the step, as planned.
         observed_peak: the same, as counted by the allocator in the last step.
         observed_total: largest number of bytes charged against the limit.
@@ -244,6 +244,7 @@ def _replaying(why: str, replayed: Replay) -> Report:
         observed_total=replayed.charged_peak,
         verified="not needed: the model runs unchanged",
         divergences=int(replayed.divergence is not None),
+        hidden=replayed.hidden,
     )
 
 

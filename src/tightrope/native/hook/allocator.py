@@ -380,11 +380,11 @@ class Allocator:
         return bool(self._native.tr_attach_hidden())
 
     def begin_hidden(self) -> None:
-        """Begin to count the blocks that kernels take from the C library, on every thread."""
+        """Begin to count the blocks that kernels take from the C library, on every thread; this may nest."""
         self._native.tr_begin_hidden()
 
     def end_hidden(self) -> Hidden:
-        """Stop counting them."""
+        """Tell what was taken since the last `begin_hidden` that has not ended yet."""
         out = (_I64 * len(Hidden._fields))()
         self._native.tr_end_hidden(out)
         return Hidden(*out)

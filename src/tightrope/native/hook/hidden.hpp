@@ -41,6 +41,7 @@ struct Found {
 #include <set>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace tightrope_hidden {
 
@@ -52,6 +53,7 @@ struct Blocks {
   std::mutex mutex;
   std::unordered_map<void*, size_t> sizes;
   int64_t live = 0, peak = 0;
+  std::vector<Found> outer;  // per open measurement: the peak before it, and what lived at its start
 
   void add(void* pointer, size_t size) {
     if (pointer == nullptr || size < kSmallest || !on.load(std::memory_order_relaxed)) return;
@@ -267,20 +269,29 @@ inline bool attach() {
   return changed > 0;
 }
 
+// Measurements may nest: an inner one counts for the outer ones too.
 inline void begin() {
   Blocks& all = blocks();
   std::lock_guard<std::mutex> lock(all.mutex);
-  all.sizes.clear();
-  all.live = all.peak = 0;
+  all.outer.push_back({all.peak, all.live});
+  all.peak = all.live;
   on = true;
 }
 
 inline Found end() {
-  on = false;
   Blocks& all = blocks();
   std::lock_guard<std::mutex> lock(all.mutex);
-  all.sizes.clear();
-  return {all.peak, all.live};
+  if (all.outer.empty()) return {0, 0};
+  const Found before = all.outer.back();
+  const Found found{all.peak - before.left, all.live - before.left};
+  all.outer.pop_back();
+  all.peak = std::max(all.peak, before.peak);
+  if (all.outer.empty()) {
+    on = false;
+    all.sizes.clear();
+    all.live = all.peak = 0;
+  }
+  return found;
 }
 
 // The matrix library of torch keeps what its kernels took, and takes more where none of it is large enough.
