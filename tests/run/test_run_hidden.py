@@ -3,6 +3,7 @@
 import gc
 import re
 import sys
+import warnings
 
 import pytest
 import torch
@@ -89,3 +90,54 @@ def test_it_is_given_free_with_the_model() -> None:
     torch._dynamo.reset()
     gc.collect()
     assert accounts().hidden == 0
+
+
+class Rows(nn.Module):
+    """Rows of a table, each looked up once; how many depends on values, so it is planned in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows, where = torch.unique(ids, return_inverse=True)
+        return self.table(rows)[where].square().mean()
+
+
+def train(model: nn.Module, ids: Tensor, num_steps: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(num_steps):
+            model.zero_grad()
+            model(ids).backward()
+
+
+def test_between_the_graphs_it_is_seen_in_the_first_steps_and_held_back() -> None:
+    ids = torch.arange(NUM) % 100
+    model = tightrope.compile(Rows(), budget=accounts().charged() + 20_000_000, progress=False)
+    train(model, ids, 4)
+    report = tightrope.report(model)
+    assert "sequence of graphs" in report.why
+    assert report.hidden >= HIDDEN
+    assert report.observed_total + report.hidden <= report.budget
+
+
+def test_between_the_graphs_a_budget_for_everything_else_is_refused_and_the_named_one_works() -> None:
+    ids = torch.arange(NUM) % 100
+    model = tightrope.compile(Rows(), budget=accounts().charged() + 20_000_000, progress=False)
+    train(model, ids, 4)
+    taken, hidden = tightrope.report(model).observed_total, tightrope.report(model).hidden
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    model = tightrope.compile(Rows(), budget=taken + hidden // 2, progress=False)
+    with pytest.raises(InfeasibleError, match="beside torch's allocator") as refused:
+        train(model, ids, 4)
+    named = refused.value.smallest_found
+    assert named is not None
+    del model, refused  # the frames of the error hold the loss
+    torch._dynamo.reset()
+    gc.collect()
+    model = tightrope.compile(Rows(), budget=named, progress=False)
+    train(model, ids, 4)
+    assert tightrope.report(model).observed_total + tightrope.report(model).hidden <= named

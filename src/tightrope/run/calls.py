@@ -26,6 +26,7 @@ from tightrope.lower.join import Turn, join
 from tightrope.lower.remainder import remainder
 from tightrope.plan import solve
 from tightrope.run.accounts import Accounts
+from tightrope.run.beside import Beside
 from tightrope.run.captured import Captured
 from tightrope.run.foresee import Foresight
 from tightrope.run.gaps import Gaps
@@ -79,6 +80,7 @@ class Calls:
         self._gaps: Gaps | None = None
         self._left_behind: Bytes = 0
         self._held_first: Bytes | None = None
+        self._beside = Beside(accounts)
         _ALL.add(self)
 
     # captured graphs and units
@@ -480,7 +482,16 @@ class Calls:
         alone = all(len(running.turns) <= 2 and not running.off for running in self.recent)
         return alone and all(forecast.ns == forecast.base_ns for forecast in forecasts)
 
+    def look_beside(self, num_graphs: int) -> None:
+        """Watch what kernels take in code between graphs, so many of them by now.
+
+        Raises:
+            InfeasibleError: a step took more than the budget with that.
+        """
+        self._beside.look(num_graphs, self.budget, self.observed_charged)
+
     def close(self) -> None:
         """Give everything back that no step is using."""
+        self._beside.close()
         for unit in self.units.values():
             unit.close()
