@@ -85,13 +85,16 @@ def _rows(name: str, settings: Settings, ask: Ask) -> Iterator[Row]:
     if eager.failed:
         yield {"family": name, "asked": "eager", "failed": eager.failed}
         return
-    for share in _QUICK if settings.quick else _SHARES:
-        budget = eager.true * share // 100
-        yield _row(name, f"{share} %", budget, ask(Asked(name, budget)), eager)
     budget, figures, refusals = eager.true // 4, Figures(refused="not asked yet"), 0
+    for share in _QUICK if settings.quick else _SHARES:
+        asked = eager.true * share // 100
+        found = ask(Asked(name, asked))
+        yield _row(name, f"{share} %", asked, found, eager)
+        if found.refused and found.named:
+            budget, figures, refusals = found.named, found, 1
     while figures.refused and refusals < _FOLLOWED:
         figures = ask(Asked(name, budget))
-        if not figures.refused or figures.failed or not figures.named:
+        if not figures.named:
             break
         budget, refusals = figures.named, refusals + 1
     row = _row(name, "smallest", budget, figures, eager)
