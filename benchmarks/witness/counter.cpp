@@ -10,9 +10,9 @@
 // What the interpreter, its extension modules and torch's bindings ask for are books and not counted.
 // Neither are the small blocks in which torch describes its tensors.
 //
-// Resident pages are looked at whenever they can become fewer (munmap, madvise), when a mapping is made, and
-// when asked. Between two looks they only grow, so (most blocks between) + (pages at the second) is never
-// less than the true peak.
+// Resident pages are looked at whenever they can become fewer (munmap, madvise), when a mapping is made, before
+// a large block is released, and when asked. Between two looks they only grow, so (most blocks between) + (pages
+// at the second) is never less than the true peak, and above it by less than `kLarge` per block released between.
 
 #include <link.h>
 #include <malloc.h>
@@ -23,6 +23,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -36,7 +37,7 @@ void __libc_free(void*);
 
 namespace {
 
-constexpr size_t kSmallest = 4096, kPage = 4096;
+constexpr size_t kSmallest = 4096, kPage = 4096, kLarge = 16384;
 constexpr size_t kSlots = 1 << 20, kRegions = 4096, kRanges = 64;
 enum Who : int { kTensors = 0, kKernels = 1, kOnTorch = 2, kNobody = -1 };
 
@@ -125,25 +126,6 @@ void add(void* pointer, size_t size, void* from, How how = How::other) {
   if (live[0] + live[1] > interval_peak) interval_peak = live[0] + live[1];
 }
 
-void remove(void* pointer) {
-  if (pointer == nullptr || !on.load(std::memory_order_relaxed)) return;
-  const auto key = reinterpret_cast<uintptr_t>(pointer);
-  Lock lock;
-  size_t at = home(key);
-  for (; slots[at].key != key; at = (at + 1) % kSlots)
-    if (slots[at].key == 0) return;
-  if (slots[at].size < 0) live[kKernels] += slots[at].size;
-  else live[kTensors] -= slots[at].size;
-  for (size_t next = (at + 1) % kSlots; slots[next].key != 0; next = (next + 1) % kSlots) {
-    const size_t want = home(slots[next].key);
-    if (((next - want) % kSlots) >= ((next - at) % kSlots)) {
-      slots[at] = slots[next];
-      at = next;
-    }
-  }
-  slots[at] = {0, 0};
-}
-
 int64_t resident(bool of_kernels) {  // under the lock
   static unsigned char found[1 << 16];
   int64_t pages = 0;
@@ -162,6 +144,28 @@ void look() {  // under the lock
   if (pages > pages_peak) pages_peak = pages;
   if (interval_peak + pages > total_peak) total_peak = interval_peak + pages;
   interval_peak = live[0] + live[1];
+}
+
+void remove(void* pointer) {
+  if (pointer == nullptr || !on.load(std::memory_order_relaxed)) return;
+  const auto key = reinterpret_cast<uintptr_t>(pointer);
+  Lock lock;
+  size_t at = home(key);
+  for (; slots[at].key != key; at = (at + 1) % kSlots)
+    if (slots[at].key == 0) return;
+  const bool large = std::abs(slots[at].size) >= static_cast<int64_t>(kLarge);
+  if (large) look();
+  if (slots[at].size < 0) live[kKernels] += slots[at].size;
+  else live[kTensors] -= slots[at].size;
+  if (large) interval_peak = live[0] + live[1];
+  for (size_t next = (at + 1) % kSlots; slots[next].key != 0; next = (next + 1) % kSlots) {
+    const size_t want = home(slots[next].key);
+    if (((next - want) % kSlots) >= ((next - at) % kSlots)) {
+      slots[at] = slots[next];
+      at = next;
+    }
+  }
+  slots[at] = {0, 0};
 }
 
 void forget(uintptr_t begin, uintptr_t end) {  // under the lock

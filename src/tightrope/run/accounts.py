@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import Allocator, allocator
-from tightrope.run.arenas import reclaimable
+from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
 
 _UNLIMITED: Final[Bytes] = 2**60
@@ -62,6 +62,8 @@ class Accounts:
         allocator: the hook, or None when it could not be built.
         marked: bytes charged when `mark` was called last.
         turn: held while planned code runs: the allocator serves one plan at a time.
+        watchers: who does not know yet what kernels take in code without a graph: until then, idle arenas
+            give their pages back before such code runs.
         note: why there is no hook, in one sentence, or the empty string.
     """
 
@@ -70,6 +72,7 @@ class Accounts:
         self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
         self.marked: Bytes = 0
         self.turn = threading.RLock()
+        self.watchers: weakref.WeakSet[object] = weakref.WeakSet()
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
         self._less = self._room = ""
@@ -230,12 +233,13 @@ class Accounts:
         return self.allocator.stats().heap_refused if self.allocator is not None else 0
 
     def take_peak(self) -> Bytes:
-        """Return the most bytes held since the last call of this, and start afresh; 0 without a hook."""
+        """Return the most bytes held since the last call of this, and start afresh; 0 without a hook.
+
+        What was held since the last observation counts too, whoever looks at that besides.
+        """
         if self.allocator is None:
             return 0
-        peak = max(self._peak, self.allocator.stats().charged_peak + self.older)
-        self._peak = 0
-        self.allocator.reset_peaks()
+        peak, self._peak = max(self._peak, self.allocator.stats().charged_peak + self.older), 0
         return peak
 
     def open_step(self, close: Callable[[], None] | None) -> None:
@@ -264,6 +268,8 @@ class Accounts:
     def mark(self) -> None:
         """Remember what is charged now: a capture that follows holds transient bytes of its own."""
         if self.allocator is not None:
+            if self.watchers:
+                trim_all()
             self.marked = self._counted()
 
     def charged(self) -> Bytes:

@@ -30,22 +30,24 @@ class Beside:
         self._open = False
         self._left, self._graphs = _LOOKS, 0
 
-    def look(self, graphs: int, budget: Bytes, charged: Bytes) -> None:
+    def look(self, graphs: int, budget: Bytes) -> None:
         """End one step and begin the next.
 
         Args:
             graphs: number captured so far.
             budget: total bytes asked for.
-            charged: most bytes charged in any step.
 
         Raises:
             InfeasibleError: a step took more than the budget, together with its kernels.
         """
-        seen = self.close()
+        seen, charged = self.close(), self._accounts.take_peak()
         same, self._graphs = graphs == self._graphs, graphs
-        if self._left and (hook := self._accounts.allocator) is not None and hook.attach_hidden():
+        if not self._left:
+            self._accounts.watchers.discard(self)
+        elif (hook := self._accounts.allocator) is not None and hook.attach_hidden():
             hook.begin_hidden()
             self._open = True
+            self._accounts.watchers.add(self)
         if not same or not seen:
             return
         self._left -= 1

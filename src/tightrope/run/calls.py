@@ -488,7 +488,7 @@ class Calls:
         Raises:
             InfeasibleError: a step took more than the budget with that.
         """
-        self._beside.look(num_graphs, self.budget, self.observed_charged)
+        self._beside.look(num_graphs, self.budget)
 
     def close(self) -> None:
         """Give everything back that no step is using."""
