@@ -137,7 +137,9 @@ def _verdicts(rows: Sequence[Row]) -> list[Verdict]:
     failed = [f"{row['family']} {row['asked']}: {row['failed']}" for row in rows if row.get("failed")]
     within = [row["above"] <= ALLOWED for row in ran]
     smallest = [row for row in rows if row.get("asked") == "smallest"]
-    first = [row["accepted"] and row["refusals"] <= 1 for row in smallest]
+    named = [row for row in smallest if row["refusals"] or row["accepted"]]
+    first = [row["accepted"] and row["refusals"] <= 1 for row in named]
+    unnamed = ", ".join(row["family"] for row in smallest if row not in named)
     worst = max(ran, key=lambda row: row["above"], default=None)
     figure = f"true bytes <= budget + {format_bytes(ALLOWED)}: {count(within)} accepted runs"
     if worst is not None:
@@ -148,7 +150,12 @@ def _verdicts(rows: Sequence[Row]) -> list[Verdict]:
     return [
         Verdict("W1", bool(ran) and all(within) and not failed, figure),
         Verdict("W2", all(equal), f"bits of eager: {count(equal)}"),
-        Verdict("W3", all(first), f"the named smallest budget trains five steps: {count(first)}"),
+        Verdict(
+            "W3",
+            all(first),
+            f"the first budget that is named trains five steps: {count(first)}"
+            + (f"; none is named for {unnamed}" if unnamed else ""),
+        ),
     ]
 
 
