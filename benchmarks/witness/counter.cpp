@@ -195,7 +195,10 @@ bool stands_on_torch(const dl_phdr_info* info) {
       dynamic = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[k].p_vaddr);
   if (dynamic == nullptr) return false;
   for (const auto* entry = dynamic; entry->d_tag != DT_NULL; ++entry)
-    if (entry->d_tag == DT_STRTAB) names = reinterpret_cast<const char*>(entry->d_un.d_ptr);
+    if (entry->d_tag == DT_STRTAB) {
+      const auto said = entry->d_un.d_ptr;
+      names = reinterpret_cast<const char*>(said < info->dlpi_addr ? said + info->dlpi_addr : said);
+    }
   for (const auto* entry = dynamic; names != nullptr && entry->d_tag != DT_NULL; ++entry)
     if (entry->d_tag == DT_NEEDED && begins(names + entry->d_un.d_val, "libc10")) return true;
   return false;

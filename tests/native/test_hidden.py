@@ -1,5 +1,6 @@
 """What kernels take behind torch's allocator is counted to the byte, and nothing else is."""
 
+import os
 import sys
 
 import pytest
@@ -54,6 +55,20 @@ def test_measurements_nest(counting: Allocator) -> None:
     assert counting.end_hidden() == (16 * 50_000, 0)
     y.topk(3)
     assert counting.end_hidden() == (16 * 70_000, 0)
+
+
+def test_a_forked_child_begins_without_a_measurement(counting: Allocator) -> None:
+    x = torch.zeros(50_000)
+    counting.begin_hidden()
+    child = os.fork()
+    if child == 0:
+        x.topk(3)
+        inside = counting.end_hidden()
+        counting.begin_hidden()
+        x.topk(3)
+        os._exit(0 if (inside, counting.end_hidden().peak) == ((0, 0), 16 * 50_000) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert counting.end_hidden() == (0, 0)
 
 
 def test_nothing_is_counted_outside_of_a_measurement(counting: Allocator) -> None:

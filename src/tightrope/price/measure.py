@@ -10,7 +10,8 @@ Guarantee   The bytes are exact for this machine, thread count and torch version
 Complexity  At least five runs per distinct op; at most about 20 ms beyond that.
 Gaps        Without a C++ compiler there is no hook: temporaries are unknown then, and hidden bytes
             too; these are only counted on Linux, and not where a kernel maps pages itself. A kernel that
-            sizes a table by values, such as a hash of distinct ones, is measured on made-up values.
+            sizes a table by values, such as a hash of distinct ones, is measured on made-up values. What
+            torch takes on other threads meanwhile counts as the op's.
             What a kernel keeps after its first run is no part of the price: code that oneDNN compiles,
             and up to `KEPT` bytes of the matrix library.
 """

@@ -95,6 +95,17 @@ void forget_in_child() {
   state->limit = -1;
   state->recording = false;
   state->replay.reset();
+  tightrope_hidden::after_fork(true);
+  state->mutex.unlock();
+}
+
+void lock_for_fork() {
+  state->mutex.lock();
+  tightrope_hidden::before_fork();
+}
+
+void go_on_in_parent() {
+  tightrope_hidden::after_fork(false);
   state->mutex.unlock();
 }
 
@@ -119,7 +130,7 @@ int64_t tr_install() {
     state = nullptr;
     return fail("another CPU allocator with a higher priority is in place");
   }
-  pthread_atfork([] { state->mutex.lock(); }, [] { state->mutex.unlock(); }, forget_in_child);
+  pthread_atfork(lock_for_fork, go_on_in_parent, forget_in_child);
   return 0;
 }
 

@@ -204,7 +204,8 @@ struct Object {
     if (dynamic == nullptr) return;
     bool pairs = true;
     for (const auto* entry = dynamic; entry->d_tag != DT_NULL; ++entry) {
-      const auto pointer = entry->d_un.d_ptr;
+      const auto said = entry->d_un.d_ptr;
+      const auto pointer = said < base ? said + base : said;  // some loaders leave addresses as in the file
       if (entry->d_tag == DT_SYMTAB) symbols = reinterpret_cast<const ElfW(Sym)*>(pointer);
       if (entry->d_tag == DT_STRTAB) names = reinterpret_cast<const char*>(pointer);
       if (entry->d_tag == DT_RELA) tables[0] = reinterpret_cast<const ElfW(Rela)*>(pointer);
@@ -258,6 +259,16 @@ inline int attach_one(dl_phdr_info* info, size_t, void* data) {
     for (size_t k = 0; k < object.sizes[table] / sizeof(ElfW(Rela)); ++k)
       *static_cast<int64_t*>(data) += object.point(object.tables[table][k]);
   return 0;
+}
+
+// Around a fork: the child begins without a measurement.
+inline void before_fork() { blocks().mutex.lock(); }
+inline void after_fork(bool in_child) {
+  if (in_child) {
+    on = false;
+    blocks().outer.clear();
+  }
+  blocks().mutex.unlock();
 }
 
 // Counts in the libraries that are loaded by now; true where anything is counted.
@@ -318,6 +329,8 @@ inline bool attach() { return false; }
 inline void begin() {}
 inline Found end() { return {0, 0}; }
 inline void tidy(size_t) {}
+inline void before_fork() {}
+inline void after_fork(bool) {}
 
 }  // namespace tightrope_hidden
 
