@@ -4,6 +4,7 @@ import gc
 import re
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,3 +142,23 @@ def test_between_the_graphs_a_budget_for_everything_else_is_refused_and_the_name
     model = tightrope.compile(Rows(), budget=named, progress=False)
     train(model, ids, 4)
     assert tightrope.report(model).observed_total + tightrope.report(model).hidden <= named
+
+
+def test_a_whole_step_and_a_saved_one_hold_it_back_too(tmp_path: Path) -> None:
+    model, x = Largest(), torch.ones(NUM)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    train = tightrope.step(model.forward, budget=8_000_000, model=model, optimizer=sgd, progress=False)
+    train(x)
+    report = tightrope.report(train)
+    assert report.hidden == HIDDEN
+    assert report.forecast_peak == report.observed_peak
+    tightrope.save(train, tmp_path / "train.step", (x,))
+    del train, model, sgd
+    torch._dynamo.reset()
+    gc.collect()
+    assert accounts().hidden == 0
+    saved = tightrope.load(tmp_path / "train.step", budget=8_000_000)
+    assert accounts().hidden == HIDDEN
+    with pytest.raises(InfeasibleError):
+        tightrope.load(tmp_path / "train.step", budget=4 * NUM + HIDDEN)
+    del saved
