@@ -3,15 +3,16 @@
 // It knows nothing of the library that it watches. Every request of this process for memory passes
 // through here and on to the C library. Counted, at the size asked for, are
 //     tensors   blocks that libc10 takes with posix_memalign
-//     kernels   blocks of at least `kSmallest` bytes that the rest of torch takes, and what it computes with:
-//               malloc, calloc, realloc, posix_memalign, aligned_alloc, memalign, operator new
+//     kernels   blocks of at least `kSmallest` bytes that the rest of torch takes, what it computes with, and
+//               any library that stands on libc10, through which requests may pass: malloc, calloc, realloc,
+//               posix_memalign, aligned_alloc, memalign, operator new
 //     mappings  resident pages of what torch or any library but the interpreter's maps
 // What the interpreter, its extension modules and torch's bindings ask for are books and not counted.
 // Neither are the small blocks in which torch describes its tensors.
 //
-// Resident pages are looked at whenever they can become fewer (munmap, madvise), when a mapping is made, and
-// when asked. Between two looks they only grow, so (most blocks between) + (pages at the second) is never
-// less than the true peak.
+// Resident pages are looked at whenever they can become fewer (munmap, madvise), when a mapping is made, before
+// a large block is released, and when asked. Between two looks they only grow, so (most blocks between) + (pages
+// at the second) is never less than the true peak, and above it by less than `kLarge` per block released between.
 
 #include <link.h>
 #include <malloc.h>
@@ -22,6 +23,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -35,9 +37,9 @@ void __libc_free(void*);
 
 namespace {
 
-constexpr size_t kSmallest = 4096, kPage = 4096;
+constexpr size_t kSmallest = 4096, kPage = 4096, kLarge = 16384;
 constexpr size_t kSlots = 1 << 20, kRegions = 4096, kRanges = 64;
-enum Who : int { kTensors = 0, kKernels = 1, kNobody = -1 };
+enum Who : int { kTensors = 0, kKernels = 1, kOnTorch = 2, kNobody = -1 };
 
 struct Slot {
   uintptr_t key;
@@ -58,6 +60,7 @@ Range ranges[kRanges];
 int num_regions = 0, num_ranges = 0;
 std::atomic<bool> on{false};
 std::atomic_flag busy = ATOMIC_FLAG_INIT;
+unsigned long long num_objects = 0;
 int64_t live[2], peaks[2], interval_peak, total_peak, pages_peak, lost;
 
 enum class How { aligned, other };
@@ -72,18 +75,43 @@ struct Lock {
 
 size_t home(uintptr_t key) { return (key * 0x9E3779B97F4A7C15ull) >> 44; }
 
-Who caller(void* address) {
-  const auto at = reinterpret_cast<uintptr_t>(address);
+int note_object(dl_phdr_info* info, size_t, void*);
+
+int count_objects(dl_phdr_info* info, size_t, void* out) {
+  *static_cast<unsigned long long*>(out) = info->dlpi_adds;
+  return 1;
+}
+
+void find_objects() {
+  Lock lock;
+  num_ranges = 0;
+  dl_iterate_phdr(note_object, nullptr);
+}
+
+Who known(uintptr_t at) {
   for (int k = 0; k < num_ranges; ++k)
     if (ranges[k].begin <= at && at < ranges[k].end) return ranges[k].who;
   return kNobody;
 }
 
+Who caller(void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  const Who who = known(at);
+  if (who != kNobody) return who;
+  unsigned long long now = 0;
+  dl_iterate_phdr(count_objects, &now);
+  if (now == num_objects) return kNobody;
+  num_objects = now;
+  find_objects();
+  return known(at);
+}
+
 void add(void* pointer, size_t size, void* from, How how = How::other) {
   if (pointer == nullptr || !on.load(std::memory_order_relaxed)) return;
   if (size < kSmallest && how == How::other) return;
-  const Who who = caller(from);
+  Who who = caller(from);
   if (who == kNobody || (who == kTensors ? how == How::other : size < kSmallest)) return;
+  if (who == kOnTorch) who = kKernels;
   const auto key = reinterpret_cast<uintptr_t>(pointer);
   Lock lock;
   size_t at = home(key);
@@ -96,25 +124,6 @@ void add(void* pointer, size_t size, void* from, How how = How::other) {
   live[who] += static_cast<int64_t>(size);
   if (live[who] > peaks[who]) peaks[who] = live[who];
   if (live[0] + live[1] > interval_peak) interval_peak = live[0] + live[1];
-}
-
-void remove(void* pointer) {
-  if (pointer == nullptr || !on.load(std::memory_order_relaxed)) return;
-  const auto key = reinterpret_cast<uintptr_t>(pointer);
-  Lock lock;
-  size_t at = home(key);
-  for (; slots[at].key != key; at = (at + 1) % kSlots)
-    if (slots[at].key == 0) return;
-  if (slots[at].size < 0) live[kKernels] += slots[at].size;
-  else live[kTensors] -= slots[at].size;
-  for (size_t next = (at + 1) % kSlots; slots[next].key != 0; next = (next + 1) % kSlots) {
-    const size_t want = home(slots[next].key);
-    if (((next - want) % kSlots) >= ((next - at) % kSlots)) {
-      slots[at] = slots[next];
-      at = next;
-    }
-  }
-  slots[at] = {0, 0};
 }
 
 int64_t resident(bool of_kernels) {  // under the lock
@@ -137,6 +146,28 @@ void look() {  // under the lock
   interval_peak = live[0] + live[1];
 }
 
+void remove(void* pointer) {
+  if (pointer == nullptr || !on.load(std::memory_order_relaxed)) return;
+  const auto key = reinterpret_cast<uintptr_t>(pointer);
+  Lock lock;
+  size_t at = home(key);
+  for (; slots[at].key != key; at = (at + 1) % kSlots)
+    if (slots[at].key == 0) return;
+  const bool large = std::abs(slots[at].size) >= static_cast<int64_t>(kLarge);
+  if (large) look();
+  if (slots[at].size < 0) live[kKernels] += slots[at].size;
+  else live[kTensors] -= slots[at].size;
+  if (large) interval_peak = live[0] + live[1];
+  for (size_t next = (at + 1) % kSlots; slots[next].key != 0; next = (next + 1) % kSlots) {
+    const size_t want = home(slots[next].key);
+    if (((next - want) % kSlots) >= ((next - at) % kSlots)) {
+      slots[at] = slots[next];
+      at = next;
+    }
+  }
+  slots[at] = {0, 0};
+}
+
 void forget(uintptr_t begin, uintptr_t end) {  // under the lock
   for (int k = num_regions - 1; k >= 0; --k) {
     Region& one = regions[k];
@@ -156,6 +187,23 @@ const char* base_name(const char* path) {
 
 bool begins(const char* text, const char* start) { return std::strncmp(text, start, std::strlen(start)) == 0; }
 
+bool stands_on_torch(const dl_phdr_info* info) {
+  const ElfW(Dyn)* dynamic = nullptr;
+  const char* names = nullptr;
+  for (int k = 0; k < info->dlpi_phnum; ++k)
+    if (info->dlpi_phdr[k].p_type == PT_DYNAMIC)
+      dynamic = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[k].p_vaddr);
+  if (dynamic == nullptr) return false;
+  for (const auto* entry = dynamic; entry->d_tag != DT_NULL; ++entry)
+    if (entry->d_tag == DT_STRTAB) {
+      const auto said = entry->d_un.d_ptr;
+      names = reinterpret_cast<const char*>(said < info->dlpi_addr ? said + info->dlpi_addr : said);
+    }
+  for (const auto* entry = dynamic; names != nullptr && entry->d_tag != DT_NULL; ++entry)
+    if (entry->d_tag == DT_NEEDED && begins(names + entry->d_un.d_val, "libc10")) return true;
+  return false;
+}
+
 int note_object(dl_phdr_info* info, size_t, void*) {
   const char* name = base_name(info->dlpi_name);
   const bool python = std::strstr(name, "python") != nullptr;
@@ -164,6 +212,7 @@ int note_object(dl_phdr_info* info, size_t, void*) {
   else if (!python && (begins(name, "libtorch") || begins(name, "libgomp") || begins(name, "libmkl") ||
                        begins(name, "libiomp") || begins(name, "libopenblas")))
     who = kKernels;
+  else if (!python && stands_on_torch(info)) who = kOnTorch;
   if (who == kNobody) return 0;
   for (int k = 0; k < info->dlpi_phnum; ++k) {
     const auto& segment = info->dlpi_phdr[k];
@@ -282,11 +331,8 @@ int madvise(void* at, size_t size, int advice) noexcept {
   return static_cast<int>(syscall(SYS_madvise, at, size, advice));
 }
 
-// Begins to count, or learns of objects that were loaded since.
 void witness_begin() {
-  Lock lock;
-  num_ranges = 0;
-  dl_iterate_phdr(note_object, nullptr);
+  find_objects();
   on = true;
 }
 

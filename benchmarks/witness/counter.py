@@ -54,7 +54,7 @@ class Counter:
         self._native = ctypes.CDLL(path)
 
     def begin(self) -> None:
-        """Begin to count, or look for torch's libraries again."""
+        """Begin to count."""
         self._native.witness_begin()
 
     def look(self) -> None:

@@ -12,6 +12,7 @@ Gaps        Static shapes only; an op that returns a new tensor and a view of an
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -216,6 +217,10 @@ class _GraphBuilder:
             raise CaptureError(
                 f"{node.target} at {source_line(node)} gives no tensor: "
                 "data-dependent values cannot be planned."
+            )
+        if not isinstance(node.target, FunctionType) and not hasattr(node.target, "_schema"):
+            raise CaptureError(
+                f"{node.target} at {source_line(node)} is no op of its own: it cannot be planned."
             )
         new = [value for _, value in results if _torch.storage_key(value) not in self.by_key]
         mutates = self._mutates(node)

@@ -148,6 +148,7 @@ class Op(msgspec.Struct, frozen=True):
         arguments: positional arguments; their views look into ``reads``.
         keywords: keyword arguments, by name.
         results: how the storages that it creates look, one each.
+        hidden: most bytes that its kernel takes behind the allocator while it runs.
     """
 
     id: OpId
@@ -166,6 +167,7 @@ class Op(msgspec.Struct, frozen=True):
     arguments: tuple[Argument, ...] = ()
     keywords: tuple[tuple[str, Argument], ...] = ()
     results: tuple[Result, ...] = ()
+    hidden: Bytes = 0
 
     @property
     def recomputable(self) -> bool:
@@ -224,9 +226,17 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
         )
 
     @cached_property
+    def hidden(self) -> Bytes:
+        """Most bytes that a kernel takes behind the allocator; no two ops run at once."""
+        return max((round_up(op.hidden, self.alignment) for op in self.all_ops()), default=0)
+
+    @cached_property
     def persistent(self) -> Bytes:
-        """Bytes that the caller holds during the whole step (parameters, buffers, state, inputs)."""
-        return sum(storage.size for storage in self.storages if storage.external)
+        """Bytes that count during the whole step: the caller's (parameters, state, inputs), and `hidden`.
+
+        An arena keeps its pages while a kernel runs, so hidden bytes always come on top of all of it.
+        """
+        return self.hidden + sum(storage.size for storage in self.storages if storage.external)
 
     @cached_property
     def boundaries(self) -> tuple[StepIndex, ...]:
@@ -267,7 +277,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
     def fingerprint(self) -> str:
         """Hash structure, arguments, shapes, dtypes and environment.
 
-        Times, temporaries and the machine's alignment are left out.
+        Times, temporaries, hidden bytes and the machine's alignment are left out.
         """
         digest = hashlib.sha256()
         for storage in self.storages:

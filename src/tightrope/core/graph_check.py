@@ -89,6 +89,7 @@ def _check_op(graph: Graph, op: Op, position: int, where: str) -> None:
         if storage not in op.reads:
             refuse(f"{where}.mutates", storage, "among the storages that the op reads")
     within(op.ns, f"{where}.ns")
+    within(op.hidden, f"{where}.hidden")
     within(op.flags.value, f"{where}.flags", high=_ALL_FLAGS)
     if op.variant != -1:
         within(

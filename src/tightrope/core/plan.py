@@ -33,7 +33,7 @@ class Forecast(msgspec.Struct, frozen=True):
     """What the plan says the run will do.
 
     Attributes:
-        persistent: bytes that the caller holds during the whole step.
+        persistent: bytes that count during the whole step: the caller's, and what kernels take elsewhere.
         peak: largest number of live bytes made by the step (temporaries included, rounded up per
             allocation), above ``persistent``.
         arena: bytes reserved for planned addresses.

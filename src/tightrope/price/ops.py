@@ -87,6 +87,8 @@ def price_ops(
         CaptureError: an op makes other allocations than its shapes say.
     """
     pricing = _Pricing(graph, given, allocator, store)
+    if allocator is not None:
+        allocator.attach_hidden()
     total = len(graph.ops) + len(graph.variants)
     ops: list[Op] = []
     with torch.autocast("cpu", enabled=False), _same_random_state():
@@ -94,6 +96,8 @@ def price_ops(
             ops.append(op if op.target == RETURN else pricing.priced(op))
             if tick is not None:
                 tick(done + 1, total, op.target)
+    if allocator is not None:
+        allocator.tidy()
     store.save()
     num = len(graph.ops)
     priced = replace(
@@ -140,7 +144,7 @@ class _Pricing:
             price = self._measure(op)
             self.store.put(key, price)
         results = tuple(self._result(op, result, price) for result in op.results)
-        op = replace(op, ns=price.ns, results=results)
+        op = replace(op, ns=price.ns, results=results, hidden=price.hidden)
         return replace(op, allocations=_allocations(op, price)) if price.known else op
 
     def _result(self, op: Op, result: Result, price: Measured) -> Result:

@@ -165,8 +165,11 @@ def describe(
 
 
 def held(graph: Graph) -> tuple[Held, ...]:
-    """Bytes that the caller holds during the whole step, by category; they add up to ``persistent``."""
-    sums: dict[str, Bytes] = {}
+    """Bytes that count during the whole step, by category; they add up to ``persistent``.
+
+    What kernels take behind the allocator counts with the temporaries.
+    """
+    sums: dict[str, Bytes] = {Category.TEMPORARY.value: graph.hidden}
     for storage in graph.storages:
         if storage.external:
             sums[storage.kind.value] = sums.get(storage.kind.value, 0) + storage.size

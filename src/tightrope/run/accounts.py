@@ -1,10 +1,11 @@
 """Who holds how many bytes: the process-wide side of the budget.
 
-The budget covers every byte on the device, and the allocator counts all it has served. Tensors
-older than the hook are not counted by it; they are looked for (`tightrope.run.older`) and subtracted
-from what the hook may serve:
+The budget covers every byte on the device, and the allocator counts all it has served. Two kinds of
+bytes it does not see, and they are subtracted from what it may serve: tensors older than the hook, which
+are looked for (`tightrope.run.older`), and what kernels take from the C library while they run, which is
+measured with their prices:
 
-    limit = budget - bytes of tensors older than the hook
+    limit = budget - bytes of tensors older than the hook - most hidden bytes of a kernel
 
 This is the only place that sets the allocator's limit. Between steps the limit stays on: loss,
 optimizer and user code live under it too. Inside a step with a limit of its own (level 0), that one
@@ -25,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import Allocator, allocator
-from tightrope.run.arenas import reclaimable
+from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
 
 _UNLIMITED: Final[Bytes] = 2**60
@@ -61,6 +62,8 @@ class Accounts:
         allocator: the hook, or None when it could not be built.
         marked: bytes charged when `mark` was called last.
         turn: held while planned code runs: the allocator serves one plan at a time.
+        watchers: who does not know yet what kernels take in code without a graph: until then, idle arenas
+            give their pages back before such code runs.
         note: why there is no hook, in one sentence, or the empty string.
     """
 
@@ -69,11 +72,13 @@ class Accounts:
         self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
         self.marked: Bytes = 0
         self.turn = threading.RLock()
+        self.watchers: weakref.WeakSet[object] = weakref.WeakSet()
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
         self._less = self._room = ""
         self._own: Bytes | None = None
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
+        self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         hook = self.allocator
         self._older = OlderTensors(hook.owns if hook is not None else lambda address: True)
         self._applied: Bytes = 0
@@ -96,6 +101,23 @@ class Accounts:
     def budget_of(self, owner: object) -> Bytes:
         """Look up what ``owner`` holds the process to; 0 = nothing yet."""
         return self._budgets.get(owner, 0)
+
+    def hold_back(self, owner: object, hidden: Bytes) -> None:
+        """Keep the most bytes that a kernel takes behind the allocator free while ``owner`` lives.
+
+        Kernels run one after another, so the largest amount counts.
+        """
+        if hidden <= self._hidden.get(owner, 0):
+            return
+        if owner not in self._hidden:
+            weakref.finalize(owner, self._apply)
+        self._hidden[owner] = hidden
+        self._apply()
+
+    @property
+    def hidden(self) -> Bytes:
+        """Bytes held back for what kernels take behind the allocator."""
+        return max(self._hidden.values(), default=0)
 
     @property
     def budget(self) -> Bytes:
@@ -133,13 +155,15 @@ class Accounts:
             return
         budget = self.budget or None
         older = self._applied = self.older
-        self.allocator.limit = None if budget is None else max(budget - older, 0)
+        self.allocator.limit = None if budget is None else max(budget - older - self.hidden, 0)
+        less = []
+        if older:
+            less.append(f"{older} bytes of tensors made before tightrope began to count")
+        if self.hidden:
+            less.append(f"{self.hidden} bytes that kernels take beside torch's allocator")
         self._less = ""
-        if budget is not None and older:
-            self._less = (
-                f"The limit is the budget of {budget} less {older} bytes of tensors made before tightrope "
-                "began to count."
-            )
+        if budget is not None and less:
+            self._less = f"The limit is the budget of {budget} less {' and '.join(less)}."
         self.explain(self._room)
 
     def explain(self, room: str) -> None:
@@ -209,12 +233,13 @@ class Accounts:
         return self.allocator.stats().heap_refused if self.allocator is not None else 0
 
     def take_peak(self) -> Bytes:
-        """Return the most bytes held since the last call of this, and start afresh; 0 without a hook."""
+        """Return the most bytes held since the last call of this, and start afresh; 0 without a hook.
+
+        What was held since the last observation counts too, whoever looks at that besides.
+        """
         if self.allocator is None:
             return 0
-        peak = max(self._peak, self.allocator.stats().charged_peak + self.older)
-        self._peak = 0
-        self.allocator.reset_peaks()
+        peak, self._peak = max(self._peak, self.allocator.stats().charged_peak + self.older), 0
         return peak
 
     def open_step(self, close: Callable[[], None] | None) -> None:
@@ -243,6 +268,8 @@ class Accounts:
     def mark(self) -> None:
         """Remember what is charged now: a capture that follows holds transient bytes of its own."""
         if self.allocator is not None:
+            if self.watchers:
+                trim_all()
             self.marked = self._counted()
 
     def charged(self) -> Bytes:

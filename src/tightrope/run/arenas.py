@@ -26,6 +26,12 @@ def trim_idle() -> None:
         arenas.trim_held()
 
 
+def trim_all() -> None:
+    """Give back the free pages of every idle arena."""
+    for arenas in _ALL:
+        arenas.trim_all()
+
+
 class Arenas:
     """The arenas of one program; state of the runtime, used from one thread at a time."""
 
@@ -49,6 +55,11 @@ class Arenas:
         for arena in self._idle:
             if self._allocator.arena(arena).num_blocks:
                 self._allocator.trim(arena)
+
+    def trim_all(self) -> None:
+        """Give back the free pages of idle arenas."""
+        for arena in self._idle:
+            self._allocator.trim(arena)
 
     @property
     def num_busy(self) -> int:

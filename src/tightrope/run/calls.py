@@ -26,6 +26,7 @@ from tightrope.lower.join import Turn, join
 from tightrope.lower.remainder import remainder
 from tightrope.plan import solve
 from tightrope.run.accounts import Accounts
+from tightrope.run.beside import Beside
 from tightrope.run.captured import Captured
 from tightrope.run.foresee import Foresight
 from tightrope.run.gaps import Gaps
@@ -79,6 +80,7 @@ class Calls:
         self._gaps: Gaps | None = None
         self._left_behind: Bytes = 0
         self._held_first: Bytes | None = None
+        self._beside = Beside(accounts)
         _ALL.add(self)
 
     # captured graphs and units
@@ -96,9 +98,11 @@ class Calls:
         self.accounts.note_tensors(parameter.grad for parameter in parameters)
         one = Captured.of(program, real, self.accounts.allocator, self.status, finish)
         self.captured.append(one)
+        self.accounts.hold_back(self, one.graph.hidden)
         if callable(self.settings.budget):  # a share of what is held now and of the unplanned step
             whole = solve(one.graph, budget=2**60, planner="given").forecast
-            held = max(self.accounts.charged_at_mark() + one.headroom.tangents, whole.persistent)
+            held = self.accounts.charged_at_mark() + self.accounts.hidden + one.headroom.tangents
+            held = max(held, whole.persistent)
             beside = one.headroom.candidates()[0] - one.headroom.tangents
             share = self.settings.budget(held + whole.arena + whole.outside + beside + RESERVE)
             self.budget = max(self.budget, share)
@@ -173,12 +177,16 @@ class Calls:
             self._left_behind = max(self._left_behind, min(left, CAPTURE_SLACK))
         return unit.begin(
             turns,
-            lambda held: Room(self.budget, held, self.future.missing(), unit.headroom, self._left_behind),
+            lambda held: self._room(held, unit.headroom),
             self._prospect,
             give_up=lambda: self._give_up(but),
             ready=self.when_fits,
             heap=bool(self.note),
         )
+
+    def _room(self, held: Bytes, headroom: Headroom) -> Room:
+        foreseen, hidden = self.future.missing(), self.accounts.hidden
+        return Room(self.budget, held, foreseen, headroom, self._left_behind, hidden)
 
     def _prospect(self) -> Expected:
         trained = 0 if self.num_steps else self.future.trained
@@ -196,8 +204,7 @@ class Calls:
                 one = self.captured[pending.turn.graph]
                 unit = self._rest(pending.turn.graph, frozenset(pending.live()))
                 held_then = held + self.future.trained  # the gradients of the backward before it
-                room = Room(self.budget, held_then, self.future.missing(), one.headroom, self._left_behind)
-                unit.check_least(room, self._prospect())
+                unit.check_least(self._room(held_then, one.headroom), self._prospect())
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
         """Let pending forwards, then those of other models, drop what can be computed again, except one.
@@ -231,8 +238,9 @@ class Calls:
             self._turns.append(Turn(pending.call, number, False))
             running.open.add(pending)
             self._pending.add(pending)
+            left = self.budget - self.accounts.held() - self.accounts.hidden
             self.accounts.explain(
-                f"{format_bytes(max(self.budget - self.accounts.held(), 0))} were left for code between "
+                f"{format_bytes(max(left, 0))} were left for code between "
                 "forward and backward; the next forward leaves what it lacked."
             )
             token = torch.empty(0)
@@ -271,6 +279,7 @@ class Calls:
             )
             return
         one.measure_again(args, self.accounts.allocator, self.status)
+        self.accounts.hold_back(self, one.graph.hidden)
 
     def _next_forward(self, number: int) -> tuple[Running, Turn]:
         """The execution that a forward belongs to, and its turn there: the expected one, or a new one."""
@@ -473,7 +482,16 @@ class Calls:
         alone = all(len(running.turns) <= 2 and not running.off for running in self.recent)
         return alone and all(forecast.ns == forecast.base_ns for forecast in forecasts)
 
+    def look_beside(self, num_graphs: int) -> None:
+        """Watch what kernels take in code between graphs, so many of them by now.
+
+        Raises:
+            InfeasibleError: a step took more than the budget with that.
+        """
+        self._beside.look(num_graphs, self.budget)
+
     def close(self) -> None:
         """Give everything back that no step is using."""
+        self._beside.close()
         for unit in self.units.values():
             unit.close()

@@ -61,8 +61,7 @@ class CompiledModel:
     def __init__(self, parameters: Iterable[torch.Tensor], settings: Settings, status: StatusLine) -> None:
         self.level, self.why, self.broken = "L1", "", ""
         self.settings, self.status = settings, status
-        self.in_pieces = False
-        self.num_graphs = self.num_new = 0
+        self.in_pieces, self.num_graphs, self.num_new = False, 0, 0
         self.replay: Replay | None = None
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
@@ -101,7 +100,8 @@ class CompiledModel:
         self.accounts.hold(self, self.settings.budget)
 
     def say_in_pieces(self) -> None:
-        """Tell the user, once, that the model runs as a sequence of graphs, and why."""
+        """Tell the user, once, that the model runs in pieces, and why; watch what is between them."""
+        self.calls.look_beside(self.num_graphs)
         if not self.why:
             self.why = f"planned as a sequence of graphs: {self.broken}"
             warnings.warn(

@@ -9,8 +9,9 @@ Guarantee   Bytes charged never exceed the budget, from the first step on: an al
 Complexity  One placement per recording; per allocation O(log live blocks).
 Gaps        Gradients outlive the step that made them, so their bytes add to the arena even at
             moments when they are dead. There is one plan at a time: batches of changing shapes
-            record again at each change. What a step allocates outside torch's CPU allocator
-            (numpy, files, a kernel's own malloc) is not counted.
+            record again at each change. What kernels take behind torch's CPU allocator is seen in the
+            steps before a replay and held back from then on: a first step that takes more than the
+            budget with it is refused when it has run. What else allocates (numpy, files) is not counted.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from tightrope.core import (
 from tightrope.core.arguments import check_count, check_seconds
 from tightrope.native.hook.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
+from tightrope.price.measure import UNSEEN
 from tightrope.run.accounts import accounts
 from tightrope.run.older import uncounted_bytes
 
@@ -89,6 +91,7 @@ class Replay:
         misses: planned allocations that were not, over all replayed steps.
         outside_bytes: bytes served from the heap because a replay had diverged, over all steps.
         arena: bytes of the arena, 0 before there is a plan.
+        hidden: most bytes that kernels were seen to take behind torch's allocator; 0 = at most `UNSEEN`.
         live_peak: largest number of live bytes in the last step, ``external`` included.
         charged_peak: largest number of bytes held against the budget in the last step; without a
             C++ compiler, the largest live bytes seen.
@@ -122,7 +125,7 @@ class Replay:
             )
         self.phase: Phase = "warm-up" if warmup > 0 else "record"
         self.steps = self.hits = self.misses = self.outside_bytes = self.arena = 0
-        self.live_peak = self.charged_peak = 0
+        self.live_peak = self.charged_peak = self.hidden = 0
         self.divergence: Divergence | None = None
         self.trace: Trace | None = None
         self._wait, self._seconds = warmup, seconds
@@ -131,6 +134,7 @@ class Replay:
         self._arena_id = self._plan_id = 0
         self._sizes: tuple[Bytes, ...] = ()
         self._limit: ExitStack = ExitStack()
+        self._counting = False
         self._meter: _AllocationMeter | None = None
 
     def __enter__(self) -> "Replay":
@@ -165,8 +169,12 @@ class Replay:
     # with the allocator
 
     def _begin(self, native: Allocator) -> None:
-        self._limit.enter_context(self._accounts.limited(self.budget - self.external))
+        limit = max(self.budget - self.external - self._accounts.hidden, 0)
+        self._limit.enter_context(self._accounts.limited(limit))
         native.reset_peaks()
+        if self.phase != "replay" and native.attach_hidden():
+            native.begin_hidden()
+            self._counting = True
         try:
             if self.phase == "replay" and self._lease(native):
                 native.begin_replay(self._arena_id, self._plan_id)
@@ -174,6 +182,7 @@ class Replay:
                 self._charged_before = native.stats().charged
                 native.begin_record()
         except BaseException:
+            self._count(native)
             self._limit.close()
             raise
 
@@ -194,13 +203,16 @@ class Replay:
         stats = native.stats()
         self.live_peak = self.external + stats.live_peak
         self.charged_peak = self.external + stats.charged_peak
+        self._count(native)
         if self.phase == "replay":
             self._end_replay(native, native.end_replay(), finished=finished)
         elif self.phase == "record":
             events = native.end_record()
             if finished:
+                self._check_hidden()
                 self._plan(native, events.events, events.buffers())
         elif finished:
+            self._check_hidden()
             self._wait -= 1
             self.phase = "warm-up" if self._wait > 0 else "record"
 
@@ -233,12 +245,12 @@ class Replay:
             num_events=len(events),
         )
         outside = _heap_peak(self._charged_before, events, offsets)
-        total = self.external + outside + arena
+        total = self.external + outside + arena + self._accounts.hidden
         if total > self.budget:
             raise InfeasibleError(
                 f"asked {format_bytes(self.budget)}; smallest found {format_bytes(total)} (arena "
                 f"{format_bytes(arena)} + outside it {format_bytes(outside)} + from before "
-                f"{format_bytes(self.external)}); this sequence of allocations needs at least "
+                f"{format_bytes(self.external)}{self._taken()}); this sequence of allocations needs at least "
                 f"{format_bytes(self.charged_peak)}. "
                 f'Try budget="{-(-total // 2**20)}MiB", more seconds for the placement, or a smaller batch.',
                 asked=self.budget,
@@ -250,6 +262,30 @@ class Replay:
         self._arena_id = native.open_arena(arena)
         native.idle(self._arena_id)
         self.phase = "replay"
+
+    def _count(self, native: Allocator) -> None:
+        """Note what kernels took; what they keep, such as code, is no part of it."""
+        if self._counting:
+            self._counting = False
+            found = native.end_hidden()
+            taken = found.peak - max(found.left, 0)
+            self.hidden = max(self.hidden, taken if taken > UNSEEN else 0)
+            self._accounts.hold_back(self, self.hidden)
+
+    def _check_hidden(self) -> None:
+        """Refuse a budget that a step kept to, but not together with what its kernels took."""
+        total = self.charged_peak + self.hidden
+        if self.hidden and total > self.budget:
+            raise InfeasibleError(
+                f"asked {format_bytes(self.budget)}; the step took {format_bytes(total)}{self._taken()}. "
+                f"Try budget={total} or a smaller batch.",
+                asked=self.budget,
+                smallest_found=total,
+            )
+
+    def _taken(self) -> str:
+        hidden = self._accounts.hidden
+        return f", kernels beside torch's allocator {format_bytes(hidden)}" if hidden else ""
 
     def _forget(self, native: Allocator) -> None:
         if self._arena_id:

@@ -34,6 +34,8 @@ class Report:
         persistent: bytes held by everything but the step (parameters, state, inputs, user tensors).
         arena: bytes reserved for planned addresses.
         outside: bytes of values handed to the user in mid-step, outside the arena.
+        hidden: bytes of the budget held back for what kernels take behind torch's allocator while they run;
+            no part of any other figure but the bound.
         forecast_peak: largest number of live bytes made by the step, as planned.
         observed_peak: the same, as counted by the allocator in the last step.
         observed_total: largest number of bytes charged against the limit.
@@ -69,6 +71,7 @@ class Report:
     planned: tuple[tuple[Graph, Plan], ...] = field(default=(), repr=False, compare=False)
     limit: Bytes = 0
     proofs: tuple[Proof, ...] = ()
+    hidden: Bytes = 0
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -97,6 +100,11 @@ class Report:
             return f"planned for; the process is held to {format_bytes(self.limit)}, the largest budget in it"
         return "enforced by the allocator"
 
+    def _hidden(self) -> list[str]:
+        if not self.hidden:
+            return []
+        return [f"held back for kernels, which take it beside torch's allocator: {format_bytes(self.hidden)}"]
+
     def __str__(self) -> str:
         lines = [
             f"level {self.level}" + (f" ({self.why})" if self.why else ""),
@@ -107,6 +115,7 @@ class Report:
         lines += [
             f"persistent {format_bytes(self.persistent)} + arena {format_bytes(self.arena)}"
             + (f" + outside {format_bytes(self.outside)}" if self.outside else ""),
+            *self._hidden(),
             f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
             f"(difference {self.forecast_peak - self.observed_peak} B)",
             f"recomputed {self.num_recomputed} ops, {self.overhead:.1f} % more time; "
@@ -185,6 +194,7 @@ def _together(reports: Sequence[Report]) -> Report:
         ran[0],
         why="; ".join(dict.fromkeys(note for note in notes if note)),
         persistent=max(report.persistent for report in ran),
+        hidden=max(report.hidden for report in ran),
         arena=sum(report.arena for report in ran),
         outside=sum(report.outside for report in ran),
         forecast_peak=sum(report.forecast_peak for report in ran),
@@ -234,6 +244,7 @@ def _replaying(why: str, replayed: Replay) -> Report:
         observed_total=replayed.charged_peak,
         verified="not needed: the model runs unchanged",
         divergences=int(replayed.divergence is not None),
+        hidden=replayed.hidden,
     )
 
 
@@ -301,11 +312,12 @@ def _running_report(calls: Calls, running: Running) -> Report:
         observed_peak=running.peak,
         observed_total=running.charged,
         overhead=plan.forecast.tdi_percent,
-        bound=plan.certificate.lower_bound + running.held - graph.persistent,
+        bound=plan.certificate.lower_bound + running.held + graph.hidden - graph.persistent,
         num_recomputed=len(again),
         verified=str(prepared.proof),
         divergences=len(running.divergences),
         reasons=plan.reasons,
         recomputed=tuple((graph.ops[op].module, graph.ops[op].target, n) for n, op in again),
         planned=((graph, plan),),
+        hidden=calls.accounts.hidden,
     )

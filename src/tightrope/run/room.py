@@ -25,6 +25,7 @@ class Room:
         foreseen: that the caller will hold before the next step: optimizer state that is not there yet.
         headroom: beside the plan, for the caller's code between its parts.
         left_behind: bytes of the reserve that a capture took; they are counted in ``held``.
+        hidden: held back for what kernels take behind the allocator.
     """
 
     budget: Bytes
@@ -32,6 +33,7 @@ class Room:
     foreseen: Bytes = 0
     headroom: Headroom = field(default_factory=Headroom)
     left_behind: Bytes = 0
+    hidden: Bytes = 0
 
     @property
     def available(self) -> Bytes:
@@ -40,7 +42,7 @@ class Room:
         >>> Room(1000000, 100000, foreseen=50000).available
         784464
         """
-        return self.budget - self.held - self.foreseen - RESERVE + self.left_behind
+        return self.budget - self.held - self.foreseen - self.hidden - RESERVE + self.left_behind
 
     def fits(self, forecast: Forecast, beside: Bytes) -> bool:
         """Tell whether a plan fits with so many bytes free beside it."""

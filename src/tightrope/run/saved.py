@@ -166,9 +166,10 @@ class SavedStep:
                 asked=budget, smallest_found=need,
             )  # fmt: skip
         self.observed = Observed(
-            budget, allocator is not None, self.graph.persistent, figures.peak,
+            budget, allocator is not None, self.graph.persistent - self.graph.hidden, figures.peak,
         )  # fmt: skip
         self._accounts.hold(self, budget)
+        self._accounts.hold_back(self, self.graph.hidden)
         self._given, self.random_state = _memory(opened)
         self.inputs = self.by_role("input")
         self.state = self.by_role("parameter") | self.by_role("buffer") | self.by_role("state")

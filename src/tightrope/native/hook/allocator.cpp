@@ -22,6 +22,7 @@
 // limit, a recording or a replay: its memory is its own.
 
 #include "allocator_state.hpp"
+#include "hidden.hpp"
 
 #include <string>
 
@@ -94,6 +95,17 @@ void forget_in_child() {
   state->limit = -1;
   state->recording = false;
   state->replay.reset();
+  tightrope_hidden::after_fork(true);
+  state->mutex.unlock();
+}
+
+void lock_for_fork() {
+  state->mutex.lock();
+  tightrope_hidden::before_fork();
+}
+
+void go_on_in_parent() {
+  tightrope_hidden::after_fork(false);
   state->mutex.unlock();
 }
 
@@ -118,7 +130,7 @@ int64_t tr_install() {
     state = nullptr;
     return fail("another CPU allocator with a higher priority is in place");
   }
-  pthread_atfork([] { state->mutex.lock(); }, [] { state->mutex.unlock(); }, forget_in_child);
+  pthread_atfork(lock_for_fork, go_on_in_parent, forget_in_child);
   return 0;
 }
 
@@ -330,5 +342,19 @@ int64_t tr_end_replay(int64_t* out) {
   state->replay.reset();
   return 0;
 }
+
+// Counts what kernels take elsewhere; 1 where that can be counted.
+int64_t tr_attach_hidden() { return tightrope_hidden::attach() ? 1 : 0; }
+
+void tr_begin_hidden() { tightrope_hidden::begin(); }
+
+// Writes the most bytes that lived at once, and those that still live.
+void tr_end_hidden(int64_t* out) {
+  const auto [peak, left] = tightrope_hidden::end();
+  out[0] = peak;
+  out[1] = left;
+}
+
+void tr_tidy(Bytes reserve) { tightrope_hidden::tidy(static_cast<size_t>(reserve)); }
 
 }  // extern "C"

@@ -16,13 +16,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from tightrope.core import ALIGNMENT, Buffer, Bytes, NativeError, Offset
 from tightrope.native.build import library
+
+KEPT: Final[Bytes] = 7_864_320
+"""What the matrix library may keep from product to product, per thread: 7.5 MiB; products of floats take up
+to 5.2 MB, those of doubles up to 10.6 MB."""
 
 
 class MemoryStats(NamedTuple):
@@ -137,6 +141,18 @@ class ArenaInfo(NamedTuple):
     num_blocks: int
 
 
+class Hidden(NamedTuple):
+    """What kernels took behind torch's allocator, at the sizes asked for.
+
+    Attributes:
+        peak: most bytes that lived at once.
+        left: bytes that still live.
+    """
+
+    peak: Bytes
+    left: Bytes
+
+
 class _Code(IntEnum):
     MISUSE = -1
     OVER_LIMIT = -2
@@ -168,6 +184,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tr_drop_plan": (_I64, (_I64,)),
     "tr_begin_replay": (_I64, (_I64, _I64, _I64)),
     "tr_end_replay": (_I64, (_TABLE,)),
+    "tr_attach_hidden": (_I64, ()),
+    "tr_begin_hidden": (None, ()),
+    "tr_end_hidden": (None, (_TABLE,)),
+    "tr_tidy": (None, (_I64,)),
 }
 
 
@@ -348,6 +368,30 @@ class Allocator:
         if not reason:
             return ReplayEnd(reached, None)
         return ReplayEnd(reached, Divergence(reached, expected, got, _REASONS[reason], outside))
+
+    # what kernels take elsewhere
+
+    def attach_hidden(self) -> bool:
+        """Be ready to count what kernels take from the C library, in all libraries of torch loaded by now.
+
+        Returns:
+            Whether that can be counted on this system.
+        """
+        return bool(self._native.tr_attach_hidden())
+
+    def begin_hidden(self) -> None:
+        """Begin to count the blocks that kernels take from the C library, on every thread; this may nest."""
+        self._native.tr_begin_hidden()
+
+    def end_hidden(self) -> Hidden:
+        """Tell what was taken since the last `begin_hidden` that has not ended yet."""
+        out = (_I64 * len(Hidden._fields))()
+        self._native.tr_end_hidden(out)
+        return Hidden(*out)
+
+    def tidy(self) -> None:
+        """Give back what the matrix library keeps, but for `KEPT` bytes that need no memory until used."""
+        self._native.tr_tidy(KEPT)
 
     def _checked(self, code: int) -> int:
         over_limit, misuse = self._refusals

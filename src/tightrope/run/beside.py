@@ -1,0 +1,75 @@
+"""What kernels take in code that is in no graph, such as that between the graphs of a model.
+
+Idea        Such code has no prices, so the first steps are watched: from the end of one call of the model to
+            the end of the next. What kernels took behind torch's allocator is held back from then on.
+Guarantee   A step that was watched and took more than the budget with it is refused, after it has run.
+Gaps        Steps in which something is captured say nothing: capturing takes memory too. After `_LOOKS`
+            steps nobody looks any more.
+"""
+
+from typing import Final
+
+from tightrope.core import Bytes, InfeasibleError, format_bytes
+from tightrope.price.measure import UNSEEN
+from tightrope.run.accounts import Accounts
+from tightrope.run.room import CAPTURE_SLACK, RESERVE
+
+_LOOKS: Final = 4
+
+
+class Beside:
+    """Watches the first steps of one model; state of the runtime.
+
+    Attributes:
+        hidden: most bytes that kernels were seen to take; 0 = at most `UNSEEN`.
+    """
+
+    def __init__(self, accounts: Accounts) -> None:
+        self.hidden: Bytes = 0
+        self._accounts = accounts
+        self._open = False
+        self._left, self._graphs = _LOOKS, 0
+
+    def look(self, graphs: int, budget: Bytes) -> None:
+        """End one step and begin the next.
+
+        Args:
+            graphs: number captured so far.
+            budget: total bytes asked for.
+
+        Raises:
+            InfeasibleError: a step took more than the budget, together with its kernels.
+        """
+        seen, charged = self.close(), self._accounts.take_peak()
+        same, self._graphs = graphs == self._graphs, graphs
+        if not self._left:
+            self._accounts.watchers.discard(self)
+        elif (hook := self._accounts.allocator) is not None and hook.attach_hidden():
+            hook.begin_hidden()
+            self._open = True
+            self._accounts.watchers.add(self)
+        if not same or not seen:
+            return
+        self._left -= 1
+        if seen <= max(UNSEEN, self.hidden):
+            return
+        self.hidden = seen
+        self._accounts.hold_back(self, seen)
+        if charged + seen > budget:
+            named = charged + seen + RESERVE + CAPTURE_SLACK
+            raise InfeasibleError(
+                f"asked {format_bytes(budget)} ({budget} bytes); a step took {format_bytes(charged + seen)}: "
+                f"{format_bytes(charged)} and what kernels take beside torch's allocator, "
+                f"{format_bytes(seen)}. Try budget={named} or a smaller batch.",
+                asked=budget,
+                smallest_found=named,
+            )
+
+    def close(self) -> Bytes:
+        """End the step that is watched; say what kernels took in it and gave back."""
+        hook = self._accounts.allocator
+        if not self._open or hook is None:
+            return 0
+        self._open = False
+        found = hook.end_hidden()
+        return max(found.peak - max(found.left, 0), 1)
