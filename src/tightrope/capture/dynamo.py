@@ -16,9 +16,11 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch
+from tightrope.capture._eager import eager_kernels
 from tightrope.capture.build import build_program
 from tightrope.capture.program import Program
 from tightrope.capture.typed import tensor_of
+from tightrope.capture.variants import dropouts_as_eager
 from tightrope.core import CaptureError, Kind
 from tightrope.price.processor import processor
 
@@ -55,6 +57,7 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+            dropouts_as_eager(joint.graph)
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             program = build_program(
                 joint,
@@ -69,6 +72,7 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
             return _stubs(joint, num_fwd_outputs)
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
+            dropouts_as_eager(part.graph)
             kinds = _kinds(part, real, frozenset())
             outputs = range(len(_flat(part)))
             program = build_program(
@@ -83,7 +87,8 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
             lambda _part, _inputs: boxed(runners[-1].backward),
             inference,
         )
-        return compiled(module, example)
+        with eager_kernels():
+            return compiled(module, example)
 
     return backend
 
