@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from training import Blocks, Loop, Seen, batches, built, captured, play, same
+from training import Blocks, Loop, Seen, batches, built, play, same
 
 import tightrope
 from benchmarks.zoo import build
@@ -65,10 +65,7 @@ RANDOM: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_ops_draw_once_and_leave_the_state_of_eager(name: str) -> None:
     x = DATA[0][0]
-    if name == "dropout of everything":  # the captured op draws a mask, eager does not
-        same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0, twin=captured)
-    else:
-        same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0)
+    same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0)
 
 
 class Convolutional(nn.Module):
@@ -235,7 +232,7 @@ def test_outputs_that_alias_each_other_and_an_input() -> None:
             (y.mean() + tail.square().mean() + sums.sin().mean()).backward()
             see.gradients(model)
 
-    same(Several, loop, (x,), extra=1 << 20, twin=captured)
+    same(Several, loop, (x,), extra=1 << 20)
 
 
 def test_only_some_outputs_take_part_in_the_loss() -> None:

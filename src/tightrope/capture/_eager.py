@@ -5,7 +5,7 @@ Python, leaves out fast paths of modules, and indexes tensors that are unpacked.
 their last bits, or the bytes differ. All of this is put back when the trace is over.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 from unittest.mock import patch
@@ -81,3 +81,51 @@ def _dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return found
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return aten.dropout.default._op_dk(composite, given, p, train)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def kernels_called() -> Iterator[set[str]]:
+    """Note the names of the ops that run inside, below autograd.
+
+    Some derivatives are computed by other ops while this looks on: compare no bits of what runs inside.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: set[str] = set()
+
+    class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            del types
+            found.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Noting():  # type: ignore[no-untyped-call]
+        yield found
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """List the tensors in nested lists, tuples, dicts and what torch knows to be like them."""
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def with_tensors(tree: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Replace the tensors in nested lists, tuples, dicts and what torch knows to be like them."""
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, make, tree)
+
+
+@contextmanager
+def uncompiled(model: torch.nn.Module) -> Iterator[None]:
+    """Let a module and those inside it run as they are."""
+    compiled = [(module, module._compiled_call_impl) for module in model.modules()]
+    compiled = [(module, call) for module, call in compiled if call is not None]
+    try:
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, call in compiled:
+            module._compiled_call_impl = call

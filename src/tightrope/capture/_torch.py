@@ -41,6 +41,8 @@ PROBES: dict[str, str] = {
     "leave fake mode": "torch._subclasses.fake_tensor.unset_fake_temporarily",
     "python kernels": "torch._dispatch.python.all_py_loaded_overloads",
     "dispatch keys": "torch._C.DispatchKey",
+    "dispatch mode": "torch.utils._python_dispatch.TorchDispatchMode",
+    "trees": "torch.utils._pytree.tree_map_only",
     "decompositions": "torch._decomp.decompositions",
     "references": "torch._refs.nn.functional",
     "backward outside autocast": "torch._functorch.config.backward_pass_autocast",
