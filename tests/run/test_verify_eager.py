@@ -138,22 +138,57 @@ def test_an_output_that_differs_names_the_kernels() -> None:
         model(DATA[0][0])
 
 
+class Shared(nn.Module):
+    """One layer, used twice; autocast casts its weight once per region."""
+
+    def __init__(self, *, regions: int) -> None:
+        super().__init__()
+        self.layer, self.regions = nn.Linear(32, 32), regions
+
+    def forward(self, x: Tensor) -> Tensor:
+        with autocast():
+            y: Tensor = self.layer(x).relu()
+            if self.regions == 1:
+                return self.layer(y).float()  # type: ignore[no-any-return]
+        with autocast():
+            return self.layer(y).float()  # type: ignore[no-any-return]
+
+
+def test_gradients_of_a_weight_that_autocast_casts_once_are_summed_as_in_eager() -> None:
+    model = verified(Shared(regions=1))
+    train(model, *DATA[0])
+    report = tightrope.report(model)
+    assert "2 gradients, equal eager's" in report.verified
+    assert report.unlike_eager == ()
+
+
+def test_what_differs_from_eager_is_known_beforehand() -> None:
+    model = tightrope.compile(Shared(regions=2), budget="1GiB", progress=False)
+    train(model, *DATA[0])
+    report = tightrope.report(model)
+    assert all("_to_copy" in line and "layer" in line for line in report.unlike_eager)
+    assert "eager calls these otherwise, last bits may differ: aten._to_copy" in str(report)
+
+
 def test_a_gradient_that_differs_is_named() -> None:
-    class Shared(nn.Module):
-        """Autocast casts a shared weight once; a graph casts it at every use."""
+    class Late(nn.Module):
+        """Its output is laid out otherwise than the gradient of it."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(32, 32)
+            self.layer = nn.Conv2d(3, 4, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            with autocast():
-                out: Tensor = self.layer(self.layer(x).relu()).float()
+            out: Tensor = self.layer(x)
             return out
 
-    model = verified(Shared())
-    with pytest.raises(VerificationError, match=r"the gradient of 'layer\.weight' differs from eager"):
-        train(model, *DATA[0])
+    model = verified(Late().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    out = model(x.to(memory_format=torch.channels_last))
+    with pytest.raises(
+        VerificationError, match=r"the gradient of 'layer\.bias' differs from eager: both call"
+    ):
+        out.square().mean().backward()
 
 
 def test_a_buffer_that_differs_is_named() -> None:

@@ -166,4 +166,4 @@ def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
         layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides, layout.offset)
     _torch.relay(program.module.graph, layouts)
     assert program.rebuild is not None
-    return replace(program.rebuild(program.module), changed=program.changed)
+    return replace(program.rebuild(program.module), changed=program.changed, unlike=program.unlike)
