@@ -1,7 +1,7 @@
 """`verify="eager"`: the plain module runs beside the first run of a plan, and what differs is named."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -208,3 +208,60 @@ def test_a_buffer_that_differs_is_named() -> None:
     model = verified(Counting())
     with pytest.raises(VerificationError, match="buffer 'seen' differs from eager"):
         model(DATA[0][0])
+
+
+OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None] = {
+    "none": None,
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+}
+
+
+def stepping(model: nn.Module, name: str, verify: str | None) -> Any:
+    make = OPTIMIZERS[name]
+    optimizer = None if make is None else make(model.parameters())
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    return tightrope.step(
+        loss, budget="1GiB", model=model, optimizer=optimizer, verify=verify, progress=False
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_compared_and_left_as_it_was(name: str) -> None:
+    def play(verify: str | None) -> tuple[list[Tensor], str]:
+        torch.manual_seed(3)
+        model = Normed()
+        step = stepping(model, name, verify)
+        losses = [step(*batch) for batch in DATA]
+        kept = [p.grad for p in model.parameters() if p.grad is not None]
+        return [
+            *losses,
+            *kept,
+            *model.parameters(),
+            *model.buffers(),
+            torch.get_rng_state(),
+        ], step.report().verified
+
+    wanted, _ = play(None)
+    found, said = play("eager")
+    assert "and the random states, equal those of an eager step, bit for bit" in said
+    assert len(found) == len(wanted)
+    assert all(torch.equal(one, two) for one, two in zip(wanted, found, strict=True))
+
+
+def test_a_step_that_differs_is_named() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            return y.relu() if torch.compiler.is_compiling() else y.sin()
+
+    step = stepping(Two(), "momentum", "eager")
+    with pytest.raises(VerificationError, match=r"result 0 differs from that of an eager step: .*relu.* sin"):
+        step(*DATA[0])

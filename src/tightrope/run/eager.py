@@ -51,7 +51,7 @@ _Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """What tells the caller's tensors apart, whatever object stands for them."""
 
 
-class _Values:
+class Values:
     """The values of a tensor, in memory that neither torch nor the budget's accounts know."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -78,8 +78,8 @@ class _Start:
 
     args: Any
     kwargs: Any
-    copies: dict[int, _Values]
-    buffers: dict[str, _Values]
+    copies: dict[int, Values]
+    buffers: dict[str, Values]
     states: RandomStates
     autocast: tuple[bool, torch.dtype, bool]
     grad: bool
@@ -107,7 +107,7 @@ class _TwinCall:
     start: _Start
     proofs: list[Proof]
     said: str = ""
-    tangents: dict[int, _Values] = field(default_factory=dict)
+    tangents: dict[int, Values] = field(default_factory=dict)
     num_graphs: int = 0
     num_waiting: int = 0
     gradients: list[tuple[_Place, str]] = field(default_factory=list)
@@ -141,16 +141,16 @@ class EagerTwin:
     def _beside(self, args: Any, kwargs: Any) -> Iterator[_TwinCall]:
         """Remember what the call inside the block begins from, and which graphs it runs."""
         model = self._module()
-        copies: dict[int, _Values] = {}
+        copies: dict[int, Values] = {}
         for tensor in tensors_in((args, kwargs)):
             if type(tensor) is torch.Tensor and _is_plain(tensor):
-                copies.setdefault(id(tensor), _Values(tensor))
+                copies.setdefault(id(tensor), Values(tensor))
         autocast = (
             torch.is_autocast_enabled("cpu"),
             torch.get_autocast_dtype("cpu"),
             torch.is_autocast_cache_enabled(),
         )
-        buffers = {name: _Values(buffer) for name, buffer in model.named_buffers() if _is_plain(buffer)}
+        buffers = {name: Values(buffer) for name, buffer in model.named_buffers() if _is_plain(buffer)}
         start = _Start(
             args, kwargs, copies, buffers, RandomStates.now(), autocast, torch.is_grad_enabled()
         )  # fmt: skip
@@ -192,7 +192,7 @@ class EagerTwin:
             seen.add(id(output))
 
             def arrived(gradient: torch.Tensor, number: int = number) -> None:
-                call.tangents[number] = _Values(gradient)
+                call.tangents[number] = Values(gradient)
 
             output.register_hook(arrived)  # type: ignore[no-untyped-call]
 
@@ -309,10 +309,7 @@ class EagerTwin:
                     self._run(call.start)
         finally:
             end.restore()
-        mine, eager = _bare(call.targets[not backward]), _bare(called)
-        only = {"the plan alone calls": mine - eager, "eager alone calls": eager - mine}
-        said = "; ".join(f"{who} {', '.join(sorted(names))}" for who, names in only.items() if names)
-        said = said or "both call the same kernels, on tensors that are laid out otherwise"
+        said = kernels_apart(call.targets[not backward], called)
         raise VerificationError(f"{what} differs from eager: {said}.")
 
 
@@ -362,6 +359,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _place(tensor: torch.Tensor) -> _Place:
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+
+
+def kernels_apart(targets: Iterable[str], called: Iterable[str]) -> str:
+    """Name the kernels that only a plan calls, and those that only eager calls."""
+    mine, eager = _bare(targets), _bare(called)
+    only = {"the plan alone calls": mine - eager, "eager alone calls": eager - mine}
+    said = "; ".join(f"{who} {', '.join(sorted(names))}" for who, names in only.items() if names)
+    return said or "both call the same kernels, on tensors that are laid out otherwise"
 
 
 def _bare(targets: Iterable[str]) -> set[str]:
