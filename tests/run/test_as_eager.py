@@ -227,7 +227,7 @@ def test_the_unplanned_graph_needs_no_more_than_eager(case: str) -> None:
     model = tightrope.compile(seeded(build), budget=AMPLE, progress=False)
     step(model, inputs)
     report = tightrope.report(model)
-    assert report.num_recomputed == 0
+    assert report.num_recomputed == report.divergences == 0
     assert report.observed_peak <= MOST * eager
 
 

@@ -176,12 +176,17 @@ class _Pricing:
 
     def _measure(self, op: Op) -> Measured:
         made: dict[StorageId, torch.UntypedStorage] = {}
+        known: dict[View, torch.Tensor] = {}
+
+        def tensor(view: View) -> torch.Tensor:  # one for equal views: kernels may ask whether it is the same
+            if view not in known:
+                known[view] = self._made_up(view, made)
+            return known[view]
+
         try:
             kernel = resolve(op.target)
-            args = [value_of(value, lambda view: self._made_up(view, made)) for value in op.arguments]
-            kwargs = {
-                name: value_of(value, lambda view: self._made_up(view, made)) for name, value in op.keywords
-            }
+            args = [value_of(value, tensor) for value in op.arguments]
+            kwargs = {name: value_of(value, tensor) for name, value in op.keywords}
             return measure(lambda: kernel(*args, **kwargs), self.allocator)
         except torch.OutOfMemoryError as error:
             raise _does_not_fit(self.graph, op, self.allocator, str(error).splitlines()[0]) from error

@@ -12,7 +12,7 @@ from tightrope.native import cache_folder
 from tightrope.price.measure import Measured
 
 _LIMIT = 64 * 2**20
-_LAYOUT = 2
+_LAYOUT = 3
 """Version of what is kept."""
 
 
