@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from training import Blocks, Loop, Seen, batches, built, play, same
+from training import Blocks, Loop, Seen, batches, built, captured, play, same
 
 import tightrope
 from benchmarks.zoo import build
@@ -232,7 +232,7 @@ def test_outputs_that_alias_each_other_and_an_input() -> None:
             (y.mean() + tail.square().mean() + sums.sin().mean()).backward()
             see.gradients(model)
 
-    same(Several, loop, (x,), extra=1 << 20)
+    same(Several, loop, (x,), extra=1 << 20, twin=captured)
 
 
 def test_only_some_outputs_take_part_in_the_loss() -> None:
@@ -244,7 +244,7 @@ def test_only_some_outputs_take_part_in_the_loss() -> None:
             model(x)[which].sum().backward()
             see.gradients(model)
 
-    same(Several, loop, (x,), extra=1 << 20)
+    same(Several, loop, (x,), extra=1 << 20, twin=captured)
 
 
 def test_double_precision() -> None:

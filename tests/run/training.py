@@ -86,6 +86,7 @@ def same(
     *,
     share: float = 0.3,
     extra: int = 512 * 1024,
+    twin: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> nn.Module:
     """Play ``loop`` on a plain model and on a compiled twin and compare.
 
@@ -96,12 +97,13 @@ def same(
         kwargs: of one call.
         share: how much of the room between the smallest and the unplanned step is given.
         extra: bytes that the loop itself holds while the model runs.
+        twin: what to compare with; `captured` where the captured graph is known to differ from eager.
 
     Returns:
         The compiled model, after the loop.
     """
     gc.collect()
-    wanted = play(built(build), loop)
+    wanted = play(twin(built(build)), loop)
     gc.collect()
     model = built(build)
     budget = budget_for(model, inputs, kwargs, share=share) + extra
@@ -110,6 +112,12 @@ def same(
     different = [number for number, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b]
     assert not different, f"of {len(wanted)} values, these differ: {different[:20]}"
     held(model)
+    return model
+
+
+def captured(model: nn.Module) -> nn.Module:
+    """The captured graph without a plan, run by torch."""
+    model.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     return model
 
 
