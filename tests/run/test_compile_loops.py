@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from training import Blocks, Seen, batches, budget_for, captured, num_recomputed, same
+from training import Blocks, Seen, batches, budget_for, num_recomputed, same
 
 import tightrope
 from tightrope.run.compile import compiled_of
@@ -46,7 +46,7 @@ def test_bfloat16_autocast() -> None:
             optimizer.step()
 
     same(lambda: Blocks(dropout=0.0), loop, DATA[0][:1], share=0.3)
-    same(Blocks, loop, DATA[0][:1], share=0.3, twin=captured)
+    same(Blocks, loop, DATA[0][:1], share=0.3)
 
 
 def test_autocast_inside_the_model_and_plain_calls_in_turn() -> None:
@@ -59,7 +59,7 @@ def test_autocast_inside_the_model_and_plain_calls_in_turn() -> None:
             see(loss)
             see.gradients(model)
 
-    model = same(Blocks, loop, DATA[0][:1], share=0.3, twin=captured)
+    model = same(Blocks, loop, DATA[0][:1], share=0.3)
     assert len(compiled_of(model).calls.captured) == 2
 
 

@@ -65,10 +65,7 @@ RANDOM: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_ops_draw_once_and_leave_the_state_of_eager(name: str) -> None:
     x = DATA[0][0]
-    if name == "dropout of everything":  # the captured op draws a mask, eager does not
-        same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0, twin=captured)
-    else:
-        same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0)
+    same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0)
 
 
 class Convolutional(nn.Module):
@@ -247,7 +244,7 @@ def test_only_some_outputs_take_part_in_the_loss() -> None:
             model(x)[which].sum().backward()
             see.gradients(model)
 
-    same(Several, loop, (x,), extra=1 << 20)
+    same(Several, loop, (x,), extra=1 << 20, twin=captured)
 
 
 def test_double_precision() -> None:

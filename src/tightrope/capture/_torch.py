@@ -1,4 +1,4 @@
-"""The only place that knows torch's private names.
+"""The place that knows torch's private names, with `tightrope.capture._eager`.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from tightrope.capture._eager import traced_as_eager
 from tightrope.core import TightropeError
 
 TESTED_MINORS = ("2.11", "2.12", "2.13")
@@ -38,6 +39,17 @@ PROBES: dict[str, str] = {
     "tracing callbacks": "torch._dynamo.callback.callback_handler",
     "recompile error": "torch._dynamo.exc.FailOnRecompileLimitHit",
     "leave fake mode": "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "python kernels": "torch._dispatch.python.all_py_loaded_overloads",
+    "dispatch keys": "torch._C.DispatchKey",
+    "dispatch mode": "torch.utils._python_dispatch.TorchDispatchMode",
+    "trees": "torch.utils._pytree.tree_map_only",
+    "decompositions": "torch._decomp.decompositions",
+    "references": "torch._refs.nn.functional",
+    "backward outside autocast": "torch._functorch.config.backward_pass_autocast",
+    "numpy's generator": "torch._dynamo.config.use_numpy_random_stream",
+    "what a trace is told": "torch._dynamo.variables.torch.tracing_state_functions",
+    "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
+    "rows of tensors": "torch._dynamo.variables.tensor.TensorVariable",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
     "storage id": "torch.multiprocessing.reductions.StorageWeakRef",
@@ -160,7 +172,8 @@ def calling(recompile_limit: int) -> Iterator[None]:
     custom ops at the first run is switched off: it runs ops under a dispatch mode, in which they
     make other allocations than ever after. Dynamo's cutting of graphs inside
     DistributedDataParallel is off too: one plan per step needs one graph. Hooks are guarded, so that
-    one which comes or goes later is seen.
+    one which comes or goes later is seen. As in eager, a backward is taken to run outside of autocast,
+    and numpy draws from its own generator, which no graph can hold.
     """
     import torch._dynamo.config as config
     import torch._functorch.config as functorch
@@ -171,16 +184,16 @@ def calling(recompile_limit: int) -> Iterator[None]:
         "accumulated_recompile_limit": 4 * recompile_limit,
         "optimize_ddp": False,
         "skip_nnmodule_hook_guards": False,
+        "use_numpy_random_stream": True,
     }
-    check: dict[str, Any] = (
-        {"check_custom_op_aliasing": False} if hasattr(functorch, "check_custom_op_aliasing") else {}
-    )
+    wanted: dict[str, Any] = {"check_custom_op_aliasing": False, "backward_pass_autocast": "off"}
+    functional = {name: value for name, value in wanted.items() if hasattr(functorch, name)}
     if _begin_tracing not in handler.start_callbacks:
         handler.register_start_callback(_begin_tracing)
         handler.register_end_callback(_end_tracing)
     _THREAD.calls = getattr(_THREAD, "calls", 0) + 1
     try:
-        with config.patch(**limits), functorch.patch(**check):
+        with config.patch(**limits), functorch.patch(**functional), traced_as_eager():
             yield
     finally:
         _THREAD.calls -= 1

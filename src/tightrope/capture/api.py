@@ -1,6 +1,7 @@
 """Capture without running: the graph of a model's training step."""
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from tightrope.price.ops import Odd, Tick, price_ops
 from tightrope.price.store import PriceStore
 
 _ROUNDS = 4
-"""Times that a program is read again because of how kernels lay out their results."""
+"""Times that one op may lay out its results in a new way; those behind it follow in later rounds."""
 RECOMPILE_LIMIT = 256
 """Shapes (and train/eval, grad/no-grad) that one model may be captured for."""
 
@@ -140,13 +141,17 @@ def measured(
     """
     store = store or PriceStore(program.graph.environment)
     given = [*real, *program.constants]
-    for _ in range(_ROUNDS):
+    rounds: Counter[str] = Counter()
+    while True:
         with _torch.real_tensors():
             found = price_ops(program.graph, given, allocator=allocator, store=store, tick=tick)
         if not found.odd:
             return replace(program, graph=found.graph)
+        rounds.update({odd.op.name for odd in found.odd})
+        for odd in found.odd:
+            if rounds[odd.op.name] > _ROUNDS:
+                raise CaptureError(f"{odd.op.describe()} lays its result out in a new way in every run.")
         program = _relaid(program, found.odd)
-    raise CaptureError(f"{found.odd[0].op.describe()} lays its result out in a new way in every run.")
 
 
 def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
@@ -161,4 +166,4 @@ def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
         layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides, layout.offset)
     _torch.relay(program.module.graph, layouts)
     assert program.rebuild is not None
-    return replace(program.rebuild(program.module), changed=program.changed)
+    return replace(program.rebuild(program.module), changed=program.changed, unlike=program.unlike)

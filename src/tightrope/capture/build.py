@@ -280,7 +280,7 @@ class _GraphBuilder:
             self.again.append((len(self.ops), variant))
         self.ops.append(
             Op(
-                len(self.ops), node.name, target_name(node.target), _bases(arguments, keywords),
+                len(self.ops), node.name, target_name(variants.called(node)), _bases(arguments, keywords),
                 tuple(result.view.base for result in made), mutates, flags=flags, phase=self.phase_of(node),
                 module=self.paths[node], source=source_line(node),
                 arguments=arguments, keywords=keywords, results=tuple(made),

@@ -16,9 +16,12 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch
+from tightrope.capture._eager import eager_kernels
 from tightrope.capture.build import build_program
+from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
 from tightrope.capture.typed import tensor_of
+from tightrope.capture.variants import dropouts_as_eager
 from tightrope.core import CaptureError, Kind
 from tightrope.price.processor import processor
 
@@ -50,11 +53,14 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
 
     def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
         runners: list[Runner] = []
+        remembered = remembers_casts(module)
         real = list(example)
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+            dropouts_as_eager(joint.graph)
+            unlike = share_casts(joint, num_fwd_outputs, remembered=remembered)
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             program = build_program(
                 joint,
@@ -65,10 +71,12 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
                 name=name,
                 environment=environment(real),
             )
-            runners.append(host(replace(program, changed=_changed(joint, num_fwd_outputs)), real))
+            program = replace(program, changed=_changed(joint, num_fwd_outputs), unlike=tuple(unlike))
+            runners.append(host(program, real))
             return _stubs(joint, num_fwd_outputs)
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
+            dropouts_as_eager(part.graph)
             kinds = _kinds(part, real, frozenset())
             outputs = range(len(_flat(part)))
             program = build_program(
@@ -83,7 +91,8 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
             lambda _part, _inputs: boxed(runners[-1].backward),
             inference,
         )
-        return compiled(module, example)
+        with eager_kernels():
+            return compiled(module, example)
 
     return backend
 

@@ -19,6 +19,7 @@ class Program:
         constants: the last inputs of the first part, which no caller hands over.
         keys: identity of a (fake) tensor's memory -> storage.
         changed: (output, input) pairs of the first part: the output is the input's new value.
+        unlike: names of ops that eager is known to call otherwise.
         rebuild: reads a module with changed layouts as this one was read.
     """
 
@@ -27,6 +28,7 @@ class Program:
     constants: tuple[torch.Tensor, ...] = ()
     keys: Mapping[int, StorageId] = field(default_factory=dict)
     changed: tuple[tuple[int, int], ...] = ()
+    unlike: tuple[str, ...] = ()
     rebuild: "Callable[[torch.fx.GraphModule], Program] | None" = None
 
     @property

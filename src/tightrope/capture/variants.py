@@ -1,7 +1,8 @@
 """Ops that must not simply run again, and what runs in their place.
 
 Random ops are never redrawn. ``native_dropout`` returns its mask, so its output is rebuilt from
-the input and the mask by the kernel that the backward uses. Any other random op is run again from
+the input and the mask by the kernel that the backward uses. On a CPU eager has another kernel for
+dropout, which rounds otherwise: `dropouts_as_eager`. Any other random op is run again from
 the generator's state as it was just before the first run; the state (5,056 bytes on CPU) is saved by
 an op of its own and is freed at once when no schedule needs it.
 
@@ -15,11 +16,17 @@ from typing import Any
 import torch
 import torch.fx
 
+from tightrope.capture import _torch
+from tightrope.capture.attribution import target_name
+from tightrope.capture.typed import tensor_of
+from tightrope.price.kernels import dropout, dropout_again, dropout_scale
+
 STATE_BYTES = int(torch.default_generator.get_state().untyped_storage().nbytes())
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_NO_STATS = "aten._native_batch_norm_legit.no_stats"
 _DROPOUT = torch.ops.aten.native_dropout.default
-_DROPOUT_BACKWARD = "aten.native_dropout_backward.default"
+_DROPOUT_BACKWARD = torch.ops.aten.native_dropout_backward.default
+_KERNEL = "tightrope_kernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,30 @@ def members(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
     return {position: user for position, user in found.items() if isinstance(position, int)}
 
 
+def called(node: torch.fx.Node) -> Any:
+    """What is called for a node: its target, or a kernel of this package that stands for it."""
+    return node.meta.get(_KERNEL, node.target)
+
+
+def dropouts_as_eager(graph: torch.fx.Graph) -> None:
+    """Let dropouts on a CPU, and their backward, be computed by the ops that eager calls there."""
+    for node in graph.find_nodes(op="call_function", target=_DROPOUT):
+        on_cpu = tensor_of(node)[0].device.type == "cpu"
+        if not on_cpu or node.args[2] is not True or not 0.0 < _probability(node) < 1.0:
+            continue
+        node.meta[_KERNEL] = dropout
+        mask = members(node).get(1)
+        for user in list(mask.users) if mask is not None else ():
+            if user.target is _DROPOUT_BACKWARD and user.args[1] is mask:
+                user.meta[_KERNEL] = dropout_again
+                user.update_arg(2, _scale(node))
+
+
+def _scale(node: torch.fx.Node) -> float:
+    with _torch.real_tensors():
+        return dropout_scale(tensor_of(node)[0].dtype, _probability(node))
+
+
 def has_mask(node: torch.fx.Node) -> bool:
     """Tell whether the op's output can be rebuilt from a mask that it returns."""
     mask = 1 in members(node)
@@ -70,13 +101,17 @@ def _probability(node: torch.fx.Node) -> float:
 def from_mask(node: torch.fx.Node) -> Variant | None:
     """The variant of a dropout with a mask; None where only the mask is used."""
     found = members(node)
+    if 0 not in found:
+        return None
+    if _KERNEL in node.meta:
+        return Variant(target_name(dropout_again), (node.args[0], found[1], _scale(node)), {}, {-1: 0})
     scale = 1.0 / (1.0 - _probability(node))
-    return Variant(_DROPOUT_BACKWARD, (node.args[0], found[1], scale), {}, {-1: 0}) if 0 in found else None
+    return Variant(str(_DROPOUT_BACKWARD), (node.args[0], found[1], scale), {}, {-1: 0})
 
 
 def from_state(node: torch.fx.Node, state: torch.fx.Node, positions: list[int]) -> Variant:
     """The variant of any other random op: the generator as it was."""
-    args = (state, node.target, *node.args)
+    args = (state, called(node), *node.args)
     return Variant(
         "tightrope.run_with_state", args, dict(node.kwargs), dict(zip(positions, positions, strict=True))
     )

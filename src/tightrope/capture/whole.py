@@ -177,7 +177,7 @@ def whole_program(program: Program, wanted: Mapping[int, Wanted]) -> Whole:
     )
     first = len(outputs) + len(returned)
     placed = {at: replace(one, gradient=first + number) for number, (at, one) in enumerate(trained.items())}
-    built = replace(built, changed=program.changed)
+    built = replace(built, changed=program.changed, unlike=program.unlike)
     return Whole(built, placed, kept, len(outputs))
 
 

@@ -177,6 +177,35 @@ def run_with_state(state: torch.Tensor, kernel: Kernel, *args: Any, **kwargs: An
         torch.default_generator.set_state(present)
 
 
+@register("tightrope.dropout")
+def dropout(given: torch.Tensor, p: float, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drop elements by the ops that eager calls on a CPU; keep their noise as a mask of one byte each."""
+    assert train
+    noise = torch.empty_like(given).bernoulli_(1 - p)
+    mask = noise.to(torch.bool)
+    return _times(given, noise.div_(1 - p)), mask
+
+
+@register("tightrope.dropout_again")
+def dropout_again(given: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Multiply by the noise of an earlier dropout."""
+    return _times(given, mask.to(given.dtype).mul_(scale))
+
+
+def dropout_scale(dtype: torch.dtype, p: float) -> float:
+    """The noise where a dropout keeps an element, as eager rounds it.
+
+    >>> dropout_scale(torch.bfloat16, 0.1)
+    1.109375
+    """
+    return float(torch.ones((), dtype=dtype).div_(1 - p))
+
+
+def _times(given: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Multiply, in the memory of the noise where the product would look like it."""
+    return noise.mul_(given) if given.stride() == noise.stride() else given * noise
+
+
 @register("tightrope.own_gradient")
 def own_gradient(gradient: torch.Tensor, stride: list[int]) -> torch.Tensor:
     """Copy a gradient into memory of its own, laid out like its parameter, as autograd would."""

@@ -193,10 +193,15 @@ class _Pricing:
 
     def _run(self, op: Op, number: int) -> Measured:
         made: dict[StorageId, torch.UntypedStorage] = {}
+        known: dict[View, torch.Tensor] = {}
         kernel = resolve(op.target)
 
-        def made_up(view: View) -> torch.Tensor:
-            return self._made_up(view, made, number)
+        def made_up(
+            view: View,
+        ) -> torch.Tensor:  # one for equal views: kernels may ask whether it is the same
+            if view not in known:
+                known[view] = self._made_up(view, made, number)
+            return known[view]
 
         args = [value_of(value, made_up) for value in op.arguments]
         kwargs = {name: value_of(value, made_up) for name, value in op.keywords}

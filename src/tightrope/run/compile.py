@@ -33,8 +33,10 @@ from tightrope.core.machine import check_machine
 from tightrope.core.units import shown
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.calls import Calls
+from tightrope.run.eager import EagerTwin
 from tightrope.run.foresee import Foresight
 from tightrope.run.replay import Replay, replay
+from tightrope.run.state import state_of
 from tightrope.run.status import StatusLine
 from tightrope.run.uncalled import expect_call, note_call
 from tightrope.run.unit import Settings
@@ -55,6 +57,7 @@ class CompiledModel:
         calls: captured graphs and what runs them.
         replay: the L0 recorder, when that level is used.
         before_run: called with (this, number of the graph) and its arguments right before a forward runs.
+        twin: the model as it is, where plans are compared with it.
         forget: makes Dynamo drop what it compiled for the model.
     """
 
@@ -66,6 +69,7 @@ class CompiledModel:
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
+        self.twin: EagerTwin | None = None
         self.calls = Calls(settings, self.accounts, status, Foresight(parameters))
         self._inside_step = self._lifted = False
         this = weakref.ref(self)
@@ -91,7 +95,12 @@ class CompiledModel:
         number = self.calls.add(program, real)
         if self.calls.budget:
             self.accounts.hold(self, self.calls.budget)
-        return _CompiledGraph(weakref.ref(self), number)
+        graph = _CompiledGraph(weakref.ref(self), number)
+        return graph if self.twin is None else self.twin.watching(graph)
+
+    def compared(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Make a call, beside the model as it is where that was asked for."""
+        return self.twin.around(run, args, kwargs, self.calls) if self.twin else run(*args, **kwargs)
 
     def break_up(self, reason: str) -> None:
         """Try a sequence of graphs, because of ``reason``."""
@@ -260,8 +269,8 @@ def compile(
         example: inputs (a tuple of positional or a dict of keyword arguments) to capture and plan
             with now; by default this happens at the first call.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
-            again; ``"graph"`` also compares with the captured graph without a plan, in a run of its own;
-            None checks nothing while it runs.
+            again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with the
+            model as it is, in runs of their own; None checks nothing while it runs.
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
@@ -283,11 +292,12 @@ def compile(
         >>> model(torch.ones(2, 8)).sum().backward()
     """
     check_model(model)
-    check_verify(verify)
+    check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
     _check_example(example)
     settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds)
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
+    compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()
     backend = make_backend(host_of(weakref.ref(compiled)), name=type(model).__name__)
 
@@ -322,14 +332,15 @@ def _check_example(example: object) -> None:
         )
 
 
-def check_verify(verify: object) -> None:
+def check_verify(verify: object, known: Sequence[str] = ("first", "graph")) -> None:
     """Refuse anything that ``verify`` does not stand for.
 
     Raises:
         TightropeError: quotes it.
     """
-    if verify is not None and not (isinstance(verify, str) and verify in ("first", "graph")):
-        raise TightropeError(f'verify={shown(verify)}: use "first", "graph" or None.')
+    if verify is not None and not (isinstance(verify, str) and verify in known):
+        names = ", ".join(f'"{name}"' for name in known)
+        raise TightropeError(f"verify={shown(verify)}: use {names} or None.")
 
 
 def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
@@ -381,7 +392,7 @@ def _entry(
             return plain(*args, **kwargs)
         compiled.accounts.mark()
         try:
-            return steps(*args, **kwargs)
+            return compiled.compared(steps, args, kwargs)
         except InfeasibleError:
             compiled.refused()
             raise
@@ -414,7 +425,7 @@ def _entry(
             compiled.accounts.hold(compiled, compiled.settings.budget)
         try:
             with suppress(torch.OutOfMemoryError), torch.no_grad():
-                restore = _state_of(owner)
+                restore = state_of(owner)
                 try:
                     plain(*args, **kwargs)
                 finally:
@@ -426,7 +437,7 @@ def _entry(
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
         owner = model()
         assert owner is not None
-        known, restore = compiled.num_graphs, _state_of(owner)
+        known, restore = compiled.num_graphs, state_of(owner)
         result, reason = _captured(pieces, args, kwargs, trial)
         if not reason and not compiled.num_graphs:
             reason = f"No part of it can be captured: {compiled.broken}"
@@ -479,22 +490,8 @@ def _reason(error: BaseException) -> str:
 
 def _plan_ahead(model: torch.nn.Module, example: Any) -> None:
     """Capture and plan without changing anything: buffers and the random state are put back."""
-    restore = _state_of(model)
+    restore = state_of(model)
     try:
         model(**example) if isinstance(example, dict) else model(*example)
     finally:
         restore()
-
-
-def _state_of(model: torch.nn.Module) -> Callable[[], None]:
-    """Remember the buffers and the random state; return what puts them back."""
-    state = torch.default_generator.get_state()
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-
-    def restore() -> None:
-        torch.default_generator.set_state(state)
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-
-    return restore

@@ -48,6 +48,7 @@ class Report:
         recomputed: (module, op, copies), most expensive first.
         planned: the graphs that ran, each with its plan.
         limit: total bytes that the process is held to, the largest budget alive in it; 0 = none is.
+        unlike_eager: ops that eager is known to call otherwise, so that last bits may differ from eager's.
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
     """
 
@@ -72,6 +73,7 @@ class Report:
     limit: Bytes = 0
     proofs: tuple[Proof, ...] = ()
     hidden: Bytes = 0
+    unlike_eager: tuple[str, ...] = ()
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -122,6 +124,8 @@ class Report:
             f"no plan needs less than {format_bytes(self.bound)}",
             f"verified: {self.verified}",
         ]
+        if self.unlike_eager:
+            lines.append(f"eager calls these otherwise, last bits may differ: {'; '.join(self.unlike_eager)}")
         if len(self.proofs) > 1:
             lines.append(f"planned {len(self.proofs)} times:")
             lines += [
@@ -209,6 +213,7 @@ def _together(reports: Sequence[Report]) -> Report:
         recomputed=tuple(line for report in ran for line in report.recomputed),
         planned=tuple(pair for report in ran for pair in report.planned),
         proofs=tuple(proofs),
+        unlike_eager=tuple(dict.fromkeys(line for report in ran for line in report.unlike_eager)),
     )
 
 
@@ -279,6 +284,14 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         recomputed=tuple(line for part in parts for line in part.recomputed),
         planned=tuple(pair for part in parts for pair in part.planned),
         proofs=proofs(calls),
+        unlike_eager=_unlike_eager(calls),
+    )
+
+
+def _unlike_eager(calls: Calls) -> tuple[str, ...]:
+    found = ((one.graph, frozenset(one.program.unlike)) for one in calls.captured)
+    return tuple(
+        dict.fromkeys(op.describe() for graph, names in found for op in graph.ops if op.name in names)
     )
 
 

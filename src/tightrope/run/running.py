@@ -40,9 +40,11 @@ class Pending:
         dropped: whether part of what was kept was given up for room.
         calls: what runs its backward.
         done: called once, when nothing can come of it any more.
+        watch: what compares its gradients, or None.
     """
 
     calls: Any = None
+    watch: Any = None
 
     def __init__(
         self, running: "Running", turn: Turn, call: int, part: int, kept: list[Any], inputs: list[Any]

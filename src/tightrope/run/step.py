@@ -29,6 +29,7 @@ from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.calls import ANOTHER_GRAPH
 from tightrope.run.compile import check_verify, parse_budget
+from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.status import StatusLine
@@ -70,7 +71,8 @@ def step(
         model: whose parameters ``fn`` trains; names them in messages.
         optimizer: `torch.optim.SGD`, `torch.optim.Adam` or `torch.optim.AdamW`.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
-            again; None checks nothing while it runs.
+            again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with an eager
+            step, in runs of their own; None checks nothing while it runs.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
@@ -94,7 +96,7 @@ def step(
     if not callable(fn):
         refuse_argument("fn", fn, "a function that returns the loss, called as fn(*batch)")
     check_model(model)
-    check_verify(verify)
+    check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
     settings = Settings(parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds)
     return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
@@ -130,6 +132,8 @@ class TrainingStep:
         self.wholes: list[WholeStep] = []
         self.last: WholeStep | None = None
         self.past: list[Proof] = []
+        eager = EagerStep(fn, model, updates.optimizer, self.accounts)
+        self._twin = eager if settings.verify == "eager" else None
         _torch.ignore_logging()
         backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__)
         self._planned = torch.compile(_detaching(fn), backend=backend, fullgraph=True, dynamic=False)
@@ -151,6 +155,7 @@ class TrainingStep:
             TightropeError: parameters of the optimizer have gradients already, or were replaced.
         """
         self.accounts.mark()
+        begin = self._twin.begin() if self._twin is not None else None
         try:
             with torch.enable_grad(), _torch.calling(_RECOMPILE_LIMIT):
                 result = self._planned(*args, **kwargs)
@@ -165,7 +170,10 @@ class TrainingStep:
             if cause is None or cause is error:
                 raise
         else:
-            return _handed_out(result)
+            found = _handed_out(result)
+            if self._twin is not None and begin is not None and self.last is not None:
+                self._twin.compare(begin, found, self.last.calls.recent[0], args, kwargs)
+            return found
         cause.__context__ = None  # the frames of the capture would hold memory
         raise cause.with_traceback(None)
 

@@ -1,0 +1,375 @@
+"""Compare the first run of a plan with the plain module, bit for bit.
+
+Idea        When a plan has run for the first time, the module runs once more, uncompiled, from the same
+            inputs, buffers and random states; once the plan's backward has run, so does the module's,
+            from the same gradients of its outputs.
+Guarantee   A call passes if its outputs, the buffers and the random states have eager's bits; a backward,
+            if the gradients of parameters and inputs have.
+Complexity  Two forwards and one backward, with eager's bytes: the budget does not hold for them.
+Gaps        What a module counts or stores in Python, and its hooks, see these runs too. A parameter that
+            several graphs of one call use is not compared.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch.func import functional_call
+
+from tightrope.capture._eager import kernels_called, tensors_in, uncompiled, with_tensors
+from tightrope.capture.dynamo import Runner
+from tightrope.core import Phase, VerificationError
+from tightrope.run.accounts import Accounts
+from tightrope.run.calls import Calls
+from tightrope.run.check import digest
+from tightrope.run.prepared import Proof
+from tightrope.run.running import Running
+from tightrope.run.state import RandomStates
+
+_PLAIN: Final = frozenset(
+    ("alias", "arange", "as_strided", "clone", "contiguous", "copy", "detach", "empty", "empty_like",
+     "empty_strided", "expand", "fill", "full", "full_like", "lift_fresh", "new_empty", "new_empty_strided",
+     "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "reshape", "resize",
+     "scalar_tensor", "select", "slice", "split", "split_with_sizes", "squeeze", "t", "to", "transpose",
+     "unbind", "unsafe_view", "unsqueeze", "view", "zero", "zeros", "zeros_like")
+)  # fmt: skip
+"""Ops that make, look into or copy tensors: they round nothing."""
+_SAME: Final = {
+    "native_batch_norm_legit": "native_batch_norm",
+    "native_batch_norm_legit_functional": "native_batch_norm",
+    "native_batch_norm_legit_no_training": "native_batch_norm",
+    "dropout": "bernoulli",
+    "dropout_again": "mul",
+}
+"""Names of one kernel."""
+_Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+"""What tells the caller's tensors apart, whatever object stands for them."""
+
+
+class Values:
+    """The values of a tensor, in memory that neither torch nor the budget's accounts know."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        given = tensor.detach()
+        self._shape, self._dtype = given.shape, given.dtype
+        once = given[tuple(slice(1) if step == 0 else slice(None) for step in given.stride())]
+        self._once, self._stride = once.shape, once.stride()
+        last = 1 + sum((n - 1) * step for n, step in zip(once.shape, once.stride(), strict=True))
+        self._memory = np.empty(last * once.element_size() if once.numel() else 0, dtype=np.uint8)
+        self._seen(self._memory).copy_(once)
+
+    def _seen(self, memory: "np.ndarray[Any, Any]") -> torch.Tensor:
+        whole = torch.from_numpy(memory).view(self._dtype)
+        return whole.as_strided(self._once, self._stride)
+
+    def tensor(self) -> torch.Tensor:
+        """Make a tensor of these values that is laid out alike."""
+        return self._seen(self._memory.copy()).expand(self._shape)
+
+
+@dataclass
+class _Start:
+    """What a call begins from; copies lie outside of torch's memory."""
+
+    args: Any
+    kwargs: Any
+    copies: dict[int, Values]
+    buffers: dict[str, Values]
+    states: RandomStates
+    autocast: tuple[bool, torch.dtype, bool]
+    grad: bool
+
+    def inputs(self) -> list[torch.Tensor]:
+        """List the tensors that the call was given."""
+        return [tensor for tensor in tensors_in((self.args, self.kwargs)) if id(tensor) in self.copies]
+
+
+@dataclass
+class _TwinCall:
+    """A call whose gradients are to be compared.
+
+    Attributes:
+        start: what it began from.
+        proofs: of the plans that ran it.
+        said: what was compared already, in words.
+        tangents: gradients that arrived, by number of the output.
+        num_graphs: that ran.
+        num_waiting: of these, with a backward that has yet to come.
+        gradients: (where an input of a graph lies, digest of its gradient).
+        targets: names of the ops that ran, and of those among them in the forward.
+    """
+
+    start: _Start
+    proofs: list[Proof]
+    said: str = ""
+    tangents: dict[int, Values] = field(default_factory=dict)
+    num_graphs: int = 0
+    num_waiting: int = 0
+    gradients: list[tuple[_Place, str]] = field(default_factory=list)
+    targets: tuple[set[str], set[str]] = (set(), set())
+
+
+class EagerTwin:
+    """A module as it is, beside its compiled self; state of the runtime, used from one thread at a time."""
+
+    def __init__(self, model: "weakref.ref[torch.nn.Module]", accounts: Accounts) -> None:
+        self._model, self._accounts = model, accounts
+        self._open: _TwinCall | None = None
+
+    def watching(self, runner: Runner) -> Runner:
+        """Look at what a captured graph is given and gives."""
+        return _Watched(self, runner)
+
+    def around(self, run: Callable[..., Any], args: Any, kwargs: Any, calls: Calls) -> Any:
+        """Make a call, and compare it unless all plans that ran it were compared before.
+
+        Raises:
+            VerificationError: says what differs, and which kernels. Gradients are compared as they come.
+        """
+        with self._beside(args, kwargs) as call:
+            result = run(*args, **kwargs)
+        if call.num_graphs:
+            self._compare(call, result, calls.recent)
+        return result
+
+    @contextmanager
+    def _beside(self, args: Any, kwargs: Any) -> Iterator[_TwinCall]:
+        """Remember what the call inside the block begins from, and which graphs it runs."""
+        model = self._module()
+        copies: dict[int, Values] = {}
+        for tensor in tensors_in((args, kwargs)):
+            if type(tensor) is torch.Tensor and _is_plain(tensor):
+                copies.setdefault(id(tensor), Values(tensor))
+        autocast = (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        )
+        buffers = {name: Values(buffer) for name, buffer in model.named_buffers() if _is_plain(buffer)}
+        start = _Start(
+            args, kwargs, copies, buffers, RandomStates.now(), autocast, torch.is_grad_enabled()
+        )  # fmt: skip
+        self._open = call = _TwinCall(start, [])
+        try:
+            yield call
+        finally:
+            self._open = None
+
+    def _compare(self, call: _TwinCall, result: Any, recent: Sequence[Running]) -> None:
+        call.proofs = [proof for running in recent if not (proof := running.prepared.proof).reference]
+        if not call.proofs:
+            return
+        ops = [op for running in recent for op in running.prepared.graph.ops]
+        call.targets = {op.target for op in ops}, {op.target for op in ops if op.phase is Phase.FORWARD}
+        wanted, buffers, states, end = self._compute(call.start)
+        outputs = tensors_in(result)
+        found = [digest(value) for value in outputs]
+        if len(found) != len(wanted):
+            raise VerificationError(f"{len(found)} tensors were returned; eager returns {len(wanted)}.")
+        for number, (one, two) in enumerate(zip(found, wanted, strict=True)):
+            if one != two:
+                self._differs(f"output {number}", call)
+        for name, buffer in self._module().named_buffers():
+            if name in buffers and digest(buffer) != buffers[name]:
+                self._differs(f"buffer {name!r}", call)
+        for name in states.differing(end):
+            self._differs(f"the random state of {name}", call)
+        call.said = f"{len(found)} outputs, {len(buffers)} buffers and the random states"
+        _note(call.proofs, f"{call.said} equal eager's, bit for bit")
+        self._wait(call, outputs)
+
+    def _wait(self, call: _TwinCall, outputs: list[torch.Tensor]) -> None:
+        """Take the gradients of the outputs as they arrive."""
+        seen: set[int] = set()
+        for number, output in enumerate(outputs):
+            if output.grad_fn is None or id(output) in seen or not call.num_waiting:
+                continue
+            seen.add(id(output))
+
+            def arrived(gradient: torch.Tensor, number: int = number) -> None:
+                call.tangents[number] = Values(gradient)
+
+            output.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def gave(self, call: _TwinCall, places: Iterable[_Place | None], gradients: Iterable[Any]) -> None:
+        """Take the gradients of one graph; compare when the last one has come.
+
+        Raises:
+            VerificationError: says which differs.
+        """
+        known = {_place(tensor) for tensor in (*self._module().parameters(), *call.start.inputs())}
+        for place, gradient in zip(places, gradients, strict=False):
+            if place in known and place is not None and isinstance(gradient, torch.Tensor):
+                call.gradients.append((place, digest(gradient)))
+        call.num_waiting -= 1
+        if call.num_waiting or not call.said:
+            return
+        uses = Counter(place for place, _ in call.gradients)
+        once = {place: bits for place, bits in call.gradients if uses[place] == 1}
+        wanted = self._gradients(call, list(once))
+        for (place, bits), eager in zip(once.items(), wanted, strict=True):
+            if bits != eager:
+                self._differs(f"the gradient of {self._name(place)}", call, backward=True)
+        left = len(uses) - len(once)
+        rest = f"; the gradients of {left} tensors that several graphs use were not compared" if left else ""
+        _note(call.proofs, f"{call.said}, and {len(once)} gradients, equal eager's, bit for bit{rest}")
+
+    def note_graph(self, token: torch.Tensor | None, places: list[_Place | None]) -> None:
+        """Note that a graph ran in the open call; one with a token waits for its backward."""
+        if self._open is None:
+            return
+        self._open.num_graphs += 1
+        if token is not None:
+            self._open.num_waiting += 1
+            token.pending.watch = (self._open, places)  # type: ignore[attr-defined]
+
+    # the module as it is
+
+    def _module(self) -> torch.nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
+
+    def _run(
+        self, start: _Start, used: dict[int, torch.Tensor] | None = None
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Run the module from where a call began; ``used`` takes its inputs, by those of the caller."""
+        used = {} if used is None else used
+
+        def given(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in start.copies:
+                return tensor
+            if id(tensor) not in used:
+                made = start.copies[id(tensor)].tensor()
+                used[id(tensor)] = made.requires_grad_(tensor.requires_grad)
+            return used[id(tensor)]
+
+        args, kwargs = with_tensors(start.args, given), with_tensors(start.kwargs, given)
+        buffers = {name: copy.tensor() for name, copy in start.buffers.items()}
+        enabled, dtype, cached = start.autocast
+        casting = torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=cached)
+        start.states.restore()
+        with uncompiled(self._module()), torch.set_grad_enabled(start.grad), casting:
+            return functional_call(self._module(), buffers, args, kwargs), buffers
+
+    def _compute(self, start: _Start) -> tuple[list[str], dict[str, str], RandomStates, RandomStates]:
+        """Digests of outputs and buffers, and the random states after eager and after the plan."""
+        end = RandomStates.now()
+        try:
+            with self._accounts.aside():
+                return *self._forward(start), RandomStates.now(), end
+        finally:
+            end.restore()
+
+    def _forward(self, start: _Start) -> tuple[list[str], dict[str, str]]:
+        result, buffers = self._run(start)
+        outputs = [digest(value) for value in tensors_in(result)]
+        return outputs, {name: digest(value) for name, value in buffers.items()}
+
+    def _backward(self, call: _TwinCall, places: Iterable[_Place]) -> list[torch.Tensor | None]:
+        used: dict[int, torch.Tensor] = {}
+        result, _ = self._run(call.start, used)
+        outputs = tensors_in(result)
+        at = {_place(tensor): used[id(tensor)] for tensor in call.start.inputs()}
+        at |= {_place(parameter): parameter for parameter in self._module().parameters()}
+        ends = [outputs[number] for number in call.tangents]
+        wanted = [at[place] for place in places]
+        tangents = [copy.tensor() for copy in call.tangents.values()]
+        return list(torch.autograd.grad(ends, wanted, tangents, allow_unused=True))
+
+    def _gradients(self, call: _TwinCall, places: Iterable[_Place]) -> list[str]:
+        end = RandomStates.now()
+        try:
+            with self._accounts.aside():
+                return [digest(gradient) for gradient in self._backward(call, places)]
+        finally:
+            end.restore()
+
+    def _name(self, place: _Place) -> str:
+        names = {_place(parameter): name for name, parameter in self._module().named_parameters()}
+        return repr(names[place]) if place in names else f"an input of shape {place[1]}"
+
+    def _differs(self, what: str, call: _TwinCall, *, backward: bool = False) -> None:
+        """Refuse, naming kernels that only one side calls.
+
+        Raises:
+            VerificationError: always.
+        """
+        end = RandomStates.now()
+        try:
+            with self._accounts.aside(), kernels_called() as called:
+                if backward:
+                    self._backward(call, [place for place, _ in call.gradients])
+                else:
+                    self._run(call.start)
+        finally:
+            end.restore()
+        said = kernels_apart(call.targets[not backward], called)
+        raise VerificationError(f"{what} differs from eager: {said}.")
+
+
+class _Watched:
+    """A captured graph that is looked at; see `tightrope.capture.dynamo.Runner`."""
+
+    def __init__(self, twin: EagerTwin, runner: Runner) -> None:
+        self._twin, self._runner = weakref.ref(twin), runner
+
+    def forward(self, args: list[Any]) -> list[Any]:
+        """Run the ops before the hand-over; return the outputs and then the token."""
+        places = [_place(given) if isinstance(given, torch.Tensor) else None for given in args]
+        results = self._runner.forward(args)
+        twin = self._twin()
+        if twin is not None:
+            twin.note_graph(results[-1], places)
+        return results
+
+    def backward(self, args: list[Any]) -> list[Any]:
+        """Run the rest; ``args`` is the token followed by the tangents."""
+        pending = args[0].pending
+        gradients = self._runner.backward(args)
+        watch, pending.watch = pending.watch, None
+        twin = self._twin()
+        if watch is not None and twin is not None:
+            call, places = watch
+            twin.gave(call, places, gradients)
+        return gradients
+
+    def inference(self, args: list[Any]) -> list[Any]:
+        """Run a program that has no backward."""
+        results = self._runner.inference(args)
+        twin = self._twin()
+        if twin is not None:
+            twin.note_graph(None, [])
+        return results
+
+
+def _note(proofs: Iterable[Proof], text: str) -> None:
+    for proof in proofs:
+        proof.reference = text
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type == "cpu"
+
+
+def _place(tensor: torch.Tensor) -> _Place:
+    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+
+
+def kernels_apart(targets: Iterable[str], called: Iterable[str]) -> str:
+    """Name the kernels that only a plan calls, and those that only eager calls."""
+    mine, eager = _bare(targets), _bare(called)
+    only = {"the plan alone calls": mine - eager, "eager alone calls": eager - mine}
+    said = "; ".join(f"{who} {', '.join(sorted(names))}" for who, names in only.items() if names)
+    return said or "both call the same kernels, on tensors that are laid out otherwise"
+
+
+def _bare(targets: Iterable[str]) -> set[str]:
+    """Names of kernels without library, overload and in-place mark."""
+    names = {[*target.split("."), ""][1].strip("_") for target in targets}
+    return {_SAME.get(name, name) for name in names} - _PLAIN - {"return", "save_state"}
