@@ -9,11 +9,11 @@ import msgspec
 
 from tightrope.core import PlanFileError
 from tightrope.native import cache_folder
-from tightrope.price.measure import Measured
+from tightrope.price.measure import Layout, Measured
 
 _LIMIT = 64 * 2**20
 _LAYOUT = 3
-"""Version of what is kept."""
+"""Version of what the fields of a price mean; their names tell files apart too."""
 
 
 class PriceStore:
@@ -23,7 +23,8 @@ class PriceStore:
     """
 
     def __init__(self, environment: tuple[tuple[str, str], ...], folder: Path | None = None) -> None:
-        name = hashlib.sha256(repr((_LAYOUT, sorted(environment))).encode()).hexdigest()[:16]
+        fields = (Measured.__struct_fields__, Layout.__struct_fields__)
+        name = hashlib.sha256(repr((_LAYOUT, fields, sorted(environment))).encode()).hexdigest()[:16]
         self.path = (folder or cache_folder()) / f"prices-{name}.json"
         self.prices: dict[str, Measured] = {}
         self.changed = False
