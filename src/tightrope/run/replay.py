@@ -22,6 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tightrope.core import (
+    BudgetSyntaxError,
     Buffer,
     Bytes,
     InfeasibleError,
@@ -88,6 +89,7 @@ class Replay:
         hits: allocations served as planned, over all replayed steps.
         misses: planned allocations that were not, over all replayed steps.
         outside_bytes: bytes served from the heap because a replay had diverged, over all steps.
+        persistent: bytes held when the last step began, ``external`` included.
         arena: bytes of the arena, 0 before there is a plan.
         live_peak: largest number of live bytes in the last step, ``external`` included.
         charged_peak: largest number of bytes held against the budget in the last step; without a
@@ -101,6 +103,11 @@ class Replay:
     def __init__(
         self, budget: str | Bytes, *, external: Bytes | None = None, warmup: int = 2, seconds: float = 1.0
     ) -> None:
+        if isinstance(budget, str) and budget.strip().endswith("%"):
+            raise BudgetSyntaxError(
+                f"budget {budget[:64]!r}: replay takes no percentages: what a step needs is known only after "
+                'some ran. Write bytes, such as "300MiB"; tightrope.compile and tightrope.step take "60%".'
+            )
         self.budget = parse_bytes(budget)
         if external is not None:
             check_count("external", external)
@@ -123,6 +130,7 @@ class Replay:
         self.phase: Phase = "warm-up" if warmup > 0 else "record"
         self.steps = self.hits = self.misses = self.outside_bytes = self.arena = 0
         self.live_peak = self.charged_peak = 0
+        self.persistent = self.external
         self.divergence: Divergence | None = None
         self.trace: Trace | None = None
         self._wait, self._seconds = warmup, seconds
@@ -138,6 +146,7 @@ class Replay:
             raise TightropeError("this replay is inside a step already; leave its `with` block first.")
         if self._allocator is None:
             self._meter = _AllocationMeter(self.external) if self.phase != "replay" else None
+            self.persistent = self._meter.before if self._meter is not None else self.persistent
         else:
             self._begin(self._allocator)
         self._inside = True
@@ -167,6 +176,7 @@ class Replay:
     def _begin(self, native: Allocator) -> None:
         self._limit.enter_context(self._accounts.limited(self.budget - self.external))
         native.reset_peaks()
+        self.persistent = self.external + native.stats().live
         try:
             if self.phase == "replay" and self._lease(native):
                 native.begin_replay(self._arena_id, self._plan_id)
@@ -299,7 +309,7 @@ class _AllocationMeter:
     """Measure the peak of one step from the profiler's memory events."""
 
     def __init__(self, external: Bytes) -> None:
-        self._before = max(external, uncounted_bytes(None))
+        self.before = max(external, uncounted_bytes(None))
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._profile.start()
 
@@ -309,7 +319,7 @@ class _AllocationMeter:
         results = self._profile.profiler.kineto_results if self._profile.profiler else None
         events: list[Any] = results.events() if results else []  # torch's stub lacks `nbytes`
         changes = [event for event in events if event.name() == "[memory]"]
-        now = peak = self._before
+        now = peak = self.before
         for event in sorted(changes, key=lambda event: event.start_ns()):
             size = event.nbytes()
             now += round_up(size) if size > 0 else -round_up(-size)
