@@ -6,6 +6,7 @@ from rich.console import Console
 
 from benchmarks import page, placement_safety, recorder
 from benchmarks.executable import main as executable
+from benchmarks.floor.main import run as floor
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
@@ -18,6 +19,7 @@ _QUESTIONS = {
     "placement_safety": placement_safety.run,
     "recorder": recorder.run,
     "executable": executable.run,
+    "floor": floor,
 }
 
 
