@@ -7,6 +7,7 @@ from rich.console import Console
 
 from benchmarks import page, placement_safety, recorder
 from benchmarks.executable import main as executable
+from benchmarks.floor.main import run as floor
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
@@ -21,6 +22,7 @@ _QUESTIONS = {
     "recorder": recorder.run,
     "executable": executable.run,
     "witness": witness.run,
+    "floor": floor,
 }
 
 

@@ -97,7 +97,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     # replay
     "replay None": (replaying(None), "budget None"),
     "replay text": (replaying("x"), "budget 'x'"),
-    "replay, percent": (replaying("60%"), "budget '60%' is a percentage.*write bytes"),
+    "replay, percent": (
+        replaying("60%"),
+        'budget .60%.: replay takes no percentages.*Write bytes, such as "300MiB"',
+    ),
     "replay, external text": (replaying(external="1MiB"), "external='1MiB': give a whole number"),
     "replay, external negative": (replaying(external=-1), "external=-1: give"),
     "replay, warmup text": (replaying(warmup="2"), "warmup='2': give"),

@@ -36,6 +36,7 @@ from tightrope.run.drawing import draw_with
 
 if TYPE_CHECKING:
     from tightrope.capture.api import capture
+    from tightrope.native.hook.refused import OutOfBudgetError
     from tightrope.plan.api import plan
     from tightrope.run.compile import compile
     from tightrope.run.replay import Replay, replay
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE: Final = {
+    "OutOfBudgetError": "native.hook.refused",
     "Replay": "run.replay",
     "Report": "run.report",
     "SavedStep": "run.saved",
@@ -119,6 +121,7 @@ __all__ = [
     "Limits",
     "Machine",
     "NativeError",
+    "OutOfBudgetError",
     "Plan",
     "PlanFileError",
     "Replay",

@@ -1,6 +1,7 @@
 """Every command, in process: what it prints, writes, and leaves with."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,65 @@ def test_a_forward_without_a_scalar_loss_is_said(net: Path) -> None:
 
 
 def test_a_module_on_the_meta_device_needs_the_same_bytes(net: Path) -> None:
-    real, meta = (printed("estimate", f"{net}:{name}", "--json") for name in ("build", "meta"))
+    machine = ("--machine", "laptop-16gb", "--json")
+    real, meta = (printed("estimate", f"{net}:{name}", *machine) for name in ("build", "meta"))
     assert real == meta
+    assert "not included" in real["note"]
+    here, there = (printed("estimate", f"{net}:{name}", "--json") for name in ("build", "meta"))
+    assert here["smallest_bytes"] >= there["smallest_bytes"]
+    assert "measured" in here["note"]
+
+
+def test_estimate_tells_for_every_batch_what_an_optimizer_takes(net: Path) -> None:
+    command = ("estimate", f"{net}:build", "--batch", "1,2,4,8")
+    done = run(*command, "--optimizer", "adamw")
+    assert done.code == 0, done.err
+    head, *rows = done.out.splitlines()
+    assert head.split()[:6] == ["batch", "without", "a", "plan", "of", "it"]
+    assert [row.split()[0] for row in rows[:4]] == ["1", "2", "4", "8"]
+    adamw, none = (printed(*command, "--optimizer", name, "--json")["rows"] for name in ("adamw", "none"))
+    for one, other in zip(adamw, none, strict=True):
+        assert one["state_bytes"] > 0 == other["state_bytes"]
+        assert one["smallest_bytes"] >= other["smallest_bytes"] + one["state_bytes"]
+        assert one["total_bytes"] >= other["total_bytes"] + one["state_bytes"]
+    smallest = [row["smallest_bytes"] for row in adamw]
+    assert smallest == sorted(smallest)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--batch", "0,2", "batch '0,2'"),
+        ("--batch", "x", "sizes"),
+        ("--optimizer", "lion", "there are none, sgd"),
+    ],
+)
+def test_wrong_batches_and_optimizers_are_refused(net: Path, option: str, value: str, message: str) -> None:
+    done = run("estimate", f"{net}:build", option, value)
+    assert done.code == 2
+    assert message in done.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", "NET:build", "--budget", "80%", "-o", "absent/step.plan.json"),
+        ("plan", "NET:build", "--budget", "80%", "--save-graph", "absent/step.graph.json"),
+        ("report", "PLAN", "-o", "absent/run.html"),
+        ("trace", "PLAN", "--perfetto", "absent/run.json"),
+        ("record", "NET:build", "-o", "absent/run.trace"),
+    ],
+)
+def test_a_folder_that_is_missing_is_said_before_any_work(
+    command: tuple[str, ...], net: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(import_module("tightrope.plan"), "solve", None)
+    monkeypatch.setattr(import_module("tightrope.plan"), "plan_curve", None)
+    monkeypatch.setattr(import_module("tightrope.cli.target"), "build", None)
+    done = run(*(part.replace("NET", str(net)).replace("PLAN", str(files[0])) for part in command))
+    assert done.code == 2
+    assert "no folder 'absent'" in done.err
 
 
 def test_estimate_leaves_with_3_one_byte_below_what_the_step_needs(net: Path) -> None:

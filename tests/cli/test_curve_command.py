@@ -31,6 +31,12 @@ def test_json_has_points_whose_time_never_rises_with_the_budget(files: tuple[Pat
     assert all(point["total_bytes"] <= point["budget_bytes"] for point in points)
 
 
+def test_the_smallest_budget_says_what_is_computed_again(files: tuple[Path, Path]) -> None:
+    found = json.loads(run("curve", files[1], "--seconds", "3", "--json").out)
+    assert found["points"][0]["more_time_percent"] > 0
+    assert all((p["num_recomputed"] > 0) == (p["more_time_percent"] > 0) for p in found["points"])
+
+
 @pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])
 def test_seconds_are_finite_and_positive(files: tuple[Path, Path], seconds: str) -> None:
     done = run("curve", files[1], "--seconds", seconds)

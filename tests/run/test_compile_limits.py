@@ -12,7 +12,7 @@ from training import Blocks, Seen, batches, budget_for, built, digest, play
 
 import tightrope
 from benchmarks.zoo import build
-from tightrope.core import InfeasibleError
+from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.hook.allocator import Divergence, allocator
 from tightrope.plan import smallest
 from tightrope.price.measure import Measured
@@ -109,7 +109,9 @@ def test_a_budget_below_the_smallest_is_refused_before_anything_runs() -> None:
     model = built(Blocks)
     tightrope.compile(model, budget=budget_for(model, DATA[0][:1], share=0.0) - (512 << 10), progress=False)
     state = torch.get_rng_state()
-    with pytest.raises(InfeasibleError, match=r"smallest feasible found .* proved: .* \(training\.py:\d+\)") as caught:
+    with pytest.raises(
+        InfeasibleError, match=r"smallest feasible found .* proved: .* \(training\.py:\d+\)"
+    ) as caught:
         model(DATA[0][0])
     assert torch.equal(torch.get_rng_state(), state)
     smallest, bound = caught.value.smallest_found, caught.value.lower_bound
@@ -306,20 +308,34 @@ def test_the_budget_that_a_refusal_names_has_room_for_a_mean_of_squares(wide: Te
     assert report.num_recomputed > 0
 
 
-def test_a_loss_that_runs_out_is_left_more_or_refused_by_the_next_step(wide: Tensor) -> None:
+def test_a_loss_that_lacks_room_fails_alike_every_time_and_the_named_budget_does(wide: Tensor) -> None:
     gc.collect()
-    budget = smallest_for_squares(wide) - (6 << 18)
-    model = tightrope.compile(built(Outputs), budget=budget, progress=False)
-    with pytest.raises(torch.OutOfMemoryError, match="were left for code between forward and backward"):
-        squares(model, wide)
-    kinds = []
-    for _ in range(4):
-        with pytest.raises((torch.OutOfMemoryError, InfeasibleError)) as refused:
-            squares(model, wide)
-        kinds.append(refused.type)
-        del refused
+    wanted = squares(built(Outputs), wide)
+    budget = smallest_for_squares(wide) - (6 << 19)
+    seen = set()
+    for _ in range(3):
+        model = tightrope.compile(built(Outputs), budget=budget, progress=False)
+        for _ in range(3):
+            with pytest.raises(TightropeError, match="Try budget=") as refused:
+                squares(model, wide)
+            assert isinstance(refused.value, torch.OutOfMemoryError | InfeasibleError)
+            seen.add(refused.type)
+            named = refused.value.smallest_found  # type: ignore[attr-defined]
+            assert named > budget
+            del refused
+            gc.collect()
+        del model
         gc.collect()
-    assert InfeasibleError in kinds
+    assert len(seen) == 1
+    for _ in range(3):
+        model = tightrope.compile(built(Outputs), budget=named, progress=False)
+        try:
+            assert squares(model, wide) == wanted
+            break
+        except (torch.OutOfMemoryError, InfeasibleError) as error:
+            named = error.smallest_found  # type: ignore[union-attr]
+    else:
+        pytest.fail("no named budget did")
 
 
 def test_room_that_a_loss_does_not_need_goes_to_the_plan(wide: Tensor) -> None:

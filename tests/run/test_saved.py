@@ -19,6 +19,7 @@ from tightrope import SavedStep, load, save
 from tightrope.core import Graph, InfeasibleError, JudgeError, PlanFileError, TightropeError
 from tightrope.price.kernels import resolve
 from tightrope.run.compile import compile as planned
+from tightrope.run.foresee import assumed_update, by_page
 from tightrope.run.step import step
 
 FRAME = struct.Struct("<16sQQ")
@@ -52,7 +53,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     with pytest.raises(InfeasibleError) as refused:
         step(loss_of(model), budget="1%", model=model)(x, y)
     assert refused.value.smallest_found is not None
-    train = step(loss_of(model), budget=refused.value.smallest_found + 16384, model=model)
+    sizes = [parameter.nbytes for parameter in model.parameters()]
+    later = assumed_update(sizes).state + sum(map(by_page, sizes))  # nothing is updated here
+    train = step(loss_of(model), budget=refused.value.smallest_found - later + 16384, model=model)
     train(x, y)
     model.zero_grad()
     path = tmp_path_factory.mktemp("saved") / "net.step"
@@ -190,6 +193,45 @@ def test_what_cannot_be_saved_says_why(tmp_path: Path) -> None:
     with pytest.raises(TightropeError, match="was not compiled"):
         save(mlp(), tmp_path / "net.step", (x,))
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_in_a_call_is_said(tmp_path: Path) -> None:
+    model, x = planned(mlp(), budget=LARGE), batches(1)[0][0]
+    model(x).sum().backward()
+    with pytest.raises(TightropeError, match=r"missing a required argument: 'input'.*save\(step, path"):
+        save(model, tmp_path / "net.step")
+    for wrong in (None, 3):
+        with pytest.raises(TightropeError, match=f"path={wrong}: give the path"):
+            load(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TightropeError, match=f"path={wrong}: give the path"):
+            save(model, wrong, (x,))  # type: ignore[arg-type]
+    with pytest.raises(TightropeError, match=r"no folder '.*absent' to write 'net\.step' in"):
+        save(model, tmp_path / "absent" / "net.step", (x,))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda rows: [["weight_decoy" if n == "weight_decay" else n, v] for n, v in rows], "weight_decoy"),
+        (lambda rows: rows[1:], "there are weight_decay"),
+        (lambda rows: [*rows, rows[0]], "decoupled_weight_decay, lr"),
+        (lambda rows: [[n, v * 2 if n == "lr" else v] for n, v in rows], "lr has 2 numbers"),
+    ],
+)
+def test_options_of_an_update_are_those_of_its_rule(
+    options: Callable[[Any], Any], message: str, tmp_path: Path
+) -> None:
+    model, (x, y) = mlp(), batches(1)[0]
+    train = step(loss_of(model), budget=LARGE, model=model, optimizer=AdamW(model.parameters(), 0.01))
+    train(x, y)
+    path = tmp_path / "net.step"
+    save(train, path, (x, y))
+    tree, data = parts(path.read_bytes())
+    tree["updates"][1]["options"] = options(tree["updates"][1]["options"])
+    path.write_bytes(joined(tree, data))
+    with pytest.raises(PlanFileError, match=rf"updates\[1\]\.options: .*{message}"):
+        load(path, budget=LARGE)
 
 
 def parts(data: bytes) -> tuple[dict[str, Any], bytes]:

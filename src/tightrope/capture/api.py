@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,18 +79,24 @@ def check_model(model: object) -> None:
         refuse_argument("model", model, f"a torch.nn.Module{made}")
 
 
-def _check_inputs(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse inputs that the model's forward does not take, by number or by name."""
+def check_call(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], example: str
+) -> None:
+    """Refuse inputs that a function, called ``name``, does not take, by number or by name.
+
+    Raises:
+        CaptureError: shows what it takes, and how to give it.
+    """
     try:
-        signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):  # a forward without a signature: the call itself will say
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # without a signature the call itself will say
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise CaptureError(
-            f"{type(model).__name__} cannot be called with these inputs: {error}. Give them after the model, "
-            f"as its forward takes them: {signature!s:.100}."
+            f"{name} cannot be called with these inputs: {error}. Give them as its forward takes them, "
+            f"{signature!s:.100}, as in {example}."
         ) from None
 
 
@@ -111,7 +117,7 @@ def capture(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Graph:
         'aten.addmm.default'
     """
     check_model(model)
-    _check_inputs(model, args, kwargs)
+    check_call(type(model).__name__, model.forward, args, kwargs, "capture(model, x, y)")
     return capture_program(model, args, kwargs)[0].graph
 
 

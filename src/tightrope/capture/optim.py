@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tightrope.capture.whole import Update, Wanted
-from tightrope.core import Allocation, TightropeError
+from tightrope.core import Allocation, PlanFileError, TightropeError, printable
 from tightrope.core.arguments import check_kind
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import register
@@ -26,6 +26,7 @@ from tightrope.price.measure import measure
 
 Group: TypeAlias = dict[str, Any]
 Pattern: TypeAlias = tuple[bool, ...]
+Options: TypeAlias = tuple[tuple[str, tuple[float, ...]], ...]
 States: TypeAlias = dict[Tensor, dict[str, Any]]
 _SAMPLE = 8192
 """Elements on which an update is measured; its time and temporaries grow with the parameter."""
@@ -102,6 +103,7 @@ class Rule(Protocol):
 
     name: str
     num_settings: int
+    options: frozenset[str]
     update: Callable[..., None]
 
     def pattern(self, group: Group) -> Pattern:
@@ -121,6 +123,7 @@ class Sgd:
     """Rule of `torch.optim.SGD`."""
 
     name, num_settings = "tightrope.sgd_", 5
+    options = frozenset({"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"})
     update = staticmethod(update_sgd)
 
     def __init__(self) -> None:
@@ -158,6 +161,9 @@ class Adam:
     """Rule of `torch.optim.Adam` and `torch.optim.AdamW`."""
 
     name, num_settings = "tightrope.adam_", 7
+    options = frozenset(
+        {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"}
+    )
     update = staticmethod(update_adam)
 
     def pattern(self, group: Group) -> Pattern:
@@ -202,6 +208,23 @@ def rule_named(name: str) -> Rule:
         if rule.name == name:
             return rule()
     raise TightropeError(f"no optimizer updates by {name!r:.80}.")
+
+
+def read_options(rule: Rule, options: Options, where: str) -> Group:
+    """Read hyperparameters that `Updates.options` wrote.
+
+    Raises:
+        PlanFileError: a name is missing, unknown or there twice, or has another number of values.
+    """
+    names = [name for name, _ in options]
+    wrong = sorted(rule.options.symmetric_difference(names))
+    if wrong or len(names) != len(rule.options):
+        needed, there = ", ".join(sorted(rule.options)), ", ".join(map(printable, names))
+        raise PlanFileError(f"{where}.options: {rule.name} needs {needed}; there are {there:.200}.")
+    for name, numbers in options:
+        if len(numbers) != (2 if name == "betas" else 1):
+            raise PlanFileError(f"{where}.options: {name} has {len(numbers)} numbers.")
+    return {name: numbers if name == "betas" else numbers[0] for name, numbers in options}
 
 
 class Updates:
@@ -251,10 +274,10 @@ class Updates:
         number = self._the_rule().num_settings
         return [Wanted(state, number) for state in self.states(parameters)]
 
-    def options(self, parameter: Tensor) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    def options(self, parameter: Tensor) -> Options:
         """Hyperparameters of a parameter as numbers, by name; flags are 0 or 1."""
-        group = self.groups()[parameter]
-        found = ((name, group[name]) for name in (*_NUMBERS, *_FLAGS) if name in group)
+        group, wanted = self.groups()[parameter], self._the_rule().options
+        found = ((name, group.get(name, False)) for name in (*_NUMBERS, *_FLAGS) if name in wanted)
         return tuple(
             (name, tuple(map(float, value if isinstance(value, tuple | list) else (value or 0,))))
             for name, value in found

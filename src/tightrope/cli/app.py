@@ -16,7 +16,7 @@ import typer
 
 from tightrope.cli import curve, place, report, saved, show, trace
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
-from tightrope.cli.sound import graph_beside, machine_of, read_sound
+from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
 from tightrope.core.codec import dump_graph
 
@@ -105,6 +105,7 @@ def demo(
     epilog=_examples(
         "tightrope estimate train.py:build",
         "tightrope estimate train.py:build --budget 8GiB --json",
+        "tightrope estimate train.py:build --optimizer adamw --batch 1,2,4,8",
         "tightrope estimate train.py:build --machine rtx3060-12gb",
     ),
 )
@@ -116,23 +117,31 @@ def estimate(
     budget: Annotated[
         str | None, typer.Option(help="Bytes to fit in; default: the machine's memory.")
     ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="none, sgd, momentum, adam or adamw: its state counts.")
+    ] = "adamw",
+    batch: Annotated[str | None, typer.Option(help="Sizes of the batch, one row each: 1,2,4,8.")] = None,
     json: Json = False,
 ) -> None:
-    """Tell whether a training step fits, and what is alive at its peak.
+    """Tell whether a training step fits, the smallest budget, and what is alive at its peak.
 
     The function builds the model, on any device or on meta, and one batch; the forward returns the
-    loss. The step is captured on shapes alone and never run. Exit code 0: it fits without a plan;
-    3: it does not.
+    loss. The step is captured on shapes alone and never run; without --machine every op is measured here,
+    alone. Exit code 0: it fits without a plan; 3: it, or one of the batches, does not.
     """
-    from tightrope.cli.estimate import estimate_step
+    from tightrope.cli.estimate import estimate_step, parse_batches
     from tightrope.cli.machines import find_machine
 
-    found = estimate_step(target, budget, find_machine(machine))
+    profile = find_machine(machine) if machine is not None else None
+    sizes = () if batch is None else parse_batches(batch)
+    found = estimate_step(target, budget, profile, optimizer, sizes)
     if json:
-        emit_json(found)
+        emit_json(found[0] if batch is None else {"rows": found})
+    elif batch is None:
+        show.estimate(console(), found[0])
     else:
-        show.estimate(console(), found)
-    if not found["fits"]:
+        show.estimates(console(), found)
+    if not all(row["fits"] for row in found):
         raise typer.Exit(DOES_NOT_FIT)
 
 
@@ -182,6 +191,7 @@ def plan(
     from tightrope.cli.target import source_of
 
     parse_bytes(budget, whole=1)
+    check_outputs([output, save_graph])
     profile = find_machine(machine) if machine is not None else None
     source = source_of(graph, profile)
     if save_graph is not None:

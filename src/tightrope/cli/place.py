@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.cli.sound import check_outputs
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
 from tightrope.place import Instance, Placement, draw_svg, place_file, write_csv
 from tightrope.place.source import open_target
@@ -61,6 +62,7 @@ def place(
     """
     if capacity is None and not minimize:
         raise TightropeError("say what is wanted: --capacity BYTES, --minimize, or both.")
+    check_outputs([output, svg])
     asked = None if capacity is None else parse_bytes(capacity, name="capacity")
     if has_streams(file):
         if svg is not None or (minimize and asked is not None):

@@ -8,7 +8,7 @@ import typer
 
 from tightrope.cli.curve import SECONDS, curve_plans
 from tightrope.cli.output import console, emit_json
-from tightrope.cli.sound import keep_inputs, read_sound
+from tightrope.cli.sound import check_outputs, read_sound
 from tightrope.core import FingerprintError, Plan, TightropeError, Trace
 from tightrope.core.errors import PlanFileError
 
@@ -55,7 +55,7 @@ def report(
     """
     from tightrope.view import page
 
-    keep_inputs([output], [run, graph, forecast, against, *(also or ())])
+    check_outputs([output], [run, graph, forecast, against, *(also or ())])
     search = seconds if curve else 0.0
     shown = _trace(run, graph, machine, tuple(also or ()), search)
     wanted = search if not shown.summary.curve else 0.0

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tightrope.core import Graph, JudgeError, Machine, Plan, TightropeError
+from tightrope.core.arguments import check_folder
 
 
 class Sound(NamedTuple):
@@ -58,12 +59,16 @@ def read_sound(path: Path, graph: Path | None = None, machine: str | None = None
     return found
 
 
-def keep_inputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
-    """Refuse to write over a file that is read.
+def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None] = ()) -> None:
+    """Refuse to write over a file that is read, or into a folder that does not exist.
 
     Raises:
-        TightropeError: names the file.
+        TightropeError: names the file or the folder.
     """
+    outputs = list(outputs)
+    for path in outputs:
+        if path is not None:
+            check_folder(path)
     read = {path.resolve() for path in inputs if path is not None}
     for path in outputs:
         if path is not None and path.resolve() in read:

@@ -7,6 +7,7 @@ a function in it; nothing else that is given to a command is ever executed.
 import importlib.util
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -100,7 +101,15 @@ def captured(target: str) -> tuple[Program, list[Any]]:
     Raises:
         TightropeError: it cannot be built, called, or captured as one graph.
     """
-    built = build(target)
+    return capture_target(target, build(target))
+
+
+def capture_target(target: str, built: Built) -> tuple[Program, list[Any]]:
+    """Capture what ``target`` built on shapes alone.
+
+    Raises:
+        TightropeError: it cannot be called, or captured as one graph.
+    """
     try:
         program, real = capture_program(built.model, built.args, built.kwargs)
     except TightropeError:
@@ -155,12 +164,17 @@ def _priced(target: str, machine: Machine | None) -> Graph:
     program, real = captured(target)
     if machine is not None:
         return price_graph(program.graph, machine)
-    if any(isinstance(value, torch.Tensor) and value.is_meta for value in real):
+    if is_on_meta(real):
         raise TightropeError(
             f"{target!r} has tensors on the meta device, so its ops cannot be measured: "
             "name a machine (--machine) to take times from its table."
         )
     return measured(program, real, allocator()).graph
+
+
+def is_on_meta(values: Sequence[Any]) -> bool:
+    """Tell whether some tensors have shapes and no values."""
+    return any(isinstance(value, torch.Tensor) and value.is_meta for value in values)
 
 
 def _first_line(error: BaseException) -> str:

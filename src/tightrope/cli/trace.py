@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from tightrope.cli.sound import Sound, keep_inputs, read_sound
+from tightrope.cli.sound import Sound, check_outputs, read_sound
 from tightrope.core import Bytes, Module, TightropeError, Trace, parse_bytes, printable
 from tightrope.core.codec import dump_graph
 
@@ -63,7 +63,7 @@ def trace(
     from tightrope.record import diff, explain, to_chrome, to_snapshot
     from tightrope.record import save as save_trace
 
-    keep_inputs([output, perfetto, snapshot], [file, graph, against])
+    check_outputs([output, perfetto, snapshot], [file, graph, against])
     asked: Bytes = parse_bytes(save, name="save") if save is not None else 0
     opened = partial(open_trace, graph=graph, model=model, machine=machine, names_only=names_only)
     found = opened(file)
@@ -115,7 +115,7 @@ def record(
     from tightrope.record import explain
     from tightrope.record import save as save_trace
 
-    keep_inputs([output, save_plan, save_graph], [plan, graph])
+    check_outputs([output, save_plan, save_graph], [plan, graph])
     wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None)
     wanted.check(save=save_plan is not None or save_graph is not None, graph=graph is not None)
     ran = recorded(build(target), wanted)

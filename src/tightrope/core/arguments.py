@@ -4,7 +4,10 @@ They are checked before anything else happens, so a wrong one never turns up as 
 """
 
 import math
+import os
 from numbers import Real
+from pathlib import Path
+from types import UnionType
 from typing import NoReturn
 
 from tightrope.core.errors import TightropeError
@@ -17,7 +20,7 @@ def refuse_argument(name: str, value: object, give: str) -> NoReturn:
     raise TightropeError(f"{name}={shown(value)}: give {give}.")
 
 
-def check_kind(name: str, value: object, kind: type | tuple[type, ...], give: str) -> None:
+def check_kind(name: str, value: object, kind: type | UnionType | tuple[type, ...], give: str) -> None:
     """Refuse what is not of a class, and a class itself.
 
     Raises:
@@ -25,6 +28,26 @@ def check_kind(name: str, value: object, kind: type | tuple[type, ...], give: st
     """
     if not isinstance(value, kind):
         refuse_argument(name, value, give)
+
+
+def check_path(value: object, give: str) -> None:
+    """Refuse what is no path.
+
+    Raises:
+        TightropeError: quotes the value.
+    """
+    check_kind("path", value, str | os.PathLike, give)
+
+
+def check_folder(path: str | Path) -> None:
+    """Refuse a file whose folder does not exist, before any work is done for it.
+
+    Raises:
+        TightropeError: names the folder.
+    """
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise TightropeError(f"no folder {str(folder)!r} to write {Path(path).name!r} in: make it first.")
 
 
 def check_count(name: str, value: object) -> None:

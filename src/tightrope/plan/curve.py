@@ -17,9 +17,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan
 from tightrope.plan.api import whole_bytes
 from tightrope.plan.cache import PlanCache, with_budget
+from tightrope.plan.reasons import reasons
 from tightrope.plan.search import solve
 
 SHARES: Final = (100, 95, 90, 85, 80, 75, 70, 60, 50, 40, 30)
@@ -86,7 +89,7 @@ def plan_curve(
             least = error.smallest_found
             smallest = None if least is None else cache.best(graph, budget=least, placed=placed)
             if smallest is not None and smallest.budget not in found:
-                found[smallest.budget] = smallest
+                found[smallest.budget] = replace(smallest, reasons=reasons(graph, smallest, machine))
             # a share of 100 % can miss by what addresses waste; smaller ones are not worth asking then
             break
     return _monotone(found)

@@ -26,10 +26,13 @@ from torch.profiler import ProfilerActivity, profile
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import Allocator, allocator
+from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
 
 _UNLIMITED: Final[Bytes] = 2**60
+_LEAST_MORE: Final[Bytes] = 65536
+"""The least that a budget is raised by after a request was refused."""
 
 
 @dataclass
@@ -55,6 +58,26 @@ class Observation:
     heap_left: Bytes = 0
 
 
+class TurnLock:
+    """A lock that one thread may take several times, and that tells whether it is taken."""
+
+    def __init__(self) -> None:
+        self._lock, self._depth = threading.RLock(), 0
+
+    @property
+    def taken(self) -> bool:
+        """Whether some thread holds it."""
+        return self._depth > 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        self._lock.release()
+
+
 class Accounts:
     """Bytes and limits of one process; get it from `accounts`.
 
@@ -71,12 +94,15 @@ class Accounts:
         self.allocator: Allocator | None = allocator() if compiler() is not None else None
         self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
         self.marked: Bytes = 0
-        self.turn = threading.RLock()
+        self.turn = TurnLock()
         self.watchers: weakref.WeakSet[object] = weakref.WeakSet()
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
         self._less = self._room = ""
         self._own: Bytes | None = None
+        self._relief: Callable[[], bool] = lambda: False
+        self._grown: Callable[[], Bytes] = lambda: 0
+        OutOfBudgetError.advise = self._advise
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         hook = self.allocator
@@ -171,6 +197,32 @@ class Accounts:
         self._room = room
         if self.allocator is not None:
             self.allocator.explain(f"{self._less} {room}".strip())
+
+    def watch_caller(self, relief: Callable[[], bool], grown: Callable[[], Bytes]) -> None:
+        """Let ``relief`` make room before code of the calling thread, outside of plans, is refused memory.
+
+        ``grown`` tells what that code took so far.
+        """
+        if self.allocator is not None:
+            self._relief, self._grown = relief, grown
+            self.allocator.relieve_with(self._relieved)
+
+    def _advise(self, asked: Bytes, charged: Bytes) -> tuple[str, Bytes | None]:
+        """Name a budget that would have allowed a request, and as much again as the caller's code took."""
+        own = self._own + self.older if self._own is not None and self._own < _UNLIMITED else 0
+        budget = own or self.budget
+        if not budget:
+            return "", None
+        took = max(asked + self._grown(), charged // 2 if own else 0)
+        found = max(budget, charged + asked + self.older) + max(took, _LEAST_MORE)
+        return (
+            f"Try budget={found}: it allows this request, and {took} bytes of what comes after it, which was "
+            "not seen yet.",
+            found,
+        )
+
+    def _relieved(self) -> bool:
+        return not self.turn.taken and self._own is None and self._relief()
 
     @property
     def older(self) -> Bytes:

@@ -15,6 +15,7 @@ Gaps        Loops that choose at random among patterns that begin alike are plan
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -23,16 +24,15 @@ from tightrope.capture import _torch
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, Graph, InfeasibleError, StorageId, format_bytes
 from tightrope.lower.join import Turn, join
-from tightrope.lower.remainder import remainder
-from tightrope.plan import solve
+from tightrope.lower.remainder import can_go, remainder
 from tightrope.run.accounts import Accounts
-from tightrope.run.beside import Beside
 from tightrope.run.captured import Captured
 from tightrope.run.foresee import Foresight
 from tightrope.run.gaps import Gaps
 from tightrope.run.headroom import Headroom
 from tightrope.run.patterns import Pattern, Patterns, single
-from tightrope.run.room import CAPTURE_SLACK, RESERVE, Room
+from tightrope.run.prospects import Prospects
+from tightrope.run.room import RESERVE
 from tightrope.run.running import Pending, Running
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Expected, Settings, Unit
@@ -48,7 +48,6 @@ class Calls:
 
     Attributes:
         captured: graphs in the order of capture.
-        budget: total bytes.
         recent: executions of the last unit, or the last inference; what the report describes.
         units: in the order in which they were first needed.
         note: why planned addresses are off, or the empty string.
@@ -56,6 +55,7 @@ class Calls:
         num_steps: patterns that were completed.
         num_divergences: allocations that did not go as planned, since the start.
         when_fits: called in every forward once its plan is known to fit.
+        prospects: the budget, and what will be needed of it.
         why: cause of the first plan of the first graph, for the report.
     """
 
@@ -63,9 +63,9 @@ class Calls:
     why: str = "first plan"
 
     def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:
-        self.settings, self.accounts, self.status, self.future = settings, accounts, status, future
+        self.settings, self.accounts, self.status = settings, accounts, status
         self.captured: list[Captured] = []
-        self.budget: Bytes = settings.budget if isinstance(settings.budget, int) else 0
+        self.prospects = Prospects(settings, accounts, future)
         self.recent: list[Running] = []
         self.units: dict[tuple[Hashable, ...], Unit] = {}
         self.note = ""
@@ -78,10 +78,12 @@ class Calls:
         self._turns: list[Turn] = []
         self._whole = True
         self._gaps: Gaps | None = None
-        self._left_behind: Bytes = 0
-        self._held_first: Bytes | None = None
-        self._beside = Beside(accounts)
         _ALL.add(self)
+
+    @property
+    def budget(self) -> Bytes:
+        """Total bytes; 0 = a share that is not known yet."""
+        return self.prospects.budget
 
     # captured graphs and units
 
@@ -96,16 +98,13 @@ class Calls:
         self.accounts.note_tensors(real)
         parameters = [tensor for tensor in real if isinstance(tensor, torch.nn.Parameter)]
         self.accounts.note_tensors(parameter.grad for parameter in parameters)
-        one = Captured.of(program, real, self.accounts.allocator, self.status, finish)
+        try:
+            one = Captured.of(program, real, self.accounts.allocator, self.status, finish)
+        except InfeasibleError as error:
+            raise self.prospects.unmeasured(program.graph, error, self._expected_need()) from None
         self.captured.append(one)
         self.accounts.hold_back(self, one.graph.hidden)
-        if callable(self.settings.budget):  # a share of what is held now and of the unplanned step
-            whole = solve(one.graph, budget=2**60, planner="given").forecast
-            held = self.accounts.charged_at_mark() + self.accounts.hidden + one.headroom.tangents
-            held = max(held, whole.persistent)
-            beside = one.headroom.candidates()[0] - one.headroom.tangents
-            share = self.settings.budget(held + whole.arena + whole.outside + beside + RESERVE)
-            self.budget = max(self.budget, share)
+        self.prospects.raise_share([one], waiting=False)
         return len(self.captured) - 1
 
     def unit(self, pattern: Pattern) -> Unit:
@@ -133,7 +132,7 @@ class Calls:
     def _made(self, pattern: Pattern, dropped: frozenset[tuple[int, int]]) -> Unit:
         graphs = {turn.graph: self.captured[turn.graph].graph for turn in pattern}
         rooms = [self.captured[turn.graph].headroom for turn in pattern if not turn.back]
-        headroom = Headroom.of(sum(r.gradients for r in rooms), tangents=sum(r.tangents for r in rooms))
+        headroom = Headroom(sum(r.gradients for r in rooms), sum(r.tangents for r in rooms))
         if len(graphs) == 1 and len(pattern) <= 2:
             (one,) = (self.captured[number] for number in graphs)
             why = self.why if len(self.captured) == 1 else ANOTHER_GRAPH
@@ -170,41 +169,38 @@ class Calls:
         num_ops = sum(len(self.captured[turn.graph].graph.ops) for turn in found) // 2
         return found if num_ops <= _MOST_OPS else single(number)
 
-    def _begin(self, unit: Unit, turns: tuple[Turn, ...], *, but: Pending | None = None) -> Running:
-        self._held_first = self.accounts.charged() if self._held_first is None else self._held_first
-        if not self.num_forwards:
-            left = self.accounts.charged() - self.accounts.charged_at_mark()
-            self._left_behind = max(self._left_behind, min(left, CAPTURE_SLACK))
+    def _begin(
+        self, unit: Unit, turns: tuple[Turn, ...], *, but: Pending | None = None, trains: bool = True
+    ) -> Running:
+        self.prospects.begin(first=not self.num_forwards)
+        waiting = bool(self._pending)
         return unit.begin(
             turns,
-            lambda held: self._room(held, unit.headroom),
-            self._prospect,
+            lambda held: self.prospects.room(unit, held, updates=trains and not waiting),
+            self._expected_need,
             give_up=lambda: self._give_up(but),
             ready=self.when_fits,
             heap=bool(self.note),
         )
 
-    def _room(self, held: Bytes, headroom: Headroom) -> Room:
-        foreseen, hidden = self.future.missing(), self.accounts.hidden
-        return Room(self.budget, held, foreseen, headroom, self._left_behind, hidden)
-
-    def _prospect(self) -> Expected:
-        trained = 0 if self.num_steps else self.future.trained
-        return Expected(
-            trained,
-            0 if self.future.known else 2 * trained,
-            len(self._pending),
-            self._held_first if self.num_steps else None,
-        )
+    def _expected_need(self) -> Expected:
+        return self.prospects.expected(num_waiting=len(self._pending), stepped=self.num_steps > 0)
 
     def _look_ahead(self, held: Bytes) -> None:
-        """Refuse a forward now if the backward of an earlier one, which dropped storages, will not fit."""
+        """Refuse a forward now if the backward of an earlier one will not fit, whatever that drops."""
+        summed = self.prospects.future.summed  # the gradients of the backward before it
         for pending in self._pending:
-            if pending.dropped:
-                one = self.captured[pending.turn.graph]
-                unit = self._rest(pending.turn.graph, frozenset(pending.live()))
-                held_then = held + self.future.trained  # the gradients of the backward before it
-                unit.check_least(self._room(held_then, one.headroom), self._prospect())
+            one = self.captured[pending.turn.graph]
+            resumed = 0 if pending.dropped else pending.running.prepared.arena
+            needed = held + summed + resumed + one.headroom.wanted + RESERVE + self.accounts.hidden
+            if pending.dropped or self.budget < needed:
+                live = frozenset(pending.live())
+                gone = can_go(one.graph, live)
+                unit = self._rest(pending.turn.graph, live - gone)
+                held_then = held + summed - sum(one.graph.storages[storage].size for storage in gone)
+                room = replace(self.prospects.room(unit, held_then), headroom=one.headroom)
+                expected = self._expected_need()
+                unit.check_least(room, replace(expected, gradients=expected.gradients - summed))
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
         """Let pending forwards, then those of other models, drop what can be computed again, except one.
@@ -243,6 +239,7 @@ class Calls:
                 f"{format_bytes(max(left, 0))} were left for code between "
                 "forward and backward; the next forward leaves what it lacked."
             )
+            self.accounts.watch_caller(_relieve, _grown)
             token = torch.empty(0)
             token.pending = pending  # type: ignore[attr-defined]
             return [*outputs, token]
@@ -263,23 +260,20 @@ class Calls:
     def _lacked(self, pending: Pending) -> bool:
         """Learn from a forward whose backward never came what the code after it lacked."""
         missing = self._gaps.refused() if self._gaps is not None else 0
-        if missing:
-            unit = self.unit(pending.running.turns) if len(pending.running.turns) > 1 else None
-            if unit is not None:
-                unit.headroom = unit.headroom.observe_oom(missing)
+        if missing and len(pending.running.turns) > 1:
+            unit = self.unit(pending.running.turns)
+            unit.headroom = unit.headroom.observe_oom(missing)
         return bool(missing)
 
     def _measure_again(self, one: Captured, args: Sequence[Any]) -> None:
         """Price a graph anew after a divergence; the second time, give planned addresses up."""
-        if one.num_measured > 1:
-            one.stale = False
-            self.note = (
-                f"allocations differed from the plan again ({self.num_divergences} times by now): "
-                "the step runs from the heap under the same limit"
-            )
+        if one.measure_again(args, self.accounts.allocator, self.status):
+            self.accounts.hold_back(self, one.graph.hidden)
             return
-        one.measure_again(args, self.accounts.allocator, self.status)
-        self.accounts.hold_back(self, one.graph.hidden)
+        self.note = (
+            f"allocations differed from the plan again ({self.num_divergences} times by now): "
+            "the step runs from the heap under the same limit"
+        )
 
     def _next_forward(self, number: int) -> tuple[Running, Turn]:
         """The execution that a forward belongs to, and its turn there: the expected one, or a new one."""
@@ -294,6 +288,9 @@ class Calls:
         self._running = None
         if not self._pending:
             self._turns, self._whole, self._gaps = [], True, Gaps(self.accounts)
+        if self._pending:
+            graphs = [number, *(pending.turn.graph for pending in self._pending)]
+            self.prospects.raise_share([self.captured[graph] for graph in graphs], waiting=True)
         for pending in self._pending:
             pending.running.trim()
         pattern, running = self._expected(number), None
@@ -315,8 +312,8 @@ class Calls:
         self.recent.append(running)
         return running, pattern[0]
 
-    def inference(self, number: int, args: list[Any]) -> list[Any]:
-        """Run a graph of one part: no backward follows."""
+    def inference(self, number: int, args: list[Any], *, trains: bool = False) -> list[Any]:
+        """Run a graph of one part: no backward follows; ``trains`` = it gives gradients itself."""
         with self.accounts.turn:
             self.accounts.open_step(None)
             self.accounts.note_tensors(args)
@@ -324,7 +321,7 @@ class Calls:
             if one.stale:
                 self._measure_again(one, args)
             turns = (Turn(0, number, False),)
-            running = self._begin(self.unit(turns), turns)
+            running = self._begin(self.unit(turns), turns, trains=trains)
             given = [*args, *one.program.constants]
             args.clear()
             try:
@@ -346,8 +343,9 @@ class Calls:
             raise
         finally:
             self._noted(running, before)
-        if self._gaps is not None and len(running.turns) > 1:
-            self._gaps.ran(seen, max(seen.heap_left - seen.heap, 0), first=not self._turns)
+        if self._gaps is not None:
+            own = max(seen.heap_left - seen.heap, 0) if len(running.turns) > 1 else 0
+            self._gaps.ran(seen, own, first=not self._turns)
         self.observed_charged = max(self.observed_charged, running.charged)
         return outputs, rest
 
@@ -460,7 +458,7 @@ class Calls:
                 self._dropped[pattern] = frozenset(gaps.dropped)
             self._patterns.learn(pattern, free=self._was_free())
             unit = self.unit(pattern)
-            unit.headroom = unit.headroom.observe_peak(gaps.growth)
+            unit.headroom = unit.headroom.observe_peak(gaps.growth, gaps.held)
             self.num_steps += 1
         self._gaps = None
         if running is not None:
@@ -482,16 +480,17 @@ class Calls:
         alone = all(len(running.turns) <= 2 and not running.off for running in self.recent)
         return alone and all(forecast.ns == forecast.base_ns for forecast in forecasts)
 
-    def look_beside(self, num_graphs: int) -> None:
-        """Watch what kernels take in code between graphs, so many of them by now.
-
-        Raises:
-            InfeasibleError: a step took more than the budget with that.
-        """
-        self._beside.look(num_graphs, self.budget)
-
     def close(self) -> None:
         """Give everything back that no step is using."""
-        self._beside.close()
         for unit in self.units.values():
             unit.close()
+
+
+def _grown() -> Bytes:
+    """The most that code of the caller took so far between the parts of the steps under way."""
+    return sum(max(calls._gaps.grown(), calls._gaps.growth) for calls in _ALL if calls._gaps is not None)
+
+
+def _relieve() -> bool:
+    """Let pending forwards drop what can be computed again, for code of the caller that lacks room."""
+    return sum(calls._give_up(None, everywhere=False) for calls in _ALL) > 0

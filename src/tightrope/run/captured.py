@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from tightrope.capture.program import Program
 from tightrope.core import Bytes, Graph, Kind, StorageId
 from tightrope.core.values import EMPTY
 from tightrope.native.hook.allocator import Allocator
+from tightrope.plan import solve
 from tightrope.price.store import FreshPrices, PriceStore
 from tightrope.run.headroom import Headroom
 from tightrope.run.status import StatusLine
@@ -69,9 +71,11 @@ class Captured:
         identity = _identity(priced.graph, [*real, *priced.constants])
         return Captured(program, priced, identity, finish=finish)
 
-    def measure_again(self, args: Sequence[Any], allocator: Allocator | None, status: StatusLine) -> None:
-        """Price every op anew, whatever is known of it."""
+    def measure_again(self, args: Sequence[Any], allocator: Allocator | None, status: StatusLine) -> bool:
+        """Price every op anew, whatever is known of it, once; tell whether it was done."""
         self.stale = False
+        if self.num_measured > 1:
+            return False
         self.num_measured += 1
         graph = msgspec.structs.replace(self.raw.graph, environment=environment(args))
         self.raw = replace(self.raw, graph=graph)
@@ -79,15 +83,26 @@ class Captured:
         with status.task("measuring ops again", len(graph.ops)) as tick:
             priced = measured(self.raw, args, allocator, store=store, tick=tick)
         self.program = self.finish(priced)
+        return True
+
+    @cached_property
+    def unplanned(self) -> Bytes:
+        """Bytes that a call takes without a plan, with a guess for a loss outside the model."""
+        forecast = solve(self.graph, budget=2**60, planner="given").forecast
+        return forecast.arena + forecast.outside + self.headroom.wanted - self.headroom.tangents
 
     @property
     def headroom(self) -> Headroom:
         """What to leave for a loss outside the model, as long as nothing was seen."""
-        graph = self.graph
-        inputs = graph.parts[1].inputs if len(graph.parts) > 1 else ()
-        storages = {given.view.base for given in inputs if given.view is not None} - {EMPTY}
-        sizes = [graph.storages[storage].size for storage in storages]
-        return Headroom.of(sum(size for size in sizes if size > _SCALAR), tangents=sum(sizes))
+        return headroom_of(self.graph)
+
+
+def headroom_of(graph: Graph) -> Headroom:
+    """What to leave for a loss outside the model of a graph, as long as nothing was seen."""
+    inputs = graph.parts[1].inputs if len(graph.parts) > 1 else ()
+    storages = {given.view.base for given in inputs if given.view is not None} - {EMPTY}
+    sizes = [graph.storages[storage].size for storage in storages]
+    return Headroom(sum(size for size in sizes if size > _SCALAR), sum(sizes))
 
 
 def _identity(graph: Graph, given: Sequence[Any]) -> dict[StorageId, Hashable]:

@@ -25,17 +25,18 @@ from tightrope.core import (
     InfeasibleError,
     Machine,
     TightropeError,
-    format_bytes,
     parse_bytes,
 )
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.core.machine import check_machine
 from tightrope.core.units import shown
 from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.beside import Beside
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
 from tightrope.run.foresee import Foresight
 from tightrope.run.replay import Replay, replay
+from tightrope.run.room import RESERVE
 from tightrope.run.state import state_of
 from tightrope.run.status import StatusLine
 from tightrope.run.uncalled import expect_call, note_call
@@ -69,11 +70,13 @@ class CompiledModel:
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
+        self.beside = Beside(self.accounts)
         self.twin: EagerTwin | None = None
-        self.calls = Calls(settings, self.accounts, status, Foresight(parameters))
+        self.calls = Calls(settings, self.accounts, status, Foresight(parameters, self.accounts.allocator))
         self._inside_step = self._lifted = False
         this = weakref.ref(self)
-        self.calls.when_fits = lambda: _hold_again(this())
+        self.calls.when_fits = _weakly(this, CompiledModel.hold_again)
+        self.calls.prospects.raised = _weakly(this, CompiledModel.hold)
 
     def __del__(self) -> None:
         self.close()
@@ -85,6 +88,7 @@ class CompiledModel:
             self.end_step()
         if self.replay is not None:
             self.replay.close()
+        self.beside.close()
         self.calls.close()
         self.forget()
 
@@ -93,8 +97,7 @@ class CompiledModel:
         self.accounts.survey()
         self.num_graphs += 1
         number = self.calls.add(program, real)
-        if self.calls.budget:
-            self.accounts.hold(self, self.calls.budget)
+        self.hold()
         graph = _CompiledGraph(weakref.ref(self), number)
         return graph if self.twin is None else self.twin.watching(graph)
 
@@ -102,15 +105,25 @@ class CompiledModel:
         """Make a call, beside the model as it is where that was asked for."""
         return self.twin.around(run, args, kwargs, self.calls) if self.twin else run(*args, **kwargs)
 
+    def hold(self) -> None:
+        """Hold the process to the budget, as far as it is known."""
+        if self.calls.budget:
+            self.accounts.hold(self, self.calls.budget)
+
     def break_up(self, reason: str) -> None:
-        """Try a sequence of graphs, because of ``reason``."""
+        """Try a sequence of graphs, because of ``reason``.
+
+        A budget that leaves no room for a capture is refused when the first graph is planned.
+        """
         assert isinstance(self.settings.budget, int)
         self.broken, self.in_pieces = reason, True
-        self.accounts.hold(self, self.settings.budget)
+        self.calls.prospects.in_pieces = True
+        if self.settings.budget > self.accounts.charged() + RESERVE:
+            self.accounts.hold(self, self.settings.budget)
 
     def say_in_pieces(self) -> None:
         """Tell the user, once, that the model runs in pieces, and why; watch what is between them."""
-        self.calls.look_beside(self.num_graphs)
+        self.beside.look(self.num_graphs, self.calls.budget)
         if not self.why:
             self.why = f"planned as a sequence of graphs: {self.broken}"
             warnings.warn(
@@ -153,14 +166,7 @@ class CompiledModel:
         self.accounts.open_step(None)
         self.replay.__enter__()
         self._inside_step = True
-        this = weakref.ref(self)
-
-        def close() -> None:
-            still_there = this()
-            if still_there is not None:
-                still_there.end_step()
-
-        self.accounts.open_step(close)
+        self.accounts.open_step(_weakly(weakref.ref(self), CompiledModel.end_step))
 
     def end_step(self) -> None:
         """Tell the L0 recorder that the open training step, if any, is over."""
@@ -199,9 +205,14 @@ class _CompiledGraph:
         return self._asked(args).inference(self._number, args)
 
 
-def _hold_again(compiled: CompiledModel | None) -> None:
-    if compiled is not None:
-        compiled.hold_again()
+def _weakly(
+    reference: "weakref.ref[CompiledModel]", act: Callable[[CompiledModel], None]
+) -> Callable[[], None]:
+    def call() -> None:
+        if (compiled := reference()) is not None:
+            act(compiled)
+
+    return call
 
 
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
@@ -393,18 +404,9 @@ def _entry(
         compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
-        except InfeasibleError:
+        except (InfeasibleError, torch.OutOfMemoryError):
             compiled.refused()
             raise
-        except torch.OutOfMemoryError as error:
-            if compiled.calls.num_forwards or not compiled.in_pieces:
-                raise
-            compiled.refused()
-            raise InfeasibleError(
-                f"asked {compiled.calls.budget} bytes; {format_bytes(compiled.accounts.held())} are held; "
-                f"code between the graphs ran out before the first. Try a larger budget. {error}",
-                asked=compiled.calls.budget,
-            ) from None
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         if not compiled.in_pieces:

@@ -1,38 +1,59 @@
-"""Bytes that the caller will hold and does not hold yet: the state of optimizers before their first step.
+"""Bytes that an optimizer takes and does not take yet: its state, and what one update makes and drops.
 
-Idea        Optimizers that exist are found by the garbage collector, once; what each keeps per
-            parameter follows from its class and its options.
+Idea        Optimizers that exist are found by the garbage collector, once. What one of them makes per
+            parameter is found by an update of a small made-up one, with the options of its group.
 Guarantee   Exact for the optimizers of ``torch.optim`` that are listed; others are taken to keep
-            nothing until they do.
-Gaps        An optimizer that is made after the first forward is seen at the next one.
+            nothing until they do. Nothing that the user has is changed.
+Gaps        An optimizer that is made after the first forward is seen right before its first update.
 """
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from inspect import unwrap
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from tightrope.core import Bytes, round_up
+from tightrope.native.hook.allocator import Allocator
 
-_Group = dict[str, Any]
-_COPIES: Final[dict[str, Callable[[_Group], int]]] = {
-    "SGD": lambda group: int(bool(group.get("momentum"))),
-    "Adam": lambda group: 2 + bool(group.get("amsgrad")),
-    "AdamW": lambda group: 2 + bool(group.get("amsgrad")),
-    "NAdam": lambda _: 2,
-    "RAdam": lambda _: 2,
-    "Adamax": lambda _: 2,
-    "Adadelta": lambda _: 2,
-    "RMSprop": lambda group: 1 + bool(group.get("momentum")) + bool(group.get("centered")),
-}
-"""Tensors of the parameter's size that an optimizer keeps for it."""
-_STEPS: Final = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop")
-"""Those that count steps in a tensor of their own; NAdam has a second one."""
-_SMALL: Bytes = 64
+_KNOWN: Final = (
+    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD"
+)  # fmt: skip
+"""Optimizers of torch that make their state in the first update, from the parameter's shape alone."""
+_STATE, _BESIDE, _SMALL = 2, 3, 64
+"""What AdamW keeps and makes, in sizes of the parameter, and its count of steps: where none is known."""
+_SAMPLE: Final = 128
+"""Elements of a made-up parameter: few enough for the bytes that a budget holds back."""
+_PAGE: Final = 4096
 _LOOKS: Final = 3
 """Forwards at which optimizers are looked for until one is found: one look takes about 20 ms."""
+
+
+class UpdateBytes(NamedTuple):
+    """What an update takes beside parameters and gradients.
+
+    Attributes:
+        state: bytes that stay, and are not there yet.
+        beside: most bytes that one update makes and drops again.
+    """
+
+    state: Bytes
+    beside: Bytes
+
+
+NO_UPDATE: Final = UpdateBytes(0, 0)
+
+
+class _Rate(NamedTuple):
+    """Bytes per byte of a parameter, and bytes that do not depend on its size, that stay and that do not."""
+
+    state: float
+    small: Bytes
+    beside: float
+    small_beside: Bytes
 
 
 class Foresight:
@@ -40,57 +61,165 @@ class Foresight:
 
     Args:
         parameters: of the model.
+        allocator: the hook, which sees what an update makes; None = it is not known.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], allocator: Allocator | None) -> None:
         self._parameters = {id(p): weakref.ref(p) for p in parameters if p.requires_grad}
+        self._allocator = allocator
         self._found: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._looks = _LOOKS if self._parameters else 0
         self._complete = False
+        self._rates: dict[Any, _Rate] = {}
 
-    def _look(self) -> None:
-        """Look for optimizers that hold one of the parameters."""
-        self._looks -= 1
-        for value in gc.get_objects():
-            if issubclass(type(value), torch.optim.Optimizer) and self._holds(value):
-                self._found.add(value)
+    def _trained(self) -> list[torch.Tensor]:
+        alive = (known() for known in self._parameters.values())
+        return [p for p in alive if p is not None]
 
-    def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
+    def holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether an optimizer updates one of the parameters."""
         members = (p for group in optimizer.param_groups for p in group["params"])
         return any((known := self._parameters.get(id(p))) is not None and known() is p for p in members)
 
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take an optimizer in that `holds`."""
+        self._found.add(optimizer)
+
     @property
-    def trained(self) -> Bytes:
-        """Bytes of the parameters that are trained."""
-        alive = (known() for known in self._parameters.values())
-        return sum(p.untyped_storage().nbytes() for p in alive if p is not None)
+    def gradients(self) -> Bytes:
+        """Bytes of the gradients that are not there yet."""
+        return sum(map(round_up, self._without_gradient()))
+
+    @property
+    def staying(self) -> Bytes:
+        """The same, counted by page: so they are charged where they stay in an arena that is idle."""
+        return sum(map(by_page, self._without_gradient()))
+
+    def _without_gradient(self) -> list[Bytes]:
+        return [p.untyped_storage().nbytes() for p in self._trained() if p.grad is None]
+
+    @property
+    def summed(self) -> Bytes:
+        """Bytes of all gradients of one backward, while autograd adds those of another one to them."""
+        sizes = [p.untyped_storage().nbytes() for p in self._trained()]
+        return sum(by_page(size) for size in sizes) + max(map(by_page, sizes), default=0)
 
     @property
     def known(self) -> bool:
         """Whether an optimizer of the parameters was found."""
         return len(self._found) > 0
 
+    @property
+    def complete(self) -> bool:
+        """Whether every known optimizer has its state."""
+        return self._complete
+
+    def assumed(self) -> UpdateBytes:
+        """What AdamW would take for the parameters."""
+        return assumed_update([p.untyped_storage().nbytes() for p in self._trained()])
+
+    def update(self) -> UpdateBytes:
+        """What the known optimizers take, one after another."""
+        if self._complete:
+            return NO_UPDATE
+        if not self.known and self._looks:
+            self._looks -= 1
+            every = (value for value in gc.get_objects() if issubclass(type(value), torch.optim.Optimizer))
+            self._found.update(optimizer for optimizer in every if self.holds(optimizer))
+        wanted = [self.update_of(optimizer) for optimizer in self._found]
+        state = sum(one.state for one in wanted)
+        self._complete = self.known and state == 0
+        return UpdateBytes(state, max((one.beside for one in wanted), default=0))
+
     def missing(self) -> Bytes:
         """Bytes that the state will take and does not take yet."""
-        if self._complete:
-            return 0
-        if not self.known and self._looks:
-            self._look()
-        total = sum(_missing(optimizer) for optimizer in self._found)
-        self._complete = self.known and total == 0
-        return total
+        return self.update().state
+
+    def update_of(self, optimizer: torch.optim.Optimizer) -> UpdateBytes:
+        """What the next update of an optimizer takes."""
+        if type(optimizer).__name__ not in _KNOWN or type(optimizer).__module__.partition(".")[0] != "torch":
+            return NO_UPDATE
+        state = beside = 0
+        for group in optimizer.param_groups:
+            sizes = []
+            for parameter in group["params"]:
+                if not parameter.requires_grad:
+                    continue
+                size = round_up(parameter.untyped_storage().nbytes())
+                rate = self._rate(optimizer, group, parameter.dtype)
+                sizes.append(int(rate.beside * size) + rate.small_beside)
+                if not optimizer.state.get(parameter):
+                    state += int(rate.state * size) + rate.small
+            beside = max(beside, sum(sizes) if group.get("foreach") else max(sizes, default=0))
+        return UpdateBytes(state, beside)
+
+    def _rate(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dtype: torch.dtype) -> _Rate:
+        flags = tuple((name, bool(value)) for name, value in group.items() if _is_number(value))
+        key = (type(optimizer), dtype, flags)
+        if self._allocator is None:
+            return _Rate(_STATE, _SMALL, _BESIDE, _SMALL)
+        if key not in self._rates:
+            self._rates[key] = _rehearsed(optimizer, group, dtype, self._allocator)
+        return self._rates[key]
 
 
-def _missing(optimizer: torch.optim.Optimizer) -> Bytes:
-    name = type(optimizer).__name__
-    copies = _COPIES.get(name)
-    if copies is None:
-        return 0
-    total = 0
-    for group in optimizer.param_groups:
-        each = copies(group)
-        for parameter in group["params"]:
-            if parameter.requires_grad and not optimizer.state.get(parameter):
-                total += each * round_up(parameter.untyped_storage().nbytes())
-                total += _SMALL * ((name in _STEPS) + (name == "NAdam"))
-    return total
+def by_page(size: Bytes) -> Bytes:
+    """The most that a block of so many bytes is charged where everything around it was given back."""
+    return round_up(size, _PAGE) + _PAGE
+
+
+def assumed_update(sizes: Iterable[Bytes]) -> UpdateBytes:
+    """What AdamW takes for trained parameters of so many bytes each.
+
+    >>> assumed_update([640, 64])
+    UpdateBytes(state=1536, beside=1920)
+    """
+    rounded = [round_up(size) for size in sizes]
+    state = sum(_STATE * size + _SMALL for size in rounded)
+    return UpdateBytes(state, _BESIDE * max(rounded, default=0))
+
+
+def _is_number(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _rehearsed(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dtype: torch.dtype, allocator: Allocator
+) -> _Rate:
+    """UpdateBytes made-up parameters twice, as the optimizer would, and see what is allocated.
+
+    There are two of them: what was made for the first may still be there while the second is updated.
+    """
+    twin = object.__new__(type(optimizer))
+    twin.defaults, twin.state = optimizer.defaults, defaultdict(dict)
+    step: Callable[[torch.optim.Optimizer], Any] = unwrap(type(optimizer).step)
+    with torch.no_grad(), allocator.limited(None):
+        samples = [torch.zeros(_SAMPLE, dtype=dtype) for _ in range(2)]
+        for sample in samples:
+            sample.grad = torch.zeros_like(sample)
+        twin.param_groups = [{**group, "params": samples}]
+        whole = samples[0].untyped_storage().nbytes()
+        beside = max(_most(lambda: step(twin), allocator, whole) for _ in range(2))
+    state = twin.state[samples[0]].values()
+    kept = [value.untyped_storage().nbytes() for value in state if isinstance(value, torch.Tensor)]
+    large = sum(size for size in kept if size >= whole)
+    small = sum(round_up(size) for size in kept if size < whole)
+    updated = len(samples) * whole if group.get("foreach") else whole
+    return _Rate(large / whole, small, beside[0] / updated, beside[1])
+
+
+def _most(run: Callable[[], Any], allocator: Allocator, whole: Bytes) -> tuple[Bytes, Bytes]:
+    """The most bytes alive at once that ``run`` makes and drops: in blocks of ``whole``, and smaller ones."""
+    allocator.begin_record()
+    try:
+        run()
+    finally:
+        record = allocator.end_record()
+    last = len(record.events)
+    inside = [one for one in record.buffers() if one.end < last]
+    most = (0, 0)
+    for at in range(last):
+        alive = [round_up(one.bytes) for one in inside if one.start <= at < one.end]
+        large = sum(size for size in alive if size >= whole)
+        most = max(most, (large, sum(alive) - large))
+    return most

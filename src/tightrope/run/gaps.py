@@ -16,6 +16,7 @@ class Gaps:
     Attributes:
         growth: most bytes that the heap held above what it held at first, what the unit itself put
             there aside.
+        held: likewise, when a part began.
         dropped: (call, output) of gradients that the caller let go of before the next turn.
     """
 
@@ -25,6 +26,7 @@ class Gaps:
         self._own: Bytes = 0
         self._handed: list[tuple[tuple[int, int], Callable[[], bool]]] = []
         self.growth: Bytes = 0
+        self.held: Bytes = 0
         self.dropped: set[tuple[int, int]] = set()
 
     def enter(self) -> None:
@@ -36,7 +38,12 @@ class Gaps:
         """Note what was seen before and while a part ran, and the bytes that it left on the heap itself."""
         if not first:
             self.growth = max(self.growth, seen.heap_before - self._start - self._own)
+            self.held = max(self.held, seen.heap - self._start - self._own)
         self._own += own
+
+    def grown(self) -> Bytes:
+        """Growth by now."""
+        return max(self._accounts.heap() - self._start - self._own, 0)
 
     def refused(self) -> Bytes:
         """Growth that a refused allocation would have made; 0 = none was refused."""

@@ -1,11 +1,13 @@
 """How many bytes to leave beside a plan for the caller's code between the parts of a step.
 
 Idea        A loss from the outputs, eager code between graphs, the inputs of later calls: none of it is
-            captured, so its need is learned: at first a generous guess, taken back where no plan fits
-            beside it; then what a finished step took, or what a step that ran out would have taken.
-Guarantee   What is left free is never less than the most that was seen to be needed, until no plan
-            fits beside it.
-Gaps        The first step may run out where the budget has no room for the guess.
+            captured, so its need is learned: at first a generous guess, then the most that a step took
+            between its parts, or would have taken. Where no plan fits beside that, what the caller held
+            while parts ran, and at last the gradients of the outputs alone.
+Guarantee   What was seen never shrinks, so a budget that is refused once stays refused, and one in which a
+            step went all the way is never refused because of what was seen in it: pending forwards drop
+            what can be computed again where code between parts lacks room.
+Gaps        The first step may run out where the budget has no room for what its code takes.
 """
 
 from dataclasses import dataclass, replace
@@ -23,40 +25,43 @@ class Headroom:
     Attributes:
         gradients: bytes of the gradients of outputs that are no scalars.
         tangents: bytes of the gradients of all outputs, which always come on top.
-        needed: the least that will do, as far as is known.
+        peak: most bytes that the caller's code was seen to take, or to want, between parts.
+        held: most bytes that it held while a part ran.
         seen: whether a step went all the way.
-        guesses: what to try to leave, the best first.
     """
 
     gradients: Bytes = 0
     tangents: Bytes = 0
-    needed: Bytes = 0
+    peak: Bytes = 0
+    held: Bytes = 0
     seen: bool = False
-    guesses: tuple[Bytes, ...] = ()
-
-    @staticmethod
-    def of(gradients: Bytes, *, tangents: Bytes = 0) -> "Headroom":
-        """Begin with guesses: multiples of the gradients of outputs.
-
-        >>> Headroom.of(100, tangents=164).candidates()
-        (564, 364, 164)
-        """
-        guesses = tuple(tangents + k * gradients for k in _GUESSES)
-        return Headroom(gradients, tangents, tangents, guesses=guesses)
 
     def candidates(self) -> tuple[Bytes, ...]:
-        """List what to leave free: the best first, the least that will do last."""
-        return (*(guess for guess in self.guesses if guess > self.needed), self.needed)
+        """List what to leave free: the best first, the least that will do last.
 
-    def observe_peak(self, size: Bytes) -> "Headroom":
+        >>> Headroom(100, 164).candidates()
+        (564, 364, 164)
+        >>> Headroom(100, 164).observe_peak(1000, 300).candidates()
+        (1000, 300, 164)
+        """
+        guesses = () if self.seen else tuple(self.tangents + k * self.gradients for k in _GUESSES)
+        known = (self.peak, self.held, *guesses)
+        return (*sorted({size for size in known if size > self.tangents}, reverse=True), self.tangents)
+
+    @property
+    def needed(self) -> Bytes:
+        """The least that will do."""
+        return self.tangents
+
+    @property
+    def wanted(self) -> Bytes:
+        """What the caller's code takes as far as is known: a guess before a step went all the way."""
+        return self.candidates()[0]
+
+    def observe_peak(self, peak: Bytes, held: Bytes) -> "Headroom":
         """Learn from a step that went all the way."""
-        return replace(self, needed=size if not self.seen else max(self.needed, size), seen=True, guesses=())
+        return replace(self, peak=max(self.peak, peak), held=max(self.held, held), seen=True)
 
     def observe_oom(self, size: Bytes) -> "Headroom":
-        """Learn from a step that ran out when it would have held ``size``: it may need more still."""
-        needed = max(self.needed, size)
-        return replace(self, needed=needed, guesses=tuple(sorted({2 * needed, *self.guesses}, reverse=True)))
-
-    def forget(self) -> "Headroom":
-        """Guess again: no plan fits beside what was seen, and the next step may need less."""
-        return Headroom.of(self.gradients, tangents=self.tangents)
+        """Learn from a step that ran out when its code would have taken ``size``."""
+        return replace(self, peak=max(self.peak, size))

@@ -1,4 +1,8 @@
-"""Say in bytes on the device why no plan fits, and which budget would do."""
+"""Say in bytes on the device why no plan fits, and which budget would do.
+
+One number is named, and it holds the whole training step: the plan and what stands beside it, code between
+forward and backward, and the first update of the optimizer, whichever takes most.
+"""
 
 from dataclasses import dataclass
 
@@ -13,28 +17,36 @@ class Refusal:
     Attributes:
         budget: asked for.
         others: bytes of everything that is no part of the plan, `RESERVE` included.
-        room: bytes that were left free for code between forward and backward, not in ``others``.
-        wanted: bytes that should be.
+        persistent: bytes of the graph's own that the caller holds, not in ``others``.
+        beside: bytes to leave free while the plan runs, for code between forward and backward.
+        between: bytes that such code takes when no part runs, with the outputs; 0 = not seen yet.
+        update: bytes of gradients that are not there yet, and of what the first update makes.
         num_waiting: forwards that hold memory for a backward that did not run.
         gradients: bytes of gradients that may stay until the next step, not in ``others``.
-        state: bytes of optimizer state that may come, not in ``others``.
+        outputs: bytes of outputs that may.
+        assumed: bytes of the state of AdamW, where no optimizer is known.
         grown: bytes held now and not when the step was planned first.
+        least: a budget that is needed anyway.
+        in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
     """
 
     budget: Bytes
     others: Bytes
-    room: Bytes = 0
-    wanted: Bytes = 0
+    persistent: Bytes
+    beside: Bytes = 0
+    between: Bytes = 0
+    update: Bytes = 0
     num_waiting: int = 0
     gradients: Bytes = 0
-    state: Bytes = 0
+    outputs: Bytes = 0
+    assumed: Bytes = 0
     grown: Bytes = 0
+    least: Bytes = 0
+    in_pieces: bool = False
 
     def restated(self, error: InfeasibleError) -> InfeasibleError:
         """Restate the planner's numbers: other holders of memory included."""
-        found = error.smallest_found
-        if found is not None:
-            found += self.others + CAPTURE_SLACK + self.wanted
+        found = None if error.smallest_found is None else self.needed(error.smallest_found)
         bound = error.lower_bound + self.others - RESERVE
         best = (
             "no feasible budget was found"
@@ -51,26 +63,46 @@ class Refusal:
             op=error.op,
         )
 
+    def needed(self, plan: Bytes) -> Bytes:
+        """The budget for a plan of so many bytes in all."""
+        kept = self.outputs + self.assumed
+        most = max(
+            plan + self.beside + self.gradients,
+            self.persistent + self.between + self.gradients,
+            self.persistent + self.update,
+        )
+        return max(self.least, self.others + CAPTURE_SLACK + kept + most)
+
     def _hint(self, found: Bytes | None) -> str:
-        if found is None:
-            hint = "Try a smaller batch."
-        else:
-            later = self.gradients + self.state
-            hint = f"Try budget={found + later}, a smaller batch or a shorter sequence."
-            if self.wanted:
-                hint += f" Of it, {format_bytes(self.wanted)} are for a loss outside the model."
-            if self.state:
+        hint = "Try a smaller batch."
+        if found is not None:
+            hint = f"Try budget={found}, a smaller batch or a shorter sequence."
+            if self.between:
+                hint += f" Code between forward and backward was seen to take {format_bytes(self.between)}."
+            elif self.beside:
                 hint += (
-                    f" Of it, {format_bytes(later)} are for gradients that stay until the next step and the "
-                    "state of AdamW: less will do for an optimizer that holds less."
+                    f" Of it, {format_bytes(self.beside)} are for a loss outside the model: a guess, as none "
+                    "was seen yet."
                 )
-            elif later:
-                hint += f" Of it, {format_bytes(later)} are for gradients that stay until the next step."
+            if self.assumed:
+                hint += (
+                    f" Of it, {format_bytes(self.assumed)} are for the state of AdamW, as no optimizer "
+                    "was found: less will do for one that holds less."
+                )
+            if self.gradients:
+                hint += (
+                    f" Of it, {format_bytes(self.gradients)} are for gradients that may stay until the next "
+                    "step."
+                )
+            if self.in_pieces:
+                hint += " Graphs of the model that come after this one were not seen yet, and may need more."
         if self.grown:
             hint += (
                 f" {format_bytes(self.grown)} more are held than before the first step: optimizer state, "
                 "gradients, and tensors that the loop keeps."
             )
+        elif found is not None and not self.num_waiting:
+            hint += " This is for one forward before each backward."
         if self.num_waiting:
             hint += (
                 f" {self.num_waiting} earlier forwards still hold what their backward needs: run it, drop "

@@ -23,6 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tightrope.core import (
+    BudgetSyntaxError,
     Buffer,
     Bytes,
     InfeasibleError,
@@ -90,6 +91,7 @@ class Replay:
         hits: allocations served as planned, over all replayed steps.
         misses: planned allocations that were not, over all replayed steps.
         outside_bytes: bytes served from the heap because a replay had diverged, over all steps.
+        persistent: bytes held when the last step began, ``external`` included.
         arena: bytes of the arena, 0 before there is a plan.
         hidden: most bytes that kernels were seen to take behind torch's allocator; 0 = at most `UNSEEN`.
         live_peak: largest number of live bytes in the last step, ``external`` included.
@@ -104,6 +106,11 @@ class Replay:
     def __init__(
         self, budget: str | Bytes, *, external: Bytes | None = None, warmup: int = 2, seconds: float = 1.0
     ) -> None:
+        if isinstance(budget, str) and budget.strip().endswith("%"):
+            raise BudgetSyntaxError(
+                f"budget {budget[:64]!r}: replay takes no percentages: what a step needs is known only after "
+                'some ran. Write bytes, such as "300MiB"; tightrope.compile and tightrope.step take "60%".'
+            )
         self.budget = parse_bytes(budget)
         if external is not None:
             check_count("external", external)
@@ -126,6 +133,7 @@ class Replay:
         self.phase: Phase = "warm-up" if warmup > 0 else "record"
         self.steps = self.hits = self.misses = self.outside_bytes = self.arena = 0
         self.live_peak = self.charged_peak = self.hidden = 0
+        self.persistent = self.external
         self.divergence: Divergence | None = None
         self.trace: Trace | None = None
         self._wait, self._seconds = warmup, seconds
@@ -142,6 +150,7 @@ class Replay:
             raise TightropeError("this replay is inside a step already; leave its `with` block first.")
         if self._allocator is None:
             self._meter = _AllocationMeter(self.external) if self.phase != "replay" else None
+            self.persistent = self._meter.before if self._meter is not None else self.persistent
         else:
             self._begin(self._allocator)
         self._inside = True
@@ -172,6 +181,7 @@ class Replay:
         limit = max(self.budget - self.external - self._accounts.hidden, 0)
         self._limit.enter_context(self._accounts.limited(limit))
         native.reset_peaks()
+        self.persistent = self.external + native.stats().live
         if self.phase != "replay" and native.attach_hidden():
             native.begin_hidden()
             self._counting = True
@@ -335,7 +345,7 @@ class _AllocationMeter:
     """Measure the peak of one step from the profiler's memory events."""
 
     def __init__(self, external: Bytes) -> None:
-        self._before = max(external, uncounted_bytes(None))
+        self.before = max(external, uncounted_bytes(None))
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._profile.start()
 
@@ -345,7 +355,7 @@ class _AllocationMeter:
         results = self._profile.profiler.kineto_results if self._profile.profiler else None
         events: list[Any] = results.events() if results else []  # torch's stub lacks `nbytes`
         changes = [event for event in events if event.name() == "[memory]"]
-        now = peak = self._before
+        now = peak = self.before
         for event in sorted(changes, key=lambda event: event.start_ns()):
             size = event.nbytes()
             now += round_up(size) if size > 0 else -round_up(-size)

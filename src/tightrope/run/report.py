@@ -242,7 +242,7 @@ def _empty(level: str, why: str, budget: Bytes, *, enforced: bool) -> Report:
 def _replaying(why: str, replayed: Replay) -> Report:
     return replace(
         _empty("L0", why, replayed.budget, enforced=replayed.enforced),
-        persistent=replayed.external,
+        persistent=replayed.persistent,
         arena=replayed.arena,
         forecast_peak=replayed.live_peak,
         observed_peak=replayed.live_peak,

@@ -23,6 +23,7 @@ class Room:
         budget: total bytes asked for.
         held: by everything but the plan, now.
         foreseen: that the caller will hold before the next step: optimizer state that is not there yet.
+        update: that it will hold in its first update beside all that: gradients, and what an update makes.
         headroom: beside the plan, for the caller's code between its parts.
         left_behind: bytes of the reserve that a capture took; they are counted in ``held``.
         hidden: held back for what kernels take behind the allocator.
@@ -31,6 +32,7 @@ class Room:
     budget: Bytes
     held: Bytes
     foreseen: Bytes = 0
+    update: Bytes = 0
     headroom: Headroom = field(default_factory=Headroom)
     left_behind: Bytes = 0
     hidden: Bytes = 0
@@ -44,29 +46,36 @@ class Room:
         """
         return self.budget - self.held - self.foreseen - self.hidden - RESERVE + self.left_behind
 
+    @property
+    def fits_update(self) -> bool:
+        """Tell whether there is room for the first update of the optimizer, when no step runs.
+
+        >>> Room(1000000, 100000, foreseen=50000, update=784464).fits_update
+        True
+        """
+        return self.update <= self.available
+
     def fits(self, forecast: Forecast, beside: Bytes) -> bool:
         """Tell whether a plan fits with so many bytes free beside it."""
         return forecast.arena + forecast.outside <= self.available - beside
 
-    def resembles(self, planned: "Room", beside: Bytes, forecast: Forecast) -> bool:
+    def resembles(self, planned: "Room", beside: Bytes, forecast: Forecast, wanted: Bytes) -> bool:
         """Tell whether a plan made for another room, with ``beside`` left free, wastes little of this.
 
-        As long as nothing was seen of the caller's code, what was left free for it is not waste.
+        As long as nothing was seen of the caller's code, what was left free for it is not waste; then
+        ``wanted`` is what is to be left free now.
         """
-        needed = self.headroom.needed if self.headroom.seen else beside
-        more = self.available - needed - (planned.available - beside)
+        wanted = wanted if self.headroom.seen else beside
+        more = self.available - wanted - (planned.available - beside)
         return more * _SPARE <= forecast.arena
 
 
-def cause_of(before: Room, now: Room, beside: Bytes, forecast: Forecast) -> str:
-    """Say why a plan is made after another one, which had ``beside`` free."""
+def cause_of(before: Room, now: Room, beside: Bytes, forecast: Forecast, wanted: Bytes) -> str:
+    """Say why a plan with ``wanted`` free is made after another one, which had ``beside`` free."""
     more = now.held + now.foreseen - before.held - before.foreseen
-    if now.fits(forecast, now.headroom.needed):
-        spare = now.available - now.headroom.needed - (before.available - beside)
+    if now.fits(forecast, wanted):
+        spare = now.available - wanted - (before.available - beside)
         return f"{format_bytes(spare)} were left free in vain"
-    if now.headroom.needed - beside > more:
-        return (
-            f"code between the parts of a step takes {format_bytes(now.headroom.needed)}, "
-            f"not {format_bytes(beside)}"
-        )
+    if wanted - beside > more:
+        return f"code between the parts of a step takes {format_bytes(wanted)}, not {format_bytes(beside)}"
     return f"{format_bytes(more)} more are held: optimizer state, gradients, tensors that the loop keeps"

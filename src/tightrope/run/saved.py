@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from tightrope.capture.optim import Rule, rule_named
+from tightrope.capture.optim import Rule, read_options, rule_named
 from tightrope.core import (
     Bytes,
     InfeasibleError,
@@ -31,7 +31,8 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
-from tightrope.core.bundle import Bundle, Extent, Opened, Role, UpdateRow, open_bundle
+from tightrope.core.arguments import check_path
+from tightrope.core.bundle import Bundle, Extent, Opened, Role, open_bundle
 from tightrope.core.executable import ARENA
 from tightrope.core.values import EMPTY
 from tightrope.judge import judge
@@ -80,6 +81,7 @@ def load(path: str | Path, *, budget: str | int | None = None, verify: str | Non
         (['output 0', 'gradient of weight', 'gradient of bias'], True)
     """
     check_verify(verify)
+    check_path(path, "the path of a saved step")
     if not Path(path).is_file():
         raise PlanFileError(f"{str(path)!r} is not a file: give the path of a saved step.")
     with _collection_paused(), Path(path).open("rb") as file:
@@ -350,7 +352,10 @@ class _Settings:
     def __init__(self, bundle: Bundle, given: Sequence[Any]) -> None:
         self.rule: Rule = rule_named(bundle.rule)
         self.rows = [(row, given[row.parameter], given[row.settings]) for row in bundle.updates]
-        self.groups = [_group(row) for row in bundle.updates]
+        self.groups = [
+            read_options(self.rule, row.options, f"bundle: $.updates[{position}]")
+            for position, row in enumerate(bundle.updates)
+        ]
         self.counts = [row.count for row in bundle.updates]
 
     def refresh(self) -> None:
@@ -365,10 +370,6 @@ class _Settings:
     def finish(self) -> None:
         """Count the updates."""
         self.counts = [count + 1 for count in self.counts]
-
-
-def _group(row: UpdateRow) -> dict[str, Any]:
-    return {name: numbers if name == "betas" else numbers[0] for name, numbers in row.options}
 
 
 def _memory(opened: Opened) -> tuple[list[Any], torch.Tensor]:

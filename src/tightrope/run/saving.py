@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tightrope.capture.api import check_call
 from tightrope.core import Bytes, Graph, Kind, StorageId, TightropeError, View
+from tightrope.core.arguments import check_folder, check_path
 from tightrope.core.bundle import Bundle, Named, Role, UpdateRow, extents_of, write_bundle
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope.run.compile import CompiledModel, compiled_of
@@ -90,10 +92,14 @@ def save(
         ...     tightrope.load(f"{folder}/linear.step").inputs["input 0"].shape
         torch.Size([2, 8])
     """
+    check_path(path, "the path of the file to write")
+    check_folder(path)
     if not isinstance(args, tuple):
         raise TightropeError(f"args is a {type(args).__name__}: give a tuple, (x,) for one argument.")
     owner = step if isinstance(step, TrainingStep) else compiled_of(step)
     model = step.model if isinstance(step, TrainingStep) else step
+    called = step.fn if isinstance(step, TrainingStep) else step.forward
+    check_call(type(model).__name__, called, args, dict(kwargs or {}), "save(step, path, (x, y))")
     if isinstance(owner, CompiledModel) and (owner.level == "L0" or owner.in_pieces):
         why = owner.why or owner.broken
         raise TightropeError(f"only a step that is one planned graph can be saved: {why}")

@@ -109,6 +109,7 @@ class TrainingStep:
     parameters updated and others not.
 
     Attributes:
+        fn: as given.
         model: as given.
         wholes: one per captured graph, in order of capture.
         last: the one that ran last.
@@ -125,6 +126,7 @@ class TrainingStep:
         *,
         status: StatusLine,
     ) -> None:
+        self.fn = fn
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
         self.accounts: Accounts = accounts()
         self.before_run: Callable[[WholeStep, list[Any]], None] | None = None

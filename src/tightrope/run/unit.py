@@ -6,11 +6,10 @@ suits, and known plans are remembered; every new one is judged, and checked in i
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tightrope.core import Bytes, Graph, InfeasibleError, JudgeError, Plan, StorageId
+from tightrope.core import Bytes, Forecast, Graph, InfeasibleError, JudgeError, Plan, StorageId
 from tightrope.lower.join import Turn
 from tightrope.plan import SMALLEST, KeptPlans, smallest, solve
 from tightrope.run.accounts import Accounts
@@ -51,15 +50,21 @@ class Expected:
 
     Attributes:
         gradients: bytes of gradients that may stay until the next step.
-        state: bytes of optimizer state that may come, where no optimizer is known.
+        assumed: bytes of the state of AdamW, where no optimizer is known.
+        update: bytes of gradients that are not there yet, and of what the next update makes.
         num_waiting: forwards that hold memory for a backward that did not run.
         held_first: bytes that were held when the model was planned first; None = this is the first time.
+        least: a budget that is needed anyway.
+        in_pieces: whether graphs may follow that were not seen yet.
     """
 
     gradients: Bytes = 0
-    state: Bytes = 0
+    assumed: Bytes = 0
+    update: Bytes = 0
     num_waiting: int = 0
     held_first: Bytes | None = None
+    least: Bytes = 0
+    in_pieces: bool = False
 
 
 class _Known(NamedTuple):
@@ -103,12 +108,19 @@ class Unit:
         self._room: Room | None = None
         self._known: list[_Known] = []
         self._least: Plan | None = None
+        self._missed: InfeasibleError | None = None
 
     @property
     def room(self) -> Room:
         """What was left when it was asked for a plan last."""
         assert self._room is not None
         return self._room
+
+    @property
+    def forecast(self) -> Forecast:
+        """Of what ran last, or runs next."""
+        assert self.prepared is not None
+        return self.prepared.plan.forecast
 
     def begin(
         self,
@@ -165,15 +177,24 @@ class Unit:
         Raises:
             InfeasibleError: nothing fits.
         """
+        if not room.fits_update:
+            raise self.refused(room, expected())
         known = self._best_known(room)
         if known is not None:
             self._room, self.prepared = room, known.prepared
             return known.prepared
-        last = self._known[-1] if self._known else None
-        said = None if last is None else last.prepared.plan.forecast
-        cause = self._why if last is None or said is None else cause_of(last.room, room, last.beside, said)
+        cause = self._why
+        if self._known:
+            last = self._known[-1]
+            said = last.prepared.plan.forecast
+            cause = cause_of(last.room, room, last.beside, said, self._aim(room))
         with self.status.planning(room.budget, cause):
-            self.prepared, beside = self._planned(room, expected, cause)
+            try:
+                self.prepared, beside = self._planned(room, expected, cause)
+            except JudgeError as error:
+                if not self._cache.forget(self.graph, str(error)):
+                    raise
+                self.prepared, beside = self._planned(room, expected, cause)
         self.proofs.append(self.prepared.proof)
         self._room = room
         self._known = [*self._known[1 - _MOST_KNOWN :], _Known(self.prepared, room, beside)]
@@ -182,33 +203,38 @@ class Unit:
     def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> tuple[Prepared, Bytes]:
         """Make a plan for a room, with as much free beside it as there is room for."""
         began = time.perf_counter()
-        *generous, least = room.headroom.candidates()
-        for beside in generous:
-            with suppress(InfeasibleError):
-                plan = self._solve(room.available - beside)
-                break
-        else:
-            beside = least
-            try:
-                plan = self._solve(room.available - least)
-            except InfeasibleError as error:
-                self.headroom = self.headroom.forget()
-                wanted = generous[0] if generous else least
-                raise self._refusal(room, least, wanted, expected()).restated(error) from None
-        try:
-            return prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began), beside
-        except JudgeError as error:
-            if not self._cache.forget(self.graph, str(error)):
-                raise
-            return self._planned(room, expected, cause)
+        for beside in room.headroom.candidates():
+            if self._may_fit(room, beside):
+                try:
+                    plan = self._solve(room.available - beside)
+                except InfeasibleError as error:
+                    self._missed = error.with_traceback(None)
+                else:
+                    return prepare(
+                        self.graph, plan, self.accounts.allocator, cause=cause, began=began
+                    ), beside
+        assert self._missed is not None
+        raise self._refusal(room, expected()).restated(self._missed) from None
+
+    def _may_fit(self, room: Room, beside: Bytes) -> bool:
+        """Tell whether a plan with so many bytes free beside it is not known to miss."""
+        missed = None if self._missed is None else self._missed.smallest_found
+        return missed is None or missed - self.graph.persistent <= room.available - beside
+
+    def _aim(self, room: Room) -> Bytes:
+        """What to leave free beside a plan: the most that is wanted and not known to miss."""
+        every = room.headroom.candidates()
+        return next((beside for beside in every if self._may_fit(room, beside)), every[-1])
 
     def _best_known(self, room: Room) -> "_Known | None":
         """The fastest plan that fits, unless a faster one may be found: for a room like this, or none."""
-        fitting = [k for k in self._known if room.fits(k.prepared.plan.forecast, room.headroom.needed)]
+        aim = self._aim(room)
+        beside = aim if room.headroom.seen else room.headroom.needed
+        fitting = [k for k in self._known if room.fits(k.prepared.plan.forecast, beside)]
         best = min(fitting, key=lambda known: known.prepared.plan.forecast.ns, default=None)
         if best is None or best.prepared.plan.forecast.ns == best.prepared.plan.forecast.base_ns:
             return best
-        likely = any(room.resembles(k.room, k.beside, k.prepared.plan.forecast) for k in fitting)
+        likely = any(room.resembles(k.room, k.beside, k.prepared.plan.forecast, aim) for k in fitting)
         return best if likely else None
 
     def substitute(self, prepared: Prepared) -> Callable[[], None]:
@@ -227,30 +253,38 @@ class Unit:
         Raises:
             InfeasibleError: with a budget that would do.
         """
-        least = self.least()
-        wanted, needed = room.headroom.candidates()[0], room.headroom.needed
-        if not room.fits(least.forecast, needed):
-            bound, op = least.certificate.lower_bound, least.certificate.witness
-            error = InfeasibleError(
-                "later",
-                asked=room.budget,
-                smallest_found=least.forecast.total,
-                lower_bound=bound,
-                op=self.graph.ops[op].describe() if op >= 0 else "the caller's own storages",
-            )
-            raise self._refusal(room, needed, wanted, expected).restated(error)
+        if not room.fits(self.least().forecast, room.headroom.needed):
+            raise self.refused(room, expected)
 
-    def _refusal(self, room: Room, least: Bytes, wanted: Bytes, expected: Expected) -> Refusal:
-        grown = 0 if expected.held_first is None else max(room.held - expected.held_first, 0)
+    def refused(self, room: Room, expected: Expected) -> InfeasibleError:
+        """Say which budget would do."""
+        least = self.least()
+        bound, op = least.certificate.lower_bound, least.certificate.witness
+        error = InfeasibleError(
+            "later",
+            asked=room.budget,
+            smallest_found=least.forecast.total,
+            lower_bound=bound,
+            op=self.graph.ops[op].describe() if op >= 0 else "the caller's own storages",
+        )
+        return self._refusal(room, expected).restated(error)
+
+    def _refusal(self, room: Room, expected: Expected) -> Refusal:
+        first, headroom = expected.held_first is None, room.headroom
         return Refusal(
             room.budget,
             room.budget - room.available - self.graph.persistent,
-            least,
-            wanted,
-            expected.num_waiting,
-            expected.gradients,
-            expected.state,
-            grown,
+            self.graph.persistent,
+            beside=headroom.held if headroom.seen else headroom.wanted,
+            between=headroom.peak and headroom.peak + headroom.gradients,
+            update=expected.update,
+            num_waiting=expected.num_waiting,
+            gradients=expected.gradients,
+            outputs=headroom.gradients if first else 0,
+            assumed=expected.assumed,
+            grown=0 if expected.held_first is None else max(room.held - expected.held_first, 0),
+            least=expected.least,
+            in_pieces=expected.in_pieces,
         )
 
     def _solve(self, available: Bytes) -> Plan:

@@ -59,7 +59,8 @@ class WholeStep:
         with _torch.real_tensors():
             wanted = self._wanted()
         self.parts = whole_program(program, dict(zip(chosen, wanted, strict=True)))
-        self.calls = Calls(settings, accounts, status, Foresight(()))
+        others = [parameter for at, parameter in parameters.items() if at not in chosen]
+        self.calls = Calls(settings, accounts, status, Foresight(others, accounts.allocator))
         self.calls.why = why
         self.number = self.calls.add(self.parts.program, self._extended(real), finish=self._with_updates)
 
@@ -72,7 +73,7 @@ class WholeStep:
         self._check(args)
         extended = self._extended(args)
         args.clear()
-        results = self.calls.inference(self.number, extended)
+        results = self.calls.inference(self.number, extended, trains=True)
         self.num_steps += 1
         gradients = results[self.parts.num_outputs :]
         del results[self.parts.num_outputs :]

@@ -57,18 +57,37 @@ std::string refusal(Bytes asked, const Refused& refused) {
          " bytes. Raise the budget, use a smaller batch, or free tensors before this step." + refused.note;
 }
 
+// Asks for room to be made, where the calling thread may be asked; a request that is granted after all was
+// not refused.
+bool relieved(const Refused& refused) {
+  Relief* relief = nullptr;
+  {
+    Lock lock(state->mutex);
+    if (state->relief == nullptr || !pthread_equal(state->relief_thread, pthread_self())) return false;
+    relief = state->relief;
+  }
+  if (relief() == 0) return false;
+  Lock lock(state->mutex);
+  state->stats.refused = refused.before.first;
+  state->stats.heap_refused = refused.before.second;
+  return true;
+}
+
 struct Hook final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &deallocate, cpu};
     TORCH_CHECK(bytes <= static_cast<size_t>(kLargest), "tightrope: cannot allocate ", bytes, " bytes");
     void* pointer = nullptr;
-    try {
-      Lock lock(state->mutex);
-      pointer = state->allocate(static_cast<Bytes>(bytes));
-    } catch (const Refused& refused) {
-      c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
-      TORCH_CHECK_WITH(OutOfMemoryError, false, refusal(static_cast<Bytes>(bytes), refused));
+    while (pointer == nullptr) {
+      try {
+        Lock lock(state->mutex);
+        pointer = state->allocate(static_cast<Bytes>(bytes));
+      } catch (const Refused& refused) {
+        if (relieved(refused)) continue;
+        c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
+        TORCH_CHECK_WITH(OutOfMemoryError, false, refusal(static_cast<Bytes>(bytes), refused));
+      }
     }
     c10::profiledCPUMemoryReporter().New(pointer, bytes);
     return {pointer, pointer, &deallocate, cpu};
@@ -93,6 +112,7 @@ bool replaying(const Arena* arena) { return state->replay && state->replay->aren
 
 void forget_in_child() {
   state->limit = -1;
+  state->relief = nullptr;
   state->recording = false;
   state->replay.reset();
   tightrope_hidden::after_fork(true);
@@ -142,6 +162,14 @@ void tr_set_note(const char* note) {
 void tr_set_limit(Bytes limit) {
   Lock lock(state->mutex);
   state->limit = limit;
+}
+
+// From now on, what the calling thread is refused is asked of `relief` first: it makes room and returns 1, or
+// returns 0. Null = nobody is asked.
+void tr_set_relief(Relief* relief) {
+  Lock lock(state->mutex);
+  state->relief = relief;
+  state->relief_thread = pthread_self();
 }
 
 Bytes tr_limit() {

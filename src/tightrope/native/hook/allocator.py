@@ -12,17 +12,18 @@ every CPU tensor is counted. A limit, a recording and a replay are switched on a
 
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from tightrope.core import ALIGNMENT, Buffer, Bytes, NativeError, Offset
 from tightrope.native.build import library
+from tightrope.native.hook.refused import install_error
 
 KEPT: Final[Bytes] = 7_864_320
 """What the matrix library may keep from product to product, per thread: 7.5 MiB; products of floats take up
@@ -160,11 +161,13 @@ class _Code(IntEnum):
 
 _REASONS = ("", "size", "past end", "overlap")
 _I64, _TABLE = ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
+_RELIEF = ctypes.CFUNCTYPE(_I64)
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tr_error": (ctypes.c_char_p, ()),
     "tr_install": (_I64, ()),
     "tr_set_note": (None, (ctypes.c_char_p,)),
     "tr_set_limit": (None, (_I64,)),
+    "tr_set_relief": (None, (_RELIEF,)),
     "tr_limit": (_I64, ()),
     "tr_stats": (None, (_TABLE,)),
     "tr_reset_peaks": (None, ()),
@@ -202,9 +205,11 @@ class Allocator:
     def __init__(self, path: str) -> None:
         self._native = ctypes.CDLL(path)
         self._refusals = int(_Code.OVER_LIMIT), int(_Code.MISUSE)  # globals are gone when the process ends
+        self._reliefs: dict[Callable[[], bool] | None, Any] = {None: _RELIEF()}
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._native, name)
             function.restype, function.argtypes = result, arguments
+        install_error()
         self._checked(self._native.tr_install())
 
     # counting and limiting
@@ -239,6 +244,15 @@ class Allocator:
     def explain(self, note: str) -> None:
         """End the message of every refusal with ``note``: what the reader should know of the limit."""
         self._native.tr_set_note(f" {note}".encode() if note else b"")
+
+    def relieve_with(self, relief: Callable[[], bool] | None) -> None:
+        """Ask ``relief`` to make room before the calling thread is refused memory; None = ask nobody.
+
+        It is called in the middle of an op, so it must not allocate through torch.
+        """
+        if relief not in self._reliefs and relief is not None:
+            self._reliefs[relief] = _RELIEF(lambda: int(relief()))
+        self._native.tr_set_relief(self._reliefs[relief])
 
     def reset_peaks(self) -> None:
         """Set both peaks to the present values, and forget what was refused."""

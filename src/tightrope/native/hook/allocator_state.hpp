@@ -59,7 +59,10 @@ struct Stats {
 struct Refused {
   Bytes charged, limit;
   std::string note;
+  std::pair<Bytes, Bytes> before;  // what had been refused before, in all and on the heap
 };
+
+using Relief = int64_t();
 
 class State {
  public:
@@ -67,6 +70,8 @@ class State {
   Stats stats;
   Bytes limit = -1;
   std::string note;  // ends every refusal
+  Relief* relief = nullptr;
+  pthread_t relief_thread{};
   c10::DeleterFnPtr previous_deleter = nullptr;
 
   std::optional<Replay> replay;
@@ -200,8 +205,9 @@ class State {
       trim(*arena);
       if (stats.charged + bytes <= limit) return;
     }
+    const std::pair before{stats.refused, stats.heap_refused};
     stats.refused = std::max(stats.refused, stats.charged + bytes);
-    throw Refused{stats.charged, limit, note};
+    throw Refused{stats.charged, limit, note, before};
   }
 
   Arena* arena_of(const void* pointer) const {

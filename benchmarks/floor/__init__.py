@@ -1,0 +1,1 @@
+"""Whether the smallest budget that is named is one that trains."""

@@ -1,0 +1,91 @@
+"""Whether a budget that is named trains.
+
+A tiny budget is asked for; what the refusal names is typed in, and so on, until five steps run.
+"""
+
+import gc
+import json
+import warnings
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import tightrope
+from benchmarks.floor.nets import DROPS, OPTIMIZERS, Case, case
+from tightrope.core import TightropeError
+
+_STEPS, _MOST_TRIES, _TINY = 5, 9, 1 << 18
+HEADS = ("seed", "net, loss", "optimizer", "gradients dropped", "MiB named, and what stopped it", "used")
+
+
+def train(one: Case, budget: int) -> tuple[str, int | float]:
+    """Train under a budget.
+
+    Returns:
+        The empty string and the share of the budget that was used, or the class of the error, the step in
+        which it was raised, and the budget that it names.
+    """
+    gc.collect()
+    model, step = one.build(), 0
+    optimizer = OPTIMIZERS[one.optimizer](model)
+    tightrope.compile(model, budget=budget, progress=False)
+    try:
+        for step in range(_STEPS):
+            batch = one.batch(step)
+            if one.drops == DROPS[0]:
+                optimizer.zero_grad()
+            loss = one.call(model, batch)
+            if one.drops != DROPS[0]:
+                optimizer.zero_grad(set_to_none=one.drops == DROPS[1])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return "", tightrope.report(model).observed_total / budget
+    except TightropeError as error:
+        named: int | None = getattr(error, "smallest_found", None)
+        return f"{type(error).__name__} in step {step}", named or 0
+
+
+def row(seed: int) -> dict[str, Any]:
+    """Type in what is named until it works."""
+    one, budget = case(seed), _TINY
+    tried: list[dict[str, Any]] = []
+    why, value = train(one, budget)
+    while why and value > budget and len(tried) < _MOST_TRIES:
+        budget = int(value)
+        why, value = train(one, budget)
+        tried.append({"budget": budget, "stopped": why})
+    found: dict[str, Any] = {"seed": seed, "net": one.name, "optimizer": one.optimizer, "drops": one.drops}
+    return found | {"tried": tried, "works": not why, "used": 0.0 if why else value}
+
+
+def run(arguments: list[str], console: Console) -> int:
+    """Print a table; with ``--json FILE`` write the figures, too."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0-24", help="first and last seed, such as 0-24")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    first, last = map(int, given.seeds.split("-"))
+    console.print("  ".join(HEADS))
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(first, last + 1):
+            rows.append(found := row(seed))
+            tried = ", ".join(f"{t['budget'] / 2**20:.2f} {t['stopped'] or 'works'}" for t in found["tried"])
+            console.print(
+                f"{seed:4d}  {found['net']:26s}  {found['optimizer']:13s}  {found['drops']:24s}  {tried}  "
+                f"{found['used']:.2f}",
+                soft_wrap=True,
+                highlight=False,
+            )
+    once = sum(found["works"] and len(found["tried"]) <= 1 for found in rows)
+    works = [found for found in rows if found["works"]]
+    console.print(
+        f"{len(works)} of {len(rows)} train in a budget that was named, {once} in the first one; most tries "
+        f"{max(len(found['tried']) for found in rows)}, least used {min(w['used'] for w in works):.2f}"
+    )
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1))
+    return 0 if len(works) == len(rows) else 1

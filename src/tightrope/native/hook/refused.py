@@ -1,0 +1,46 @@
+"""The error of a request above the limit: torch's own class and one of this package's at once.
+
+Torch makes the exception from the text that the allocator throws, by calling ``torch.OutOfMemoryError``. A
+text of ours gives `OutOfBudgetError`, a subclass; every other text gives what it always did.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
+
+import torch
+
+from tightrope.core import Bytes, TightropeError
+
+_OURS: Final = re.compile(r"tightrope: asked (\d+) bytes; (\d+) are charged now")
+
+
+class OutOfBudgetError(TightropeError, torch.OutOfMemoryError):
+    """A request for memory that the budget does not allow; nothing was allocated.
+
+    Attributes:
+        asked: bytes of the request.
+        smallest_found: a budget that would have allowed it and more; None = there is no budget.
+    """
+
+    advise: ClassVar[Callable[[Bytes, Bytes], tuple[str, Bytes | None]]] = lambda asked, charged: ("", None)
+    """Says what to do about a request of so many bytes beside so many that are charged, with a budget."""
+
+    def __init__(self, message: str = "") -> None:
+        found = _OURS.match(message)
+        self.asked = int(found[1]) if found else 0
+        advice, self.smallest_found = type(self).advise(self.asked, int(found[2])) if found else ("", None)
+        super().__init__(f"{message} {advice}".strip())
+
+
+_plain: Final = torch.OutOfMemoryError.__new__
+
+
+def _made(kind: type[BaseException], *args: Any) -> Any:
+    ours = kind is torch.OutOfMemoryError and args and _OURS.match(str(args[0]))
+    return _plain(OutOfBudgetError if ours else kind, *args)
+
+
+def install_error() -> None:
+    """Let torch raise `OutOfBudgetError` for what the allocator refuses."""
+    torch.OutOfMemoryError.__new__ = staticmethod(_made)  # type: ignore[method-assign]

@@ -1,0 +1,152 @@
+"""What a model's training will need of the budget: now, in the first update, and until the next step.
+
+The budget is one number for the whole loop, so a plan has room only where all of that has. An optimizer that
+is met for the first time in its own ``step()`` is looked at right before its first update.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tightrope.core import Bytes, Graph, InfeasibleError
+from tightrope.plan import solve
+from tightrope.run.accounts import Accounts
+from tightrope.run.arenas import trim_idle
+from tightrope.run.captured import Captured
+from tightrope.run.foresee import Foresight
+from tightrope.run.refusal import Refusal
+from tightrope.run.room import CAPTURE_SLACK, RESERVE, Room
+from tightrope.run.unit import Expected, Settings, Unit
+
+_ALL: "weakref.WeakSet[Prospects]" = weakref.WeakSet()
+
+
+class Prospects:
+    """The budget of one model and what will be needed of it.
+
+    Attributes:
+        budget: total bytes; one in percent rises with what the unplanned step is seen to be.
+        raised: called when a budget in percent may have risen.
+        in_pieces: whether graphs may follow that were not seen yet.
+        left_behind: bytes that the first capture took and that are counted as held.
+    """
+
+    raised: Callable[[], None] = staticmethod(lambda: None)
+    in_pieces: bool = False
+
+    def __init__(self, settings: Settings, accounts: Accounts, future: Foresight) -> None:
+        self._share = settings.budget
+        self.accounts, self.future = accounts, future
+        self.budget: Bytes = settings.budget if isinstance(settings.budget, int) else 0
+        self.left_behind: Bytes = 0
+        self._held: Bytes = 0
+        self._held_first: Bytes | None = None
+        self._last: tuple[Unit, Room] | None = None
+        if not _ALL:
+            register_optimizer_step_pre_hook(_before_update)
+        _ALL.add(self)
+
+    def raise_share(self, calls: Sequence[Captured], *, waiting: bool) -> None:
+        """Raise a budget in percent to its share of the unplanned step.
+
+        Args:
+            calls: graphs of the forwards that wait for their backward at once, the next one first.
+            waiting: whether some of them ran already, so that what is held has them in it.
+        """
+        if not callable(self._share):
+            return
+        if not waiting:
+            held = self.accounts.charged_at_mark() + self.accounts.hidden + calls[0].headroom.tangents
+            self._held = max(self._held, held, calls[0].graph.persistent)
+        state, beside = self.future.update()
+        most = max(sum(call.unplanned for call in calls), self.future.gradients + beside)
+        self.budget = max(self.budget, self._share(self._held + state + most + RESERVE))
+        self.raised()
+
+    def begin(self, *, first: bool) -> None:
+        """Note what is held when a plan is asked for; ``first`` = no forward ran yet."""
+        if self._held_first is None:
+            self._held_first = self.accounts.charged()
+        if first:
+            left = self.accounts.charged() - self.accounts.charged_at_mark()
+            self.left_behind = max(self.left_behind, min(left, CAPTURE_SLACK))
+
+    def room(self, unit: Unit, held: Bytes, *, updates: bool = False) -> Room:
+        """What is left for a unit when so many bytes are held by everything else.
+
+        Args:
+            unit: asks for it.
+            held: see there.
+            updates: whether an update of the optimizer may come with nothing else pending.
+        """
+        state, beside = self.future.update()
+        known = self.future.known and not self.future.complete
+        update = self.future.gradients + beside if updates and known else 0
+        hidden = self.accounts.hidden
+        room = Room(self.budget, held, state, update, unit.headroom, self.left_behind, hidden)
+        if updates:
+            self._last = unit, room
+        return room
+
+    def expected(self, *, num_waiting: int = 0, stepped: bool = False, least: Bytes = 0) -> Expected:
+        """What a refusal should know.
+
+        Args:
+            num_waiting: forwards that wait for their backward.
+            stepped: whether a training step was completed: what the loop keeps is there then.
+            least: a budget that is needed anyway.
+        """
+        assume = not stepped and not self.future.known
+        update = self.future.assumed() if assume else self.future.update()
+        return Expected(
+            (0 if stepped else self.future.staying) + (self.future.summed if num_waiting else 0),
+            update.state if assume else 0,
+            self.future.gradients + update.beside,
+            num_waiting,
+            self._held_first if stepped else None,
+            least,
+            self.in_pieces and not stepped,
+        )
+
+    def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
+        """Name a budget for a graph of which an op does not fit alone: that of its given order."""
+        room = Room(self.budget, self.accounts.charged(), self.future.update().state)
+        others = room.budget - room.available - graph.persistent
+        given = solve(graph, budget=2**60, planner="given").forecast.total
+        refusal = Refusal(
+            self.budget, others, graph.persistent, beside=error.lower_bound - graph.persistent,
+            gradients=expected.gradients, assumed=expected.assumed, in_pieces=expected.in_pieces,
+        )  # fmt: skip
+        found = InfeasibleError(
+            str(error), asked=self.budget, smallest_found=given, lower_bound=error.lower_bound, op=error.op
+        )
+        return refusal.restated(found)
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse the first update of an optimizer where it, or the step after it, will not fit.
+
+        Raises:
+            InfeasibleError: with a budget that would do.
+        """
+        if self.future.complete or self._last is None or not self.future.holds(optimizer):
+            return
+        foreseen = self.future.known
+        self.future.note(optimizer)
+        state, beside = self.future.update()
+        trim_idle()
+        least = self.accounts.charged() + self.accounts.hidden + state + beside
+        unit, room = self._last
+        room = replace(room, foreseen=state, update=self.future.gradients + beside)
+        if least > max(self.accounts.budget, self.budget):
+            raise unit.refused(room, self.expected(least=least + RESERVE + CAPTURE_SLACK))
+        if not foreseen and not room.fits(unit.forecast, room.headroom.needed):
+            unit.check_least(room, self.expected())
+
+
+def _before_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for prospects in list(_ALL):
+        prospects.before_update(optimizer)
