@@ -212,7 +212,7 @@ def test_an_optimizer_that_comes_late_is_refused_before_its_first_update() -> No
 
 
 def test_running_out_is_an_error_of_this_package_with_a_budget() -> None:
-    model = tightrope.compile(built(Blocks), budget="8MiB", progress=False)
+    model = tightrope.compile(built(Blocks), budget=accounts().charged() + (8 << 20), progress=False)
     x, y = DATA[0]
     out = model(x)
     with pytest.raises(TightropeError, match="Try budget=") as ran_out:
@@ -238,7 +238,7 @@ def test_what_was_seen_never_shrinks() -> None:
 def test_two_forwards_before_each_backward_fit_in_percent(share: str) -> None:
     model = tightrope.compile(built(Blocks), budget=share, progress=False)
     optimizer = torch.optim.AdamW(model.parameters())
-    (x, y), (other, _) = DATA
+    (x, y), (other, _) = batches(2, size=8192)
     for _ in range(5):
         optimizer.zero_grad()
         (functional.cross_entropy(model(x), y) + model(other).square().mean()).backward()

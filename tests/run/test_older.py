@@ -45,8 +45,7 @@ def test_batches_made_before_compile_count_in_the_first_step() -> None:
 
 def test_a_budget_never_holds_more_than_it_is_by_its_own_report() -> None:
     batches = [foreign(4 * MiB).view(-1, 256) for _ in range(4)]
-    before = accounts().older
-    model = tightrope.compile(net(), budget=before + 22 * MiB, progress=False)
+    model = tightrope.compile(net(), budget=accounts().charged() + 22 * MiB, progress=False)
     with pytest.raises(tightrope.InfeasibleError, match="asked"):
         model(batches[0]).sum().backward()
     batches.clear()

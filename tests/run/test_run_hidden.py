@@ -42,7 +42,7 @@ def started(budget: int) -> nn.Module:
 
 
 def test_it_is_held_back_reported_and_leaves_the_forecast_alone() -> None:
-    budget = 8_000_000
+    budget = accounts().charged() + 8_000_000
     model = started(budget)
     model(torch.ones(NUM)).backward()
     report = tightrope.report(model)
@@ -84,7 +84,7 @@ def test_a_request_that_would_take_it_says_whose_it_is() -> None:
 
 
 def test_it_is_given_free_with_the_model() -> None:
-    model = started(8_000_000)
+    model = started(accounts().charged() + 8_000_000)
     model(torch.ones(NUM)).backward()
     assert accounts().hidden == HIDDEN
     del model
@@ -147,7 +147,8 @@ def test_between_the_graphs_a_budget_for_everything_else_is_refused_and_the_name
 def test_a_whole_step_and_a_saved_one_hold_it_back_too(tmp_path: Path) -> None:
     model, x = Largest(), torch.ones(NUM)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    train = tightrope.step(model.forward, budget=8_000_000, model=model, optimizer=sgd, progress=False)
+    budget = accounts().charged() + 8_000_000
+    train = tightrope.step(model.forward, budget=budget, model=model, optimizer=sgd, progress=False)
     train(x)
     report = tightrope.report(train)
     assert report.hidden == HIDDEN
@@ -157,7 +158,7 @@ def test_a_whole_step_and_a_saved_one_hold_it_back_too(tmp_path: Path) -> None:
     torch._dynamo.reset()
     gc.collect()
     assert accounts().hidden == 0
-    saved = tightrope.load(tmp_path / "train.step", budget=8_000_000)
+    saved = tightrope.load(tmp_path / "train.step", budget=budget)
     assert accounts().hidden == HIDDEN
     with pytest.raises(InfeasibleError):
         tightrope.load(tmp_path / "train.step", budget=4 * NUM + HIDDEN)

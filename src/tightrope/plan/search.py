@@ -31,6 +31,8 @@ from tightrope.plan.schedule import expand, useful
 
 _QUICK_OPS: Final = 2_000
 """Largest graph whose time is bounded without being asked to: one linear program, at most about 0.1 s."""
+_FEW_OPS: Final = 400
+"""Largest graph whose smallest plan is searched for once more, around the first one: in some seconds."""
 
 
 def _effort(graph: Graph, bound: bool | None) -> bool | Literal["quick"]:
@@ -157,6 +159,13 @@ def _smallest(graph: Graph, machine: Machine | None, options: Options, *, placed
             )
         )
     best = min(plans, key=lambda plan: (plan.forecast.total, plan.forecast.ns))
+    if len(graph.ops) <= _FEW_OPS:
+        job = Job(graph, best.forecast.total, machine, options, placed=placed)
+        job.consider(best)
+        if not job.done:
+            job.rounds("anneal", options)
+        assert job.best is not None
+        best = job.best
     return with_budget(best, best.forecast.total)
 
 

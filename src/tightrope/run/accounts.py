@@ -102,7 +102,8 @@ class Accounts:
         self._own: Bytes | None = None
         self._relief: Callable[[], bool] = lambda: False
         self._grown: Callable[[], Bytes] = lambda: 0
-        OutOfBudgetError.advise = self._advise
+        if self.allocator is not None:  # only its requests are refused
+            OutOfBudgetError.advise = self._advise
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         hook = self.allocator
