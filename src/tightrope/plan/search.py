@@ -31,7 +31,7 @@ from tightrope.plan.schedule import expand, useful
 
 _QUICK_OPS: Final = 2_000
 """Largest graph whose time is bounded without being asked to: one linear program, at most about 0.1 s."""
-_FEW_OPS: Final = 400
+_FEW_OPS: Final = 200
 """Largest graph whose smallest plan is searched for once more, around the first one: in some seconds."""
 
 
