@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import oracles
 from tightrope.core import InfeasibleError
 from tightrope.plan import SMALLEST, KeptPlans, smallest, solve
 from tightrope.plan import kept as module
+from tightrope.plan.cache import graph_key
 from tightrope.plan.job import Job
 
 GRAPH = oracles.random_graph(3, num_ops=30)
@@ -83,3 +85,35 @@ def test_off_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("TIGHTROPE_PLANS", "off")
     solve(GRAPH, budget=2**40, cache=KeptPlans(0))
     assert not folder.exists()
+
+
+def test_a_folder_that_vanishes_while_it_is_pruned_stops_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanished(path: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", vanished)
+        assert solve(GRAPH, budget=2**40, cache=KeptPlans(0)).forecast.ns == GRAPH.base_ns
+    assert list(folder.rglob("auto-*.json"))
+
+
+def test_another_hidden_figure_or_alignment_is_another_graph() -> None:
+    first, *rest = GRAPH.ops
+    heavier = msgspec.structs.replace(first, hidden=first.hidden + 64)
+    others = (
+        msgspec.structs.replace(GRAPH, ops=(heavier, *rest)),
+        msgspec.structs.replace(GRAPH, alignment=2 * GRAPH.alignment),
+    )
+    assert len({graph_key(graph) for graph in (GRAPH, *others)}) == 3
+
+
+def test_a_planner_that_is_named_searches_below_the_smallest_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, least = KeptPlans(0), smallest(GRAPH)
+    cache.store(GRAPH, least, planner=SMALLEST)
+    no_search(monkeypatch)
+    with pytest.raises(InfeasibleError):
+        solve(GRAPH, budget=least.budget - 1, cache=cache)
+    with pytest.raises(AssertionError, match="searched"):
+        solve(GRAPH, budget=least.budget - 1, planner="checkmate", cache=cache)

@@ -207,11 +207,6 @@ class _GraphBuilder:
         if node.target.__class__.__name__ == "builtin_function_or_method" and "getitem" in str(node.target):
             self._pass_on(node, node.args[0])
             return
-        if getattr(node.target, "namespace", "") == "higher_order":
-            raise CaptureError(
-                f"{node.target} at {source_line(node)} calls other ops, or raises an error "
-                "that depends on values: it cannot be planned."
-            )
         results = _tensors(tensor_of(node))
         if not results:
             raise CaptureError(

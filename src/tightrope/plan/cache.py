@@ -19,10 +19,10 @@ SMALLEST: Final = "smallest"
 
 
 def graph_key(graph: Graph) -> str:
-    """Hash what a plan depends on: the fingerprint, the time of every op and its allocations."""
-    digest = hashlib.sha256(graph.fingerprint.encode())
+    """Hash what a plan depends on: fingerprint, alignment, each op's time, allocations, hidden bytes."""
+    digest = hashlib.sha256(f"{graph.fingerprint} {graph.alignment}".encode())
     for op in graph.all_ops():
-        digest.update(repr((op.ns, [msgspec.structs.astuple(a) for a in op.allocations])).encode())
+        digest.update(repr((op.ns, op.hidden, [msgspec.structs.astuple(a) for a in op.allocations])).encode())
     return digest.hexdigest()[:32]
 
 

@@ -10,6 +10,7 @@ Gaps        Plans of an earlier version of the search stay in use until they are
 import os
 import shutil
 import warnings
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -88,13 +89,14 @@ class KeptPlans(PlanCache):
 
 
 def _drop_oldest(folder: Path, most: int) -> None:
-    """Keep the newest entries of a folder; others may do the same at the same time."""
-    entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    if len(entries) <= most:
-        return
-    entries.sort(key=lambda entry: entry.stat().st_mtime_ns if entry.is_file() or entry.is_dir() else 0)
-    for entry in islice(entries, len(entries) - most):
-        if entry.is_dir():
-            shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            Path(entry.path).unlink(missing_ok=True)
+    """Keep the newest entries of a folder; what another process drops meanwhile is left to it."""
+    with suppress(OSError):
+        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        if len(entries) <= most:
+            return
+        entries.sort(key=lambda entry: entry.stat().st_mtime_ns)
+        for entry in islice(entries, len(entries) - most):
+            if entry.is_dir():
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)

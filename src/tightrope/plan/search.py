@@ -96,7 +96,7 @@ def solve(
         raise TightropeError("a cache keeps plans in base order: leave it out, or ask for that order.")
     known = cache.exact(graph, budget=budget, planner=planner, placed=placed) if cache is not None else None
     least = cache.least(graph, placed=placed) if cache is not None and seconds is None else None
-    if least is not None and budget < least.forecast.total and planner != "given":
+    if least is not None and budget < least.forecast.total and planner == "auto":
         raise _infeasible(graph, budget, least, order)
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
     options = Options(seed=seed, watch=watch, order=order, bound=_effort(graph, bound))

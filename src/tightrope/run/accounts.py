@@ -210,7 +210,9 @@ class Accounts:
 
     def _advise(self, asked: Bytes, charged: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget that would have allowed a request, and as much again as the caller's code took."""
-        own = self._own + self.older if self._own is not None and self._own < _UNLIMITED else 0
+        own = 0
+        if self._own is not None and self._own < _UNLIMITED:
+            own = self._own + self.older + self.hidden
         budget = own or self.budget
         if not budget:
             return "", None

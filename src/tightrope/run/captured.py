@@ -83,6 +83,7 @@ class Captured:
         with status.task("measuring ops again", len(graph.ops)) as tick:
             priced = measured(self.raw, args, allocator, store=store, tick=tick)
         self.program = self.finish(priced)
+        self.__dict__.pop("unplanned", None)
         return True
 
     @cached_property

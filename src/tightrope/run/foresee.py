@@ -186,7 +186,7 @@ def _is_number(value: object) -> bool:
 def _rehearsed(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dtype: torch.dtype, allocator: Allocator
 ) -> _Rate:
-    """UpdateBytes made-up parameters twice, as the optimizer would, and see what is allocated.
+    """Update made-up parameters twice, as the optimizer would, and see what is allocated.
 
     There are two of them: what was made for the first may still be there while the second is updated.
     """
