@@ -60,6 +60,20 @@ def random_graph(seed: int, *, num_ops: int = 7, rich: bool = True) -> Graph:
     return parted(graph, num_ops // 2) if rich and rng.random() < 0.5 else graph
 
 
+WIDE = 6400 * 8
+"""Bytes of the widest op of `trunk`."""
+
+
+def trunk(length: int) -> Graph:
+    """Draw a chain whose end is read again after an op beside which nothing of it fits in `WIDE` bytes."""
+    ops = [Op(i, f"layer{i}", "aten.layer", (i - 1,) if i else (), (i,), ns=1000) for i in range(length)]
+    wide = Op(length, "wide", "aten.wide", (), (length,), ns=1000)
+    end = Op(length + 1, "end", "aten.end", (length - 1,), (length + 1,), ns=1000)
+    storages = [Storage(i, 6400) for i in range(length)]
+    storages += [Storage(length, WIDE), Storage(length + 1, 64, resident_at_end=True)]
+    return Graph((*ops, wide, end), tuple(storages), name="trunk")
+
+
 def parted(graph: Graph, split: int) -> Graph:
     """Put a return to the caller after the first ``split`` ops; the numbers of later ops rise by one."""
     made = {s for op in graph.ops[:split] for s in op.creates}

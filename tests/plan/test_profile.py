@@ -71,9 +71,19 @@ def test_greedy_is_the_same_in_both_languages(seed: int) -> None:
     for rule in range(NUM_RULES):
         for percent in (95, 80, 65, 50):
             limit = peak * percent // 100
-            assert native.greedy(limit, rule) == python.greedy(limit, rule)
-            assert native.pairs() == python.pairs()
-            assert native.state(limit) == python.state(limit)
+            for far in (False, True):
+                assert native.greedy(limit, rule, far=far) == python.greedy(limit, rule, far=far)
+                assert native.pairs() == python.pairs()
+                assert native.state(limit) == python.state(limit)
+
+
+@needs_compiler
+def test_both_greedy_searches_recompute_from_far_back() -> None:
+    model = build(oracles.trunk(60))
+    for solver in (open_solver(model), open_solver(model, native=False)):
+        assert not solver.greedy(oracles.WIDE, 0)
+        assert solver.greedy(oracles.WIDE, 0, far=True)
+        assert len(solver.pairs()) == 60
 
 
 def test_base_schedule_frees_after_the_last_reader() -> None:

@@ -53,6 +53,14 @@ def chain(num_layers: int = 12, *, size: int = 6400) -> Graph:
 
 
 @needs_compiler
+def test_the_smallest_plan_recomputes_from_far_back() -> None:
+    graph = oracles.trunk(60)
+    least = smallest(graph)
+    assert least.budget == lower_bound(graph)[0] == oracles.WIDE
+    assert solve(graph, budget=least.budget).forecast.total == least.budget
+
+
+@needs_compiler
 @pytest.mark.parametrize("seed", range(25))
 def test_annealing_equals_brute_force(seed: int) -> None:
     graph = oracles.random_graph(seed, num_ops=6)

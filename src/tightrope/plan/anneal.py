@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
 from tightrope.native.solvers.solver import NUM_RULES, Mode, Solver
+from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.fallback import PythonSolver
 from tightrope.plan.greedy import greedy_pairs
@@ -178,46 +179,65 @@ class _PairSearch:
 def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
     """Find sets of pairs with small peaks, whatever their time.
 
-    Bisects the limit of the greedy under every score, then anneals the bytes from the best set.
+    Bisects the limit of the greedy under every score and anneals the bytes from the best set. Then the
+    same with a greedy that recomputes from far back, below what that reached.
 
     Returns:
         The improvements found on the way, smallest peak last; empty when recomputing saves nothing.
     """
     model = build(graph)
     solver = open_solver(model, native=options.native)
-    peak, pairs = _lowest_greedy(solver, options.watch)
-    found = [pairs] if pairs else []
-    if not isinstance(solver, Solver):
-        return tuple(found)
-    for restart, heat in enumerate((0.3, 3.0)):
-        if options.watch.over:
-            break
-        solver.load(pairs)
-        seed, moves = _seed(options, restart), _moves(model, options, _MOVES_PER_OP)
-        solver.begin(peak, seed=seed, iterations=moves, heat=heat, mode=Mode.SHRINK)
-        _drain(solver, options.watch, "looking for the smallest budget")
-        best = solver.best()
-        if best is not None and best != pairs:
-            solver.load(best)
-            pairs, peak = best, solver.state(0).peak
-            found.append(pairs)
+    found: list[tuple[Pair, ...]] = []
+    least: tuple[Pair, ...] = ()
+    for far, heats in ((False, (0.3, 3.0)), (True, (0.3,))):
+        low = max(lower_bound(graph)[0] - graph.persistent, 0) if far else 0
+        pairs = _lowest_greedy(solver, least, low, options.watch, far=far)
+        if pairs == least:
+            continue
+        found.append(pairs)
+        least = pairs
+        for restart, heat in enumerate(heats if isinstance(solver, Solver) else ()):
+            least = _annealed_bytes(solver, model, least, options, seed=restart, heat=heat)
+            found += [least] if least != found[-1] else []
     return tuple(found)
 
 
-def _lowest_greedy(solver: Solver | PythonSolver, watch: Watch) -> tuple[Bytes, tuple[Pair, ...]]:
-    solver.load(())
-    best, pairs = solver.state(0).peak, tuple[Pair, ...]()
+def _annealed_bytes(
+    solver: Solver | PythonSolver,
+    model: Model,
+    pairs: tuple[Pair, ...],
+    options: Options,
+    *,
+    seed: int,
+    heat: float,
+) -> tuple[Pair, ...]:
+    """Find a set with a smaller peak by annealing; else return the same."""
+    if options.watch.over or not isinstance(solver, Solver):
+        return pairs
+    solver.load(pairs)
+    peak, moves = solver.state(0).peak, _moves(model, options, _MOVES_PER_OP)
+    solver.begin(peak, seed=_seed(options, seed), iterations=moves, heat=heat, mode=Mode.SHRINK)
+    _drain(solver, options.watch, "looking for the smallest budget")
+    return solver.best() or pairs
+
+
+def _lowest_greedy(
+    solver: Solver | PythonSolver, pairs: tuple[Pair, ...], low: Bytes, watch: Watch, *, far: bool
+) -> tuple[Pair, ...]:
+    """Find the greedy set with the smallest peak, if it is smaller than that of ``pairs``."""
+    solver.load(pairs)
+    best, least = solver.state(0).peak, low
     for rule in range(NUM_RULES):
-        low, high = 0, best
+        low, high = least, best
         while high - low > max(64, high // 256) and not watch.over:
             middle = (low + high) // 2
-            solver.greedy(middle, rule)
+            solver.greedy(middle, rule, far=far)
             peak = solver.state(0).peak
             if peak < best:
                 best, pairs = peak, solver.pairs()
             low, high = (low, min(middle, peak)) if peak <= middle else (middle, high)
             watch.tell("looking for the smallest budget")
-    return best, pairs
+    return pairs
 
 
 def _moves(model: Model, options: Options, each: int) -> int:

@@ -16,7 +16,8 @@ from tightrope.core import Bytes, StepIndex, StorageId
 from tightrope.native.solvers.solver import State
 from tightrope.plan.model import Model, Pair
 
-_LONGEST = 48
+_LONGEST, _FARTHEST = 48, 2048
+"""Most ops in one chain of recomputations, and where no such chain is left."""
 
 
 class PythonSolver:
@@ -67,22 +68,36 @@ class PythonSolver:
         peak = max((*self.base, *self.again), default=0)
         return State(self.model.cost(self.runs), int(self._excess()), peak, len(self.runs))
 
-    def greedy(self, limit: Bytes, rule: int) -> bool:
-        """Replace the current set by a greedy one; return whether it fits ``limit``."""
+    def greedy(self, limit: Bytes, rule: int, *, far: bool = False) -> bool:
+        """Replace the current set by a greedy one; return whether it fits ``limit``.
+
+        Args:
+            limit: bytes.
+            rule: score, see `tightrope.native.solvers.solver.NUM_RULES`.
+            far: recompute from far back where nothing short is left to give up.
+        """
         self._reset()
         self.limit = limit
         at = self._over_from((0, -1))
         while at is not None:
-            least, chain = float("inf"), list[Pair]()
-            for storage in self.candidates:
-                score, candidate = self._price(storage, at, rule)
-                if score < least:
-                    least, chain = score, candidate
+            chain = self._cheapest(at, rule, _LONGEST)
+            if far and not chain:
+                chain = self._cheapest(at, rule, _FARTHEST)
+                far = bool(chain)
             for pair in chain:
                 self._add(pair)
             at = self._over_from(at if chain else (at[0], at[1] + 1))
         self._prune()
         return self._excess() == 0
+
+    def _cheapest(self, at: Pair, rule: int, most: int) -> list[Pair]:
+        """Find the chain of at most so many ops that drops a storage for the least score."""
+        least, chain = float("inf"), list[Pair]()
+        for storage in self.candidates:
+            score, candidate = self._price(storage, at, rule, most)
+            if score < least:
+                least, chain = score, candidate
+        return chain
 
     def _prune(self) -> None:
         for pair in sorted(self.runs, key=lambda pair: -self.model.again_ns[pair[1]]):
@@ -94,11 +109,12 @@ class PythonSolver:
     def _excess(self) -> float:
         return sum(size - self.limit for size in (*self.base, *self.again) if size > self.limit)
 
-    def _price(self, storage: StorageId, at: Pair, rule: int) -> tuple[float, list[Pair]]:
+    def _price(self, storage: StorageId, at: Pair, rule: int, most: int) -> tuple[float, list[Pair]]:
         stage = self._next_use(storage, at)
-        chain: list[Pair] = []
-        if stage < 0 or not self._collect((stage, self.model.producer[storage]), at, chain):
-            return float("inf"), chain
+        found: dict[Pair, None] = {}
+        if stage < 0 or not self._collect((stage, self.model.producer[storage]), at, most, found):
+            return float("inf"), []
+        chain = list(found)
         ns = 1.0 + sum(float(self.model.again_ns[op]) for _, op in chain)
         distance, size = float(stage - at[0] + 1), float(self.model.size[storage])
         return (ns / (size * distance), ns / size, -size, -distance, ns / distance)[rule], chain
@@ -117,18 +133,18 @@ class PythonSolver:
         copies = self.made[storage]
         return -1 if copies[bisect_left(copies, reader) - 1] >= at else reader[0]
 
-    def _collect(self, pair: Pair, at: Pair, chain: list[Pair]) -> bool:
+    def _collect(self, pair: Pair, at: Pair, most: int, chain: dict[Pair, None]) -> bool:
         """Collect a pair and those for its inputs that are gone by ``at``; tell whether that works."""
         if pair in chain:
             return True
-        if not self.model.allowed(pair) or pair <= at or self._has(pair) or len(chain) >= _LONGEST:
+        if not self.model.allowed(pair) or pair <= at or self._has(pair) or len(chain) >= most:
             return False
-        chain.append(pair)
+        chain[pair] = None
         for storage in self.model.again_reads[pair[1]]:
             if self.model.pinned[storage] or self._copy(storage, pair)[1] >= at:
                 continue
             source = self.model.producer[storage]
-            if source == pair[1] or not self._collect((pair[0], source), at, chain):
+            if source == pair[1] or not self._collect((pair[0], source), at, most, chain):
                 return False
         return True
 

@@ -47,4 +47,12 @@ def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> t
         if best is None or rank < best:
             best, pairs = rank, solver.pairs()
         watch.tell("greedy eviction")
+    for rule in range(NUM_RULES):
+        if best is None or best[0] == 0 or watch.over:
+            break
+        solver.greedy(limit, rule, far=True)
+        state = solver.state(limit)
+        rank = (state.excess, state.ns, state.num_pairs)
+        if rank < best:
+            best, pairs = rank, solver.pairs()
     return pairs

@@ -31,11 +31,9 @@ _CUTS: Final = 3
 """Plans asked for with room left where the addresses of a faster plan missed."""
 
 _MANY_OPS: Final = 400
+"""Larger graphs are searched in full once, and from there when the target moves."""
 _LEAST_GAIN: Final = 300
 """In a larger graph than that, a search for less than this part of a step's time is not worth its own."""
-
-_FULL_OPS: Final = 800
-"""Largest graph that is searched in full again when the target moves."""
 
 
 class Job:
@@ -170,7 +168,7 @@ class Job:
 
     def _other_seeds(self, options: Options, missed: Plan) -> None:
         """Look for a plan of the same time whose addresses fit: another search holds other storages."""
-        if len(self.graph.ops) > _FULL_OPS:
+        if len(self.graph.ops) > _MANY_OPS:
             return
         for number in range(_OTHERS):
             if self.done or not self._faster(missed):
@@ -224,7 +222,7 @@ def _later(options: Options, num_ops: int) -> Options:
     """Search less at the next target: the start is close to an answer, and the more so in large graphs."""
     if not options.layers:
         return options
-    share = min(1.0, _FULL_OPS / num_ops)
+    share = min(1.0, _MANY_OPS / num_ops)
     fresh = options.fresh and share == 1.0
     return replace(options, layers=False, fresh=fresh, restarts=2, effort=options.effort * share)
 

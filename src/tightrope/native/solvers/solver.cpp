@@ -48,7 +48,9 @@ void tightrope_solver_state(void* search, double limit, double* out) {
 
 void tightrope_solver_read(void* search, i64* out) { write(static_cast<Search*>(search)->pairs(), out); }
 
-int tightrope_solver_greedy(void* search, double limit, i64 rule) { return static_cast<Search*>(search)->greedy(limit, rule); }
+int tightrope_solver_greedy(void* search, double limit, i64 rule, int far) {
+    return static_cast<Search*>(search)->greedy(limit, rule, far != 0);
+}
 
 void tightrope_solver_begin(void* search, double limit, std::uint64_t seed, i64 iterations, int mode, double heat) {
     static_cast<Search*>(search)->begin(limit, seed, iterations, static_cast<Mode>(mode), heat);

@@ -68,7 +68,7 @@ def _library() -> ctypes.CDLL:
         "load": (POINTER, INTEGER),
         "state": (REAL, POINTER),
         "read": (POINTER,),
-        "greedy": (REAL, INTEGER),
+        "greedy": (REAL, INTEGER, ctypes.c_int),
         "begin": (REAL, ctypes.c_uint64, INTEGER, ctypes.c_int, REAL),
         "best": (POINTER,),
         "read_best": (POINTER,),
@@ -115,9 +115,15 @@ class Solver(Handle):
         self.call("read", out)
         return tuple((out[2 * i], out[2 * i + 1]) for i in range(count))
 
-    def greedy(self, limit: Bytes, rule: int) -> bool:
-        """Replace the current set by a greedy one; return whether it fits ``limit``."""
-        return bool(self.call("greedy", limit, rule))
+    def greedy(self, limit: Bytes, rule: int, *, far: bool = False) -> bool:
+        """Replace the current set by a greedy one; return whether it fits ``limit``.
+
+        Args:
+            limit: bytes.
+            rule: score, see `NUM_RULES`.
+            far: recompute from far back where nothing short is left to give up.
+        """
+        return bool(self.call("greedy", limit, rule, int(far)))
 
     def begin(
         self, limit: Bytes, *, seed: int, iterations: int, mode: Mode = Mode.ANNEAL, heat: float = 1.0

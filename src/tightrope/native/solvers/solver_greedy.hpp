@@ -9,18 +9,17 @@ class Greedy : public Moves {
   public:
     using Moves::Moves;
 
-    // Returns whether every event fits.
-    bool greedy(double limit, i64 rule) {
+    // Returns whether every event fits. With `far`, chains may be long where no short one is left, until
+    // that finds nothing either.
+    bool greedy(double limit, i64 rule, bool far) {
         profile.clear();
         profile.set_limit(limit);
-        std::vector<Pair> chain, candidate;
+        std::vector<Pair> chain;
         for (i64 at = over_from(0); at >= 0;) {
-            chain.clear();
-            double least = kInf;
-            for (i64 s : evictable_) {
-                candidate.clear();
-                const double score = price(s, at, rule, least, candidate);
-                if (score < least) least = score, chain.swap(candidate);
+            cheapest(at, rule, kLongest, chain);
+            if (far && chain.empty()) {
+                cheapest(at, rule, kFarthest, chain);
+                far = !chain.empty();
             }
             for (const Pair& p : chain) profile.add(p);
             at = over_from(chain.empty() ? at + 1 : at);
@@ -43,6 +42,16 @@ class Greedy : public Moves {
     }
 
   private:
+    // The time from which a score is no less than `least`.
+    static double enough(i64 rule, double least, double bytes, double distance) {
+        switch (rule) {
+            case 0: return least * bytes * distance;
+            case 1: return least * bytes;
+            case 4: return least * distance;
+            default: return kInf;
+        }
+    }
+
     static double score(i64 rule, double ns, double bytes, double distance) {
         switch (rule) {
             case 0: return ns / (bytes * distance);
@@ -53,14 +62,26 @@ class Greedy : public Moves {
         }
     }
 
+    // The chain of at most `most` ops that drops a storage at `at` for the least score; empty = there is none.
+    void cheapest(i64 at, i64 rule, std::size_t most, std::vector<Pair>& chain) const {
+        std::vector<Pair> candidate;
+        chain.clear();
+        double least = kInf;
+        for (i64 s : evictable_) {
+            candidate.clear();
+            const double score = price(s, at, rule, most, least, candidate);
+            if (score < least) least = score, chain.swap(candidate);
+        }
+    }
+
     // Infinite where s cannot be dropped at `at`, or only for a score that is no less than `least`.
-    double price(i64 s, i64 at, i64 rule, double least, std::vector<Pair>& chain) const {
+    double price(i64 s, i64 at, i64 rule, std::size_t most, double least, std::vector<Pair>& chain) const {
         const i64 stage = next_use(s, at), op = profile.producer[s];
         if (stage < 0) return kInf;
         const double distance = static_cast<double>(stage - profile.stage_of(at) + 1), bytes = profile.size[s];
         // The chain can only add to the time of op itself; most candidates end here.
         if (score(rule, 1 + profile.again_ns[op], bytes, distance) >= least) return kInf;
-        if (!collect(stage, op, at, kLongest, chain)) return kInf;
+        if (!collect(stage, op, at, most, chain, enough(rule, least, bytes, distance))) return kInf;
         double ns = 1;
         for (const Pair& p : chain) ns += profile.again_ns[p.op];
         return score(rule, ns, bytes, distance);

@@ -9,7 +9,8 @@
 
 namespace tightrope {
 
-constexpr std::size_t kLongest = 48, kLongestMove = 12;  // ops in one chain of recomputations
+// Most ops in one chain of recomputations: of the greedy, of the greedy that reaches far, of a move.
+constexpr std::size_t kLongest = 48, kFarthest = 2048, kLongestMove = 12;
 
 struct Change {
     bool added;
@@ -22,6 +23,7 @@ class Moves {
 
     explicit Moves(Profile&& p) : profile(std::move(p)), width_(std::max<i64>(1, profile.num_ops / 512)) {
         idle_.resize(static_cast<std::size_t>(profile.num_ops / width_ + 1));
+        walked_.resize(static_cast<std::size_t>(profile.num_ops));
         for (i64 s = 0; s < profile.num_storages; ++s) {
             const i64 op = profile.producer[s];
             if (op < 0 || profile.pinned[s] || profile.size[s] <= 0 || profile.last[op] <= op) continue;
@@ -55,6 +57,9 @@ class Moves {
     std::vector<std::vector<i64>> idle_;   // those that wait for a reader in the base order, by stage
     std::vector<Change> log_;
     Random random_;
+    mutable std::vector<i64> walked_;      // the last walk that collected each op
+    mutable i64 walk_ = 0;
+    mutable double spent_ = 0;             // time of the ops collected in this walk
 
     // First event at or after `from` over the limit, or -1.
     i64 over_from(i64 from) const {
@@ -101,15 +106,21 @@ class Moves {
         return *(copy - 1) >= at ? -1 : stage;
     }
 
-    // Collect op and every op whose outputs it needs and that are gone by `at`, for re-running at `stage`.
-    bool collect(i64 stage, i64 op, i64 at, std::size_t most, std::vector<Pair>& chain) const {
-        if (std::find(chain.begin(), chain.end(), Pair{stage, op}) != chain.end()) return true;
+    // Collect op and every op whose outputs it needs and that are gone by `at`, for re-running at `stage`:
+    // at most `most` ops, of less than `ns` together.
+    bool collect(i64 stage, i64 op, i64 at, std::size_t most, std::vector<Pair>& chain, double ns = kInf) const {
+        if (chain.empty()) ++walk_, spent_ = 0;
+        if (walked_[op] == walk_) return true;
         const i64 again = profile.key(stage, op);
         if (!profile.allowed(stage, op) || again <= at || profile.has(again) || chain.size() >= most) return false;
+        walked_[op] = walk_;
+        spent_ += profile.again_ns[op];
+        if (spent_ >= ns) return false;
         chain.push_back({stage, op});
         for (const i64* s = profile.again_reads.begin(op); s != profile.again_reads.end(op); ++s) {
             if (profile.pinned[*s] || profile.copy(*s, again).stop >= at) continue;
-            if (profile.producer[*s] == op || !collect(stage, profile.producer[*s], at, most, chain)) return false;
+            if (profile.producer[*s] == op || !collect(stage, profile.producer[*s], at, most, chain, ns))
+                return false;
         }
         return true;
     }
