@@ -24,7 +24,7 @@ from tightrope.capture import _torch
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, Graph, InfeasibleError, StorageId, format_bytes
 from tightrope.lower.join import Turn, join
-from tightrope.lower.remainder import can_go, remainder
+from tightrope.lower.remainder import remainder
 from tightrope.run.accounts import Accounts
 from tightrope.run.captured import Captured
 from tightrope.run.foresee import Foresight
@@ -188,19 +188,24 @@ class Calls:
 
     def _look_ahead(self, held: Bytes) -> None:
         """Refuse a forward now if the backward of an earlier one will not fit, whatever that drops."""
-        summed = self.prospects.future.summed  # the gradients of the backward before it
+        waiting = [None if p.dropped else p.running.prepared.left for p in self._pending]
+        summed = self.prospects.future.left_by(waiting)
         for pending in self._pending:
             one = self.captured[pending.turn.graph]
             resumed = 0 if pending.dropped else pending.running.prepared.arena
             needed = held + summed + resumed + one.headroom.wanted + RESERVE + self.accounts.hidden
             if pending.dropped or self.budget < needed:
-                live = frozenset(pending.live())
-                gone = can_go(one.graph, live)
-                unit = self._rest(pending.turn.graph, live - gone)
-                held_then = held + summed - sum(one.graph.storages[storage].size for storage in gone)
+                gone, _ = pending.droppable(one.graph)
+                unit = self._rest(pending.turn.graph, frozenset(pending.live()) - gone)
+                held_then = held + summed - sum(calls._droppable() for calls in _ALL)
                 room = replace(self.prospects.room(unit, held_then), headroom=one.headroom)
                 expected = self._expected_need()
-                unit.check_least(room, replace(expected, gradients=expected.gradients - summed))
+                beside = expected.gradients - self.prospects.future.summed
+                unit.check_least(room, replace(expected, gradients=beside))
+
+    def _droppable(self) -> Bytes:
+        """Bytes that pending forwards would give up for another one."""
+        return sum(p.droppable(self.captured[p.turn.graph].graph)[1] for p in self._pending)
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
         """Let pending forwards, then those of other models, drop what can be computed again, except one.

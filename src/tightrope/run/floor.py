@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from tightrope.core import Bytes, Graph, round_up
 from tightrope.plan import smallest
 from tightrope.run.captured import headroom_of
-from tightrope.run.foresee import UpdateBytes, by_page
+from tightrope.run.foresee import UpdateBytes
+from tightrope.run.pages import by_page
 from tightrope.run.refusal import Refusal
 from tightrope.run.room import RESERVE
 

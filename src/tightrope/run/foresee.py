@@ -18,6 +18,7 @@ import torch
 
 from tightrope.core import Bytes, round_up
 from tightrope.native.hook.allocator import Allocator
+from tightrope.run.pages import by_page
 
 _KNOWN: Final = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD"
@@ -27,7 +28,6 @@ _STATE, _BESIDE, _SMALL = 2, 3, 64
 """What AdamW keeps and makes, in sizes of the parameter, and its count of steps: where none is known."""
 _SAMPLE: Final = 128
 """Elements of a made-up parameter: few enough for the bytes that a budget holds back."""
-_PAGE: Final = 4096
 _LOOKS: Final = 3
 """Forwards at which optimizers are looked for until one is found: one look takes about 20 ms."""
 
@@ -101,8 +101,21 @@ class Foresight:
     @property
     def summed(self) -> Bytes:
         """Bytes of all gradients of one backward, while autograd adds those of another one to them."""
-        sizes = [p.untyped_storage().nbytes() for p in self._trained()]
-        return sum(by_page(size) for size in sizes) + max(map(by_page, sizes), default=0)
+        return sum(by_page(p.untyped_storage().nbytes()) for p in self._trained()) + self.largest
+
+    @property
+    def largest(self) -> Bytes:
+        """Bytes of the largest gradient, by page."""
+        return max((by_page(p.untyped_storage().nbytes()) for p in self._trained()), default=0)
+
+    def left_by(self, forwards: Iterable[Bytes | None]) -> Bytes:
+        """Bytes that the backward of one of some forwards leaves, while another one's gradients are added.
+
+        Args:
+            forwards: what the results of each stay charged; None = nobody knows, as it was dropped.
+        """
+        found = (self.summed if left is None else left + self.largest for left in forwards)
+        return min(self.summed, max(found, default=0))
 
     @property
     def known(self) -> bool:
@@ -161,11 +174,6 @@ class Foresight:
         if key not in self._rates:
             self._rates[key] = _rehearsed(optimizer, group, dtype, self._allocator)
         return self._rates[key]
-
-
-def by_page(size: Bytes) -> Bytes:
-    """The most that a block of so many bytes is charged where everything around it was given back."""
-    return round_up(size, _PAGE) + _PAGE
 
 
 def assumed_update(sizes: Iterable[Bytes]) -> UpdateBytes:

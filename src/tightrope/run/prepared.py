@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tightrope.core import Alloc, Bytes, Executable, Graph, Plan, Release, Resume, StorageId, TightropeError
 from tightrope.core.executable import ARENA, HEAP
@@ -11,6 +12,7 @@ from tightrope.lower import lowered, planned
 from tightrope.native.hook.allocator import Allocator
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code, Wrap, emit
+from tightrope.run.pages import left_by
 
 
 @dataclass
@@ -97,6 +99,11 @@ class Prepared:
     def arena(self) -> Bytes:
         """Bytes of the arena."""
         return self.plan.forecast.arena
+
+    @cached_property
+    def left(self) -> Bytes:
+        """Bytes that stay charged for its results, gradients among them, when it is done."""
+        return left_by(self.executable)
 
     def watched(self) -> tuple[Code, RecomputeCheck]:
         """The same code with the inline check around every kernel."""

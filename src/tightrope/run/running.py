@@ -22,6 +22,7 @@ from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code
+from tightrope.run.pages import freed_by
 from tightrope.run.prepared import Prepared
 from tightrope.run.reference import Reference
 
@@ -54,6 +55,7 @@ class Pending:
         self.inputs = inputs
         self.num_backwards = 0
         self.dropped = False
+        self._droppable: tuple[frozenset[StorageId], Bytes] | None = None
         self.done: Callable[[Pending], None] = lambda _: None
         self._visible = running.prepared.code.visible[part]
         self._versions = [version_of(kept[position]) for position in self._visible]
@@ -76,16 +78,26 @@ class Pending:
             if storage >= 0 and tensor is not None
         }
 
+    def droppable(self, graph: Graph) -> tuple[frozenset[StorageId], Bytes]:
+        """Storages of the graph of the call alone that can be computed again, and the bytes they free."""
+        if self.dropped or self.kept is None:
+            return frozenset(), 0
+        if self._droppable is None:
+            live = self.live()
+            gone = can_go(graph, frozenset(live))
+            goes = [tensor for storage, tensor in live.items() if storage in gone]
+            stays = [tensor for storage, tensor in live.items() if storage not in gone]
+            self._droppable = gone, freed_by(goes, stays)
+        return self._droppable
+
     def drop(self, graph: Graph) -> bool:
         """Give up what can be computed again; tell whether there was anything.
 
         Args:
             graph: of the call alone.
         """
-        if self.dropped or self.kept is None:
-            return False
-        gone = can_go(graph, frozenset(self.live()))
-        if not gone:
+        gone, _ = self.droppable(graph)
+        if not gone or self.kept is None:
             return False
         self.dropped = True
         for position, storage in enumerate(self._storages()):
