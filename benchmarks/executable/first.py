@@ -4,7 +4,8 @@ Every figure is taken in a process of its own, in CPU seconds from the first cal
 of one training step, update included, or to the refusal; imports and the making of the model are left
 out. Prices and plans are kept in a folder that is empty at first, native libraries apart:
 
-    aot_eager    torch.compile with torch's own graph backend, which plans nothing
+    aot_eager    torch.compile with torch's own graph backend, which plans nothing; where it makes no
+                 graph at all, as of a recurrent net, it is a plain step, and no ratio is taken
     ample        a budget that needs no recomputation, nothing known
     refused      1 KiB, nothing known; of it, capturing takes about what aot_eager takes
     tight        5 % more than the refusal names, nothing known but what the refusal left: prices
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def _rows(name: str, _: Settings) -> Iterator[Row]:
             empty.mkdir(mode=0o700)
             for library in cache_folder().glob("*.so"):
                 shutil.copy2(library, empty)
-        row["eager"] = _fresh(name, _EAGER, first)["cpu"]
+        peer = _fresh(name, _EAGER, first)
+        row |= {"eager": peer["cpu"], "graphs": peer["graphs"]}
         row["ample"] = _fresh(name, _AMPLE, first)["cpu"]
         refused = _fresh(name, "1KiB", other)
         row["refused"], named = refused["cpu"], refused["named"]
@@ -80,7 +82,7 @@ def _fresh(name: str, how: str, folder: Path) -> dict[str, Any]:
 
 def _verdicts(rows: Sequence[Row], _: Settings) -> list[Verdict]:
     over = {
-        "ample": [(row["ample"] / row["eager"], row["net"]) for row in rows if "ample" in row],
+        "ample": [(row["ample"] / row["eager"], row["net"]) for row in rows if row["graphs"]],
         "tight": [(row["tight"], row["net"]) for row in rows if "tight" in row],
         "refused": [(row["refused"] - row["eager"], row["net"]) for row in rows if "refused" in row],
         "second": [(row["second"] - row["eager"], row["net"]) for row in rows if "second" in row],
@@ -111,6 +113,7 @@ BAR = Bar(
     columns=(
         Column("net", "family", 20),
         Column("eager", "aot_eager", 9, _seconds),
+        Column("graphs", "graphs", 6),
         Column("ample", "ample", 7, _seconds),
         Column("refused", "refused", 8, _seconds),
         Column("tight", "tight", 7, _seconds),
@@ -138,7 +141,7 @@ def _measure(name: str, how: str) -> dict[str, Any]:
     began = time.process_time()
     for model in trial.models:
         if how == _EAGER:
-            model.compile(backend=_EAGER)
+            model._compiled_call_impl = torch.compile(_inlined(model._call_impl), backend=_EAGER)
         else:
             tightrope.compile(model, budget=how, progress=False)
     try:
@@ -147,7 +150,23 @@ def _measure(name: str, how: str) -> dict[str, Any]:
         said = str(error)
         found = re.search(r"budget=(\d+)", said)
         named = int(found[1]) if found else getattr(error, "smallest_found", None)
-    return {"cpu": time.process_time() - began, "said": said, "named": named}
+    return {"cpu": time.process_time() - began, "said": said, "named": named, "graphs": _num_graphs()}
+
+
+def _inlined(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Call from a file that torch.compile looks into: it skips those of torch, ``Sequential`` among them."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return run
+
+
+def _num_graphs() -> int:
+    """Number of graphs that torch.compile made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 if __name__ == "__main__":

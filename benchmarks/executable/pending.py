@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tightrope
-from benchmarks._measure import digest
+from benchmarks._measure import HighWater, digest
 from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, count, share
 from benchmarks.spine.nets import UNLIMITED, clean, native, planned
 from tightrope.core import Alloc, Bytes, Executable, InfeasibleError, Release, Return, format_bytes
@@ -79,15 +79,15 @@ def _eight(case: str, settings: Settings) -> Iterator[Row]:
         kept, peak = kept_and_peak(net.compiled.calls.recent[0].prepared.executable)
         gradients = sum(p.grad.nbytes for p in net.case.model.parameters() if p.grad is not None)
     need = (_NUM_FORWARDS - 2) * kept + peak + max(kept, gradients)
-    body, charged, again = _LOOPS[loop], [], []
+    body, charged = _LOOPS[loop], []
     with planned(name, settings, lambda before: before + RESERVE + int(_SLACK * need)) as net:
         for _ in range(_NUM_STEPS):
             net.loop.clear()
             gc.collect()
-            native().reset_peaks()
-            body(net.case.model, net.case.inputs)
-            charged.append((native().stats().charged_peak - net.held) / need)
-            again.append(net.report.num_recomputed)
+            with HighWater(native()) as most:
+                body(net.case.model, net.case.inputs)
+            charged.append((most.bytes - net.held) / need)
+        again = sum(proof.num_again for proof in net.report.proofs)
         calls = net.compiled.calls
         yield {
             "net": case,
@@ -96,7 +96,7 @@ def _eight(case: str, settings: Settings) -> Iterator[Row]:
             "need": need,
             "first": charged[0],
             "later": max(charged[1:]),
-            "again": sum(again),
+            "again": again,
             "divergences": calls.num_divergences,
         }
 

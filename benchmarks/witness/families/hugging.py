@@ -45,7 +45,7 @@ def _causal(net: nn.Module) -> Trial:
 def _t5() -> Trial:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
+    config = T5Config(  # type: ignore[call-arg]
         vocab_size=_VOCAB, d_model=_WIDTH, d_kv=24, d_ff=192, num_layers=2, num_heads=4,
         decoder_start_token_id=0,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def _whisper() -> Trial:
 def _swin() -> Trial:
     from transformers import SwinConfig, SwinForImageClassification
 
-    config = SwinConfig(
+    config = SwinConfig(  # type: ignore[call-arg]
         image_size=64, patch_size=4, embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=4,
         num_labels=10,
     )  # fmt: skip
@@ -80,7 +80,7 @@ def _swin() -> Trial:
 def _convnext() -> Trial:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
-    config = ConvNextConfig(num_stages=2, hidden_sizes=[32, 64], depths=[2, 2], num_labels=10)
+    config = ConvNextConfig(num_stages=2, hidden_sizes=[32, 64], depths=[2, 2], num_labels=10)  # type: ignore[call-arg]
     net = _Loss(ConvNextForImageClassification(config), "pixel_values", "labels")
     return ordinary(net, torch.randn(8, 3, 64, 64), torch.randint(10, (8,)))
 
@@ -103,7 +103,7 @@ def _distilbert() -> Trial:
         vocab_size=_VOCAB, dim=_WIDTH, hidden_dim=192, n_layers=3, n_heads=4, max_position_embeddings=256
     )
     net = DistilBertForMaskedLM(config)
-    net.gradient_checkpointing_enable()
+    net.gradient_checkpointing_enable()  # type: ignore[no-untyped-call]
     ids = _ids()
     return ordinary(_Loss(net, "input_ids", "labels"), ids, ids)
 
@@ -137,7 +137,7 @@ def _clip() -> Trial:
 def _wav2vec2() -> Trial:
     from transformers import Wav2Vec2Config, Wav2Vec2ForSequenceClassification
 
-    config = Wav2Vec2Config(
+    config = Wav2Vec2Config(  # type: ignore[call-arg]
         vocab_size=32, hidden_size=_WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=192,
         conv_dim=[32, 32, 32], conv_kernel=[10, 3, 2], conv_stride=[5, 2, 2], num_feat_extract_layers=3,
         num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, apply_spec_augment=False, num_labels=4,

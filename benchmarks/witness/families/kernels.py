@@ -15,7 +15,8 @@ class _TopK(nn.Module):
         self.scale, self.head = nn.Parameter(torch.ones(1)), nn.Linear(64, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head((x * self.scale).sin().topk(64).values).square().sum()
+        found: Tensor = self.head((x * self.scale).sin().topk(64).values).square().sum()
+        return found
 
 
 class _Unique(nn.Module):
@@ -27,7 +28,8 @@ class _Unique(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         rows, where = torch.unique(ids, return_inverse=True)
-        return self.head(self.table(rows))[where].square().mean()
+        found: Tensor = self.head(self.table(rows))[where].square().mean()
+        return found
 
 
 class _Bag(nn.Module):
@@ -38,7 +40,8 @@ class _Bag(nn.Module):
         self.bag, self.head = nn.EmbeddingBag(200_000, 8, mode=mode), nn.Linear(8, 8)
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
-        return self.head(self.bag(ids, offsets)).square().mean()
+        found: Tensor = self.head(self.bag(ids, offsets)).square().mean()
+        return found
 
 
 class _Svd(nn.Module):
@@ -49,7 +52,8 @@ class _Svd(nn.Module):
         self.layer = nn.Linear(64, 256)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.linalg.svdvals(self.layer(x)).sum()
+        found: Tensor = torch.linalg.svdvals(self.layer(x)).sum()
+        return found
 
 
 class _Fourier(nn.Module):
@@ -61,7 +65,8 @@ class _Fourier(nn.Module):
         self.length = length
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=self.length).tanh().square().mean()
+        found: Tensor = torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=self.length).tanh().square().mean()
+        return found
 
 
 class _Grouped(nn.Module):
@@ -95,7 +100,8 @@ class _Scatter(nn.Module):
         where = target[:, None].expand_as(sent)
         kept = torch.zeros(len(nodes), 64).scatter_reduce(0, where, sent, "amax", include_self=False)
         summed = torch.zeros(len(nodes), 64).index_add(0, target, sent.tanh())
-        return self.second(kept + summed).square().mean()
+        found: Tensor = self.second(kept + summed).square().mean()
+        return found
 
 
 class _Sorted(nn.Module):
@@ -106,11 +112,12 @@ class _Sorted(nn.Module):
         self.layer = nn.Linear(32, 512)
 
     def forward(self, x: Tensor) -> Tensor:
-        found = self.layer(x)
-        ranked = found.sort(dim=0).values.cumsum(0)
-        return (
-            ranked.tanh().mean() + found.median(dim=1).values.square().mean() + found.logcumsumexp(1).mean()
+        given = self.layer(x)
+        ranked = given.sort(dim=0).values.cumsum(0)
+        found: Tensor = (
+            ranked.tanh().mean() + given.median(dim=1).values.square().mean() + given.logcumsumexp(1).mean()
         )
+        return found
 
 
 class _Solve(nn.Module):
@@ -122,7 +129,10 @@ class _Solve(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         square = self.layer(x) @ self.layer(x).mT + 64 * torch.eye(256, dtype=torch.float64)
-        return torch.linalg.solve(square, x).square().mean() + torch.linalg.slogdet(square).logabsdet.mean()
+        found: Tensor = (
+            torch.linalg.solve(square, x).square().mean() + torch.linalg.slogdet(square).logabsdet.mean()
+        )
+        return found
 
 
 def _bags(mode: str) -> Trial:

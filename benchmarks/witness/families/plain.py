@@ -21,7 +21,8 @@ class _Recurrent(nn.Module):
         self.net, self.head = net, nn.Linear(64, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.net(x)[0]).square().mean()
+        found: Tensor = self.head(self.net(x)[0]).square().mean()
+        return found
 
 
 class _Transformer(nn.Module):
@@ -32,7 +33,8 @@ class _Transformer(nn.Module):
         self.net = nn.Transformer(64, 4, 2, 2, 128, batch_first=True)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.net(source, target).square().mean()
+        found: Tensor = self.net(source, target).square().mean()
+        return found
 
 
 class _Table(nn.Module):
@@ -43,7 +45,8 @@ class _Table(nn.Module):
         self.table, self.head = nn.Embedding(20_000, 32, sparse=True), nn.Linear(32, 8)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.table(ids)).square().mean()
+        found: Tensor = self.head(self.table(ids)).square().mean()
+        return found
 
 
 class _Images(nn.Module):
@@ -98,7 +101,7 @@ def _double() -> Trial:
 
 
 def _channels_last() -> Trial:
-    net = _Images().to(memory_format=torch.channels_last)
+    net = _Images().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return ordinary(net, torch.randn(8, 3, 48, 48).contiguous(memory_format=torch.channels_last))
 
 
@@ -118,11 +121,11 @@ def _gan() -> Trial:
         other.zero_grad(set_to_none=True)
         made = maker(noise)
         judged = F.softplus(-critic(real)).mean() + F.softplus(critic(made.detach())).mean()
-        judged.backward()
+        judged.backward()  # type: ignore[no-untyped-call]
         other.step()
         mine.zero_grad(set_to_none=True)
         fooled = F.softplus(-critic(made)).mean()
-        fooled.backward()
+        fooled.backward()  # type: ignore[no-untyped-call]
         mine.step()
         return [judged.detach(), fooled.detach()]
 
@@ -137,7 +140,7 @@ def _siamese() -> Trial:
     def step() -> Sequence[Tensor]:
         optimizer.zero_grad(set_to_none=True)
         loss = F.mse_loss(net(left), net(right))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return [loss.detach()]
 
@@ -188,10 +191,11 @@ def _lbfgs() -> Trial:
         optimizer.zero_grad(set_to_none=True)
         loss = net(inputs).square().mean()
         loss.backward()
-        return loss
+        found: Tensor = loss
+        return found
 
     def step() -> Sequence[Tensor]:
-        return [optimizer.step(closure).detach()]
+        return [optimizer.step(closure).detach()]  # type: ignore[no-untyped-call]
 
     return Trial((net,), step)
 
