@@ -12,11 +12,13 @@ import torch
 
 from benchmarks._measure import Loop, Ratio, digest, live_peak, paired_ratio
 from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, share
-from benchmarks.spine.nets import eager_loop, eager_peak, fresh, native, of_peak, planned, smallest
+from benchmarks.spine.nets import UNLIMITED, eager_loop, eager_peak, fresh, native, of_peak, planned
 from benchmarks.spine.peers import Peer, peers
 from benchmarks.spine.whole import whole_step
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
+from tightrope.plan import smallest
 from tightrope.run.accounts import accounts
+from tightrope.run.room import CAPTURE_SLACK, RESERVE
 
 _LIMITS = {"S4": 0.41, "S5": 0.6}
 _LONGEST = 1.22
@@ -35,11 +37,20 @@ def rows(name: str, settings: Settings, *, limit: float) -> Iterator[Row]:
     asks: list[tuple[str, Callable[[Bytes], Bytes]]] = [(f"tightrope {limit:g}", of_peak(limit, peak))]
     if blocks is not None:
         asks.append(("tightrope = per block", of_peak(blocks - 64 / peak, peak)))
-    asks.append(("tightrope smallest", smallest(name, settings)))
+    asks.append(("tightrope smallest", _smallest_plan(name, settings)))
     for who, budget in asks:
         yield {"net": name, "eager_peak": peak, "who": who} | _planned(name, settings, budget, peak, want)
     if limit == _LIMITS["S5"]:
         yield {"net": name} | whole_step(name, settings, limit)
+
+
+def _smallest_plan(name: str, settings: Settings) -> Callable[[Bytes], Bytes]:
+    """The budget of the smallest plan, without what a refusal adds for optimizers and gradients that stay."""
+    with planned(name, settings, lambda _: UNLIMITED) as net:
+        net.loop.step()
+        least = smallest(net.graph).forecast
+        wanted = net.compiled.calls.captured[-1].headroom.wanted
+    return lambda before: before + RESERVE + CAPTURE_SLACK + wanted + least.arena + least.outside
 
 
 def _figures(ratio: Ratio) -> Row:
