@@ -7,15 +7,24 @@ their last bits, or the bytes differ. All of this is put back when the trace is 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
 import torch
 
+from tightrope.core import CaptureError
+
 _DECOMPOSED: Final = frozenset(
     f"aten.{name}" for name in ("native_batch_norm.default", "cudnn_batch_norm.default", "one_hot.default")
 )
 """Batch norm is recorded in a form that says what it changes; eager checks one-hot against its values."""
+
+_RECURRENT: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_FUSED: Final = (torch.float32, torch.bfloat16, torch.float16)
+"""Types for which oneDNN has a kernel of an LSTM layer, unless it projects what it hands on."""
+_MOST_CELLS: Final = 64
+"""Of one call of plain recurrent layers: every one is some ten ops, and ten more in the backward."""
 
 
 @contextmanager
@@ -66,6 +75,9 @@ def eager_kernels() -> Iterator[None]:
             op._dispatch_cache.clear()
         dropout = torch.ops.aten.dropout.default
         dropout.py_kernels.update(dict.fromkeys(keys, _dropout))
+        for name in _RECURRENT:
+            op = getattr(torch.ops.aten, name).input
+            op.py_kernels.update(dict.fromkeys(keys, partial(_recurrent, op)))
         yield
     finally:
         for op, kernels in taken:
@@ -81,6 +93,27 @@ def _dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return found
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return aten.dropout.default._op_dk(composite, given, p, train)  # type: ignore[no-any-return]
+
+
+def _recurrent(op: Any, given: torch.Tensor, *args: Any) -> Any:
+    """Record what eager calls for recurrent layers: one op per LSTM layer, or every step of a plain one.
+
+    Raises:
+        CaptureError: they are too many steps, or eager computes in place on parts of tensors: a trace does
+            so beside them, in another layout, in which sums round otherwise.
+    """
+    state, _, _, num_layers, _, _, both_ways, batch_first = args
+    plain = op in (torch.ops.aten.rnn_tanh.input, torch.ops.aten.rnn_relu.input)
+    fused = op is torch.ops.aten.lstm.input and given.dtype in _FUSED and state[0].shape == state[1].shape
+    cells = given.shape[int(batch_first)] * num_layers * (1 + both_ways)
+    if not plain and not fused:
+        raise CaptureError(f"{op} for {given.dtype} computes in place on parts of its gates")
+    if plain and cells > _MOST_CELLS:
+        raise CaptureError(
+            f"{op} computes {cells} cells one by one, one per step, layer and direction: more than "
+            f"{_MOST_CELLS} are not planned."
+        )
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, given, *args)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ PROBES: dict[str, str] = {
     "decompositions": "torch._decomp.decompositions",
     "references": "torch._refs.nn.functional",
     "backward outside autocast": "torch._functorch.config.backward_pass_autocast",
+    "recurrent layers": "torch._dynamo.config.allow_rnn",
     "numpy's generator": "torch._dynamo.config.use_numpy_random_stream",
     "what a trace is told": "torch._dynamo.variables.torch.tracing_state_functions",
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
@@ -165,7 +166,7 @@ def unsupported_errors() -> tuple[type[BaseException], ...]:
 
 
 @contextmanager
-def calling(recompile_limit: int) -> Iterator[None]:
+def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
     """Settings for a call of a compiled model.
 
     Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of
@@ -173,7 +174,8 @@ def calling(recompile_limit: int) -> Iterator[None]:
     make other allocations than ever after. Dynamo's cutting of graphs inside
     DistributedDataParallel is off too: one plan per step needs one graph. Hooks are guarded, so that
     one which comes or goes later is seen. As in eager, a backward is taken to run outside of autocast,
-    and numpy draws from its own generator, which no graph can hold.
+    and numpy draws from its own generator, which no graph can hold. Recurrent layers are traced where the
+    ``whole`` call is to be one graph; between pieces they run as they are.
     """
     import torch._dynamo.config as config
     import torch._functorch.config as functorch
@@ -185,6 +187,7 @@ def calling(recompile_limit: int) -> Iterator[None]:
         "optimize_ddp": False,
         "skip_nnmodule_hook_guards": False,
         "use_numpy_random_stream": True,
+        "allow_rnn": whole,
     }
     wanted: dict[str, Any] = {"check_custom_op_aliasing": False, "backward_pass_autocast": "off"}
     functional = {name: value for name, value in wanted.items() if hasattr(functorch, name)}

@@ -20,6 +20,7 @@ from tightrope.capture._eager import eager_kernels
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
+from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.typed import tensor_of
 from tightrope.capture.variants import dropouts_as_eager
 from tightrope.core import CaptureError, Kind
@@ -54,12 +55,13 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
     def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
         runners: list[Runner] = []
         remembered = remembers_casts(module)
-        real = list(example)
+        real, in_grad_mode = list(example), torch.is_grad_enabled()
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
             dropouts_as_eager(joint.graph)
+            layers_as_eager(joint.graph)
             unlike = share_casts(joint, num_fwd_outputs, remembered=remembered)
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             program = build_program(
@@ -77,6 +79,8 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             dropouts_as_eager(part.graph)
+            if in_grad_mode:
+                layers_as_eager(part.graph)
             kinds = _kinds(part, real, frozenset())
             outputs = range(len(_flat(part)))
             program = build_program(

@@ -26,7 +26,8 @@ _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_NO_STATS = "aten._native_batch_norm_legit.no_stats"
 _DROPOUT = torch.ops.aten.native_dropout.default
 _DROPOUT_BACKWARD = torch.ops.aten.native_dropout_backward.default
-_KERNEL = "tightrope_kernel"
+KERNEL = "tightrope_kernel"
+"""Under this name a node remembers the kernel of this package that is called in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def members(node: torch.fx.Node) -> dict[int, torch.fx.Node]:
 
 def called(node: torch.fx.Node) -> Any:
     """What is called for a node: its target, or a kernel of this package that stands for it."""
-    return node.meta.get(_KERNEL, node.target)
+    return node.meta.get(KERNEL, node.target)
 
 
 def dropouts_as_eager(graph: torch.fx.Graph) -> None:
@@ -73,11 +74,11 @@ def dropouts_as_eager(graph: torch.fx.Graph) -> None:
         on_cpu = tensor_of(node)[0].device.type == "cpu"
         if not on_cpu or node.args[2] is not True or not 0.0 < _probability(node) < 1.0:
             continue
-        node.meta[_KERNEL] = dropout
+        node.meta[KERNEL] = dropout
         mask = members(node).get(1)
         for user in list(mask.users) if mask is not None else ():
             if user.target is _DROPOUT_BACKWARD and user.args[1] is mask:
-                user.meta[_KERNEL] = dropout_again
+                user.meta[KERNEL] = dropout_again
                 user.update_arg(2, _scale(node))
 
 
@@ -103,7 +104,7 @@ def from_mask(node: torch.fx.Node) -> Variant | None:
     found = members(node)
     if 0 not in found:
         return None
-    if _KERNEL in node.meta:
+    if KERNEL in node.meta:
         return Variant(target_name(dropout_again), (node.args[0], found[1], _scale(node)), {}, {-1: 0})
     scale = 1.0 / (1.0 - _probability(node))
     return Variant(str(_DROPOUT_BACKWARD), (node.args[0], found[1], scale), {}, {-1: 0})

@@ -16,6 +16,7 @@ from tightrope.core import Argument, Items, Name, TightropeError, View, printabl
 Kernel = Callable[..., Any]
 
 _OWN: Final[dict[str, Kernel]] = {}
+_SCRATCH: Final[dict[str, frozenset[int]]] = {}
 _REFUSED: Final = frozenset({"aten.from_file", "aten._load_from_bytes", "aten._print", "aten.save"})
 """Ops that reach beyond their tensors."""
 _NAMESPACES: Final = ("aten", "prims")
@@ -23,14 +24,29 @@ _OVERLOAD: Final[Any] = type(torch.ops.aten.mm.default)
 """What a name may lead to: attributes of another type, such as methods, are not kernels."""
 
 
-def register(name: str) -> Callable[[Kernel], Kernel]:
-    """Enter a kernel of this package; a decorator."""
+def register(name: str, *, scratch: tuple[int, ...] = ()) -> Callable[[Kernel], Kernel]:
+    """Enter a kernel of this package; a decorator.
+
+    Args:
+        name: of the target.
+        scratch: positions of results that it does not fill: equal runs may leave other bits there.
+    """
 
     def enter(kernel: Kernel) -> Kernel:
         _OWN[name] = kernel
+        _SCRATCH[name] = frozenset(scratch)
         return kernel
 
     return enter
+
+
+def scratch(target: str) -> frozenset[int]:
+    """List the positions of results that a kernel does not fill.
+
+    >>> scratch("tightrope.lstm_layer"), scratch("aten.mm.default")
+    (frozenset({3}), frozenset())
+    """
+    return _SCRATCH.get(target, frozenset())
 
 
 def resolve(target: str, *, allow: tuple[str, ...] | None = None) -> Kernel:
@@ -204,6 +220,15 @@ def dropout_scale(dtype: torch.dtype, p: float) -> float:
 def _times(given: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Multiply, in the memory of the noise where the product would look like it."""
     return noise.mul_(given) if given.stride() == noise.stride() else given * noise
+
+
+@register("tightrope.lstm_layer", scratch=(3,))
+def lstm_layer(*args: Any) -> tuple[torch.Tensor, ...]:
+    """Run one layer of an LSTM in grad mode: only there it makes the workspace of its backward."""
+    given = [value.detach() if isinstance(value, torch.Tensor) else value for value in args]
+    with torch.enable_grad():
+        found: tuple[torch.Tensor, ...] = torch.ops.aten.mkldnn_rnn_layer.default(*given)
+    return found
 
 
 @register("tightrope.own_gradient")

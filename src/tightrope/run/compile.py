@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
@@ -43,6 +43,7 @@ from tightrope.run.uncalled import expect_call, note_call
 from tightrope.run.unit import Settings
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+_Call: TypeAlias = Callable[..., Any]
 _MAX_GRAPHS, _MAX_NEW = 64, 16
 """Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
 
@@ -410,7 +411,7 @@ def _entry(
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         if not compiled.in_pieces:
-            result, reason = _captured(whole, args, kwargs, trial)
+            result, reason = _captured(whole, args, kwargs, trial, whole=True)
             if not reason:
                 return result
             if not isinstance(compiled.settings.budget, int):
@@ -440,7 +441,7 @@ def _entry(
         owner = model()
         assert owner is not None
         known, restore = compiled.num_graphs, state_of(owner)
-        result, reason = _captured(pieces, args, kwargs, trial)
+        result, reason = _captured(pieces, args, kwargs, trial, whole=False)
         if not reason and not compiled.num_graphs:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:
@@ -458,13 +459,13 @@ def _entry(
     return call
 
 
-def _captured(run: Callable[..., Any], args: Any, kwargs: Any, trial: Callable[..., None]) -> tuple[Any, str]:
+def _captured(run: _Call, args: Any, kwargs: Any, trial: _Call, *, whole: bool) -> tuple[Any, str]:
     """Call what Dynamo compiles; where that cannot be captured, return the reason and nothing else.
 
     A call that fails without capture too raises its own error: ``trial`` finds out.
     """
     try:
-        with _torch.calling(RECOMPILE_LIMIT):
+        with _torch.calling(RECOMPILE_LIMIT, whole=whole):
             return run(*args, **kwargs), ""
     except _torch.unsupported_errors() as error:
         refused, reason, anyway = None, _reason(error), fails_anyway(error)
