@@ -137,14 +137,16 @@ def tries_until_it_works(build: Callable[[], nn.Module], loss: str) -> int:
     return 9
 
 
-def named(build: Callable[[], nn.Module], loss_fn: Loss, make: Make, budget: int, drops: str) -> int | None:
+def named(
+    build: Callable[[], nn.Module], loss_fn: Loss, make: Make, budget: int | str, drops: str
+) -> int | None:
     """Train under a budget; None, or the budget that a refusal names instead."""
     gc.collect()
     model = tightrope.compile(built(build), budget=budget, progress=False)
     try:
         losses = train(model, make(list(model.parameters())), loss_fn, drops=drops)
     except (InfeasibleError, OutOfBudgetError) as error:
-        return larger(error, budget)
+        return larger(error, budget if isinstance(budget, int) else 0)
     report = tightrope.report(model)
     assert report.observed_total <= report.budget
     assert "checked in its first run" in str(report)
@@ -162,6 +164,20 @@ def test_one_number_is_named_and_it_works(build: Callable[[], nn.Module], drops:
     found = named(build, LOSSES["cross entropy"], OPTIMIZERS[name], 64 << 10, drops)
     assert found is not None
     assert named(build, LOSSES["cross entropy"], OPTIMIZERS[name], found, drops) is None
+
+
+@pytest.mark.parametrize("share", ["30%", "60%"])
+def test_a_refused_share_names_a_number_that_works(share: str) -> None:
+    found = named(Wide, LOSSES["cross entropy"], ADAMW, share, "after")
+    assert found is not None
+    assert named(Wide, LOSSES["cross entropy"], ADAMW, found, "after") is None
+
+
+def test_a_budget_below_what_exists_is_refused_alike_beside_another_model() -> None:
+    other = tightrope.compile(built(Blocks), budget=2**30, progress=False)
+    train(other, ADAMW(list(other.parameters())), LOSSES["mean"], steps=1)
+    with pytest.raises(InfeasibleError, match="smallest feasible found"):
+        tightrope.compile(built(Wide), budget=1000, progress=False)(DATA[0][0])
 
 
 @pytest.mark.parametrize("loss", LOSSES)

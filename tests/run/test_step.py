@@ -180,6 +180,15 @@ def test_gradients_are_laid_out_as_autograd_would(make: Make | None) -> None:
         assert len(storages) == len(list(two.parameters()))
 
 
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    sgd = torch.optim.SGD(other.parameters(), lr=0.1)
+    for named in (model, other):
+        train = step(lambda x: model(x).sum(), budget="64MiB", model=named, optimizer=sgd, progress=False)
+        with pytest.raises(TightropeError, match="none of the parameters that the loss depends on"):
+            train(torch.ones(2, 8))
+
+
 def test_parameters_outside_the_optimizer_get_gradients() -> None:
     one, two = mlp(), mlp()
     want = eager(one, loss_of(one), batches(2), SGD(one[0].parameters(), lr=0.1, foreach=False))  # type: ignore[index]

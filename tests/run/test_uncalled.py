@@ -46,6 +46,21 @@ def test_a_loop_that_goes_past_the_model_is_warned_once_and_the_report_says_so()
     assert "enforced" not in text
 
 
+def test_a_model_that_is_called_in_a_closure_is_not_warned_of() -> None:
+    model = tightrope.compile(Lit(), budget="64MiB", progress=False)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(torch.ones(4, 16)).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step(closure)
+
+
 def test_a_model_that_is_called_and_a_part_that_is_compiled_are_not_warned_of() -> None:
     model = Lit()
     tightrope.compile(model.net, budget="64MiB", progress=False)

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tightrope.capture._torch import real_tensors
 from tightrope.core import Bytes, round_up
 from tightrope.native.hook.allocator import Allocator
 from tightrope.run.pages import by_page
@@ -201,7 +202,7 @@ def _rehearsed(
     twin = object.__new__(type(optimizer))
     twin.defaults, twin.state = optimizer.defaults, defaultdict(dict)
     step: Callable[[torch.optim.Optimizer], Any] = unwrap(type(optimizer).step)
-    with torch.no_grad(), allocator.limited(None):
+    with real_tensors(), allocator.limited(None):  # a graph may just be captured, on fake tensors
         samples = [torch.zeros(_SAMPLE, dtype=dtype) for _ in range(2)]
         for sample in samples:
             sample.grad = torch.zeros_like(sample)

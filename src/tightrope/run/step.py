@@ -275,6 +275,11 @@ def _parameters(program: Program, real: Sequence[Any], updates: Updates) -> dict
         if not tensor.numel():
             raise CaptureError("a parameter without elements requires a gradient: freeze it.")
         found[position] = tensor
+    if groups and not any(tensor in groups for tensor in found.values()):
+        raise TightropeError(
+            "the optimizer holds none of the parameters that the loss depends on: nothing would be trained. "
+            "Make it from the parameters of the model that the function calls."
+        )
     return found
 
 

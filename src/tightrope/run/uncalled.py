@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _waiting: "weakref.WeakKeyDictionary[object, tuple[str, frozenset[int]]]" = weakref.WeakKeyDictionary()
 _installed = False
@@ -26,7 +26,7 @@ def expect_call(owner: object, name: str, parameters: Iterable[torch.Tensor]) ->
     """
     global _installed
     if not _installed:
-        register_optimizer_step_pre_hook(_look)
+        register_optimizer_step_post_hook(_look)
         _installed = True
     _waiting[owner] = name, frozenset(id(p) for p in parameters if p.requires_grad)
 
