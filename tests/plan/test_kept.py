@@ -63,6 +63,35 @@ def test_a_damaged_file_costs_a_warning_and_a_search(folder: Path) -> None:
     assert solve(GRAPH, budget=budget, cache=KeptPlans(0)) == first
 
 
+@pytest.mark.parametrize("field", ["outside", "persistent", "witness", "steps"])
+def test_figures_on_disk_are_judged_before_anything_relies_on_them(folder: Path, field: str) -> None:
+    budget, least = a_tight_budget(), smallest(GRAPH)
+    first = solve(GRAPH, budget=budget)
+    writer, replaced = KeptPlans(0), msgspec.structs.replace
+    for name, plan in (("auto", first), (SMALLEST, least)):
+        forecast, proof = plan.forecast, plan.certificate
+        wrong = {
+            "outside": replaced(plan, forecast=replaced(forecast, outside=2**40)),
+            "persistent": replaced(plan, forecast=replaced(forecast, persistent=forecast.persistent + 64)),
+            "witness": replaced(plan, certificate=replaced(proof, witness=10**6)),
+            "steps": replaced(plan, schedule=replaced(plan.schedule, steps=plan.schedule.steps[::-1])),
+        }
+        writer.store(GRAPH, wrong[field], planner=name)
+    reader = KeptPlans(0)
+    with pytest.warns(UserWarning, match="of no use and was deleted"):
+        assert solve(GRAPH, budget=budget, cache=reader).forecast == first.forecast
+    assert reader.least(GRAPH) is None
+
+
+def test_a_plan_that_another_process_drops_meanwhile_is_skipped(folder: Path) -> None:
+    budget = a_tight_budget()
+    first = solve(GRAPH, budget=budget, cache=KeptPlans(0))
+    (file,) = folder.rglob("auto-*.json")
+    (file.parent / "auto-64.json").symlink_to(file.parent / "gone")
+    assert solve(GRAPH, budget=budget, cache=KeptPlans(0)) == first
+    assert file.exists()
+
+
 def test_a_folder_that_cannot_be_written_stops_nothing(folder: Path) -> None:
     folder.write_text("in the way")
     assert solve(GRAPH, budget=2**40, cache=KeptPlans(0)).forecast.ns == GRAPH.base_ns

@@ -77,6 +77,11 @@ def test_greedy_is_the_same_in_both_languages(seed: int) -> None:
                 assert native.state(limit) == python.state(limit)
 
 
+def test_the_python_greedy_gives_up_long_chains_in_time() -> None:
+    solver = open_solver(build(oracles.trunk(600)), native=False)
+    assert not solver.greedy(oracles.WIDE, 1, far=True)
+
+
 @needs_compiler
 def test_both_greedy_searches_recompute_from_far_back() -> None:
     model = build(oracles.trunk(60))

@@ -227,6 +227,49 @@ def test_an_optimizer_that_comes_late_is_refused_before_its_first_update() -> No
     assert named(Wide, LOSSES["cross entropy"], foreach, needed, "before") is None
 
 
+def test_parameters_that_thaw_are_foreseen_before_their_first_update() -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+    for parameter in list(model.parameters())[:4]:
+        parameter.requires_grad_(False)
+    optimizer = ADAMW(list(model.parameters()))
+    budget = accounts().charged() + 2_600_000
+    tightrope.compile(model, budget=budget, progress=False)
+    x = torch.randn(32, 256)
+
+    def update() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    update()
+    model.requires_grad_(True)
+    with pytest.raises(InfeasibleError) as refused:
+        update()
+    assert refused.value.smallest_found is not None
+    assert refused.value.smallest_found > budget
+    assert len(optimizer.state) == 2
+
+
+def test_what_a_loop_keeps_is_refused_with_a_larger_number() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(4)))
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    x, kept = torch.randn(512, 128), []
+    budget = accounts().charged() + 3_700_000
+    tightrope.compile(model, budget=budget, progress=False)
+
+    def train_and_keep() -> None:
+        for _ in range(80):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(torch.zeros(8192))
+
+    with pytest.raises((InfeasibleError, OutOfBudgetError)) as refused:
+        train_and_keep()
+    assert refused.value.smallest_found is not None
+    assert refused.value.smallest_found > budget
+
+
 def test_running_out_is_an_error_of_this_package_with_a_budget() -> None:
     model = tightrope.compile(built(Blocks), budget=accounts().charged() + (8 << 20), progress=False)
     x, y = DATA[0]

@@ -39,7 +39,7 @@ _GAIN = 0.98
 _MOVES_PER_OP, _REBUILDS_PER_OP = 1_000, 2_000
 _MOST_MOVES = 1_500_000
 _FEW_RESTARTS, _MANY_OPS = 2, 2_000
-"""Graphs of more ops get no more restarts than this."""
+"""Graphs of more ops get no more restarts than this, and no smallest plan from far back."""
 _SLICE = 20_000
 """Moves between two looks at the clock: about 30 ms."""
 
@@ -190,8 +190,10 @@ def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
     found: list[tuple[Pair, ...]] = []
     least: tuple[Pair, ...] = ()
     for far, heats in ((False, (0.3, 3.0)), (True, (0.3,))):
-        low = max(lower_bound(graph)[0] - graph.persistent, 0) if far else 0
-        pairs = _lowest_greedy(solver, least, low, options.watch, far=far)
+        if far and len(graph.ops) > _MANY_OPS:
+            break
+        floor = max(lower_bound(graph)[0] - graph.persistent, 0) if far else 0
+        pairs = _lowest_greedy(solver, least, floor, options.watch, far=far)
         if pairs == least:
             continue
         found.append(pairs)
@@ -222,14 +224,22 @@ def _annealed_bytes(
 
 
 def _lowest_greedy(
-    solver: Solver | PythonSolver, pairs: tuple[Pair, ...], low: Bytes, watch: Watch, *, far: bool
+    solver: Solver | PythonSolver, pairs: tuple[Pair, ...], floor: Bytes, watch: Watch, *, far: bool
 ) -> tuple[Pair, ...]:
-    """Find the greedy set with the smallest peak, if it is smaller than that of ``pairs``."""
+    """Find the greedy set with the smallest peak, if it is smaller than that of ``pairs``.
+
+    Args:
+        solver: of the graph.
+        pairs: known.
+        floor: bytes below which there is no set.
+        watch: clock.
+        far: recompute from far back; with the two rules that look at time and bytes, as that is slow.
+    """
     solver.load(pairs)
-    best, least = solver.state(0).peak, low
-    for rule in range(NUM_RULES):
-        low, high = least, best
-        while high - low > max(64, high // 256) and not watch.over:
+    best, part = solver.state(0).peak, 64 if far else 256
+    for rule in range(2 if far else NUM_RULES):
+        low, high = floor, best
+        while high - low > max(64, high // part) and not watch.over:
             middle = (low + high) // 2
             solver.greedy(middle, rule, far=far)
             peak = solver.state(0).peak

@@ -99,7 +99,12 @@ def _read(folder: Path, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
 
     plans: dict[tuple[str, Bytes], Plan] = {}
     for file in sorted(folder.glob("*-*.json")) if folder.is_dir() else ():
-        plan = load_plan(read_file(file))
+        try:
+            plan = load_plan(read_file(file))
+        except PlanFileError:
+            if file.exists():
+                raise
+            continue  # another process dropped it meanwhile
         planner, _, budget = file.stem.rpartition("-")
         if plan.fingerprint != graph.fingerprint or budget != str(plan.budget):
             raise PlanFileError(f"{file} is not the plan that its name promises. Delete it.")

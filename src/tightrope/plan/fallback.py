@@ -16,7 +16,7 @@ from tightrope.core import Bytes, StepIndex, StorageId
 from tightrope.native.solvers.solver import State
 from tightrope.plan.model import Model, Pair
 
-_LONGEST, _FARTHEST = 48, 2048
+_LONGEST, _FARTHEST = 48, 512
 """Most ops in one chain of recomputations, and where no such chain is left."""
 
 

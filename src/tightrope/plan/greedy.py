@@ -5,7 +5,7 @@ Idea        Walk the events of the base order; where bytes exceed the limit, giv
             scores and five limits at and below the one asked for; keep the cheapest that fits.
 Source      the scores are those of Dynamic Tensor Rematerialization (ICLR 2021) and simpler ones
 Guarantee   None: where no try fits, the one closest to the limit is returned.
-Complexity  at most 25 walks of O(ops + evictions * storages).
+Complexity  at most 27 walks of O(ops + evictions * storages).
 Gaps        An eviction is never taken back, except where it turns out to be useless.
 """
 
@@ -21,6 +21,9 @@ from tightrope.plan.schedule import expand, useful
 
 _TIGHTER = (100, 97, 94, 90, 85)
 """Limits of the tries, percent: what a chain of recomputations needs later is not known when evicting."""
+
+_FAR_RULES = 2
+"""Scores that are tried with recomputation from far back: those of time and bytes."""
 
 _MANY_OPS = 1_000
 """Larger graphs are content with the first limit at which a score fits: one walk takes 0.1 s at 4,500 ops."""
@@ -47,8 +50,8 @@ def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> t
         if best is None or rank < best:
             best, pairs = rank, solver.pairs()
         watch.tell("greedy eviction")
-    for rule in range(NUM_RULES):
-        if best is None or best[0] == 0 or watch.over:
+    for rule in range(_FAR_RULES):
+        if best is None or best[0] == 0 or watch.over or solver.num_ops > _MANY_OPS:
             break
         solver.greedy(limit, rule, far=True)
         state = solver.state(limit)

@@ -2,8 +2,9 @@
 
 Idea        One folder per seed, below it one per graph, as `PlanCache` keeps them, beside the prices that
             the graphs were priced with. Another price, shape or version of torch is another graph.
-Guarantee   What is read is parsed with a schema and judged before it runs. Nothing that is wrong with a
-            file stops a step: it is deleted with a warning, and planned anew.
+Guarantee   What is read is parsed with a schema, and judged, its figures too, before anything relies on it.
+            Nothing that is wrong with a file stops a step: all that is kept of the graph is deleted with a
+            warning, and planned anew.
 Gaps        Plans of an earlier version of the search stay in use until they are deleted.
 """
 
@@ -15,9 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from tightrope.core import Graph, Plan, PlanFileError
+from tightrope.core import Bytes, Graph, Plan, PlanFileError, TightropeError
+from tightrope.lower import problems
 from tightrope.native import cache_folder
 from tightrope.plan.cache import PlanCache, graph_key
+from tightrope.plan.model import pairs_of
 
 _MOST_PLANS: Final = 24
 """Plans of one graph that are kept: each takes some milliseconds to read."""
@@ -53,6 +56,7 @@ class KeptPlans(PlanCache):
         folder = plans_folder()
         super().__init__(None if folder is None else folder / f"{_LAYOUT}-{seed}")
         self._read_from_disk: set[str] = set()
+        self._judged: dict[int, Plan] = {}
 
     def store(self, graph: Graph, plan: Plan, *, planner: str) -> None:
         """Remember a plan; a folder that cannot be written only costs the next process its time."""
@@ -63,6 +67,33 @@ class KeptPlans(PlanCache):
         if self._folder is not None:
             _drop_oldest(self._folder / graph_key(graph), _MOST_PLANS)
             _drop_oldest(self._folder, _MOST_GRAPHS)
+
+    def exact(self, graph: Graph, *, budget: Bytes, planner: str, placed: bool = True) -> Plan | None:
+        """Look up the plan that was stored for this very budget and planner, if it is sound."""
+        return self._sound(graph, super().exact(graph, budget=budget, planner=planner, placed=placed))
+
+    def best(self, graph: Graph, *, budget: Bytes, placed: bool = True) -> Plan | None:
+        """Find the fastest known plan that takes at most ``budget`` bytes, if it is sound."""
+        return self._sound(graph, super().best(graph, budget=budget, placed=placed))
+
+    def least(self, graph: Graph, *, placed: bool = True) -> Plan | None:
+        """Find the plan that `smallest` found for a graph, if it was stored and is sound."""
+        return self._sound(graph, super().least(graph, placed=placed))
+
+    def _sound(self, graph: Graph, plan: Plan | None) -> Plan | None:
+        """Let a plan that was read from disk be judged before anything relies on its figures."""
+        if plan is None or graph_key(graph) not in self._read_from_disk or id(plan) in self._judged:
+            return plan
+        try:
+            wrong = problems(graph, plan)
+            pairs_of(graph, plan.schedule)
+        except TightropeError as error:
+            wrong = [str(error)]
+        if wrong:
+            self.forget(graph, wrong[0])
+            return None
+        self._judged[id(plan)] = plan
+        return plan
 
     def forget(self, graph: Graph, why: str) -> bool:
         """Delete what is kept of a graph if something was read from disk, and tell whether it was."""

@@ -120,6 +120,11 @@ class Accounts:
         self._budgets[owner] = budget
         self._apply()
 
+    def hold_if_possible(self, owner: object, budget: Bytes, spare: Bytes) -> None:
+        """Hold the process to ``budget`` unless less than ``spare`` is left of it already."""
+        if budget >= self.charged() + spare:
+            self.hold(owner, budget)
+
     def release(self, owner: object) -> None:
         """Lift the budget of ``owner``."""
         if self._budgets.pop(owner, None) is not None:

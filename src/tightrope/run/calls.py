@@ -200,11 +200,10 @@ class Calls:
                 held_then = held + summed - sum(calls._droppable() for calls in _ALL)
                 room = replace(self.prospects.room(unit, held_then), headroom=one.headroom)
                 expected = self._expected_need()
-                beside = expected.gradients - self.prospects.future.summed
-                unit.check_least(room, replace(expected, gradients=beside))
+                others = expected.gradients - self.prospects.future.summed
+                unit.check_least(room, replace(expected, gradients=others))
 
     def _droppable(self) -> Bytes:
-        """Bytes that pending forwards would give up for another one."""
         return sum(p.droppable(self.captured[p.turn.graph].graph)[1] for p in self._pending)
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:

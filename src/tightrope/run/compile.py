@@ -324,9 +324,8 @@ def compile(
         _COMPILED[model].close()
     gc.collect()  # models that nobody uses any more hold the process to their budgets until then
     compiled.accounts.search()
-    least = compiled.accounts.charged() + RESERVE  # less is refused once the graph is known
-    if compiled.accounts.budget and isinstance(settings.budget, int) and settings.budget >= least:
-        compiled.accounts.hold(compiled, settings.budget)
+    if compiled.accounts.budget and isinstance(settings.budget, int):
+        compiled.accounts.hold_if_possible(compiled, settings.budget, RESERVE)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, whole, pieces, one_call)
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())

@@ -1,7 +1,7 @@
 """Bytes that an optimizer takes and does not take yet: its state, and what one update makes and drops.
 
-Idea        Optimizers that exist are found by the garbage collector, once. What one of them makes per
-            parameter is found by an update of a small made-up one, with the options of its group.
+Idea        Optimizers that exist are found by the garbage collector, in one of the first forwards. What one
+            makes per parameter is found by an update of a small made-up one, with the options of its group.
 Guarantee   Exact for the optimizers of ``torch.optim`` that are listed; others are taken to keep
             nothing until they do. Nothing that the user has is changed.
 Gaps        An optimizer that is made after the first forward is seen right before its first update.
@@ -66,16 +66,21 @@ class Foresight:
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], allocator: Allocator | None) -> None:
-        self._parameters = {id(p): weakref.ref(p) for p in parameters if p.requires_grad}
+        self._parameters = {id(p): weakref.ref(p) for p in parameters}
         self._allocator = allocator
         self._found: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._looks = _LOOKS if self._parameters else 0
-        self._complete = False
+        self._complete_at: tuple[int, int] | None = None
         self._rates: dict[Any, _Rate] = {}
 
     def _trained(self) -> list[torch.Tensor]:
         alive = (known() for known in self._parameters.values())
-        return [p for p in alive if p is not None]
+        return [p for p in alive if p is not None and p.requires_grad]
+
+    def _extent(self) -> tuple[int, int]:
+        """How many parameters are trained, and how many the known optimizers hold: both may grow."""
+        groups = [group for optimizer in self._found for group in optimizer.param_groups]
+        return len(self._trained()), sum(len(group["params"]) for group in groups)
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Tell whether an optimizer updates one of the parameters."""
@@ -126,7 +131,7 @@ class Foresight:
     @property
     def complete(self) -> bool:
         """Whether every known optimizer has its state."""
-        return self._complete
+        return self._complete_at is not None and self._complete_at == self._extent()
 
     def assumed(self) -> UpdateBytes:
         """What AdamW would take for the parameters."""
@@ -134,7 +139,7 @@ class Foresight:
 
     def update(self) -> UpdateBytes:
         """What the known optimizers take, one after another."""
-        if self._complete:
+        if self.complete:
             return NO_UPDATE
         if not self.known and self._looks:
             self._looks -= 1
@@ -142,12 +147,8 @@ class Foresight:
             self._found.update(optimizer for optimizer in every if self.holds(optimizer))
         wanted = [self.update_of(optimizer) for optimizer in self._found]
         state = sum(one.state for one in wanted)
-        self._complete = self.known and state == 0
+        self._complete_at = self._extent() if self.known and state == 0 else None
         return UpdateBytes(state, max((one.beside for one in wanted), default=0))
-
-    def missing(self) -> Bytes:
-        """Bytes that the state will take and does not take yet."""
-        return self.update().state
 
     def update_of(self, optimizer: torch.optim.Optimizer) -> UpdateBytes:
         """What the next update of an optimizer takes."""

@@ -275,7 +275,7 @@ class Unit:
             room.budget,
             room.budget - room.available - self.graph.persistent,
             self.graph.persistent,
-            beside=headroom.held if headroom.seen else headroom.wanted,
+            beside=max(headroom.held, headroom.needed) if headroom.seen else headroom.wanted,
             between=headroom.peak and headroom.peak + headroom.gradients,
             update=expected.update,
             num_waiting=expected.num_waiting,

@@ -10,7 +10,7 @@
 namespace tightrope {
 
 // Most ops in one chain of recomputations: of the greedy, of the greedy that reaches far, of a move.
-constexpr std::size_t kLongest = 48, kFarthest = 2048, kLongestMove = 12;
+constexpr std::size_t kLongest = 48, kFarthest = 512, kLongestMove = 12;
 
 struct Change {
     bool added;
