@@ -267,6 +267,8 @@ inline void after_fork(bool in_child) {
   if (in_child) {
     on = false;
     blocks().outer.clear();
+    blocks().sizes.clear();
+    blocks().live = blocks().peak = 0;
   }
   blocks().mutex.unlock();
 }
