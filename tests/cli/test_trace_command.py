@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import msgspec
@@ -99,6 +100,18 @@ def test_a_planned_run_is_recorded(net: Path, tmp_path: Path) -> None:
     assert json.loads(done.out)["file"] == str(file)
     assert trace.summary.producer == "run"
     assert trace.summary.budget > 0
+
+
+def test_a_budget_that_is_refused_counts_no_optimizer_and_the_named_one_works(
+    net: Path, tmp_path: Path
+) -> None:
+    refused = run_process("record", f"{net}:build", "--budget", "10kB", "-o", tmp_path / "a.trace")
+    assert refused.code != 0
+    assert "AdamW" not in refused.err
+    found = re.search(r"Try budget=(\d+)", refused.err.replace("\n", " "))
+    assert found is not None
+    done = run_process("record", f"{net}:build", "--budget", found[1], "-o", tmp_path / "b.trace")
+    assert done.code == 0, done.err
 
 
 def test_a_profile_told_by_the_wrong_model_is_warned_about(tmp_path: Path) -> None:

@@ -77,11 +77,14 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
         with record_eager(model) as eager:
             step()
         return Ran(eager.trace, None)
-    sound = wanted.sound
+    sound, trained = wanted.sound, [p for p in model.parameters() if p.requires_grad]
+    # these steps update nothing: an optimizer without state is there, so that no other one is assumed
+    stateless = torch.optim.SGD(trained, lr=0.0) if trained else None
     planned(model, budget=_UNLIMITED if wanted.budget is None else wanted.budget)
     for _ in range(2):
         step()
     plan, graph = (sound.plan, sound.graph) if sound is not None else (None, None)
     with record_run(model, plan=plan, graph=graph) as run:
         step()
+    del stateless
     return Ran(run.trace, run)

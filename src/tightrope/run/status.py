@@ -15,6 +15,8 @@ from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
 from tightrope.plan import Progress as SearchProgress
 
 _INTERVAL = 0.1
+_NO_LIMIT: Bytes = 2**50
+"""Budgets from here on mean that none was asked for."""
 
 
 class StatusLine:
@@ -62,7 +64,7 @@ class StatusLine:
         The line is written on a terminal when planning is over, elsewhere as it comes.
         """
         began, result = time.perf_counter(), "stopped, "
-        start = f"tightrope: planning for {format_bytes(budget)} ({cause}) ..."
+        start = f"tightrope: {_goal(budget)} ({cause}) ..."
         if not self.silent and not self.shown:
             sys.stderr.write(start)
             sys.stderr.flush()
@@ -83,11 +85,15 @@ class StatusLine:
     @contextmanager
     def search(self, budget: Bytes) -> Iterator[Callable[[SearchProgress], None]]:
         """Show the best plan so far while the search runs."""
-        with self._status(f"tightrope: planning for {format_bytes(budget)}") as status:
+        with self._status(f"tightrope: {_goal(budget)}") as status:
 
             def report(now: SearchProgress) -> None:
                 if status is not None:
                     found = "" if now.best_ns is None else f"best step {format_time(now.best_ns)}, "
-                    status.update(f"tightrope: planning for {format_bytes(budget)}: {found}{now.message}")
+                    status.update(f"tightrope: {_goal(budget)}: {found}{now.message}")
 
             yield report
+
+
+def _goal(budget: Bytes) -> str:
+    return f"planning for {format_bytes(budget)}" if budget < _NO_LIMIT else "planning without a limit"
