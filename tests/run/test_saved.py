@@ -123,6 +123,12 @@ def test_results_for_another_batch_and_more_steps(kept: Kept) -> None:
         saved({"input 0": torch.zeros(3, 16)})
 
 
+@pytest.mark.parametrize("wrong", [5, {"x": 3}])
+def test_inputs_that_are_no_tensors_by_name_are_refused(kept: Kept, wrong: Any) -> None:
+    with pytest.raises(TightropeError, match=r"inputs.*: give a (dict of )?tensor"):
+        load(kept.path, budget=LARGE)(wrong)
+
+
 def test_the_budget_is_held(kept: Kept) -> None:
     with pytest.raises(InfeasibleError, match="this step needs") as refused:
         load(kept.path, budget="100KB")

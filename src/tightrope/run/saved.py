@@ -31,7 +31,7 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
-from tightrope.core.arguments import check_path
+from tightrope.core.arguments import check_kind, check_path
 from tightrope.core.bundle import Bundle, Extent, Opened, Role, open_bundle
 from tightrope.core.executable import ARENA
 from tightrope.core.values import EMPTY
@@ -213,9 +213,14 @@ class SavedStep:
             VerificationError: in the first run: a value differs from what it was before.
             torch.OutOfMemoryError: the process holds too much beside the step.
         """
+        names = ", ".join(self.inputs) or "it has no inputs"
+        others = {} if inputs is None else inputs
+        check_kind("inputs", others, Mapping, f"a dict of tensors by name: {names}")
+        for name, tensor in others.items():
+            check_kind(f"inputs[{name!r}]", tensor, torch.Tensor, "a tensor")
         if self._watched and self._check is None:
             self._code, self._watched = emit(self.graph, self.executable, allow=()), False
-        given = self._inputs(dict(inputs or {}))
+        given = self._inputs(dict(others))
         with self._accounts.turn, torch.no_grad():
             self._accounts.note_tensors(given)
             if self._updates is not None:
