@@ -58,6 +58,13 @@ def test_outputs_buffers_gradients_and_random_states_are_compared() -> None:
     assert "1 outputs, 3 buffers and the random states, and 7 gradients, equal eager's, bit for bit" in said
 
 
+def test_outputs_that_no_loss_reads_are_compared_too() -> None:
+    model = verified(nn.LSTM(8, 8))
+    found, _ = model(torch.ones(3, 2, 8))
+    found.sum().backward()
+    assert "3 outputs, 0 buffers and the random states, and 4 gradients" in tightrope.report(model).verified
+
+
 def test_comparing_leaves_nothing_behind() -> None:
     def play(model: nn.Module) -> list[Tensor]:
         torch.manual_seed(7)

@@ -191,8 +191,9 @@ class EagerTwin:
                 continue
             seen.add(id(output))
 
-            def arrived(gradient: torch.Tensor, number: int = number) -> None:
-                call.tangents[number] = Values(gradient)
+            def arrived(gradient: torch.Tensor | None, number: int = number) -> None:
+                if gradient is not None:  # no loss reads that output
+                    call.tangents[number] = Values(gradient)
 
             output.register_hook(arrived)  # type: ignore[no-untyped-call]
 
