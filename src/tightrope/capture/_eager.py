@@ -21,8 +21,8 @@ _DECOMPOSED: Final = frozenset(
 """Batch norm is recorded in a form that says what it changes; eager checks one-hot against its values."""
 
 _RECURRENT: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_FUSED: Final = (torch.float32, torch.bfloat16, torch.float16)
-"""Types for which oneDNN has a kernel of an LSTM layer, unless it projects what it hands on."""
+_NARROW: Final = (torch.bfloat16, torch.float16)
+"""Types for which oneDNN has a kernel of an LSTM layer on some processors; it has one for float32 on all."""
 _MOST_CELLS: Final = 64
 """Of one call of plain recurrent layers: every one is some ten ops, and ten more in the backward."""
 
@@ -104,7 +104,7 @@ def _recurrent(op: Any, given: torch.Tensor, *args: Any) -> Any:
     """
     state, _, _, num_layers, _, _, both_ways, batch_first = args
     plain = op in (torch.ops.aten.rnn_tanh.input, torch.ops.aten.rnn_relu.input)
-    fused = op is torch.ops.aten.lstm.input and given.dtype in _FUSED and state[0].shape == state[1].shape
+    fused = op is torch.ops.aten.lstm.input and _has_kernel(given) and state[0].shape == state[1].shape
     cells = given.shape[int(batch_first)] * num_layers * (1 + both_ways)
     if not plain and not fused:
         raise CaptureError(f"{op} for {given.dtype} computes in place on parts of its gates")
@@ -114,6 +114,14 @@ def _recurrent(op: Any, given: torch.Tensor, *args: Any) -> Any:
             f"{_MOST_CELLS} are not planned."
         )
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, given, *args)
+
+
+def _has_kernel(given: torch.Tensor) -> bool:
+    """Tell whether oneDNN computes a layer of an LSTM here, in this type."""
+    if given.device.type != "cpu" or not torch._C._has_mkldnn or not torch._C._get_mkldnn_enabled():
+        return False
+    narrow = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return given.dtype == torch.float32 or (narrow and given.dtype in _NARROW)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from tightrope.cli.target import Built
 from tightrope.core import Graph, Plan, TightropeError, Trace
 from tightrope.record import Recording, record_eager, record_run
 from tightrope.run.compile import compile as planned
+from tightrope.run.status import NO_LIMIT
 
-_UNLIMITED = 2**50
+_UNLIMITED = NO_LIMIT
 """Budget of a run whose plan is given: the plan decides, and every plan fits."""
 
 

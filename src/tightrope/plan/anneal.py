@@ -23,7 +23,7 @@ from tightrope.native.solvers.solver import NUM_RULES, Mode, Solver
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.fallback import PythonSolver
-from tightrope.plan.greedy import greedy_pairs
+from tightrope.plan.greedy import FAR_RULES, greedy_pairs
 from tightrope.plan.layers import copy_pairs, find_layers, share, shorten
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options, Watch
@@ -198,7 +198,7 @@ def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
             continue
         found.append(pairs)
         least = pairs
-        for restart, heat in enumerate(heats if isinstance(solver, Solver) else ()):
+        for restart, heat in enumerate(heats):
             least = _annealed_bytes(solver, model, least, options, seed=restart, heat=heat)
             found += [least] if least != found[-1] else []
     return tuple(found)
@@ -237,7 +237,7 @@ def _lowest_greedy(
     """
     solver.load(pairs)
     best, part = solver.state(0).peak, 64 if far else 256
-    for rule in range(2 if far else NUM_RULES):
+    for rule in range(FAR_RULES if far else NUM_RULES):
         low, high = floor, best
         while high - low > max(64, high // part) and not watch.over:
             middle = (low + high) // 2

@@ -22,7 +22,7 @@ from tightrope.plan.schedule import expand, useful
 _TIGHTER = (100, 97, 94, 90, 85)
 """Limits of the tries, percent: what a chain of recomputations needs later is not known when evicting."""
 
-_FAR_RULES = 2
+FAR_RULES = 2
 """Scores that are tried with recomputation from far back: those of time and bytes."""
 
 _MANY_OPS = 1_000
@@ -40,22 +40,18 @@ def greedy_pairs(solver: Solver | PythonSolver, limit: Bytes, watch: Watch) -> t
     """Find the cheapest greedy set that fits ``limit``, or the one with the fewest bytes over it."""
     best: tuple[int, int, int] | None = None
     pairs: tuple[Pair, ...] = ()
-    for percent, rule in product(_TIGHTER, range(NUM_RULES)):
-        enough = best is not None and best[0] == 0 and rule == 0 and solver.num_ops > _MANY_OPS
+    tries = [(limit * percent // 100, rule, False) for percent, rule in product(_TIGHTER, range(NUM_RULES))]
+    if solver.num_ops <= _MANY_OPS:
+        tries += [(limit, rule, True) for rule in range(FAR_RULES)]
+    for target, rule, far in tries:
+        fits = best is not None and best[0] == 0
+        enough = fits and (far or (rule == 0 and solver.num_ops > _MANY_OPS))
         if best is not None and (watch.over or enough):
             break
-        solver.greedy(limit * percent // 100, rule)
+        solver.greedy(target, rule, far=far)
         state = solver.state(limit)
         rank = (state.excess, state.ns, state.num_pairs)
         if best is None or rank < best:
             best, pairs = rank, solver.pairs()
         watch.tell("greedy eviction")
-    for rule in range(_FAR_RULES):
-        if best is None or best[0] == 0 or watch.over or solver.num_ops > _MANY_OPS:
-            break
-        solver.greedy(limit, rule, far=True)
-        state = solver.state(limit)
-        rank = (state.excess, state.ns, state.num_pairs)
-        if rank < best:
-            best, pairs = rank, solver.pairs()
     return pairs

@@ -189,7 +189,7 @@ class Calls:
     def _look_ahead(self, held: Bytes) -> None:
         """Refuse a forward now if the backward of an earlier one will not fit, whatever that drops."""
         waiting = [None if p.dropped else p.running.prepared.left for p in self._pending]
-        summed = self.prospects.future.left_by(waiting)
+        summed = self.prospects.future.left_after_one(waiting)
         for pending in self._pending:
             one = self.captured[pending.turn.graph]
             resumed = 0 if pending.dropped else pending.running.prepared.arena

@@ -69,7 +69,7 @@ class Foresight:
         self._parameters = {id(p): weakref.ref(p) for p in parameters}
         self._allocator = allocator
         self._found: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._looks = _LOOKS if self._parameters else 0
+        self._looks = _LOOKS
         self._complete_at: tuple[int, int] | None = None
         self._rates: dict[Any, _Rate] = {}
 
@@ -114,7 +114,7 @@ class Foresight:
         """Bytes of the largest gradient, by page."""
         return max((by_page(p.untyped_storage().nbytes()) for p in self._trained()), default=0)
 
-    def left_by(self, forwards: Iterable[Bytes | None]) -> Bytes:
+    def left_after_one(self, forwards: Iterable[Bytes | None]) -> Bytes:
         """Bytes that the backward of one of some forwards leaves, while another one's gradients are added.
 
         Args:
@@ -141,7 +141,7 @@ class Foresight:
         """What the known optimizers take, one after another."""
         if self.complete:
             return NO_UPDATE
-        if not self.known and self._looks:
+        if not self.known and self._looks and self._trained():
             self._looks -= 1
             every = (value for value in gc.get_objects() if issubclass(type(value), torch.optim.Optimizer))
             self._found.update(optimizer for optimizer in every if self.holds(optimizer))

@@ -7,6 +7,7 @@ is met for the first time in its own ``step()`` is looked at right before its fi
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,8 +47,7 @@ class Prospects:
         self._held: Bytes = 0
         self._held_first: Bytes | None = None
         self._last: tuple[Unit, Room] | None = None
-        if not _ALL:
-            register_optimizer_step_pre_hook(_before_update)
+        _watch_updates()
         _ALL.add(self)
 
     def raise_share(self, calls: Sequence[Captured], *, waiting: bool) -> None:
@@ -145,6 +145,12 @@ class Prospects:
             raise unit.refused(room, self.expected(least=least + RESERVE + CAPTURE_SLACK))
         if not foreseen and not room.fits(unit.forecast, room.headroom.needed):
             unit.check_least(room, self.expected())
+
+
+@cache
+def _watch_updates() -> None:
+    """Look at every optimizer right before it updates; once in a process."""
+    register_optimizer_step_pre_hook(_before_update)
 
 
 def _before_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:

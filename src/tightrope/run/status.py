@@ -15,7 +15,7 @@ from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
 from tightrope.plan import Progress as SearchProgress
 
 _INTERVAL = 0.1
-_NO_LIMIT: Bytes = 2**50
+NO_LIMIT: Bytes = 2**50
 """Budgets from here on mean that none was asked for."""
 
 
@@ -96,4 +96,4 @@ class StatusLine:
 
 
 def _goal(budget: Bytes) -> str:
-    return f"planning for {format_bytes(budget)}" if budget < _NO_LIMIT else "planning without a limit"
+    return f"planning for {format_bytes(budget)}" if budget < NO_LIMIT else "planning without a limit"
