@@ -8,6 +8,7 @@ from benchmarks.spine import (
     budgets,
     curves,
     estimates,
+    fused,
     limits,
     monotone,
     refusals,
@@ -29,5 +30,6 @@ BARS: tuple[Bar, ...] = (
     estimates.BAR,
     beforehand.BAR,
     shown.BAR,
+    fused.BAR,
 )
 """All bars, in the order in which they are run."""

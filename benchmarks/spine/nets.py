@@ -105,7 +105,12 @@ class Planned:
 
 @contextmanager
 def planned(
-    name: str, settings: Settings, budget: Callable[[Bytes], Bytes], *, limited: bool = False
+    name: str,
+    settings: Settings,
+    budget: Callable[[Bytes], Bytes],
+    *,
+    limited: bool = False,
+    fuse: bool = False,
 ) -> Iterator[Planned]:
     """Build a net and compile it; the plan is made at its first step. Afterwards the limit is lifted.
 
@@ -113,6 +118,7 @@ def planned(
         name: of the net.
         settings: scale.
         budget: from the bytes held to the total.
+        fuse: let stretches of the plan run fused.
         limited: set the allocator's limit to the budget before ``compile`` is called.
     """
     case = fresh(name, settings)
@@ -123,7 +129,7 @@ def planned(
         allocator.limit = size - accounts().older
     net = Planned(case, size, before)
     try:
-        tightrope.compile(case.model, budget=size, progress=False)
+        tightrope.compile(case.model, budget=size, progress=False, fuse=fuse)
         yield net
     finally:
         with suppress(TightropeError):

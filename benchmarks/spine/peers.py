@@ -48,8 +48,8 @@ def peers(settings: Settings) -> Iterator[Peer]:
         for portion in MEMORY_SHARES:
             yield Peer(
                 f"{backend} {portion:g}",
-                partial(_compiled, backend=backend),
-                partial(_activation_memory, portion),
+                partial(compiled_by, backend=backend),
+                partial(activation_memory, portion),
             )
 
 
@@ -72,13 +72,13 @@ def blocks(net: nn.Module) -> list[nn.Module]:
     return [module for module in net.modules() if isinstance(module, nn.Sequential)]
 
 
-def _compiled(case: Case, *, backend: str) -> Callable[..., Tensor]:
+def compiled_by(case: Case, *, backend: str) -> Callable[..., Tensor]:
     compiled: Callable[..., Tensor] = torch.compile(case.model, backend=backend, dynamic=False)
     return compiled
 
 
 @contextmanager
-def _activation_memory(portion: float) -> Iterator[None]:
+def activation_memory(portion: float) -> Iterator[None]:
     import torch._functorch.config as config
 
     with config.patch(activation_memory_budget=portion):

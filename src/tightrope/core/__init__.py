@@ -29,6 +29,7 @@ from tightrope.core.executable import (
     Alloc,
     Copy,
     Executable,
+    Fused,
     Instruction,
     Release,
     Resume,
@@ -38,7 +39,7 @@ from tightrope.core.executable import (
 )
 from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage, fitted
 from tightrope.core.machine import Limits, Machine, Tier
-from tightrope.core.plan import Forecast, Plan, Reason
+from tightrope.core.plan import Forecast, Plan, Reason, Stretch
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Step, Wait
 from tightrope.core.space import Space
 from tightrope.core.trace import (
@@ -101,6 +102,7 @@ __all__ = [
     "Flag",
     "Forecast",
     "Free",
+    "Fused",
     "Graph",
     "Held",
     "InfeasibleError",
@@ -141,6 +143,7 @@ __all__ = [
     "StepIndex",
     "Storage",
     "StorageId",
+    "Stretch",
     "Summary",
     "Sync",
     "Tier",

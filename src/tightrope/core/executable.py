@@ -81,6 +81,21 @@ class Run(msgspec.Struct, frozen=True, tag="run", array_like=True, repr_omit_def
     ns: Nanoseconds = 0
 
 
+class Fused(msgspec.Struct, frozen=True, tag="fused", array_like=True, repr_omit_defaults=True):
+    """Call one compiled function in place of several kernels.
+
+    Attributes:
+        runs: what it computes, in order. Their results are buffers that it allocates, or values inside
+            of it without memory of their own, numbered -2, -3, ... in the order in which they are made.
+        inside: allocations and releases that happen while it runs, in order.
+        ns: forecast of its time.
+    """
+
+    runs: tuple[Run, ...]
+    inside: tuple[Alloc | Release, ...] = ()
+    ns: Nanoseconds = 0
+
+
 class Copy(msgspec.Struct, frozen=True, tag="copy", array_like=True):
     """Start to copy a buffer into another one, in another tier; `Sync` waits for its end."""
 
@@ -121,7 +136,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume", array_like=True):
     inputs: tuple[Input, ...] = ()
 
 
-Instruction: TypeAlias = Alloc | Release | Run | Copy | Sync | Return | Resume
+Instruction: TypeAlias = Alloc | Release | Run | Fused | Copy | Sync | Return | Resume
 
 
 class Executable(msgspec.Struct, frozen=True, dict=True):
@@ -144,11 +159,19 @@ class Executable(msgspec.Struct, frozen=True, dict=True):
     schema: Literal[2] = SCHEMA_VERSION
 
     def flat(self) -> Iterator[Instruction]:
-        """Iterate over the instructions, what happens inside a run right after it."""
+        """Iterate over the instructions, allocations and releases inside one right after it."""
         for instruction in self.instructions:
             yield instruction
-            if isinstance(instruction, Run):
+            if isinstance(instruction, Run | Fused):
                 yield from instruction.inside
+
+    def runs(self) -> Iterator[Run]:
+        """Iterate over the ops that run, alone or fused."""
+        for instruction in self.instructions:
+            if isinstance(instruction, Run):
+                yield instruction
+            elif isinstance(instruction, Fused):
+                yield from instruction.runs
 
     def charged(self, alloc: Alloc) -> Bytes:
         """Bytes that an allocation takes in its space."""
@@ -156,8 +179,8 @@ class Executable(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def num_runs(self) -> int:
-        """Number of kernels called."""
-        return sum(isinstance(instruction, Run) for instruction in self.instructions)
+        """Number of ops that run, alone or fused."""
+        return sum(1 for _ in self.runs())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -170,6 +193,9 @@ class Executable(msgspec.Struct, frozen=True, dict=True):
         for instruction in self.instructions:
             if isinstance(instruction, Run):
                 instruction = msgspec.structs.replace(instruction, ns=0)
+            elif isinstance(instruction, Fused):
+                runs = tuple(msgspec.structs.replace(run, ns=0) for run in instruction.runs)
+                instruction = Fused(runs, instruction.inside)
             digest.update(msgspec.json.encode(instruction))
         digest.update(msgspec.json.encode(self.spaces))
         return digest.hexdigest()

@@ -17,6 +17,7 @@ from tightrope.core.executable import (
     Alloc,
     Copy,
     Executable,
+    Fused,
     Instruction,
     Release,
     Resume,
@@ -25,7 +26,7 @@ from tightrope.core.executable import (
     Sync,
 )
 from tightrope.core.units import Bytes
-from tightrope.core.values import EMPTY, ITEM_BYTES, Argument, Items, Name, View, views
+from tightrope.core.values import EMPTY, INNER, ITEM_BYTES, Argument, Items, Name, View, views
 
 _MAX_SPACES: Final = 64
 _MAX_ALIGNMENT: Final[Bytes] = 2**30
@@ -34,6 +35,7 @@ _MAX_DIMS: Final = 64
 _MAX_RESULTS: Final = 10_000
 _MAX_PARTS: Final = 100_000
 _MAX_ENGINES: Final = 128
+_MAX_INNER: Final[Bytes] = 2**62
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _TARGET: Final = re.compile(r"[A-Za-z_]\w{0,199}(\.[A-Za-z_]\w{0,199}){1,2}", re.ASCII)
 
@@ -83,6 +85,7 @@ class _Live:
         self.executable = executable
         self.bytes: list[Bytes] = []
         self.open: set[int] = set()
+        self.inner: set[int] = set()
         self.part = 0
 
     def take(self, instruction: Instruction, where: str) -> None:
@@ -94,6 +97,8 @@ class _Live:
                 self.open.discard(buffer)
             case Run():
                 self._run(instruction, where)
+            case Fused():
+                self._fused(instruction, where)
             case Copy(source, target, engine):
                 self._touch(source, f"{where}.source")
                 self._touch(target, f"{where}.target")
@@ -127,7 +132,7 @@ class _Live:
         self.bytes.append(alloc.bytes)
 
     def _touch(self, buffer: int, where: str) -> None:
-        if buffer not in self.open:
+        if buffer not in self.open and buffer not in self.inner:
             refuse(where, buffer, f"a live buffer: {len(self.bytes)} have begun")
 
     def _run(self, run: Run, where: str) -> None:
@@ -150,6 +155,21 @@ class _Live:
             within(result.position, f"{where}.results[{number}].position", low=-1, high=_MAX_RESULTS)
             self._view(result.view, f"{where}.results[{number}].view")
         distinct([result.position for result in run.results], f"{where}.results")
+
+    def _fused(self, fused: Fused, where: str) -> None:
+        few(fused.runs, f"{where}.runs")
+        few(fused.inside, f"{where}.inside")
+        within(fused.ns, f"{where}.ns")
+        for number, event in enumerate(fused.inside):
+            self.take(event, f"{where}.inside[{number}]")
+        for number, run in enumerate(fused.runs):
+            if run.inside:
+                refuse(f"{where}.runs[{number}].inside", run.inside, "empty: the function allocates")
+            for result in run.results:
+                if result.view.base == INNER - len(self.inner):
+                    self.inner.add(result.view.base)
+            self._run(run, f"{where}.runs[{number}]")
+        self.inner.clear()
 
     def _resume(self, resume: Resume, where: str) -> None:
         if resume.part != self.part:
@@ -180,7 +200,7 @@ class _Live:
         for size in (*view.shape, *view.strides, view.offset):
             within(size, where)
         within(view.input, f"{where}.input", low=-1, high=MAX_ID)
-        held = 0 if view.base == EMPTY else self.bytes[view.base]
+        held = 0 if view.base == EMPTY else self.bytes[view.base] if view.base >= 0 else _MAX_INNER
         if view.end > held:
             refuse(f"{where}.shape", view.shape, f"inside its buffer: it ends at byte {view.end} of {held}")
 

@@ -20,7 +20,7 @@ from tightrope.core.certificate_check import check_certificate
 from tightrope.core.checking import MAX_ID, distinct, few, refuse, within
 from tightrope.core.errors import FingerprintError, PlanFileError
 from tightrope.core.files import dump, load, read_file
-from tightrope.core.graph import SCHEMA_VERSION, Graph
+from tightrope.core.graph import SCHEMA_VERSION, Allocation, Graph
 from tightrope.core.machine import Limits
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Wait
 from tightrope.core.units import Bytes, Nanoseconds, Offset, StorageId, format_bytes, format_time, shown
@@ -69,7 +69,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     Attributes:
         storage: which.
-        decision: ``kept``, ``recomputed`` or ``paged``.
+        decision: ``kept``, ``recomputed``, ``paged``, or ``fused``: never in memory, inside stretches alone.
         bytes: its size.
         ns: what recomputing (or paging) it costs once.
         copies: how many times it exists in the schedule.
@@ -77,7 +77,7 @@ class Reason(msgspec.Struct, frozen=True):
     """
 
     storage: StorageId
-    decision: Literal["kept", "recomputed", "paged"]
+    decision: Literal["kept", "recomputed", "paged", "fused"]
     bytes: Bytes
     ns: Nanoseconds
     copies: int
@@ -107,6 +107,22 @@ class PlanDiff(msgspec.Struct, frozen=True):
         return "\n".join([*lines, moved])
 
 
+class Stretch(msgspec.Struct, frozen=True):
+    """Ops in a row that one compiled function computes.
+
+    Attributes:
+        first: number of the first among everything that the schedule runs, from 0.
+        last: number behind the last.
+        allocations: what the function allocates; each storage that outlives it once.
+        ns: time of one call.
+    """
+
+    first: int
+    last: int
+    allocations: tuple[Allocation, ...]
+    ns: Nanoseconds = 0
+
+
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """A schedule with offsets, forecast, certificate and reasons.
 
@@ -123,6 +139,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         planner: which planner found it.
         placed: whether allocations have addresses; without, ``offsets`` is empty, and the arena is the
             largest number of live bytes that an arena would hold.
+        stretches: ops that run fused, in order; ``offsets`` and ``forecast`` are those of what then runs.
         schema: version of this layout.
     """
 
@@ -137,6 +154,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     machine: str = "host"
     planner: str = "given"
     placed: bool = True
+    stretches: tuple[Stretch, ...] = ()
     schema: Literal[2] = SCHEMA_VERSION
 
     def save(self, path: str | Path) -> None:
@@ -184,7 +202,11 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             "time": f"{format_time(forecast.ns)}, {more} than running each op once"
             if forecast.ns
             else "unknown: the ops of the graph have no times",
-            "storages": ", ".join(f"{decisions.count(d)} {d}" for d in ("kept", "recomputed", "paged")),
+            "storages": ", ".join(
+                f"{decisions.count(d)} {d}"
+                for d in ("kept", "recomputed", "paged", "fused")
+                if d in decisions or d != "fused"
+            ),
             "proved": f"no plan needs less than {format_bytes(self.certificate.lower_bound)}"
             + ("; none is faster" if self.certificate.proved else ""),
             "planner": self.planner,
@@ -292,6 +314,7 @@ def check_plan(plan: Plan) -> None:
         refuse("plan: $.offsets", plan.offsets, "empty, because the plan is not placed")
     check_certificate(plan.certificate)
     _check_reasons(plan)
+    _check_stretches(plan)
     for field, amounts in (("forecast.tiers", plan.forecast.tiers), ("limits.bytes", plan.limits.bytes)):
         for position, limit in enumerate(amounts):
             within(limit, f"plan: $.{field}[{position}]")
@@ -319,6 +342,24 @@ def _check_steps(plan: Plan) -> None:
                 within(tier, f"{where}.tier", low=0 if isinstance(step, Free) else 1, high=16)
             case Wait(storage):
                 within(storage, f"{where}.storage", high=MAX_ID)
+
+
+def _check_stretches(plan: Plan) -> None:
+    few(plan.stretches, "plan: $.stretches")
+    behind = 0
+    for position, stretch in enumerate(plan.stretches):
+        where = f"plan: $.stretches[{position}]"
+        within(stretch.first, f"{where}.first", low=behind, high=MAX_ID)
+        within(stretch.last, f"{where}.last", low=stretch.first + 1, high=MAX_ID)
+        within(stretch.ns, f"{where}.ns")
+        few(stretch.allocations, f"{where}.allocations")
+        for number, item in enumerate(stretch.allocations):
+            within(item.bytes, f"{where}.allocations[{number}].bytes")
+            within(item.storage, f"{where}.allocations[{number}].storage", low=-1, high=MAX_ID)
+            within(item.start, f"{where}.allocations[{number}].start", high=MAX_ID)
+            low = -1 if item.end < 0 else item.start + 1
+            within(item.end, f"{where}.allocations[{number}].end", low=low, high=MAX_ID)
+        behind = stretch.last
 
 
 def _check_reasons(plan: Plan) -> None:

@@ -66,7 +66,7 @@ class Category(StrEnum):
     UNKNOWN = "unknown"
 
 
-Decision = Literal["", "kept", "recomputed", "paged", "temporary"]
+Decision = Literal["", "kept", "recomputed", "paged", "fused", "temporary"]
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, gc=False, repr_omit_defaults=True):

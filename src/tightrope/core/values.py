@@ -22,6 +22,9 @@ _LARGEST: Final = 2**62
 EMPTY: Final = -1
 """Base of a tensor without bytes."""
 
+INNER: Final = -2
+"""Base of the first value inside a fused stretch; the next ones are -3, -4, ..."""
+
 ITEM_BYTES: Final[dict[str, int]] = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,

@@ -19,14 +19,15 @@ from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
 from tightrope.core import TightropeError
 from tightrope.core.arguments import check_search
-from tightrope.run.compile import CompiledModel, check_verify, host_of, note_graph, parse_budget
+from tightrope.run.asked import check_fuse, check_verify, parse_budget
+from tightrope.run.compile import CompiledModel, host_of, note_graph
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
 
 VARIABLE = "TIGHTROPE_BUDGET"
 """Environment variable that holds the budget where options cannot be passed."""
 
-_KNOWN = {"budget": None, "verify": "first", "seed": 0, "seconds": None, "progress": None}
+_KNOWN = {"budget": None, "verify": "first", "seed": 0, "seconds": None, "progress": None, "fuse": False}
 
 
 def backend(
@@ -38,7 +39,7 @@ def backend(
         module: the graph.
         inputs: its inputs; symbolic sizes are planned once per size that occurs.
         options: ``budget`` (``"8GiB"``, bytes or ``"60%"``; default: the environment variable
-            ``TIGHTROPE_BUDGET``), ``verify``, ``seed``, ``seconds`` and ``progress`` as in
+            ``TIGHTROPE_BUDGET``), ``verify``, ``seed``, ``seconds``, ``progress`` and ``fuse`` as in
             `tightrope.compile`.
 
     Raises:
@@ -66,6 +67,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
         raise TightropeError(f"no option is called {unknown[0]!r}; there are: {', '.join(_KNOWN)}.")
     given = {**_KNOWN, **flat}
     check_search(seed=given["seed"], seconds=given["seconds"], progress=given["progress"])
+    check_fuse(given["fuse"], given["verify"])
     if given["budget"] is None:
         given["budget"] = os.environ.get(VARIABLE)
     if given["budget"] is None:
@@ -87,6 +89,7 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
         verify=given["verify"],
         seed=given["seed"],
         seconds=given["seconds"],
+        fuse=given["fuse"],
     )
     parameters = [value for value in inputs if isinstance(value, torch.nn.Parameter)]
     compiled = CompiledModel(parameters, wanted, StatusLine(shown=given["progress"]))

@@ -11,7 +11,8 @@ from tightrope.judge.plan import Verdict, judge
 from tightrope.judge.safety import Tenant, check_sharing, check_uses
 from tightrope.judge.trace import TraceComparison, check_trace, compare_traces
 from tightrope.judge.transfers import Transfer
-from tightrope.judge.walk import Interval, Walk, walk_executable
+from tightrope.judge.walk import walk_executable
+from tightrope.judge.walked import Interval, Walk
 
 __all__ = [
     "Interval",

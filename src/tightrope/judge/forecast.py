@@ -4,7 +4,7 @@ import math
 from itertools import accumulate
 
 from tightrope.core import Bytes, Graph, JudgeError, Machine, Plan
-from tightrope.judge.walk import Walk
+from tightrope.judge.walked import Walk
 
 
 def check_forecast(graph: Graph, plan: Plan, walk: Walk, machine: Machine | None = None) -> None:
@@ -84,8 +84,9 @@ def check_reasons(graph: Graph, plan: Plan, walk: Walk) -> None:
         raise JudgeError(f"reasons: every storage made by an op has one; storage {odd} differs.")
     paged = {transfer.storage for transfer in walk.transfers if transfer.inwards}
     for reason in plan.reasons:
-        copies = walk.copies[reason.storage]
+        copies = walk.copies[reason.storage] + walk.values[reason.storage]
         decision = "paged" if reason.storage in paged else "kept" if copies == 1 else "recomputed"
+        decision = decision if walk.copies[reason.storage] else "fused"
         if (reason.decision, reason.copies) != (decision, copies):
             raise JudgeError(
                 f"reasons: storage {reason.storage} is said to be {reason.decision} with "

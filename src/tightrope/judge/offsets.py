@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tightrope.core import ALIGNMENT, Bytes, JudgeError
 from tightrope.judge.sweep import Rectangle, overlap
-from tightrope.judge.walk import Interval
+from tightrope.judge.walked import Interval
 
 
 def check_offsets(intervals: Sequence[Interval], *, arena: Bytes, alignment: Bytes = ALIGNMENT) -> None:

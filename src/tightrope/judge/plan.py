@@ -32,7 +32,8 @@ from tightrope.judge.forecast import arena_used, check_forecast, check_limits, c
 from tightrope.judge.offsets import check_offsets
 from tightrope.judge.reorder import in_base_order
 from tightrope.judge.spaces import check_spaces
-from tightrope.judge.walk import Walk, walk_executable
+from tightrope.judge.walk import walk_executable
+from tightrope.judge.walked import Walk
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from tightrope.core import Executable, Flag, Graph, JudgeError, Op, OpId, Return, Run
+from tightrope.core import Executable, Flag, Fused, Graph, Instruction, JudgeError, Op, OpId, Return, Run
 
 _SEQUENTIAL = Flag.RANDOM | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.OPAQUE
 
@@ -35,15 +35,27 @@ def in_base_order(graph: Graph, executable: Executable) -> tuple[Graph, Executab
     _check_values(graph, position)
     _check_sequences(graph, position)
     moved = replace(graph, ops=tuple(replace(graph.ops[op], id=place) for place, op in enumerate(order)))
-    instructions = tuple(
-        replace(i, op=position.get(i.op, i.op)) if isinstance(i, Run | Return) else i
-        for i in executable.instructions
-    )
+    instructions = tuple(_renamed(i, position) for i in executable.instructions)
     return moved, replace(executable, instructions=instructions)
 
 
+def _ops(instruction: Instruction) -> list[OpId]:
+    if isinstance(instruction, Fused):
+        return [run.op for run in instruction.runs]
+    return [instruction.op] if isinstance(instruction, Run | Return) else []
+
+
+def _renamed(instruction: Instruction, position: dict[OpId, int]) -> Instruction:
+    if isinstance(instruction, Fused):
+        runs = tuple(replace(run, op=position.get(run.op, run.op)) for run in instruction.runs)
+        return replace(instruction, runs=runs)
+    if isinstance(instruction, Run | Return):
+        return replace(instruction, op=position.get(instruction.op, instruction.op))
+    return instruction
+
+
 def _first_runs(graph: Graph, executable: Executable) -> list[OpId]:
-    ran = (i.op for i in executable.instructions if isinstance(i, Run | Return))
+    ran = (op for instruction in executable.instructions for op in _ops(instruction))
     order = list(dict.fromkeys(op for op in ran if 0 <= op < len(graph.ops)))
     if len(order) < len(graph.ops):
         missing = min(set(range(len(graph.ops))) - set(order))

@@ -11,20 +11,19 @@ Gaps        Storages of the caller, and those that the caller holds, cannot be c
             What a kernel computes is not looked at.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from tightrope.core import (
     Alloc,
     Bytes,
     Copy,
     Executable,
+    Fused,
     Graph,
     Instruction,
     JudgeError,
     Machine,
     Nanoseconds,
-    Offset,
     Op,
     Release,
     Resume,
@@ -35,57 +34,12 @@ from tightrope.core import (
 )
 from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
 from tightrope.core.graph import RETURN
+from tightrope.core.values import INNER
 from tightrope.judge.arguments import bases, same_arguments, same_inputs, same_outputs, same_results
 from tightrope.judge.needs import inside
 from tightrope.judge.transfers import Transfer, Transfers
 from tightrope.judge.versions import base_versions, runs_once
-
-
-class Interval(NamedTuple):
-    """One allocation in fast memory, alive in the ticks ``[start, end)``.
-
-    Attributes:
-        size: bytes charged, rounded up to the alignment.
-        start: tick at which it is allocated.
-        end: tick at which it is released; the number of ticks where it outlives the executable.
-        storage: what it holds, -1 for a temporary of an op.
-        offset: its address, -1 = none.
-        outside: served outside the arena.
-    """
-
-    size: Bytes
-    start: int
-    end: int
-    storage: StorageId = -1
-    offset: Offset = -1
-    outside: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """What an executable does to memory and time.
-
-    Attributes:
-        intervals: every allocation in fast memory, in the order in which they begin.
-        profile: live bytes after every tick (allocation or release), above what the caller holds.
-        peak: largest of them.
-        outside_peak: largest number of live bytes outside the arena.
-        ns: time of all runs, and of waiting for copies between tiers.
-        copies: how many times each storage is allocated in fast memory.
-        transfers: every copy between tiers, in the order of issue.
-        tiers: largest number of bytes held in each slower tier; empty when nothing is copied.
-        joules: energy; 0 without a machine.
-    """
-
-    intervals: tuple[Interval, ...]
-    profile: tuple[Bytes, ...]
-    peak: Bytes
-    outside_peak: Bytes
-    ns: Nanoseconds
-    copies: tuple[int, ...]
-    transfers: tuple[Transfer, ...] = ()
-    tiers: tuple[Bytes, ...] = ()
-    joules: float = 0.0
+from tightrope.judge.walked import Interval, Walk
 
 
 def walk_executable(graph: Graph, executable: Executable, machine: Machine | None = None) -> Walk:
@@ -120,7 +74,8 @@ class _Walker:
         self.live: dict[StorageId, int] = {}  # storage -> its live buffer in fast memory
         self.version: dict[int, int] = {}
         self.caller: dict[StorageId, int] = {s.id: 0 for s in graph.storages if s.external}
-        self.unread: list[int] = []  # buffers that the last run made beside a live copy: not to be kept
+        self.values = [0] * len(graph.storages)  # values inside fused stretches
+        self.unread: list[int] = []  # made by the last run beside a live copy: not to be kept
         self.rows: list[tuple[Alloc, int, Bytes]] = []
         self.ends: dict[int, int] = {}
         self.row_of: dict[int, int] = {}
@@ -148,6 +103,8 @@ class _Walker:
                 self._alloc(instruction)
             case Run():
                 self._run(instruction)
+            case Fused():
+                self._fused(instruction)
             case Copy(source, target):
                 self._copy(instruction, source, target)
             case Sync(target):
@@ -242,6 +199,13 @@ class _Walker:
     # kernels
 
     def _run(self, run: Run) -> None:
+        op, first = self._op_of(run)
+        made = self._inside(run, op, first=first)
+        self._ran(run, op, made, first=first)
+        self._spend(op.ns)
+
+    def _op_of(self, run: Run) -> tuple[Op, bool]:
+        """Find the op that a run calls, and whether for the first time; refuse it where it may not run."""
         known = len(self.graph.ops) + len(self.graph.variants)
         if not 0 <= run.op < known:
             self._fail(f"runs op {run.op}; the graph has {known} ops and variants")
@@ -260,14 +224,62 @@ class _Walker:
             self._fail(f"calls {run.target} for {run.ns} ns; the op is {op.target}, {op.ns} ns")
         if wrong := same_arguments(run, op, self.live):
             self._fail(wrong)
-        made = self._inside(run, op, first=first)
+        return op, first
+
+    def _ran(self, run: Run, op: Op, made: dict[StorageId, int], *, first: bool) -> None:
         if wrong := same_results(run, op, made):
             self._fail(wrong)
         for storage in op.mutates:
             self.version[self.live[storage]] += 1
         self.next_base += first
-        self.computing += op.ns
-        self.moves.now += op.ns
+
+    def _fused(self, fused: Fused) -> None:
+        """Let the ops of a stretch run on values, and keep what it allocates."""
+        free: set[int] = set()
+        for event in fused.inside:
+            if isinstance(event, Release):
+                if event.buffer not in free or self.allocs[event.buffer].storage >= 0:
+                    self._fail(f"a fused stretch releases buffer {event.buffer}, which is no temporary of it")
+                self._close(event.buffer)
+                free.remove(event.buffer)
+            else:
+                outside = event.storage >= 0 and self.graph.storages[event.storage].outside
+                if event.space != (HEAP if outside else ARENA):
+                    self._fail(f"allocates buffer {event.buffer} in space {event.space}")
+                self._open(event)
+                free.add(event.buffer)
+        inner: list[int] = []
+        for run in fused.runs:
+            op, first = self._op_of(run)
+            if runs_once(op) or op.mutates:
+                self._fail("draws, changes or sends something: it runs alone")
+            made = self._values(run, op, free, inner, first=first)
+            self._ran(run, op, made, first=first)
+        if free:
+            self._fail(f"a fused stretch allocates buffer {min(free)} and fills it with nothing")
+        self.live = {storage: base for storage, base in self.live.items() if base > INNER}
+        self._spend(fused.ns)
+
+    def _values(
+        self, run: Run, op: Op, free: set[int], inner: list[int], *, first: bool
+    ) -> dict[StorageId, int]:
+        """Book what an op of a stretch makes: a buffer that waits for it, or the next value inside."""
+        made: dict[StorageId, int] = {}
+        for mine, yours in zip(run.results, op.results, strict=False):
+            base, storage = mine.view.base, yours.view.base
+            if base in free and self.allocs[base].storage == storage:
+                free.remove(base)
+                self._check_made(op, storage, first=True)
+            elif base == INNER - len(inner):
+                inner.append(base)
+                self._check_made(op, storage, first=first)
+                self.values[storage] += 1
+            else:
+                self._fail(f"makes {self._name(storage)} in buffer {base}, which does not wait for it")
+            made[storage], self.version[base] = base, 0
+            if storage not in self.live:
+                self.live[storage] = base
+        return made
 
     def _inside(self, run: Run, op: Op, *, first: bool) -> dict[StorageId, int]:
         allocations = self.graph.allocations(op)
@@ -344,7 +356,12 @@ class _Walker:
             self._fail(
                 f"reads {self._name(storage)} after {have} changes in place; in the base order it has {need}"
             )
-        self.open[buffer] = self.position
+        if buffer > INNER:
+            self.open[buffer] = self.position
+
+    def _spend(self, ns: Nanoseconds) -> None:
+        self.computing += ns
+        self.moves.now += ns
 
     # copies between tiers
 
@@ -418,8 +435,7 @@ class _Walker:
         for storage in op.mutates:
             self.version[self.live[storage]] += 1
         self.next_base += 1
-        self.computing += op.ns
-        self.moves.now += op.ns
+        self._spend(op.ns)
 
     def finish(self) -> Walk:
         self.op, self.position = None, -1
@@ -455,7 +471,8 @@ class _Walker:
         moved = tuple(self.moves.done)
         return Walk(
             intervals, tuple(self.profile), max(self.profile, default=0), self.outside_peak, self.moves.now,
-            tuple(copies), moved, tuple(self.moves.peak) if moved else (), self.moves.joules(self.computing),
+            tuple(copies), tuple(self.values), moved, tuple(self.moves.peak) if moved else (),
+            self.moves.joules(self.computing),
         )  # fmt: skip
 
     def _check_left(self, storage: StorageId, *, resident: bool) -> None:

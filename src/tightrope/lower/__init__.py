@@ -1,5 +1,6 @@
 """From a plan to what runs: instructions over buffers, and the figures that follow from them."""
 
+from tightrope.lower.contract import contract
 from tightrope.lower.judged import Lowered, lowered, problems, walked
 from tightrope.lower.lifetimes import charged_sizes, largest_sum, outside_flags, peak_bytes, timeline
 from tightrope.lower.lowering import lower, place_at, planned
@@ -9,6 +10,7 @@ __all__ = [
     "Figures",
     "Lowered",
     "charged_sizes",
+    "contract",
     "largest_sum",
     "lower",
     "lowered",

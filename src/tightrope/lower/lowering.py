@@ -22,6 +22,7 @@ from tightrope.core import (
     Executable,
     FingerprintError,
     Free,
+    Fused,
     Graph,
     Instruction,
     JudgeError,
@@ -46,6 +47,7 @@ from tightrope.core import (
 )
 from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
 from tightrope.core.values import EMPTY, Input, Result, rebased, views
+from tightrope.lower.contract import contract
 
 _UNLIMITED: Final[Bytes] = 2**62
 _T = TypeVar("_T")
@@ -82,6 +84,8 @@ def lower(graph: Graph, what: Plan | Schedule, machine: Machine | None = None) -
     for position, step in enumerate((what.schedule if isinstance(what, Plan) else what).steps):
         walk.take(position, step)
     made = walk.finish()
+    if isinstance(what, Plan) and what.stretches:
+        made = contract(made, what.stretches)
     if not isinstance(what, Plan) or not what.placed:
         return made
     return place_at(made, what.offsets, arena=what.forecast.arena)
@@ -116,7 +120,7 @@ def place_at(executable: Executable, offsets: Sequence[Offset], *, arena: Bytes 
         return Alloc(event.buffer, event.space, event.bytes, offset, event.storage)
 
     def moved(instruction: Instruction) -> Instruction:
-        if not isinstance(instruction, Run) or not instruction.inside:
+        if not isinstance(instruction, Run | Fused) or not instruction.inside:
             return placed(instruction)
         inside = tuple(placed(event) for event in instruction.inside)
         return replace(instruction, inside=inside)

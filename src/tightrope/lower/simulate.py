@@ -19,6 +19,7 @@ from tightrope.core import (
     Bytes,
     Copy,
     Executable,
+    Fused,
     Instruction,
     Machine,
     Nanoseconds,
@@ -78,7 +79,7 @@ def simulate(executable: Executable, machine: Machine | None = None) -> Figures:
     for instruction in executable.instructions:
         times.append(clocks.take(instruction))
         clocks.count(instruction)
-        for event in instruction.inside if isinstance(instruction, Run) else ():
+        for event in instruction.inside if isinstance(instruction, Run | Fused) else ():
             clocks.count(event)
     watts = 0.0 if machine is None else machine.watts
     return Figures(
@@ -113,7 +114,7 @@ class _Clocks:
         """Advance the clocks; return when the instruction begins and ends."""
         before = self.now
         match instruction:
-            case Run(ns=ns):
+            case Run(ns=ns) | Fused(ns=ns):
                 self.computed += ns
                 self.now += ns
             case Copy(source, target, engine):

@@ -59,7 +59,7 @@ def assemble(
         graph = fitted(graph, machine.tiers[0].alignment)
     executable = lower(graph, schedule, machine)
     if placed:
-        executable = _placed(executable, None if budget is None else budget - graph.persistent, seed)
+        executable = placed_within(executable, None if budget is None else budget - graph.persistent, seed)
     figures = simulate(executable, machine)
     forecast = Forecast(
         persistent=graph.persistent,
@@ -99,8 +99,14 @@ def _certificate(graph: Graph, forecast: Forecast, seed: int) -> Certificate:
     )
 
 
-def _placed(executable: Executable, room: Bytes | None, seed: int) -> Executable:
-    """Give every allocation of an arena its address, within the room that other bytes leave."""
+def placed_within(executable: Executable, room: Bytes | None, seed: int) -> Executable:
+    """Give every allocation of an arena its address.
+
+    Args:
+        executable: without addresses.
+        room: bytes for the arena and what lies outside; they may not be enough. None = as few as possible.
+        seed: of the placer.
+    """
     trace, sizes, out = timeline(executable), charged_sizes(executable), outside_flags(executable)
     held = largest_sum(trace, tuple(size * outside for size, outside in zip(sizes, out, strict=True)))
     capacity = None if room is None else max(0, room - held)

@@ -6,6 +6,8 @@ own. Ticks inside an op are spread evenly over its time; which tick comes first 
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from tightrope.core import (
     Alloc,
     BudgetPoint,
@@ -17,6 +19,7 @@ from tightrope.core import (
     EventPhase,
     Executable,
     FingerprintError,
+    Fused,
     Graph,
     Held,
     Machine,
@@ -233,6 +236,8 @@ class _EventTape:
             match instruction:
                 case Run(op=op):
                     self.compute(self.graph.op(op), instruction.inside, start, end, base_of.get(op, op))
+                case Fused(runs):
+                    self.fused(runs, instruction.inside, start, end, base_of)
                 case Return(op) if op >= 0:
                     self.compute(self.graph.op(op), (), start, end, op)
                 case Release():
@@ -265,6 +270,25 @@ class _EventTape:
                 self.readers[self.live[storage]].append(number)
         for tick, event in enumerate(inside):
             self.event(event, start + (tick + 1) * (end - start) // (len(inside) + 1), creator=number)
+
+    def fused(
+        self,
+        runs: tuple[Run, ...],
+        inside: tuple[Alloc | Release, ...],
+        start: Nanoseconds,
+        end: Nanoseconds,
+        base_of: dict[OpId, OpId],
+    ) -> None:
+        """One event under its first op; all of its ops read."""
+        number, ops = len(self.events), [self.graph.op(run.op) for run in runs]
+        self.compute(ops[0], inside, start, end, base_of.get(ops[0].id, ops[0].id))
+        name = f"fused: {ops[0].target} and {len(ops) - 1} more"
+        self.events[number] = replace(self.events[number], name=name)
+        for op in ops[1:]:
+            self.seen.add(base_of.get(op.id, op.id))
+            for storage in op.reads:
+                if storage in self.live and self.creators[self.live[storage]] != number:
+                    self.readers[self.live[storage]].append(number)
 
     def event(self, event: Alloc | Release, at: Nanoseconds, *, creator: int = -1) -> None:
         """Book an allocation in fast memory, or its release."""

@@ -21,6 +21,7 @@ from tightrope.core import (
     Counter,
     Event,
     FingerprintError,
+    Fused,
     Graph,
     JudgeError,
     Nanoseconds,
@@ -107,8 +108,9 @@ class Recording:
             self._events = self._native.end_record().events
             self._active, self._done = False, whole
 
-    def probe(self, run: Run, kernel: Kernel) -> Kernel:
+    def probe(self, run: Run | Fused, kernel: Kernel) -> Kernel:
         """Put the probe around the kernel of a run."""
+        assert isinstance(run, Run)
         return partial(self._call, run.op, kernel)
 
     def watch(self, code: Code) -> Code:
@@ -178,6 +180,11 @@ def record_run(
     if prepared is None or native is None or calls.note:
         raise TightropeError(
             f"this step has no planned addresses to record: {calls.note or calls.accounts.note}."
+        )
+    if prepared.plan.stretches:
+        raise TightropeError(
+            "a fused step is not recorded op by op: compile without fuse=True, or draw its forecast with "
+            "tightrope.report(model).html()."
         )
     recording = Recording(unit.graph, prepared.plan, classes, native)
     if plan is not None:

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 
 from tightrope.capture.typed import dtype_name
-from tightrope.core import Alloc, Executable, Graph, Run, StorageId, VerificationError, View
+from tightrope.core import Alloc, Executable, Fused, Graph, Run, StorageId, VerificationError, View
+from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import Kernel, bits_of, scratch
+from tightrope.run.stretch_check import StretchCheck
 
 
 class RecomputeCheck:
@@ -28,15 +30,17 @@ class RecomputeCheck:
         num_again: storages that are computed more than once.
         num_results: results whose layout was compared so far.
         num_compared: digests compared so far.
+        stretches: what compares fused stretches.
     """
 
-    def __init__(self, graph: Graph, executable: Executable) -> None:
+    def __init__(self, graph: Graph, executable: Executable, allocator: Allocator | None = None) -> None:
         self.graph = graph
+        self.stretches = StretchCheck(graph, allocator)
         self.num_results = self.num_compared = 0
         made: Counter[StorageId] = Counter()
         self._storage: dict[int, StorageId] = {}
         for instruction in executable.instructions:
-            for event in instruction.inside if isinstance(instruction, Run) else ():
+            for event in instruction.inside if isinstance(instruction, Run | Fused) else ():
                 if isinstance(event, Alloc) and event.storage >= 0:
                     made[event.storage] += 1
                     self._storage[event.buffer] = event.storage
@@ -47,11 +51,15 @@ class RecomputeCheck:
             for result in op.results
             if result.position in scratch(op.target)
         }
+        if any(isinstance(instruction, Fused) for instruction in executable.instructions):
+            self._again = set()  # fused and alone, an op may round in another way
         self.num_again = len(self._again)
         self._seen: dict[StorageId, str] = {}
 
-    def wrap(self, run: Run, kernel: Kernel) -> Kernel:
+    def wrap(self, run: Run | Fused, kernel: Kernel) -> Kernel:
         """Put the check around the kernel of a run."""
+        if isinstance(run, Fused):
+            return self.stretches.wrap(run, kernel)
         if not run.results:
             return kernel
 

@@ -20,17 +20,14 @@ from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway
 from tightrope.capture.program import Program
 from tightrope.core import (
-    Bytes,
     CaptureError,
     InfeasibleError,
     Machine,
     TightropeError,
-    parse_bytes,
 )
 from tightrope.core.arguments import check_search, refuse_argument
-from tightrope.core.machine import check_machine
-from tightrope.core.units import shown
 from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.asked import check_fuse, check_verify, parse_budget
 from tightrope.run.beside import Beside
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
@@ -264,6 +261,7 @@ def compile(
     budget: str | int,
     example: Any = None,
     verify: str | None = "first",
+    fuse: bool = False,
     machine: Machine | None = None,
     seed: int = 0,
     seconds: float | None = None,
@@ -283,6 +281,8 @@ def compile(
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with the
             model as it is, in runs of their own; None checks nothing while it runs.
+        fuse: compile stretches of the plan into loops where that is faster: results are then equal within
+            a tolerance.
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
@@ -305,9 +305,10 @@ def compile(
     """
     check_model(model)
     check_verify(verify, ("first", "graph", "eager"))
+    check_fuse(fuse, verify)
     check_search(seed=seed, seconds=seconds, progress=progress)
     _check_example(example)
-    settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds)
+    settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds, fuse=fuse)
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()
@@ -342,37 +343,6 @@ def _check_example(example: object) -> None:
         refuse_argument(
             "example", example, "a tuple of inputs, such as example=(x,), or a dict of them by name"
         )
-
-
-def check_verify(verify: object, known: Sequence[str] = ("first", "graph")) -> None:
-    """Refuse anything that ``verify`` does not stand for.
-
-    Raises:
-        TightropeError: quotes it.
-    """
-    if verify is not None and not (isinstance(verify, str) and verify in known):
-        names = ", ".join(f'"{name}"' for name in known)
-        raise TightropeError(f"verify={shown(verify)}: use {names} or None.")
-
-
-def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
-    """Read a budget: bytes, or for a share a function of what the unplanned step needs.
-
-    Raises:
-        BudgetSyntaxError: it is not an amount of memory.
-        TightropeError: ``machine`` has less, or is none.
-    """
-    check_machine(machine)
-    if isinstance(budget, str) and budget.strip().endswith("%"):
-        parse_bytes(budget, whole=1)
-        return lambda whole: parse_bytes(budget, whole=whole)
-    size = parse_bytes(budget)
-    if machine is not None and size > machine.tiers[0].bytes:
-        raise TightropeError(
-            f"budget {budget!r} is more than {machine.name} has "
-            f"({machine.tiers[0].bytes} bytes of {machine.tiers[0].name})."
-        )
-    return size
 
 
 def host_of(reference: "weakref.ref[CompiledModel]") -> Callable[[Program, Sequence[Any]], Runner]:

@@ -7,7 +7,7 @@ Idea        Every `Run` becomes one call with its kernel bound to a name, every 
 Guarantee   Between two instructions, exactly the buffers that are live are referenced. Parts of
             different calls share nothing, so calls may come back in any order.
 Complexity  Linear in instructions.
-Gaps        CPU dispatch costs about 2 to 4 us per op; fused segments are another level.
+Gaps        CPU dispatch costs about 2 to 4 us per op, or fused stretch.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from tightrope.core import (
     Argument,
     Copy,
     Executable,
+    Fused,
     Graph,
     Input,
     Instruction,
@@ -35,10 +36,12 @@ from tightrope.core import (
     View,
 )
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
+from tightrope.fuse.build import compiled
+from tightrope.fuse.program import Program, program_of
 from tightrope.price.kernels import Kernel, constant, dtype_of, resolve, with_bits
 
-Wrap: TypeAlias = Callable[[Run, Kernel], Kernel]
-"""Puts something around the kernel of a run."""
+Wrap: TypeAlias = Callable[[Run | Fused, Kernel], Kernel]
+"""Puts something around the kernel of a run, or the function of a stretch: a list of tensors -> tensors."""
 PartCode: TypeAlias = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
 """(what the part before kept, inputs), both emptied -> (outputs, what the next part needs)."""
 
@@ -134,10 +137,18 @@ class _Shared:
                     self.roots |= {f"b{r.view.base}": r.view for r in instruction.results}
                     values = (*instruction.arguments, *(value for _, value in instruction.keywords))
                     self.used.update(view.base for value in values for view in views(value))
+                case Fused(runs):
+                    self._note_fused(runs)
                 case Return(_, outputs):
                     self.used.update(view.base for value in outputs for view in views(value))
                 case _:
                     pass
+
+    def _note_fused(self, runs: tuple[Run, ...]) -> None:
+        for run in runs:
+            self.roots |= {f"b{r.view.base}": r.view for r in run.results if r.view.base >= 0}
+            values = (*run.arguments, *(value for _, value in run.keywords))
+            self.used.update(view.base for value in values for view in views(value))
 
     def root(self, view: View) -> str:
         """Name what a view is derived from."""
@@ -159,6 +170,13 @@ class _Shared:
             return self.constant(("kernel", run.target), lambda: unwrapped(found))
         wrapped = self.wrap(run, unwrapped(found))
         return self.constant(("run", id(run)), lambda: wrapped)
+
+    def fused(self, fused: Fused, program: Program) -> str:
+        """Name the function of a fused stretch."""
+        if self.wrap is None:
+            return self.constant(("fused", program.key), lambda: compiled(program))
+        wrapped = self.wrap(fused, compiled(program))
+        return self.constant(("stretch", id(fused)), lambda: wrapped)
 
 
 def unwrapped(kernel: Kernel) -> Kernel:
@@ -211,6 +229,8 @@ class _Part:
                 self._resume(inputs)
             case Run():
                 self._run(instruction)
+            case Fused():
+                self._fused(instruction)
             case Release(buffer):
                 self._release(f"b{buffer}")
             case Return(_, outputs):
@@ -243,6 +263,13 @@ class _Part:
             self.lines.append("del results")
         else:
             self.lines.append(text)
+
+    def _fused(self, fused: Fused) -> None:
+        program, given, made = program_of(fused, threads=torch.get_num_threads())
+        arguments = ", ".join(self._tensor(view) for view in given)
+        names = [f"b{buffer}" for buffer in made]
+        self.made.update(names)
+        self.lines.append(f"[{', '.join(names)}] = {self.shared.fused(fused, program)}([{arguments}])")
 
     def _release(self, name: str) -> None:
         if name in self.made:

@@ -30,6 +30,8 @@ class Proof:
         num_again: storages that it computes more than once.
         num_results: results whose layout was compared.
         reference: what it was compared with besides, in words.
+        unfused: why no stretch runs fused, where that was asked for.
+        fused: how its fused stretches were compared with their ops, in words.
     """
 
     executable: str
@@ -42,16 +44,17 @@ class Proof:
     num_again: int = 0
     num_results: int = 0
     reference: str = ""
+    fused: str = ""
+    unfused: str = ""
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.judged))
         text = f"executable {self.executable[:12]} judged at {when}"
         if self.checked:
             when = time.strftime("%H:%M:%S", time.localtime(self.checked))
-            text += (
-                f", checked in its first run at {when}: {self.num_again} recomputed storages equal their "
-                f"first, bit for bit, {self.num_results} results laid out as captured"
-            )
+            again = f"{self.num_again} recomputed storages equal their first, bit for bit"
+            text += f", checked in its first run at {when}: {self.fused or again}, "
+            text += f"{self.num_results} results laid out as captured"
         elif self.num_parts:
             text += f", its first {self.num_parts} parts checked, the others did not run"
         else:
@@ -107,7 +110,7 @@ class Prepared:
 
     def watched(self) -> tuple[Code, RecomputeCheck]:
         """The same code with the inline check around every kernel."""
-        check = RecomputeCheck(self.graph, self.executable)
+        check = RecomputeCheck(self.graph, self.executable, self.allocator)
         return emit(self.graph, self.executable, wrap=check.wrap), check
 
 

@@ -27,7 +27,7 @@ class Report:
     """Figures of the last step of a compiled model.
 
     Attributes:
-        level: ``L1`` or ``L0``.
+        level: ``L2`` (planned, then fused), ``L1`` or ``L0``.
         why: why not a higher level, or the empty string.
         enforced: whether the allocator's hard limit is on; else bytes are checked, not enforced.
         budget: total bytes asked for.
@@ -260,7 +260,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     """
     parts = [_running_report(calls, running) for running in calls.recent]
     first = parts[0]
-    notes = [why, calls.accounts.note, calls.note]
+    notes = [why, *(part.why for part in parts), calls.accounts.note, calls.note]
     if len(parts) > 1:
         because = f" ({calls.why_apart})" if calls.why_apart else ""
         notes.insert(1, f"{len(parts)} calls were planned one by one{because}")
@@ -269,7 +269,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     extra_ns = sum(forecast.ns for forecast in forecasts) - base_ns
     return replace(
         first,
-        why="; ".join(note for note in notes if note),
+        why="; ".join(dict.fromkeys(note for note in notes if note)),
         observed_total=calls.observed_charged,
         arena=sum(part.arena for part in parts),
         outside=sum(part.outside for part in parts),
@@ -314,8 +314,8 @@ def _running_report(calls: Calls, running: Running) -> Report:
         ((n, op) for op, n in counts.items() if n > 1), key=lambda item: -graph.ops[item[1]].ns * item[0]
     )
     return Report(
-        level="L1",
-        why="",
+        level="L2" if plan.stretches else "L1",
+        why=f"not fused: {prepared.proof.unfused}" if prepared.proof.unfused else "",
         enforced=calls.accounts.allocator is not None,
         budget=calls.budget,
         persistent=running.held,

@@ -196,7 +196,7 @@ class Running:
         if verify is not None and not prepared.proof.checked:
             self._code, self._check = prepared.watched()
             if verify == "graph":
-                self._reference = Reference(prepared.graph, accounts)
+                self._reference = Reference(prepared.graph, accounts, tolerant=bool(prepared.plan.stretches))
 
     @property
     def over(self) -> bool:
@@ -230,6 +230,9 @@ class Running:
         part = self.position
         if self._reference is not None:
             self._reference.before(part, given)
+        if self._check is not None and self.accounts.allocator is not None:
+            room = max(self.prepared.peaks) - self.prepared.live[part]
+            self._check.stretches.ceiling = self.accounts.allocator.stats().live + room
         with self.accounts.observed(profiled=self._profiled, held=self.prepared.live[part]) as seen:
             outputs, rest = self._served(part, lambda: self._code.parts[part](kept, given))
         if self._reference is not None:
@@ -248,6 +251,7 @@ class Running:
         proof = self.prepared.proof
         proof.num_parts = max(proof.num_parts, self.position)
         proof.num_again, proof.num_results = check.num_again, check.num_results
+        proof.fused = str(check.stretches)
         if self._reference is not None:
             proof.reference = str(self._reference)
         if self.position == len(self.turns):

@@ -41,8 +41,8 @@ from tightrope.native.hook.allocator import Allocator, Divergence
 from tightrope.price.kernels import dtype_of, tensor_in
 from tightrope.run.accounts import accounts
 from tightrope.run.arenas import Arenas
+from tightrope.run.asked import check_verify
 from tightrope.run.check import RecomputeCheck
-from tightrope.run.compile import check_verify
 from tightrope.run.emit import Code, emit
 from tightrope.run.prepared import Proof, part_starts
 

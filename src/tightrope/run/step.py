@@ -27,8 +27,8 @@ from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.asked import check_fuse, check_verify, parse_budget
 from tightrope.run.calls import ANOTHER_GRAPH
-from tightrope.run.compile import check_verify, parse_budget
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
@@ -47,6 +47,7 @@ def step(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     verify: str | None = "first",
+    fuse: bool = False,
     seed: int = 0,
     seconds: float | None = None,
     progress: bool | None = None,
@@ -73,6 +74,8 @@ def step(
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with an eager
             step, in runs of their own; None checks nothing while it runs.
+        fuse: compile stretches of the plan into loops where that is faster: results are then equal within a
+            tolerance.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
@@ -98,7 +101,8 @@ def step(
     check_model(model)
     check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
-    settings = Settings(parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds)
+    check_fuse(fuse, verify)
+    settings = Settings(parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse)
     return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
 
 

@@ -9,9 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import torch
+
+from tightrope.capture._inductor import compiler_missing
 from tightrope.core import Bytes, Forecast, Graph, InfeasibleError, JudgeError, Plan, StorageId
+from tightrope.fuse.choose import fused
+from tightrope.fuse.rounds import fused_rounds
 from tightrope.lower.join import Turn
-from tightrope.plan import SMALLEST, KeptPlans, smallest, solve
+from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
+from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
 from tightrope.run.headroom import Headroom
@@ -35,6 +41,7 @@ class Settings:
         seed: of the search.
         seconds: of search; None = until the default effort is spent.
         planner: name in the registry.
+        fuse: whether stretches of a plan may run as compiled functions, within a tolerance.
     """
 
     budget: Bytes | Callable[[Bytes], Bytes]
@@ -42,6 +49,7 @@ class Settings:
     seed: int = 0
     seconds: float | None = None
     planner: str = "auto"
+    fuse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,7 @@ class Unit:
         self._known: list[_Known] = []
         self._least: Plan | None = None
         self._missed: InfeasibleError | None = None
+        self._unfused = ""
 
     @property
     def room(self) -> Room:
@@ -210,9 +219,11 @@ class Unit:
                 except InfeasibleError as error:
                     self._missed = error.with_traceback(None)
                 else:
-                    return prepare(
-                        self.graph, plan, self.accounts.allocator, cause=cause, began=began
-                    ), beside
+                    if self.settings.fuse:
+                        plan = self._fused(plan, room.available - beside + self.graph.persistent)
+                    made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
+                    made.proof.unfused = self._unfused if not plan.stretches else ""
+                    return made, beside
         assert self._missed is not None
         raise self._refusal(room, expected()).restated(self._missed) from None
 
@@ -290,14 +301,40 @@ class Unit:
     def _solve(self, available: Bytes) -> Plan:
         budget = max(available + self.graph.persistent, 1)
         with self.status.search(budget) as report:
-            return solve(
+            return self._search(self.graph, budget, report)
+
+    def _search(self, graph: Graph, budget: Bytes, report: Callable[[Progress], None] | None = None) -> Plan:
+        return solve(
+            graph,
+            budget=budget,
+            planner=self.settings.planner,
+            seconds=self.settings.seconds,
+            seed=self.settings.seed,
+            progress=report,
+            cache=self._cache,
+        )
+
+    def _fused(self, plan: Plan, budget: Bytes) -> Plan:
+        """Let stretches of a plan run fused where that is faster and fits."""
+        self._unfused = compiler_missing() or "no stretch is faster fused"
+        if compiler_missing():
+            return plan
+        store = PriceStore(self.graph.environment)
+        with self.status.task("compiling fused stretches", 1) as tick:
+            return fused_rounds(
                 self.graph,
+                plan,
                 budget=budget,
-                planner=self.settings.planner,
-                seconds=self.settings.seconds,
-                seed=self.settings.seed,
-                progress=report,
-                cache=self._cache,
+                search=self._search,
+                fuse=lambda single: fused(
+                    self.graph,
+                    single,
+                    budget=budget,
+                    threads=torch.get_num_threads(),
+                    allocator=self.accounts.allocator,
+                    store=store,
+                    tick=tick,
+                ),
             )
 
     def least(self) -> Plan:

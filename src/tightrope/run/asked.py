@@ -1,0 +1,54 @@
+"""What users ask for in so many words: a budget, what to check, whether to fuse."""
+
+from collections.abc import Callable, Sequence
+
+from tightrope.core import Bytes, Machine, TightropeError, parse_bytes
+from tightrope.core.arguments import refuse_argument
+from tightrope.core.machine import check_machine
+from tightrope.core.units import shown
+
+
+def check_verify(verify: object, known: Sequence[str] = ("first", "graph")) -> None:
+    """Refuse anything that ``verify`` does not stand for.
+
+    Raises:
+        TightropeError: quotes it.
+    """
+    if verify is not None and not (isinstance(verify, str) and verify in known):
+        names = ", ".join(f'"{name}"' for name in known)
+        raise TightropeError(f"verify={shown(verify)}: use {names} or None.")
+
+
+def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
+    """Read a budget: bytes, or for a share a function of what the unplanned step needs.
+
+    Raises:
+        BudgetSyntaxError: it is not an amount of memory.
+        TightropeError: ``machine`` has less, or is none.
+    """
+    check_machine(machine)
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        parse_bytes(budget, whole=1)
+        return lambda whole: parse_bytes(budget, whole=whole)
+    size = parse_bytes(budget)
+    if machine is not None and size > machine.tiers[0].bytes:
+        raise TightropeError(
+            f"budget {budget!r} is more than {machine.name} has "
+            f"({machine.tiers[0].bytes} bytes of {machine.tiers[0].name})."
+        )
+    return size
+
+
+def check_fuse(fuse: object, verify: object) -> None:
+    """Refuse what is neither True nor False, and bits that fused results cannot have.
+
+    Raises:
+        TightropeError: quotes it.
+    """
+    if not isinstance(fuse, bool):
+        refuse_argument("fuse", fuse, "True or False")
+    if fuse and verify == "eager":
+        raise TightropeError(
+            'verify="eager" compares bit for bit, and fuse=True gives results that are equal within a '
+            'tolerance: use verify="graph", which compares within it, or compile without fuse=True.'
+        )

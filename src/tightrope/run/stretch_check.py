@@ -1,0 +1,98 @@
+"""Compare fused stretches with their ops, on the values of a step while it runs.
+
+Idea        Every distinct stretch is run once more op by op, from the same inputs, where that many bytes are
+            free: then neither the limit nor the observed peak changes. A thread of its own runs it, so that
+            the planned addresses of the step are not used.
+Guarantee   A stretch that was compared is equal within `tightrope.fuse.tolerance`, or raises.
+Complexity  One run of each distinct stretch.
+Gaps        Where the bytes are not free, made-up values must do, on which every stretch was compared.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from tightrope.core import Bytes, Fused, Graph, VerificationError
+from tightrope.core.values import ITEM_BYTES
+from tightrope.fuse.build import Compiled
+from tightrope.fuse.program import Program, program_of
+from tightrope.fuse.tolerance import difference, tolerance
+from tightrope.fuse.traced import function_of
+from tightrope.native.hook.allocator import Allocator
+
+
+class StretchCheck:
+    """State of one run.
+
+    Attributes:
+        ceiling: live bytes, of all that the allocator counts, that the step may reach.
+        compared: keys of programs that agreed.
+        known: keys of all programs.
+    """
+
+    def __init__(self, graph: Graph, allocator: Allocator | None) -> None:
+        self.graph, self.allocator = graph, allocator
+        self.ceiling: Bytes = 0
+        self.compared: set[str] = set()
+        self.known: set[str] = set()
+
+    def __str__(self) -> str:
+        if not self.known:
+            return ""
+        return (
+            f"{len(self.known)} distinct fused stretches equal their ops within a tolerance, "
+            f"{len(self.compared)} of them on the values of a step, the others on made-up ones"
+        )
+
+    def wrap(self, fused: Fused, function: Compiled) -> Compiled:
+        """Put the comparison around the function of a stretch."""
+        program, _, _ = program_of(fused, threads=torch.get_num_threads())
+        self.known.add(program.key)
+
+        def checked(given: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            kept = list(given)
+            found = function(given)
+            if program.key not in self.compared and self._has_room(program):
+                self._compare(fused, program, kept, found)
+                self.compared.add(program.key)
+            return found
+
+        return checked
+
+    def _has_room(self, program: Program) -> bool:
+        if self.allocator is None:
+            return False
+        made = [result.view for call in program.calls for result in call.results]
+        need = 2 * sum(view.end + 2 * self.graph.alignment for view in made)
+        need += 16 * max((view.end // ITEM_BYTES[view.dtype] for view in made), default=0)  # in float64
+        stats, limit = self.allocator.stats(), self.allocator.limit
+        return stats.live + need <= self.ceiling and (limit is None or stats.charged + need <= limit)
+
+    def _compare(
+        self, fused: Fused, program: Program, given: list[torch.Tensor], found: Sequence[torch.Tensor]
+    ) -> None:
+        apart: list[float] = []
+
+        def run() -> None:
+            with torch.no_grad():
+                wanted = function_of(program)(given)
+                apart.extend(difference(one, two) for one, two in zip(found, wanted, strict=True))
+
+        thread = threading.Thread(target=run, name="tightrope stretch check")
+        thread.start()
+        thread.join()
+        if len(apart) != len(program.outputs):
+            raise VerificationError(
+                "a fused stretch could not be compared with its ops: there was no memory. Pass verify=None."
+            )
+        worst = max(range(len(apart)), key=lambda k: apart[k], default=-1)
+        if worst >= 0 and apart[worst] > 1:
+            made = [(run.op, r.view) for run in fused.runs for r in run.results if r.view.base >= 0]
+            op, view = made[worst]
+            allowed = tolerance(found[worst].dtype)
+            raise VerificationError(
+                f"{self.graph.op(op).describe()} runs fused with {len(fused.runs) - 1} others and gave "
+                f"{view.dtype} values that are {apart[worst] * allowed:.1e} of the largest one away from "
+                f"what its ops give; {allowed:.1e} is allowed. Nothing was returned: use fuse=False."
+            )
