@@ -11,8 +11,10 @@ import torch
 from command import run, run_process
 from torch.profiler import ProfilerActivity, profile
 
-from tightrope.core import Plan, format_time
+from tightrope.cli.sound import read_sound
+from tightrope.core import Plan, format_bytes, format_time
 from tightrope.core.codec import load_graph
+from tightrope.plan import solve
 from tightrope.record import forecast, read
 
 
@@ -35,6 +37,13 @@ def test_a_plan_is_simulated_with_the_graph_beside_it(files: tuple[Path, Path]) 
     assert answers["ns"] == plan.forecast.ns
     assert answers["alive"]
     assert answers["saving"]["bytes"] >= 1000 == answers["saving"]["asked"]
+    graph = read_sound(files[0], None).graph
+    less = solve(graph, budget=plan.forecast.total - 1000, bound=True)
+    price, more = answers["saving"]["price"], less.forecast.ns - plan.forecast.ns
+    assert price["least_ns"] == max(0, less.certificate.ns_bound - plan.forecast.ns)
+    assert price["most_ns"] == max(0, more)
+    said = run("explain", files[0], "--save", "1kB")
+    assert f"the plan for {format_bytes(less.budget)}" in said.out, said.err
 
 
 def test_a_plan_without_its_graph_says_what_to_add(files: tuple[Path, Path], tmp_path: Path) -> None:

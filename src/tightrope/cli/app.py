@@ -222,7 +222,7 @@ def explain(
     plan: PlanFile,
     graph: GraphFile = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="How many storages to list.")] = 20,
-    save: Annotated[str | None, typer.Option(help="Say what would have to go to save these bytes.")] = None,
+    save: Annotated[str | None, typer.Option(help="Say what saving these bytes costs.")] = None,
     machine: Machine = None,
     json: Json = False,
 ) -> None:

@@ -92,7 +92,9 @@ def _header(trace: Trace, unit: str) -> dict[str, Any]:
         "doubts": doubts(summary.order_doubts, summary.place_doubts),
         "sentences": [text[:1000] for text in sentences(trace)],
         "figures": figures | {"name": summary.name[:NAME_LIMIT]},
-        "curve": [(p.budget, p.total, p.ns, list(p.recomputed), list(p.paged), p.proved) for p in curve],
+        "curve": [
+            (p.budget, p.total, p.ns, list(p.recomputed), list(p.paged), p.proved, p.ns_bound) for p in curve
+        ],
         "held": [(_CATEGORIES[held.category], held.bytes) for held in trace.held],
         "phases": [phase.value for phase in EventPhase],
         "categories": [category.value for category in Category],
