@@ -52,6 +52,8 @@ class Answers:
         source: ``forecast`` or ``observed``.
         ns: step time, from the start of the first event to the end of the last one.
         operator_ns: sum of the self times of all events; shares are parts of it.
+        forecast_ns: of an observed step with a plan, what the plan says of that sum; None where not known.
+        ratio: ``operator_ns`` over ``forecast_ns``.
         peak: largest number of live bytes.
         peak_tick: first tick after which they are.
         persistent: bytes that the caller holds during the whole step.
@@ -83,6 +85,8 @@ class Answers:
     warning: str = ""
     order_doubts: int = 0
     place_doubts: int = 0
+    forecast_ns: Nanoseconds | None = None
+    ratio: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -99,6 +103,11 @@ class Answers:
                 f"operator time ({top.percent:.1f} %); step time {format_time(self.ns)}"
             )
             lines += [f"  {s.name:<12}{format_time(s.ns):>12}{s.percent:7.1f} %" for s in self.stages]
+        if self.forecast_ns and self.ratio:
+            lines.append(
+                f"operator time: forecast {format_time(self.forecast_ns)}, observed "
+                f"{format_time(self.operator_ns)}, {self.ratio:.2f} times the forecast"
+            )
         if self.modules and self.operator_ns:
             first = self.modules[0]
             lines.append(f"largest module: {first.name} ({first.percent:.1f} % of the operator time)")
@@ -160,6 +169,7 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
     tick = trace.peak_tick
     there = [k for k, buffer in enumerate(trace.buffers) if buffer.start <= tick < buffer.end]
     there.sort(key=lambda k: (-trace.buffers[k].size, k))
+    said = trace.summary.ns if trace.source == "observed" and trace.summary.ns else None
     return Answers(
         source=trace.source,
         ns=trace.ns,
@@ -177,6 +187,8 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
         warning=trace.summary.warning(),
         order_doubts=trace.summary.order_doubts,
         place_doubts=trace.summary.place_doubts,
+        forecast_ns=said,
+        ratio=total / said if said and total else None,
     )
 
 

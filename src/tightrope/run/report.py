@@ -81,6 +81,8 @@ class Report:
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
 
+        Searches for some 2 seconds for plans at other budgets, so that the page knows what they cost.
+
         Raises:
             TightropeError: no captured graph has run.
         """

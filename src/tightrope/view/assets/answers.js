@@ -36,6 +36,7 @@ function answerTime(root) {
   const stageRows = order.map((k) => [
     spaced(model.phases[k]),
     stages[k],
+    ...forecastCell(model.phaseForecast[k]),
     shareOf(stages[k], total),
     bar(stages[k], total, colours.phase[k]),
   ]);
@@ -45,13 +46,24 @@ function answerTime(root) {
     answerBound(total),
     layerSentence(),
     timeNote(total),
-    make("div", { class: "columns" }, grid("Stages", ["stage", ["time", "time"], ["share", "share"], ""], stageRows), layerTable()),
+    make("div", { class: "columns" }, grid("Stages", ["stage", ["time", "time"], ...forecastHead(), ["share", "share"], ""], stageRows), layerTable()),
   );
+}
+
+/** The column of forecast times, where a forecast knows every op. */
+const forecastHead = () => (model.forecastTotal ? [["forecast", "time"]] : []);
+const forecastCell = (ns) => (model.forecastTotal ? [ns] : []);
+
+/** What the plan said the ops of an observed step would take. */
+function forecastNote(total) {
+  const said = model.forecastTotal || (model.header.source === "observed" ? model.figures.ns : 0);
+  const against = model.unit === "ns" && model.figures.budget ? model.againstForecast(total, said) : "";
+  return against && ` Forecast operator time ${against}.`;
 }
 
 function timeNote(total) {
   const text = `Step time ${formatTime(model.stepTime)}: from the start of the first op to the end of the last one. Operator time ${formatTime(total)}: the sum of what every op takes itself; all shares are parts of it. Recomputing and paging are stages of their own.`;
-  return make("p", { class: "note", id: "times" }, model.unit === "ns" ? text : "");
+  return make("p", { class: "note", id: "times" }, model.unit === "ns" ? text + forecastNote(total) : "");
 }
 
 function answerBound(total) {
@@ -79,10 +91,11 @@ function layerTable() {
   const rows = layers().map((m) => [
     link(model.path(m), "module", m),
     model.moduleOwn[m],
+    ...forecastCell(model.moduleForecast[m]),
     shareOf(model.moduleOwn[m], model.ownTotal),
     model.moduleOps[m],
   ]);
-  return grid("Layers by their own time", ["module", ["time", "time"], ["share", "share"], ["ops", "count"]], rows);
+  return grid("Layers by their own time", ["module", ["time", "time"], ...forecastHead(), ["share", "share"], ["ops", "count"]], rows);
 }
 
 /** Buffers alive at the peak that are not needed there and can be made again, cheapest byte first. */
