@@ -15,7 +15,8 @@ _TARGETS: Final = (
     "other", "text", "fails", "mismatch", "words", "takes", "number", "none", "", "build()", "a b", "__doc__",
 )  # fmt: skip
 _NUMBERS: Final = (
-    "-1", "nan", "inf", "1e99", "0x10", "", "x", "1.5", "٣", "9" * 40, "True", "1,,2", "-inf", "1e-400", "--json",
+    "-1", "nan", "inf", "1e99", "0x10", "", "x", "1.5", "٣", "9" * 40, "True", "1,,2", "-inf", "1e-400",
+    "--json",
 )  # fmt: skip
 _WORDS: Final = (
     "", "best", "ADAMW", "é🎈", "a b", "\x1b[2J", "x" * 5000, "../..", "none,none", "\ud800", "*", "a\0b",
@@ -59,7 +60,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, Option]]] = {
     },
     "curve": {"": Option("@graph", "graph file"), "--seconds": _SECONDS, "--machine": _MACHINE},
     "place": {
-        "": Option("@csv", "csv file"), "--capacity": Option("", "budget"), "--seconds": _SECONDS,
+        "": Option("@csv", "csv file"), "--capacity": Option("1MiB", "budget"), "--seconds": _SECONDS,
         "--seed": Option("", "number", must=False), "--device": Option("", "number", must=False),
         "-o": Option("", "output"), "--svg": Option("", "output"),
     },
@@ -85,7 +86,10 @@ COMMANDS: Final[Mapping[str, Mapping[str, Option]]] = {
         "--graph": Option("", "graph file"), "--save-plan": Option("", "output"),
         "--save-graph": Option("", "output"),
     },
-    "demo": {"--net": Option("none", "text"), "--budget": Option("70%", "budget"), "--steps": Option("1", "number")},
+    "demo": {
+        "--net": Option("none", "text"), "--budget": Option("70%", "budget"),
+        "--steps": Option("1", "number"),
+    },
 }  # fmt: skip
 """By name; the empty option is the argument by position."""
 
@@ -108,7 +112,7 @@ def draw_text(rng: Random, world: World, option: Option, *, positional: bool) ->
 
 
 def arguments(world: World, command: str, wrong: Mapping[str, str]) -> list[str]:
-    """Spell a command with wrong texts in place of right ones; an option that is right and empty is left out."""
+    """Spell a command with wrong texts in place of right ones; what is right and empty is left out."""
     found = [command]
     for name, option in COMMANDS[command].items():
         text = option.right
@@ -135,5 +139,5 @@ def run_command(given: list[str]) -> tuple[int, str]:
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     sys.stdout.flush()
-    texts = [stream.buffer.getvalue().decode("utf-8") for stream in (err, out)]  # type: ignore[attr-defined]
+    texts = [stream.buffer.getvalue().decode("utf-8") for stream in (err, out)]
     return code, "\n".join(texts)

@@ -46,6 +46,7 @@ def _always(value: Any) -> Callable[[World], Any]:
     return lambda world: value
 
 
+_NO_KEYS = ("dict", "list", "empty list", "deep list")
 _SEED = Argument(_always(0), ("junk",), ("zero", "True"))
 _SECONDS = Argument(_always(0.5), ("junk",), ("None", "fraction", "True"))
 _PROGRESS = Argument(_always(False), ("junk",), ("None", "True"))
@@ -60,7 +61,7 @@ _EXAMPLE = Argument(lambda world: (torch.ones(2, 8),), ("junk",), ("None",))
 def _trained(model: Any, *batch: Any) -> None:
     found = model(*batch)
     if isinstance(found, torch.Tensor) and found.requires_grad:
-        found.sum().backward()
+        found.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _compile(world: World, given: Mapping[str, Any]) -> None:
@@ -76,6 +77,10 @@ def _backend(world: World, given: Mapping[str, Any]) -> None:
 
 def _plain(world: World, given: Mapping[str, Any]) -> None:
     _trained(given["model"], given["batch"])
+
+
+def _plain_backend(world: World, given: Mapping[str, Any]) -> None:
+    _trained(torch.compile(given["model"], backend="eager"), given["batch"])
 
 
 def _step(world: World, given: Mapping[str, Any]) -> None:
@@ -95,8 +100,8 @@ def _step_function(world: World) -> Any:
 def _step_right(world: World, given: Mapping[str, Any]) -> None:
     """Let model and optimizer be those of the function, unless they are wrong."""
     model = getattr(given["fn"], "model", None) or world.net()
-    options = {**given, "model": given["model"] or model}
-    if options["optimizer"] == "right":
+    options = {**given, "model": model if given["model"] is None else given["model"]}
+    if isinstance(options["optimizer"], str) and options["optimizer"] == "right":
         options["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
     _step(world, options)
 
@@ -114,7 +119,7 @@ def _replay(world: World, given: Mapping[str, Any]) -> None:
 
 def _save(world: World, given: Mapping[str, Any]) -> None:
     model = given["step"]
-    if model == "right":
+    if isinstance(model, str) and model == "right":
         model = tightrope.compile(world.net(), budget="64MiB", progress=False)
         _trained(model, torch.ones(2, 8))
     tightrope.save(model, given["path"], given["args"], given["kwargs"])
@@ -142,11 +147,11 @@ DOORS: Final[dict[str, Door]] = {
     "torch.compile": Door(
         {"model": _MODEL, "budget": _BUDGET, "verify": _VERIFY, "seed": _SEED, "seconds": _SECONDS,
          "progress": _PROGRESS, "batch": _BATCH},
-        _backend, _plain,
+        _backend, _plain_backend,
     ),
     "step": Door(
         {"fn": Argument(_step_function, ("function",)), "budget": _BUDGET,
-         "model": Argument(_always(None), ("model",), ("None", "zero", "empty text", "empty list")),
+         "model": Argument(_always(None), ("model",), ("None",)),
          "optimizer": Argument(_always("right"), ("optimizer",), ("None",)), "verify": _VERIFY, "seed": _SEED,
          "seconds": _SECONDS, "progress": _PROGRESS, "batch": _BATCH},
         _step_right, _step_plain,
@@ -182,7 +187,7 @@ DOORS: Final[dict[str, Door]] = {
         _loaded,
     ),
     "load, inputs": Door(
-        {"batch": _BATCH, "name": Argument(_always("input 0"), ("junk",), ("dict", "list", "empty list", "deep list"))},
+        {"batch": _BATCH, "name": Argument(_always("input 0"), ("junk",), _NO_KEYS)},
         lambda world, given: tightrope.load(world["step"])({given["name"]: given["batch"]}),
     ),
     "report": Door({"model": Argument(lambda world: world.net(), ("model", "junk"))},
@@ -215,4 +220,3 @@ DOORS: Final[dict[str, Door]] = {
         lambda world, given: tightrope.format_bytes(given["size"]),
     ),
 }  # fmt: skip
-

@@ -24,7 +24,9 @@ from benchmarks.wrong.values import batch_values
 class _Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8))
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.body(x.reshape(-1, 1, 8, 8))
@@ -117,7 +119,9 @@ def session(net: str, seed: int, budget: str | int | None) -> Session:
     make, batch = NETS[net]
     model = make()
     given = batch()
-    found = Session(model, given, Random(seed), budget, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    found = Session(
+        model, given, Random(seed), budget, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    )
     found.planned(model)
     torch.manual_seed(seed)
     return found
@@ -203,7 +207,11 @@ def retain(at: Session) -> list[Any]:
 
 def second_order(at: Session) -> list[Any]:
     found = torch.autograd.grad(at.loss, list(at.model.parameters()), create_graph=True)
-    return list(torch.autograd.grad(sum(one.square().sum() for one in found), list(at.model.parameters())))
+    return list(
+        torch.autograd.grad(
+            torch.stack([one.square().sum() for one in found]).sum(), list(at.model.parameters())
+        )
+    )
 
 
 def unused(at: Session) -> list[Any]:
@@ -211,7 +219,9 @@ def unused(at: Session) -> list[Any]:
 
 
 def wrong_tangent(at: Session) -> list[Any]:
-    value = at.rng.choice((torch.ones(3), torch.ones(2, dtype=torch.long), "x", 1.0, torch.ones(()).to("meta")))
+    value = at.rng.choice(
+        (torch.ones(3), torch.ones(2, dtype=torch.long), "x", 1.0, torch.ones(()).to("meta"))
+    )
     at.output.backward(value)
     return at.results()
 
@@ -255,7 +265,7 @@ def delete_a_parameter(at: Session) -> list[Any]:
 
 def no_parameter(at: Session) -> list[Any]:
     module = next(one for one in at.model.modules() if "weight" in one._parameters)
-    module.weight = None
+    module.register_parameter("weight", None)
     return []
 
 
@@ -326,7 +336,7 @@ def failing_gradient_hook(at: Session) -> list[Any]:
     def hook(_: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError("a hook of the user")
 
-    next(iter(at.model.parameters())).register_hook(hook)
+    next(iter(at.model.parameters())).register_hook(hook)  # type: ignore[no-untyped-call]
     return []
 
 

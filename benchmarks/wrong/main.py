@@ -7,6 +7,7 @@ import resource
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from argparse import ArgumentParser
 from collections import Counter
@@ -63,7 +64,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
 
 def _line(found: Outcome) -> str:
     said = " ".join(found.said.split())
-    return f"#{found.number} {found.kind or 'right'}: {found.door}({'; '.join(found.wrong)}) -> {found.how}: {said}"
+    call = f"{found.door}({'; '.join(found.wrong)})"
+    return f"#{found.number} {found.kind or 'right'}: {call} -> {found.how}: {said}"
 
 
 def _group(found: Outcome) -> str:
@@ -82,7 +84,9 @@ def outcomes_of(folder: Path, seed: str, numbers: Sequence[int]) -> Iterator[Out
     waiting = list(numbers)
     while waiting:
         ours, theirs = context.Pipe()
-        child = context.Process(target=_serve, args=(world, seed, waiting[:_CHUNK], theirs, folder / "errors"))
+        child = context.Process(
+            target=_serve, args=(world, seed, waiting[:_CHUNK], theirs, folder / "errors")
+        )
         child.start()
         theirs.close()
         for number in waiting[:_CHUNK]:
@@ -123,4 +127,8 @@ def _serve(world: World, seed: str, numbers: Sequence[int], pipe: _Pipe, errors:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
     for number in numbers:
-        pipe.send_bytes(msgspec.json.encode(run_case(world, seed, number)))
+        try:
+            found = run_case(world, seed, number)
+        except BaseException:  # of this benchmark's own
+            found = Outcome(number, "?", (), "crash", said=traceback.format_exc()[-3000:])
+        pipe.send_bytes(msgspec.json.encode(found))

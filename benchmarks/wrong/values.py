@@ -155,7 +155,9 @@ def _model(rng: Random, world: World, taken: tuple[str, ...]) -> Drawn:
         "half": lambda: torch.nn.Linear(8, 8).half(),
         "frozen": lambda: torch.nn.Linear(8, 8).requires_grad_(False),
         "no parameters": torch.nn.ReLU,
-        "scripted": lambda: torch.jit.trace(torch.nn.Linear(8, 8), torch.ones(2, 8)),
+        "scripted": lambda: torch.jit.trace(  # type: ignore[no-untyped-call]
+            torch.nn.Linear(8, 8), torch.ones(2, 8)
+        ),
         "optimized": lambda: torch.compile(torch.nn.Linear(8, 8), backend="eager"),
         "exported": lambda: torch.export.export(torch.nn.Linear(8, 8), (torch.ones(2, 8),)).module(),
         "parallel": lambda: torch.nn.DataParallel(torch.nn.Linear(8, 8)),
@@ -254,7 +256,7 @@ def batch_values(rng: Random, right: torch.Tensor) -> tuple[str, Any]:
         "double": right.double,
         "long": right.long,
         "half": right.half,
-        "complex": lambda: right * 1j if right.is_floating_point() else right.cfloat(),
+        "complex": lambda: right * 1j if right.is_floating_point() else right.to(torch.complex64),
         "bool": right.bool,
         "one more": lambda: torch.cat([right, right], -1),
         "one dimension more": lambda: right[None],
@@ -299,6 +301,9 @@ FAMILIES: Final[dict[str, Draw]] = {
     "optimizer": _optimizer,
     "function": _function,
     "batch": _batch,
-    **{f"{kind} file": _file(kind) for kind in ("plan", "graph", "trace", "step", "machine", "script", "csv", "profile")},
+    **{
+        f"{kind} file": _file(kind)
+        for kind in ("plan", "graph", "trace", "step", "machine", "script", "csv", "profile")
+    },
 }  # fmt: skip
 """How to draw a value for an argument; names of `JUNK` that it takes are left out."""

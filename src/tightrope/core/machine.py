@@ -125,10 +125,14 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             file = Path(path)
             if not file.is_file() or file.stat().st_size > 2**20:
-                raise TightropeError(f"no machine profile at {str(path)!r} (a TOML file of at most 1 MiB).")
+                raise TightropeError(
+                    f"no machine profile at {str(path)!r}: give the path of a TOML file of at most 1 MiB."
+                )
             text = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise TightropeError(f"machine profile {str(path)!r} cannot be read: {error}.") from error
+            raise TightropeError(
+                f"machine profile {str(path)!r} cannot be read: {error}. Give a TOML file in UTF-8."
+            ) from error
         return Machine.parse(text)
 
     @staticmethod
