@@ -4,7 +4,6 @@ Each private name has a probe, so that `tightrope doctor` and a test can list wh
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
 """
 
-import re
 import sys
 import threading
 import warnings
@@ -295,17 +294,8 @@ def ignore_logging() -> None:
     setattr(config, setting, set(getattr(config, setting)) | methods)
 
 
-_REPLACED = re.compile(r"REPLACED BY OutOfBudgetError: (tightrope: asked \d+ bytes; .*? bytes)\.")
-
-
 def cause_in_backend(error: BaseException) -> BaseException | None:
-    """The error of ours inside Dynamo's wrapper, or None when the error is not a wrapped one.
-
-    Up to Python 3.11, pybind11 takes a refusal of the allocator below a kernel in Python for a mix-up of two
-    errors, as Python makes the subclass from the class that was thrown; the text is kept, and made one again.
-    """
-    if isinstance(error, RuntimeError) and (found := _REPLACED.search(str(error))):
-        return torch.OutOfMemoryError(found[1])
+    """The error of ours inside Dynamo's wrapper, or None when the error is not a wrapped one."""
     inner = getattr(error, "inner_exception", None)
     seen = inner if isinstance(inner, BaseException) else error.__cause__
     return seen if isinstance(seen, TightropeError | torch.OutOfMemoryError) else None
