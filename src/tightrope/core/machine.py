@@ -14,7 +14,7 @@ import msgspec
 
 from tightrope.core.arguments import check_kind, refuse_argument
 from tightrope.core.errors import TightropeError
-from tightrope.core.units import ALIGNMENT, Bytes, Nanoseconds
+from tightrope.core.units import ALIGNMENT, Bytes, Nanoseconds, shown
 
 
 class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +96,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             machine = msgspec.convert(tomllib.loads(text), Machine)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
             raise TightropeError(
-                f"not a machine profile: {error}. It needs name and [[tiers]] with name and bytes."
+                f"{shown(text)} is not a machine profile: {error}. It needs name and [[tiers]] with name and bytes."
             ) from error
         if not machine.tiers or not all(0 < tier.bytes < 2**62 for tier in machine.tiers):
             raise TightropeError(
