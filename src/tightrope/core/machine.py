@@ -96,7 +96,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             machine = msgspec.convert(tomllib.loads(text), Machine)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
             raise TightropeError(
-                f"{shown(text)} is not a machine profile: {error}. It needs name and [[tiers]] with name and bytes."
+                f"{shown(text)} is not a machine profile: {error}. It needs name and [[tiers]] with name and "
+                "bytes."
             ) from error
         if not machine.tiers or not all(0 < tier.bytes < 2**62 for tier in machine.tiers):
             raise TightropeError(
