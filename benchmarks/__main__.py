@@ -12,6 +12,7 @@ from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
+from benchmarks.wrong.main import run as wrong
 
 _QUESTIONS = {
     "page": page.run,
@@ -24,6 +25,7 @@ _QUESTIONS = {
     "witness": witness.run,
     "floor": floor,
     "pace": pace.run,
+    "wrong": wrong,
 }
 
 

@@ -229,3 +229,16 @@ def test_a_loss_is_needed_to_record(tmp_path: Path) -> None:
     done = run("record", f"{file}:build", "-o", tmp_path / "x.trace")
     assert done.code == 2
     assert "must return the loss" in done.err
+
+
+@pytest.mark.parametrize("option", ["--graph", "--machine", "--model"])
+def test_options_that_no_file_would_use_are_refused(option: str, observed: Path) -> None:
+    done = run("trace", observed, option, "odd.json")
+    assert done.code == 2
+    assert re.search(rf"{option} 'odd.json' goes with a (plan|profile), .*leave it out", done.err)
+
+
+def test_a_trace_where_a_plan_belongs_is_told_apart(observed: Path) -> None:
+    done = run("explain", observed)
+    assert done.code == 2
+    assert "It is a trace: tightrope trace reads it" in done.err

@@ -324,7 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), ERROR)
     except OSError as error:
         what = error.strerror or str(error)
-        _fail(f"{what}: {str(error.filename)!r}." if error.filename else f"{what}.", ERROR)
+        where = f": {str(error.filename)!r}. Give another path" if error.filename else ""
+        _fail(f"{what}{where}.", ERROR)
 
 
 def _fail(message: str, code: int) -> NoReturn:

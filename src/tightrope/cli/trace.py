@@ -12,6 +12,7 @@ import typer
 from tightrope.cli.sound import Sound, check_outputs, read_sound
 from tightrope.core import Bytes, InfeasibleError, Module, Plan, TightropeError, Trace, parse_bytes, printable
 from tightrope.core.codec import dump_graph
+from tightrope.core.units import shown
 
 if TYPE_CHECKING:
     from tightrope.record import Answers, DryRun
@@ -64,6 +65,7 @@ def trace(
     from tightrope.record import save as save_trace
 
     check_outputs([output, perfetto, snapshot], [file, graph, against])
+    _check_used(file, against, graph=graph, model=model, machine=machine)
     asked: Bytes = parse_bytes(save, name="save") if save is not None else 0
     opened = partial(open_trace, graph=graph, model=model, machine=machine, names_only=names_only)
     found = opened(file, save=asked)
@@ -85,6 +87,24 @@ def trace(
         _print_json(value)
         return
     _print(f"{answers}\n" + (f"against {against}:\n{changed}\n" if changed is not None else ""))
+
+
+def _check_used(file: Path, against: Path | None, *, graph: object, model: object, machine: object) -> None:
+    """Refuse options that neither file would use."""
+    from tightrope.record.chrome import looks_like_profile
+    from tightrope.record.columns import is_trace
+
+    files = [path for path in (file, against) if path is not None and not is_trace(path)]
+    profiles = sum(map(looks_like_profile, files))
+    for name, value, whose, used in (
+        ("--graph", graph, "a plan", len(files) - profiles),
+        ("--machine", machine, "a plan", len(files) - profiles),
+        ("--model", model, "a profile", profiles),
+    ):
+        if value is not None and not used:
+            raise TightropeError(
+                f"{name} {shown(str(value))} goes with {whose}, and {str(file)!r} is none: leave it out."
+            )
 
 
 def record(
@@ -155,12 +175,15 @@ def open_trace(
         TightropeError: the file is none of these.
     """
     from tightrope.core.codec import read_file
+    from tightrope.core.files import naming
     from tightrope.record import annotate, forecast, load, read_profile
     from tightrope.record.chrome import looks_like_profile
     from tightrope.record.columns import is_trace
 
     if is_trace(path):
-        return load(read_file(path, limit=_TRACE_LIMIT))
+        data = read_file(path, limit=_TRACE_LIMIT)
+        with naming(path):
+            return load(data)
     if looks_like_profile(path):
         slices = read_profile(path)
         tree, run = _model_of(model, names_only=names_only)
