@@ -5,13 +5,14 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import page, placement_safety, recorder
+from benchmarks import pace, page, placement_safety, recorder
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
+from benchmarks.wrong.main import run as wrong
 
 _QUESTIONS = {
     "page": page.run,
@@ -23,6 +24,8 @@ _QUESTIONS = {
     "executable": executable.run,
     "witness": witness.run,
     "floor": floor,
+    "pace": pace.run,
+    "wrong": wrong,
 }
 
 

@@ -103,10 +103,16 @@ sys.modules[__name__].__class__ = _Surface
 
 
 def _page(graph: Graph, plan: Plan) -> str:
+    from tightrope.plan import plan_curve
     from tightrope.record import forecast
     from tightrope.view import page
 
-    return page(forecast(graph, plan))
+    others = (one for one in plan_curve(graph, seconds=_CURVE_SECONDS) if one.budget != plan.budget)
+    return page(forecast(graph, plan, others=tuple(others)))
+
+
+_CURVE_SECONDS = 2.0
+"""Of search for the plans at other budgets that a page prices fewer bytes with."""
 
 
 draw_with(_page)

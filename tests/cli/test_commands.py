@@ -1,6 +1,8 @@
 """Every command, in process: what it prints, writes, and leaves with."""
 
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -299,3 +301,12 @@ def test_a_process_leaves_with_3_and_one_line_when_nothing_fits(files: Files) ->
     assert found.code == 3
     assert json.loads(found.out)["feasible"] is False
     assert found.err.startswith("tightrope: asked 1.00 KiB")
+
+
+def test_the_package_runs_as_the_command_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tightrope", "plan", "none.json", "--budget", "1x"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("tightrope: budget '1x'")

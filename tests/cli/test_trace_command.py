@@ -11,8 +11,10 @@ import torch
 from command import run, run_process
 from torch.profiler import ProfilerActivity, profile
 
-from tightrope.core import Plan, format_time
+from tightrope.cli.sound import read_sound
+from tightrope.core import Plan, format_bytes, format_time
 from tightrope.core.codec import load_graph
+from tightrope.plan import solve
 from tightrope.record import forecast, read
 
 
@@ -35,6 +37,13 @@ def test_a_plan_is_simulated_with_the_graph_beside_it(files: tuple[Path, Path]) 
     assert answers["ns"] == plan.forecast.ns
     assert answers["alive"]
     assert answers["saving"]["bytes"] >= 1000 == answers["saving"]["asked"]
+    graph = read_sound(files[0], None).graph
+    less = solve(graph, budget=plan.forecast.total - 1000, bound=True)
+    price, more = answers["saving"]["price"], less.forecast.ns - plan.forecast.ns
+    assert price["least_ns"] == max(0, less.certificate.ns_bound - plan.forecast.ns)
+    assert price["most_ns"] == max(0, more)
+    said = run("explain", files[0], "--save", "1kB")
+    assert f"the plan for {format_bytes(less.budget)}" in said.out, said.err
 
 
 def test_a_plan_without_its_graph_says_what_to_add(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -220,3 +229,16 @@ def test_a_loss_is_needed_to_record(tmp_path: Path) -> None:
     done = run("record", f"{file}:build", "-o", tmp_path / "x.trace")
     assert done.code == 2
     assert "must return the loss" in done.err
+
+
+@pytest.mark.parametrize("option", ["--graph", "--machine", "--model"])
+def test_options_that_no_file_would_use_are_refused(option: str, observed: Path) -> None:
+    done = run("trace", observed, option, "odd.json")
+    assert done.code == 2
+    assert re.search(rf"{option} 'odd.json' goes with a (plan|profile), .*leave it out", done.err)
+
+
+def test_a_trace_where_a_plan_belongs_is_told_apart(observed: Path) -> None:
+    done = run("explain", observed)
+    assert done.code == 2
+    assert "It is a trace: tightrope trace reads it" in done.err

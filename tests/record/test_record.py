@@ -24,6 +24,7 @@ from tightrope.core import (
     Summary,
     TightropeError,
     Trace,
+    format_time,
 )
 from tightrope.judge import compare_traces
 from tightrope.native.solvers.align import cheapest_path
@@ -367,7 +368,12 @@ def test_answers_and_differences(recorded: Recording) -> None:
     assert answers.num_alive == sum(b.start <= trace.peak_tick < b.end for b in trace.buffers)
     assert "dominates" in str(answers)
     assert json.loads(msgspec.json.encode(answers.to_dict()))["peak"] == trace.peak
+    assert answers.forecast_ns == recorded.plan.forecast.ns
+    assert answers.ratio == answers.operator_ns / answers.forecast_ns
+    seen = f"observed {format_time(answers.operator_ns)}, {answers.ratio:.2f} times the forecast"
+    assert seen in str(answers)
     said = forecast(recorded.graph, recorded.plan)
+    assert explain(said).forecast_ns is None
     changed = diff(said, trace)
     assert changed.peak[0] == changed.peak[1]
     assert not changed.decisions

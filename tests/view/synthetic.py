@@ -74,7 +74,8 @@ def _summary(arena: int, ns: int) -> Summary:
 
 
 def _reason(row: Buffer) -> Reason:
-    text = f"kept: recomputing aten.mm.default costs {row.storage} ns and would free {row.size} B at the peak"
+    text = f"kept: recomputing aten.mm.default takes {row.storage} ns by itself and would free {row.size} B "
+    text += "at the peak"
     return Reason(row.storage, "kept", row.size, 1000 + row.storage, 1, text)
 
 

@@ -77,7 +77,7 @@ def test_other_shares_are_asked_in_the_field_on_the_slider_and_on_the_curve(show
     assert "3 storages would be treated differently" in shown.text("#tab-budgets")
 
 
-def test_fitting_20_percent_less_is_told_by_a_plan_and_by_an_estimate(shown: Opened, trace: Trace) -> None:
+def test_fitting_20_percent_less_is_told_by_a_plan_beside_what_could_go(shown: Opened, trace: Trace) -> None:
     shown.page.click("#ask-save")
     point = trace.summary.curve[1]
     taken = format_bytes(point.total)
@@ -87,9 +87,46 @@ def test_fitting_20_percent_less_is_told_by_a_plan_and_by_an_estimate(shown: Ope
         f"20.0 % less: the plan for 80.0 % ({format_bytes(point.budget)}) takes {taken} and 10.0 % more"
         in text
     )
-    assert re.search(r"To save .* \(20\.0 %\), drop \d+ buffers", text)
+    assert "than now. Proved: no plan that small is faster." in text
+    assert re.search(r"\d+ buffers with .* could go to save .* \(20\.0 %\); their ops by themselves", text)
     shown.page.fill("#save-share", "45")
     assert "% less: the plan" not in shown.text("#tab-save")
+
+
+PRICES = {
+    "20": "20.0 % less: the plan for 80.0 % ({b80}) takes {b80} and 10.0 % more time ({ns80}) than now. "
+    "Proved: no plan that small is faster.",
+    "30": "30.0 % less: the plan for 60.0 % ({b60}) takes {b60} and 20.0 % more time ({ns60}) than now. "
+    "Proved: it costs at least {ns80}.",
+    "40": "takes {b60} and 20.0 % more time ({ns60}) than now. Proved: it costs at least {least}.",
+    "45": "45.0 % less: no plan that small is in this file, so what it costs at most is unknown. "
+    "Proved: it costs at least {least}.",
+    "50": "50.0 % less: not possible. Proved: no plan takes less than {bound}.",
+}
+"""What the page says by percent to save; of its plans, at 60, 80 and 100 %, the larger two are proved."""
+
+
+def test_the_price_of_fewer_bytes_is_exact_or_an_interval(tmp_path: Path, shown: Opened) -> None:
+    trace = curved()
+    small, middle, _ = trace.summary.curve
+    now, bound = trace.summary.ns, trace.summary.budget * 11 // 20 - 64
+    least = now + (small.ns - now) * 3 // 4
+    curve = (msgspec.structs.replace(small, ns_bound=least), *trace.summary.curve[1:])
+    summary = msgspec.structs.replace(trace.summary, curve=curve, lower_bound=bound)
+    file = tmp_path / "priced.html"
+    file.write_text(page(msgspec.structs.replace(trace, summary=summary)))
+    other = shown.page.context.new_page()
+    other.goto(file.as_uri())
+    other.wait_for_selector("html[data-ready]")
+    other.click("#ask-save")
+    sizes = {"b60": small.budget, "b80": middle.budget, "bound": bound}
+    times = {"ns60": small.ns - now, "ns80": middle.ns - now, "least": least - now}
+    words = {name: format_bytes(size) for name, size in sizes.items()}
+    words |= {name: format_time(ns) for name, ns in times.items()}
+    for share, said in PRICES.items():
+        other.fill("#save-share", share)
+        assert said.format(**words) in other.inner_text("#tab-save"), share
+    other.close()
 
 
 def test_the_amount_starts_at_something_possible(tmp_path: Path, shown: Opened) -> None:
@@ -106,7 +143,9 @@ def test_the_amount_starts_at_something_possible(tmp_path: Path, shown: Opened) 
     other.wait_for_selector("html[data-ready]")
     other.click("#ask-save")
     assert 1 <= int(other.input_value("#save-share")) < 20
-    assert "To save" in other.inner_text("#tab-save") or "All that could go" in other.inner_text("#tab-save")
+    assert "could go to save" in other.inner_text("#tab-save") or "All that could go" in other.inner_text(
+        "#tab-save"
+    )
     other.close()
 
 

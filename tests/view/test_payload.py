@@ -1,11 +1,12 @@
 """What the page carries: columns that come back exactly, sentences, refusals of impossible traces."""
 
+import itertools
 import json
 import math
 import re
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -160,6 +161,18 @@ def test_a_hundred_thousand_modules_are_packed() -> None:
     modules = modules_of(25_000)
     trace = Trace("observed", (Buffer(64, 0, 1, category=Category.INPUT),), num_events=2, modules=modules)
     assert len(unpack(pack_trace(trace)).columns["module_name"]) == 100_002
+
+
+def test_forecast_times_stand_beside_the_same_runs_of_the_same_ops() -> None:
+    def step(source: Literal["forecast", "observed"], *runs: tuple[int, int, str]) -> Trace:
+        ends = [0, *itertools.accumulate(ns for _, ns, _ in runs)]
+        events = (Event(a, b, op, name) for (op, _, name), a, b in zip(runs, ends, ends[1:], strict=False))
+        return Trace(source, (), tuple(events))
+
+    said = step("forecast", (0, 5, "a"), (1, 7, "b"), (9, 0, "return"), (0, 6, "a"), (2, 8, "c"))
+    ran = step("observed", (0, 50, "a"), (1, 70, "b"), (0, 60, "a"), (0, 61, "a"), (2, 80, "x"), (-1, 1, "y"))
+    assert unpack(pack_trace(ran, forecast=said)).columns["ghost_ns"] == [5, 7, 6, -1, -1, -1]
+    assert "ghost_ns" not in unpack(pack_trace(ran)).columns
 
 
 def test_a_forecast_of_the_same_allocations_lies_on_the_clock_of_the_run() -> None:

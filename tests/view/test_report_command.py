@@ -98,5 +98,8 @@ def test_a_step_draws_its_own_plan() -> None:
         tightrope.report(model).html()
     model(torch.ones(2, 8)).sum().backward()
     report = tightrope.report(model)
-    assert report.html().startswith("<!doctype html>")
+    html = report.html()
+    assert html.startswith("<!doctype html>")
+    data = html.split('id="data">')[1].split("</script>")[0]
+    assert unpack(base64.b64decode(data)).header["curve"], "fewer bytes have a price"
     assert "planned" not in report.to_dict()

@@ -182,7 +182,8 @@ def _stubs(
     joint: torch.fx.GraphModule, num_forward_outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Two modules with the right signature whose only saved value is the token."""
-    token_value = torch.empty(0)
+    with _torch.real_tensors():  # AOTAutograd donates what is fake to one backward, and refuses a second one
+        token_value = torch.empty(0)
     outputs = _flat(joint)
     forward, backward = torch.fx.Graph(), torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}

@@ -14,6 +14,16 @@ def fails_anyway(error: BaseException) -> bool:
     return _FAILS_EAGERLY in str(error)
 
 
+def reason_of(error: BaseException) -> str:
+    """Say in a sentence why a step is not one graph."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (
+        "The step cannot be captured as one graph: "
+        + (lines[0].rstrip(".") if lines else type(error).__name__)
+        + "."
+    )
+
+
 def uncaptured(error: BaseException, who: str, *, call: str) -> CaptureError:
     """Restate an error of Dynamo.
 

@@ -222,7 +222,7 @@ def explain(
     plan: PlanFile,
     graph: GraphFile = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="How many storages to list.")] = 20,
-    save: Annotated[str | None, typer.Option(help="Say what would have to go to save these bytes.")] = None,
+    save: Annotated[str | None, typer.Option(help="Say what saving these bytes costs.")] = None,
     machine: Machine = None,
     json: Json = False,
 ) -> None:
@@ -324,7 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), ERROR)
     except OSError as error:
         what = error.strerror or str(error)
-        _fail(f"{what}: {str(error.filename)!r}." if error.filename else f"{what}.", ERROR)
+        where = f": {str(error.filename)!r}. Give another path" if error.filename else ""
+        _fail(f"{what}{where}.", ERROR)
 
 
 def _fail(message: str, code: int) -> NoReturn:

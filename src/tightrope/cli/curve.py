@@ -71,7 +71,7 @@ def curve_plans(
     from tightrope.run.status import StatusLine
 
     if not 0 < seconds < float("inf"):
-        raise TightropeError(f"seconds are a finite number above 0, not {seconds}.")
+        raise TightropeError(f"--seconds {seconds}: give a finite number above 0.")
     text = f"planning for a curve of budgets, about {seconds:.0f} s at most"
     with StatusLine(lines=True).task(text, 1) as tick:
         return plan_curve(graph, machine=machine, seconds=seconds, placed=placed, progress=tick)

@@ -116,7 +116,9 @@ def estimate(console: Console, found: dict[str, Any]) -> None:
         markup=False,
     )
     console.print(
-        f"smallest budget found: {least}, as budget={found['smallest_bytes']} where nothing else is held",
+        f"smallest budget found: {least}, as budget={found['smallest_bytes']} where nothing else is held: "
+        "for a whole loop, with the update, gradients that stay until it, and a guess at a loss outside the "
+        "model",
         markup=False,
     )
     console.print(f"no plan needs less than {bound}; set by {found['lower_bound_op']}", markup=False)

@@ -10,8 +10,9 @@ import msgspec
 import typer
 
 from tightrope.cli.sound import Sound, check_outputs, read_sound
-from tightrope.core import Bytes, Module, TightropeError, Trace, parse_bytes, printable
+from tightrope.core import Bytes, InfeasibleError, Module, Plan, TightropeError, Trace, parse_bytes, printable
 from tightrope.core.codec import dump_graph
+from tightrope.core.units import shown
 
 if TYPE_CHECKING:
     from tightrope.record import Answers, DryRun
@@ -51,7 +52,7 @@ def trace(
         bool, typer.Option("--names-only", help="Do not call that model: tell modules by names and order.")
     ] = False,
     machine: Annotated[str | None, typer.Option(help="Needed by plans that page.")] = None,
-    save: Annotated[str | None, typer.Option(help="Say what would have to go to save these bytes.")] = None,
+    save: Annotated[str | None, typer.Option(help="Say what saving these bytes costs.")] = None,
     against: Annotated[Path | None, typer.Option(help="An earlier plan, trace or profile.")] = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Modules and buffers to list.")] = 10,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write a trace file.")] = None,
@@ -64,9 +65,10 @@ def trace(
     from tightrope.record import save as save_trace
 
     check_outputs([output, perfetto, snapshot], [file, graph, against])
+    _check_used(file, against, graph=graph, model=model, machine=machine)
     asked: Bytes = parse_bytes(save, name="save") if save is not None else 0
     opened = partial(open_trace, graph=graph, model=model, machine=machine, names_only=names_only)
-    found = opened(file)
+    found = opened(file, save=asked)
     answers = explain(found, save=asked, top=top)
     before = opened(against) if against is not None else None
     changed = diff(before, found) if before is not None else None
@@ -85,6 +87,24 @@ def trace(
         _print_json(value)
         return
     _print(f"{answers}\n" + (f"against {against}:\n{changed}\n" if changed is not None else ""))
+
+
+def _check_used(file: Path, against: Path | None, *, graph: object, model: object, machine: object) -> None:
+    """Refuse options that neither file would use."""
+    from tightrope.record.chrome import looks_like_profile
+    from tightrope.record.columns import is_trace
+
+    files = [path for path in (file, against) if path is not None and not is_trace(path)]
+    profiles = sum(map(looks_like_profile, files))
+    for name, value, whose, used in (
+        ("--graph", graph, "a plan", len(files) - profiles),
+        ("--machine", machine, "a plan", len(files) - profiles),
+        ("--model", model, "a profile", profiles),
+    ):
+        if value is not None and not used:
+            raise TightropeError(
+                f"{name} {shown(str(value))} goes with {whose}, and {str(file)!r} is none: leave it out."
+            )
 
 
 def record(
@@ -139,6 +159,7 @@ def open_trace(
     model: str | None = None,
     machine: str | None = None,
     names_only: bool = False,
+    save: Bytes = 0,
 ) -> Trace:
     """Read a trace file, simulate a plan file, or annotate a profile.
 
@@ -148,23 +169,27 @@ def open_trace(
         model: ``FILE.py:FUNCTION`` that builds the model of a profile.
         machine: needed by plans that page.
         names_only: do not call the model to see which modules make which ops.
+        save: of a plan, also plan for so many bytes less.
 
     Raises:
         TightropeError: the file is none of these.
     """
     from tightrope.core.codec import read_file
+    from tightrope.core.files import naming
     from tightrope.record import annotate, forecast, load, read_profile
     from tightrope.record.chrome import looks_like_profile
     from tightrope.record.columns import is_trace
 
     if is_trace(path):
-        return load(read_file(path, limit=_TRACE_LIMIT))
+        data = read_file(path, limit=_TRACE_LIMIT)
+        with naming(path):
+            return load(data)
     if looks_like_profile(path):
         slices = read_profile(path)
         tree, run = _model_of(model, names_only=names_only)
         return annotate(slices, name=path.name, run=run, **({} if tree is None else {"modules": tree}))
     sound = read_sound(path, graph, machine)
-    return forecast(sound.graph, sound.plan, machine=sound.machine)
+    return forecast(sound.graph, sound.plan, machine=sound.machine, others=smaller_plan(sound, save))
 
 
 def _model_of(target: str | None, *, names_only: bool) -> "tuple[tuple[Module, ...] | None, DryRun | None]":
@@ -189,8 +214,29 @@ def answers_of(sound: Sound, save: str | None, top: int) -> "Answers":
     """Answer what a plan's simulation can."""
     from tightrope.record import explain, forecast
 
-    simulated = forecast(sound.graph, sound.plan, machine=sound.machine)
-    return explain(simulated, save=parse_bytes(save, name="save") if save is not None else 0, top=top)
+    asked: Bytes = parse_bytes(save, name="save") if save is not None else 0
+    others = smaller_plan(sound, asked)
+    simulated = forecast(sound.graph, sound.plan, machine=sound.machine, others=others)
+    return explain(simulated, save=asked, top=top)
+
+
+def smaller_plan(sound: Sound, save: Bytes) -> tuple[Plan, ...]:
+    """Plan for so many bytes less than a plan takes, and bound the time of all such plans; none for 0."""
+    from tightrope.cli.show import searching
+    from tightrope.plan import solve
+
+    budget = sound.plan.forecast.total - save
+    if not save or budget <= 0:
+        return ()
+    try:
+        with searching(budget) as tell:
+            plan = solve(
+                sound.graph, budget=budget, machine=sound.machine, placed=sound.plan.placed, bound=True,
+                progress=tell,
+            )  # fmt: skip
+    except InfeasibleError:
+        return ()
+    return (plan,)
 
 
 def _warnings(*traces: Trace | None) -> list[str]:

@@ -27,6 +27,7 @@ from tightrope.core.files import dump, load
 from tightrope.core.graph import SCHEMA_VERSION, Graph
 from tightrope.core.graph_check import check_graph
 from tightrope.core.json_text import MAX_FILE_BYTES
+from tightrope.core.recognize import recognized
 from tightrope.core.units import Bytes, Offset, StorageId, round_up
 from tightrope.core.values import EMPTY
 
@@ -261,21 +262,26 @@ def open_bundle(file: BinaryIO, name: str) -> Opened:
     frame = file.read(_FRAME.size)
     if frame[: len(MAGIC)] != MAGIC:
         raise PlanFileError(
-            f"{name!r} is no saved step: it begins with {frame[: len(MAGIC)]!r}, not {MAGIC!r}."
+            f"{name!r} is no saved step: it begins with {frame[: len(MAGIC)]!r}, not {MAGIC!r}. "
+            f"{recognized(frame) or 'Give a file that tightrope.save wrote.'}"
         )
     if len(frame) < _FRAME.size:
-        raise PlanFileError(f"{name!r} is cut off: it has {size} bytes, and its frame alone {_FRAME.size}.")
+        raise PlanFileError(
+            f"{name!r} is cut off: it has {size} bytes, and its frame alone {_FRAME.size}. Save it again."
+        )
     _, num_header, num_data = _FRAME.unpack(frame)
     within(num_header, f"{name!r}: bytes of the header", high=MAX_FILE_BYTES)
     within(num_data, f"{name!r}: bytes of the data", high=_MAX_DATA)
     start = round_up(_FRAME.size + num_header, _ALIGNMENT)
     if start + num_data != size:
         raise PlanFileError(
-            f"{name!r} has {size} bytes and says that it has {start + num_data}: it is cut off or damaged."
+            f"{name!r} has {size} bytes and says that it has {start + num_data}: it is cut off or damaged. "
+            "Save it again."
         )
     bundle = load(file.read(num_header), Bundle, check_bundle)
     if bundle.num_bytes != num_data:
         raise PlanFileError(
-            f"{name!r}: its storages take {bundle.num_bytes} bytes, its data has {num_data}: it is damaged."
+            f"{name!r}: its storages take {bundle.num_bytes} bytes, its data has {num_data}: it is damaged. "
+            "Save it again."
         )
     return Opened(bundle, file, start)

@@ -10,7 +10,8 @@ beyond 2^62 are refused rather than repaired.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -51,6 +52,15 @@ def read_file(path: str | Path, *, limit: Bytes = MAX_FILE_BYTES) -> bytes:
     if len(data) > limit:
         raise PlanFileError(f"{str(path)!r} is larger than {limit} bytes, the most that is read.")
     return data
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Add the file to what is said about what is in it: a command may read several."""
+    try:
+        yield
+    except PlanFileError as error:
+        raise PlanFileError(f"{error} ({str(path)!r})") from error
 
 
 def dump(value: _T, check: Callable[[_T], None]) -> bytes:
@@ -117,7 +127,7 @@ def _as_written(data: bytes, kind: type[_T]) -> _T | None:
 
 def _check_schema(tree: Any, name: str) -> None:
     if not isinstance(tree, dict):
-        raise PlanFileError(f"{name}: $ = {quote(tree)}: a {name} file holds one JSON object.")
+        raise PlanFileError(f"{name}: $ = {quote(tree)}: a {name} file holds one JSON object: give one.")
     if "schema" not in tree:
         raise PlanFileError(f"{name}: $.schema is missing: every {name} file says the version of its layout.")
     schema = tree["schema"]

@@ -9,6 +9,7 @@ import math
 from typing import Any, Final, NoReturn
 
 from tightrope.core.errors import PlanFileError
+from tightrope.core.recognize import recognized
 from tightrope.core.units import Bytes
 
 MAX_FILE_BYTES: Final[Bytes] = 256 * 2**20
@@ -33,20 +34,20 @@ def parse_json(data: bytes, name: str) -> Any:
         {'a': [1]}
     """
     check_size(data, name)
+    cause: Exception
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
     except UnicodeDecodeError as error:
-        raise PlanFileError(
-            f"{name}: not UTF-8 text: byte {data[error.start]:#04x} at {error.start}."
-        ) from error
+        cause, why = error, f"not UTF-8 text: byte {data[error.start]:#04x} at {error.start}"
     except json.JSONDecodeError as error:
         near = error.doc[max(error.pos - 20, 0) : error.pos + 20]
-        raise PlanFileError(
-            f"{name}: not JSON: {error.msg} at line {error.lineno}, near {near!r}."
-        ) from error
+        cause, why = error, f"not JSON: {error.msg} at line {error.lineno}, near {near!r}"
     except (ValueError, RecursionError, MemoryError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error) or "too large"
-        raise PlanFileError(f"{name}: not readable as JSON: {what}.") from error
+        cause, why = error, f"not readable as JSON: {what}"
+    raise PlanFileError(
+        f"{name}: {why}. {recognized(data) or f'Give a {name} as it was written.'}"
+    ) from cause
 
 
 def check_size(data: bytes, name: str) -> None:

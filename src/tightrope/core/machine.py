@@ -14,7 +14,7 @@ import msgspec
 
 from tightrope.core.arguments import check_kind, refuse_argument
 from tightrope.core.errors import TightropeError
-from tightrope.core.units import ALIGNMENT, Bytes, Nanoseconds
+from tightrope.core.units import ALIGNMENT, Bytes, Nanoseconds, shown
 
 
 class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +96,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             machine = msgspec.convert(tomllib.loads(text), Machine)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
             raise TightropeError(
-                f"not a machine profile: {error}. It needs name and [[tiers]] with name and bytes."
+                f"{shown(text)} is not a machine profile: {error}. It needs name and [[tiers]] with name and "
+                "bytes."
             ) from error
         if not machine.tiers or not all(0 < tier.bytes < 2**62 for tier in machine.tiers):
             raise TightropeError(
@@ -125,10 +126,14 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             file = Path(path)
             if not file.is_file() or file.stat().st_size > 2**20:
-                raise TightropeError(f"no machine profile at {str(path)!r} (a TOML file of at most 1 MiB).")
+                raise TightropeError(
+                    f"no machine profile at {str(path)!r}: give the path of a TOML file of at most 1 MiB."
+                )
             text = file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise TightropeError(f"machine profile {str(path)!r} cannot be read: {error}.") from error
+            raise TightropeError(
+                f"machine profile {str(path)!r} cannot be read: {error}. Give a TOML file in UTF-8."
+            ) from error
         return Machine.parse(text)
 
     @staticmethod

@@ -19,7 +19,7 @@ from tightrope.core.certificate import Certificate
 from tightrope.core.certificate_check import check_certificate
 from tightrope.core.checking import MAX_ID, distinct, few, refuse, within
 from tightrope.core.errors import FingerprintError, PlanFileError
-from tightrope.core.files import dump, load, read_file
+from tightrope.core.files import dump, load, naming, read_file
 from tightrope.core.graph import SCHEMA_VERSION, Allocation, Graph
 from tightrope.core.machine import Limits
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Wait
@@ -168,7 +168,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         try:
             Path(path).write_bytes(dump_plan(self))
         except (OSError, ValueError) as error:
-            raise PlanFileError(f"{str(path)!r} cannot be written: {error}.") from error
+            raise PlanFileError(f"{str(path)!r} cannot be written: {error}. Give another path.") from error
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -187,7 +187,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
             >>> Plan.load(path) == plan
             True
         """
-        return load_plan(read_file(path))
+        data = read_file(path)
+        with naming(path):
+            return load_plan(data)
 
     def figures(self) -> dict[str, str]:
         """List the figures of the plan for a person, by name."""

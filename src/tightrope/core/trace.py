@@ -185,6 +185,7 @@ class BudgetPoint(msgspec.Struct, frozen=True, array_like=True):
         recomputed: storages that it recomputes, ascending.
         paged: storages that it pages, ascending.
         proved: whether no plan within this budget is faster.
+        ns_bound: time below which no plan within this budget exists (proved); 0 where not known.
     """
 
     budget: Bytes
@@ -193,6 +194,7 @@ class BudgetPoint(msgspec.Struct, frozen=True, array_like=True):
     recomputed: tuple[StorageId, ...] = ()
     paged: tuple[StorageId, ...] = ()
     proved: bool = False
+    ns_bound: Nanoseconds = 0
 
 
 class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -217,6 +219,7 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         place_doubts: events of a profile whose doubt is ``place``.
         whole: total bytes that the given order needs: what a budget of 100 % stands for.
         proved: whether no plan within the budget is faster.
+        ns_bound: time below which no plan within the budget exists (proved); 0 where not known.
     """
 
     name: str = ""
@@ -236,6 +239,7 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     place_doubts: int = 0
     whole: Bytes = 0
     proved: bool = False
+    ns_bound: Nanoseconds = 0
 
     def warning(self) -> str:
         """Say what to know before reading the figures: a match that is poor; else nothing."""

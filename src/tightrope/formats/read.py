@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tightrope.core import PlanFileError
 from tightrope.core.codec import load_graph, read_file
+from tightrope.core.files import naming
 from tightrope.core.json_text import parse_json
 from tightrope.formats.dtr import is_dtr_log, read_dtr_log
 from tightrope.formats.node_link import is_node_link, read_node_link
@@ -38,7 +38,6 @@ def read_source(path: str | Path) -> Source:
     Raises:
         PlanFileError: there is no such file, or it is not a graph.
     """
-    try:
-        return load_source(read_file(path), name=Path(path).stem)
-    except PlanFileError as error:
-        raise PlanFileError(f"{error} ({str(path)!r})") from error
+    data = read_file(path)
+    with naming(path):
+        return load_source(data, name=Path(path).stem)

@@ -50,7 +50,7 @@ def read_start(path: str | Path, size: Bytes) -> bytes:
         with gzip.open(file, "rb") if zipped else file.open("rb") as data:
             return data.read(size)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise TightropeError(f"cannot read {str(path)!r}: {error}.") from error
+        raise TightropeError(f"cannot read {str(path)!r}: {error}. Give the whole file.") from error
 
 
 @contextmanager

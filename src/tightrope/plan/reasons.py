@@ -66,8 +66,8 @@ def _kept(graph: Graph, storage: StorageId, op: OpId, facts: _StorageFacts, slac
         return ": it is handed out of the step and takes no address in the arena"
     if not producer.recomputable or storage not in again(graph, op).creates:
         return f": {producer.target} cannot run twice with the same result"
-    price = f": recomputing {producer.target} costs {format_price(again(graph, op).ns)} and would free "
-    price += format_bytes(made.size)
+    price = f": recomputing {producer.target} takes {format_price(again(graph, op).ns)} by itself and would "
+    price += f"free {format_bytes(made.size)}"
     if storage not in facts.at_peak:
         return f"{price}, but it is not alive at the peak"
     at_peak = graph.op(facts.peak_op)

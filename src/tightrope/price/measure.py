@@ -79,7 +79,7 @@ def measure(run: Callable[[], Any], allocator: Allocator | None) -> Measured:
     """
     layouts = _layouts(run())
     allocations, hidden = ((), 0) if allocator is None else _record(run, allocator)
-    clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
+    _, clock = clock_here()
     best, total = 2**62, 0
     for number in range(_MAX_RUNS):
         start = clock()
@@ -90,6 +90,17 @@ def measure(run: Callable[[], Any], allocator: Allocator | None) -> Measured:
         if number + 1 >= _MIN_RUNS and total > _ENOUGH_NS:
             break
     return Measured(max(best, 1), allocations, allocator is not None, layouts, hidden)
+
+
+def clock_here() -> tuple[str, Callable[[], Nanoseconds]]:
+    """Choose the clock of prices and steps: what other processes do counts only where torch has threads.
+
+    >>> clock_here()[0] in ("thread CPU time", "wall time")
+    True
+    """
+    if torch.get_num_threads() == 1:
+        return "thread CPU time", time.thread_time_ns
+    return "wall time", time.perf_counter_ns
 
 
 def _layouts(result: Any) -> tuple[Layout, ...]:

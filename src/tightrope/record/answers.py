@@ -7,7 +7,7 @@ from typing import Any
 from tightrope.core import Bytes, EventPhase, Nanoseconds, Trace, format_bytes, format_time
 from tightrope.core.trace import doubts
 from tightrope.core.trace_check import check_trace
-from tightrope.core.units import format_price
+from tightrope.record.savings import Saving, saving
 
 _STEP = tuple(EventPhase)
 
@@ -45,25 +45,6 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
-    """What would have to go to lower the bytes at the peak.
-
-    Attributes:
-        asked: bytes to save.
-        bytes: bytes that the chosen buffers take at the peak; less than ``asked`` where no more can go.
-        ns: price of recomputing them once.
-        buffers: positions in the trace, cheapest byte first.
-        known: whether the trace has the prices of a plan.
-    """
-
-    asked: Bytes
-    bytes: Bytes
-    ns: Nanoseconds
-    buffers: tuple[int, ...]
-    known: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Answers:
     """What `explain` found; ``str`` of it is for people.
 
@@ -71,6 +52,8 @@ class Answers:
         source: ``forecast`` or ``observed``.
         ns: step time, from the start of the first event to the end of the last one.
         operator_ns: sum of the self times of all events; shares are parts of it.
+        forecast_ns: of an observed step with a plan, what the plan says of that sum; None where not known.
+        ratio: ``operator_ns`` over ``forecast_ns``.
         peak: largest number of live bytes.
         peak_tick: first tick after which they are.
         persistent: bytes that the caller holds during the whole step.
@@ -102,6 +85,8 @@ class Answers:
     warning: str = ""
     order_doubts: int = 0
     place_doubts: int = 0
+    forecast_ns: Nanoseconds | None = None
+    ratio: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -118,6 +103,11 @@ class Answers:
                 f"operator time ({top.percent:.1f} %); step time {format_time(self.ns)}"
             )
             lines += [f"  {s.name:<12}{format_time(s.ns):>12}{s.percent:7.1f} %" for s in self.stages]
+        if self.forecast_ns and self.ratio:
+            lines.append(
+                f"operator time: forecast {format_time(self.forecast_ns)}, observed "
+                f"{format_time(self.operator_ns)}, {self.ratio:.2f} times the forecast"
+            )
         if self.modules and self.operator_ns:
             first = self.modules[0]
             lines.append(f"largest module: {first.name} ({first.percent:.1f} % of the operator time)")
@@ -132,7 +122,7 @@ class Answers:
             )
             lines += [f"  {_alive(row)}" for row in self.alive]
         if self.saving.asked:
-            lines.append(_saving(self.saving))
+            lines.append(str(self.saving))
         return "\n".join(lines)
 
 
@@ -150,24 +140,12 @@ def _alive(row: Alive) -> str:
     )
 
 
-def _saving(saving: Saving) -> str:
-    if not saving.known:
-        return f"to save {format_bytes(saving.asked)} at the peak: not known without a plan's prices"
-    if not saving.buffers:
-        return f"to save {format_bytes(saving.asked)} at the peak: nothing alive there can be recomputed"
-    enough = "" if saving.bytes >= saving.asked else "; no more can go"
-    return (
-        f"to save {format_bytes(saving.asked)} at the peak: recompute {len(saving.buffers)} buffers "
-        f"({format_bytes(saving.bytes)}) for {format_price(saving.ns)}{enough}"
-    )
-
-
 def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
     """Answer the usual questions about a trace.
 
     Args:
         trace: forecast or observed.
-        save: bytes to save at the peak; 0 = do not ask.
+        save: bytes to take less than the plan does; 0 = do not ask.
         top: number of modules and buffers to list.
 
     Raises:
@@ -191,6 +169,7 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
     tick = trace.peak_tick
     there = [k for k, buffer in enumerate(trace.buffers) if buffer.start <= tick < buffer.end]
     there.sort(key=lambda k: (-trace.buffers[k].size, k))
+    said = trace.summary.ns if trace.source == "observed" and trace.summary.ns else None
     return Answers(
         source=trace.source,
         ns=trace.ns,
@@ -203,11 +182,13 @@ def explain(trace: Trace, *, save: Bytes = 0, top: int = 10) -> Answers:
         modules=_shares(named, total, top),
         alive=tuple(_row(trace, k) for k in there[:top]),
         num_alive=len(there),
-        saving=_choose(trace, there, save),
+        saving=saving(trace, there, save),
         match=trace.summary.match,
         warning=trace.summary.warning(),
         order_doubts=trace.summary.order_doubts,
         place_doubts=trace.summary.place_doubts,
+        forecast_ns=said,
+        ratio=total / said if said and total else None,
     )
 
 
@@ -243,35 +224,6 @@ def _row(trace: Trace, number: int) -> Alive:
         source=trace.lines[event.line] if event and event.line >= 0 else "",
         reason=trace.reasons[buffer.reason].text if buffer.reason >= 0 else "",
     )
-
-
-def _choose(trace: Trace, there: Sequence[int], save: Bytes) -> Saving:
-    """Take buffers that can be recomputed and that nothing needs at the peak, cheapest byte first."""
-    tick = trace.peak_tick
-    busy = {
-        k for k, event in enumerate(trace.events)
-        if trace.ticks and 0 <= tick < len(trace.ticks) and event.start <= trace.ticks[tick] <= event.end
-    }  # fmt: skip
-    candidates = []
-    for k in there if save else ():
-        buffer = trace.buffers[k]
-        if buffer.reason < 0 or buffer.creator in busy or busy.intersection(buffer.readers):
-            continue
-        reason = trace.reasons[buffer.reason]
-        later = (
-            any(trace.events[r].start > trace.ticks[tick] for r in buffer.readers) if trace.ticks else True
-        )
-        if "recomputing" in reason.text and later:
-            candidates.append((reason.ns / max(buffer.size, 1), k, reason.ns))
-    chosen: list[int] = []
-    freed, price = 0, 0
-    for _, k, ns in sorted(candidates):
-        if freed >= save:
-            break
-        chosen.append(k)
-        freed += trace.buffers[k].size
-        price += ns
-    return Saving(save, freed, price, tuple(chosen), known=bool(trace.reasons))
 
 
 @dataclass(frozen=True, slots=True)

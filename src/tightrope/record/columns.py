@@ -27,6 +27,7 @@ import numpy.typing as npt
 from tightrope.core import Buffer, Category, Doubt, Event, EventPhase, PlanFileError, Trace
 from tightrope.core.codec import read_file
 from tightrope.core.json_text import check_values, parse_json, quote
+from tightrope.core.recognize import recognized
 from tightrope.core.trace_check import MAX_ROWS, check_trace
 
 MAGIC: Final = b"TRTRACE1"
@@ -88,10 +89,13 @@ def load(data: bytes) -> Trace:
     if data[:7] == MAGIC[:7] and data[7:8] != MAGIC[7:8]:
         raise PlanFileError(f"trace: version {quote(data[7:8])}: this version reads {MAGIC[7:8]!r}.")
     if data[:8] != MAGIC:
-        raise PlanFileError(f"trace: not a trace file: it begins with {quote(data[:8])}, not {MAGIC!r}.")
+        raise PlanFileError(
+            f"trace: not a trace file: it begins with {quote(data[:8])}, not {MAGIC!r}. "
+            f"{recognized(data) or 'Give a file that tightrope record wrote.'}"
+        )
     body = _inflate(data[8:])
     if len(body) < 4 or (end := 4 + struct.unpack("<I", body[:4])[0]) > len(body):
-        raise PlanFileError("trace: the file ends within its header.")
+        raise PlanFileError("trace: the file ends within its header. Record it again.")
     tree = parse_json(body[4:end], "trace")
     check_values(tree, "trace")
     try:
@@ -102,7 +106,7 @@ def load(data: bytes) -> Trace:
         trace = _trace(header, columns)
     except (msgspec.ValidationError, KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
         raise PlanFileError(
-            f"trace: not well formed: {type(error).__name__}: {quote(str(error))}."
+            f"trace: not well formed: {type(error).__name__}: {quote(str(error))}. Record it again."
         ) from error
     check_trace(trace)
     return trace
@@ -118,7 +122,7 @@ def save(trace: Trace, path: str | Path) -> None:
     try:
         Path(path).write_bytes(data)
     except (OSError, ValueError) as error:
-        raise PlanFileError(f"{str(path)!r} cannot be written: {error}.") from error
+        raise PlanFileError(f"{str(path)!r} cannot be written: {error}. Give another path.") from error
 
 
 def read(path: str | Path) -> Trace:
@@ -212,13 +216,15 @@ def _inflate(data: bytes) -> bytes:
     try:
         body = unpacker.decompress(data, MAX_BODY)
     except zlib.error as error:
-        raise PlanFileError(f"trace: the file is damaged: {error}.") from error
+        raise PlanFileError(f"trace: the file is damaged: {error}. Record it again.") from error
     if not unpacker.eof:
         more = unpacker.unconsumed_tail
         what = f"it unpacks to more than {MAX_BODY} bytes" if more else "it is cut short"
-        raise PlanFileError(f"trace: the file is damaged: {what}.")
+        raise PlanFileError(f"trace: the file is damaged: {what}. Record it again.")
     if unpacker.unused_data:
-        raise PlanFileError(f"trace: the file is damaged: {len(unpacker.unused_data)} bytes follow its end.")
+        raise PlanFileError(
+            f"trace: the file is damaged: {len(unpacker.unused_data)} bytes follow its end. Record it again."
+        )
     return body
 
 

@@ -22,6 +22,7 @@ from tightrope.core import (
     Fused,
     Graph,
     Held,
+    JudgeError,
     Machine,
     Nanoseconds,
     Op,
@@ -36,7 +37,7 @@ from tightrope.core import (
     Trace,
 )
 from tightrope.core.executable import ARENA, HEAP
-from tightrope.lower import lower, simulate, timeline
+from tightrope.lower import lower, problems, simulate, timeline
 from tightrope.plan import whole_bytes
 from tightrope.record.attribution import attribute
 from tightrope.record.categories import categories
@@ -63,11 +64,12 @@ def forecast(
         graph: the one that the plan was made for.
         plan: what to simulate.
         machine: needed by plans that page, for the times of copies.
-        others: plans of the same graph for other budgets; they become `Summary.curve`.
+        others: plans of the same graph for other budgets; they are judged and become `Summary.curve`.
         classes: class names of modules by path.
 
     Raises:
         FingerprintError: a plan was made for another graph.
+        JudgeError: one of ``others`` does not hold for the graph.
         TightropeError: the plan cannot be lowered, or pages without a machine.
 
     Example:
@@ -84,6 +86,9 @@ def forecast(
                 f"the plan was made for graph {one.fingerprint[:12]}, this one is {graph.fingerprint[:12]}: "
                 "give the graph that was planned."
             )
+    for one in others:
+        if wrong := problems(graph, one, machine):
+            raise JudgeError(f"the plan for {one.budget} bytes does not hold for its graph: {wrong[0]}")
     executable = lower(graph, plan, machine)
     tape = _EventTape(graph, ModuleTree(classes), attribute(graph, classes))
     tape.run(executable, machine)
@@ -198,6 +203,7 @@ def summary(graph: Graph, plan: Plan, others: tuple[Plan, ...] = ()) -> Summary:
         curve=tuple(sorted(points, key=lambda point: point.budget)),
         whole=whole_bytes(graph),
         proved=plan.certificate.proved,
+        ns_bound=plan.certificate.ns_bound,
     )
 
 
@@ -207,8 +213,10 @@ def _point(plan: Plan) -> BudgetPoint:
         for decision in ("recomputed", "paged")
     }
     said = plan.forecast
-    proved = plan.certificate.proved
-    return BudgetPoint(plan.budget, said.total, said.ns, chosen["recomputed"], chosen["paged"], proved)
+    proof = plan.certificate
+    return BudgetPoint(
+        plan.budget, said.total, said.ns, chosen["recomputed"], chosen["paged"], proof.proved, proof.ns_bound
+    )  # fmt: skip
 
 
 @dataclass

@@ -120,10 +120,12 @@ class Accounts:
         self._budgets[owner] = budget
         self._apply()
 
-    def hold_if_possible(self, owner: object, budget: Bytes, spare: Bytes) -> None:
-        """Hold the process to ``budget`` unless less than ``spare`` is left of it already."""
-        if budget >= self.charged() + spare:
+    def hold_if_possible(self, owner: object, budget: Bytes, spare: Bytes) -> bool:
+        """Hold the process to ``budget`` unless less than ``spare`` is left of it already; tell whether."""
+        possible = budget >= self.charged() + spare
+        if possible:
             self.hold(owner, budget)
+        return possible
 
     def release(self, owner: object) -> None:
         """Lift the budget of ``owner``."""

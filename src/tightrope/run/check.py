@@ -80,7 +80,8 @@ class RecomputeCheck:
         if looks != (view.dtype, view.shape, view.strides, view.offset, view.bits):
             raise VerificationError(
                 f"{self._name(run)} gave a tensor of {looks[:3]}; it was captured and measured as "
-                f"{(view.dtype, view.shape, view.strides)}. Nothing was returned."
+                f"{(view.dtype, view.shape, view.strides)}. Nothing was returned: see that no "
+                "parameter and no input is given other data while a step runs."
             )
         storage = self._storage[view.base]
         if storage not in self._again:

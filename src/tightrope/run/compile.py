@@ -17,13 +17,14 @@ import torch
 from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT, check_model
 from tightrope.capture.dynamo import Runner, make_backend
-from tightrope.capture.failures import fails_anyway
+from tightrope.capture.failures import fails_anyway, reason_of
 from tightrope.capture.program import Program
 from tightrope.core import (
     CaptureError,
     InfeasibleError,
     Machine,
     TightropeError,
+    format_bytes,
 )
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
@@ -104,9 +105,9 @@ class CompiledModel:
         return self.twin.around(run, args, kwargs, self.calls) if self.twin else run(*args, **kwargs)
 
     def hold(self) -> None:
-        """Hold the process to the budget, as far as it is known."""
+        """Hold the process to the budget, as far as it is known; where more is held, once a plan fits."""
         if self.calls.budget:
-            self.accounts.hold(self, self.calls.budget)
+            self._lifted = not self.accounts.hold_if_possible(self, self.calls.budget, 0)
 
     def break_up(self, reason: str) -> None:
         """Try a sequence of graphs, because of ``reason``.
@@ -116,8 +117,7 @@ class CompiledModel:
         assert isinstance(self.settings.budget, int)
         self.broken, self.in_pieces = reason, True
         self.calls.prospects.in_pieces = True
-        if self.settings.budget > self.accounts.charged() + RESERVE:
-            self.accounts.hold(self, self.settings.budget)
+        self.accounts.hold_if_possible(self, self.settings.budget, RESERVE)
 
     def say_in_pieces(self) -> None:
         """Tell the user, once, that the model runs in pieces, and why; watch what is between them."""
@@ -144,15 +144,21 @@ class CompiledModel:
 
     def drop_to_replay(self, reason: str) -> None:
         """Fall back to level 0 and say why."""
-        self.level, self.why = "L0", reason
-        self.in_pieces = False
-        self.calls.close()
-        if not isinstance(self.settings.budget, int):
+        budget = self.settings.budget
+        if not isinstance(budget, int):
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
             )
-        self.accounts.hold(self, self.settings.budget)
-        self.replay = replay(budget=self.settings.budget)
+        if not self.accounts.hold_if_possible(self, budget, 0):
+            held = self.accounts.charged()
+            raise InfeasibleError(
+                f"asked {format_bytes(budget)} ({budget} bytes); {held} bytes are held already. Raise "
+                "the budget, use a smaller model, or free tensors before.",
+                asked=budget, lower_bound=held,
+            )  # fmt: skip
+        self.calls.close()
+        self.replay = replay(budget=budget)
+        self.level, self.why, self.in_pieces = "L0", reason, False
         warnings.warn(
             f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}",
             stacklevel=5,
@@ -385,6 +391,7 @@ def _entry(
             if not reason:
                 return result
             if not isinstance(compiled.settings.budget, int):
+                trial(*args, **kwargs)
                 compiled.drop_to_replay(reason)
             else:
                 compiled.break_up(reason)
@@ -392,10 +399,10 @@ def _entry(
 
     def trial(*args: Any, **kwargs: Any) -> None:
         """Call the model as it is, within the budget: running out says nothing about the call."""
-        owner = model()
+        owner, budget = model(), compiled.settings.budget
         assert owner is not None
-        if isinstance(compiled.settings.budget, int):
-            compiled.accounts.hold(compiled, compiled.settings.budget)
+        if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
+            return  # it cannot run, and is refused when the first graph is planned
         try:
             with suppress(torch.OutOfMemoryError), torch.no_grad():
                 restore = state_of(owner)
@@ -438,27 +445,18 @@ def _captured(run: _Call, args: Any, kwargs: Any, trial: _Call, *, whole: bool) 
         with _torch.calling(RECOMPILE_LIMIT, whole=whole):
             return run(*args, **kwargs), ""
     except _torch.unsupported_errors() as error:
-        refused, reason, anyway = None, _reason(error), fails_anyway(error)
+        refused, reason, anyway = None, reason_of(error), fails_anyway(error)
     except Exception as error:
         cause = _torch.cause_in_backend(error)
         if cause is None or cause is error:
             raise
-        refused, reason, anyway = None if isinstance(cause, CaptureError) else cause, _reason(cause), False
+        refused, reason, anyway = None if isinstance(cause, CaptureError) else cause, reason_of(cause), False
     if refused is not None:
         refused.__context__ = None  # the frames of the capture would hold memory
         raise refused.with_traceback(None)
     if anyway:
         trial(*args, **kwargs)
     return None, reason
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (
-        "The step cannot be captured as one graph: "
-        + (lines[0].rstrip(".") if lines else type(error).__name__)
-        + "."
-    )
 
 
 def _plan_ahead(model: torch.nn.Module, example: Any) -> None:

@@ -10,6 +10,7 @@ from tightrope.core.executable import ARENA, HEAP
 from tightrope.judge import Verdict
 from tightrope.lower import lowered, planned
 from tightrope.native.hook.allocator import Allocator
+from tightrope.price import Paced
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code, Wrap, emit
 from tightrope.run.pages import left_by
@@ -79,6 +80,7 @@ class Prepared:
         storage_of: storage of each buffer, -1 for temporaries.
         allocator: where the addresses are registered.
         proof: what was judged and checked.
+        times: of its recent runs.
     """
 
     graph: Graph
@@ -93,6 +95,7 @@ class Prepared:
     storage_of: tuple[StorageId, ...]
     allocator: Allocator | None
     proof: Proof = field(repr=False)
+    times: Paced = field(repr=False)
 
     def __del__(self) -> None:
         if self.allocator is not None:
@@ -158,7 +161,8 @@ def prepare(
     starts, live, peaks = part_starts(executable)
     storage_of = tuple(event.storage for event in executable.flat() if isinstance(event, Alloc))
     return Prepared(
-        graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof
+        graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof,
+        Paced(plan.fingerprint, plan.forecast, plain=wrap is None),
     )  # fmt: skip
 
 

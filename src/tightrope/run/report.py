@@ -8,6 +8,7 @@ import torch
 
 from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
 from tightrope.core.units import shown
+from tightrope.price import StepTime, clock_here, summed
 from tightrope.run.accounts import accounts
 from tightrope.run.calls import Calls
 from tightrope.run.compile import CompiledModel, compiled_of, graphs_of
@@ -48,6 +49,7 @@ class Report:
         recomputed: (module, op, copies), most expensive first.
         planned: the graphs that ran, each with its plan.
         limit: total bytes that the process is held to, the largest budget alive in it; 0 = none is.
+        time: of a step: as planned, and as observed in recent steps.
         unlike_eager: ops that eager is known to call otherwise, so that last bits may differ from eager's.
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
     """
@@ -74,9 +76,12 @@ class Report:
     proofs: tuple[Proof, ...] = ()
     hidden: Bytes = 0
     unlike_eager: tuple[str, ...] = ()
+    time: StepTime = field(default_factory=StepTime)
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
+
+        Searches for some 2 seconds for plans at other budgets, so that the page knows what they cost.
 
         Raises:
             TightropeError: no captured graph has run.
@@ -89,6 +94,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "planned"}
+        found["time"] = asdict(self.time) | {"ratio": self.time.ratio}
         found["proofs"] = [asdict(proof) for proof in self.proofs]
         found["reasons"] = [
             {name: getattr(reason, name) for name in reason.__struct_fields__} for reason in self.reasons
@@ -120,6 +126,7 @@ class Report:
             *self._hidden(),
             f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
             f"(difference {self.forecast_peak - self.observed_peak} B)",
+            *([str(self.time)] if self.planned else []),
             f"recomputed {self.num_recomputed} ops, {self.overhead:.1f} % more time; "
             f"no plan needs less than {format_bytes(self.bound)}",
             f"verified: {self.verified}",
@@ -214,6 +221,7 @@ def _together(reports: Sequence[Report]) -> Report:
         planned=tuple(pair for report in ran for pair in report.planned),
         proofs=tuple(proofs),
         unlike_eager=tuple(dict.fromkeys(line for report in ran for line in report.unlike_eager)),
+        time=summed(report.time for report in ran),
     )
 
 
@@ -285,6 +293,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         planned=tuple(pair for part in parts for pair in part.planned),
         proofs=proofs(calls),
         unlike_eager=_unlike_eager(calls),
+        time=summed(part.time for part in parts),
     )
 
 
@@ -333,4 +342,5 @@ def _running_report(calls: Calls, running: Running) -> Report:
         recomputed=tuple((graph.ops[op].module, graph.ops[op].target, n) for n, op in again),
         planned=((graph, plan),),
         hidden=calls.accounts.hidden,
+        time=prepared.times.found(clock=clock_here()[0]),
     )

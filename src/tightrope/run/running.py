@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from tightrope.core import Bytes, Graph, StorageId, TightropeError
+from tightrope.core import Bytes, Graph, Nanoseconds, StorageId, TightropeError
 from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Divergence
+from tightrope.price import clock_here
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
 from tightrope.run.check import RecomputeCheck
@@ -187,6 +188,7 @@ class Running:
         self.divergences: list[Divergence] = []
         self.peak: Bytes = prepared.proof.peak if accounts.allocator is None else 0
         self.charged: Bytes = 0
+        self._spent: tuple[Nanoseconds, Nanoseconds] = (0, 0)
         self._arenas, self._arena = arenas, arena
         self._reached = 0 if arena is not None else -1
         self._profiled = accounts.allocator is None and not prepared.proof.checked  # slow, so once
@@ -234,7 +236,7 @@ class Running:
             room = max(self.prepared.peaks) - self.prepared.live[part]
             self._check.stretches.ceiling = self.accounts.allocator.stats().live + room
         with self.accounts.observed(profiled=self._profiled, held=self.prepared.live[part]) as seen:
-            outputs, rest = self._served(part, lambda: self._code.parts[part](kept, given))
+            outputs, rest = self._served(part, lambda: self._timed(part, kept, given))
         if self._reference is not None:
             self._reference.after(part, outputs)
         self.position += 1
@@ -243,9 +245,20 @@ class Running:
         self.charged = max(self.charged, seen.before if part else 0, seen.charged)
         if self._check is not None:
             self._note(self._check)
+        elif self.position == len(self.turns) and not (self._profiled or self.divergences):
+            self.prepared.times.ran(*self._spent)
         if self._arena is not None and not self.over and self._arenas is not None:
             self._arenas.pause(self._arena)
         return outputs, rest, seen
+
+    def _timed(self, part: int, kept: list[Any], given: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Run the code of a part and add up what it takes, by the clock of the prices and by the wall's."""
+        _, clock = clock_here()
+        wall, start = time.perf_counter_ns(), clock()
+        result = self._code.parts[part](kept, given)
+        spent, waited = self._spent
+        self._spent = spent + clock() - start, waited + time.perf_counter_ns() - wall
+        return result
 
     def _note(self, check: RecomputeCheck) -> None:
         proof = self.prepared.proof

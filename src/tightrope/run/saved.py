@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -34,6 +34,7 @@ from tightrope.core import (
 from tightrope.core.arguments import check_kind, check_path
 from tightrope.core.bundle import Bundle, Extent, Opened, Role, open_bundle
 from tightrope.core.executable import ARENA
+from tightrope.core.units import shown
 from tightrope.core.values import EMPTY
 from tightrope.judge import judge
 from tightrope.lower import planned, simulate
@@ -217,7 +218,9 @@ class SavedStep:
         others = {} if inputs is None else inputs
         check_kind("inputs", others, Mapping, f"a dict of tensors by name: {names}")
         for name, tensor in others.items():
-            check_kind(f"inputs[{name!r}]", tensor, torch.Tensor, "a tensor")
+            check_kind(f"inputs[{shown(name)}]", tensor, torch.Tensor, "a tensor")
+        if tangents is not None:
+            _check_tangents(tangents)
         if self._watched and self._check is None:
             self._code, self._watched = emit(self.graph, self.executable, allow=()), False
         given = self._inputs(dict(others))
@@ -324,9 +327,12 @@ class SavedStep:
         return given
 
     def _fitting(self, name: str, tensor: torch.Tensor, saved: Any) -> torch.Tensor:
-        looks = tensor.dtype, tuple(tensor.shape), tensor.stride()
-        if looks != (wanted := (saved.dtype, tuple(saved.shape), saved.stride())):
-            raise TightropeError(f"input {name!r} is {looks}; the step was planned for {wanted}.")
+        looks, wanted = _looks(tensor), _looks(saved)
+        if looks != wanted:
+            raise TightropeError(
+                f"input {name!r} is {looks}; the step was planned for {wanted}: give one like that, or save "
+                "the step again with this one."
+            )
         return tensor.detach()
 
     def _tangents(self, given: Sequence[torch.Tensor] | None) -> list[Any]:
@@ -349,6 +355,21 @@ class SavedStep:
             [item.offset for item in served],
             alignment=self.executable.spaces[ARENA].alignment,
         )
+
+
+def _looks(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What a tensor must have in common with the one that was saved."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return tensor.dtype, "nested" if tensor.is_nested else str(tensor.layout)
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device)
+
+
+def _check_tangents(tangents: object) -> None:
+    """Refuse what is no sequence of tensors."""
+    wanted = "a list of tensors, one per output that has a gradient"
+    check_kind("tangents", tangents, Sequence, wanted)
+    for position, tensor in enumerate(cast("Sequence[object]", tangents)):
+        check_kind(f"tangents[{position}]", tensor, torch.Tensor, f"a tensor: tangents are {wanted}")
 
 
 class _Settings:

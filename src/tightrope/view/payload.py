@@ -4,13 +4,15 @@ Names come from models and files of others: they are cut to 300 characters, reac
 never as markup.
 """
 
+from collections import Counter as Tally
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tightrope.core import Trace
+from tightrope.core import Event, Trace
 from tightrope.core.trace import Category, Doubt, EventPhase, doubts
 from tightrope.core.trace_check import check_trace
 from tightrope.view.columns import Column, integers, pack
@@ -49,7 +51,8 @@ def pack_trace(trace: Trace, *, forecast: Trace | None = None, against: Trace | 
     Args:
         trace: what the page shows.
         forecast: drawn as a ghost behind the memory curve; where it has as many allocations and releases
-            as the trace, on the trace's clock, so that equal bytes lie on each other.
+            as the trace, on the trace's clock, so that equal bytes lie on each other. Its times stand beside
+            those of the same runs of the same ops.
         against: an earlier trace, for the list of what changed.
 
     Raises:
@@ -71,6 +74,7 @@ def pack_trace(trace: Trace, *, forecast: Trace | None = None, against: Trace | 
         check_trace(forecast)
         same = forecast.num_events == trace.num_events
         columns |= {"ghost_live": forecast.profile(), "ghost_ticks": ticks if same else _clock(forecast)[0]}
+        columns["ghost_ns"] = _forecast_times(trace, forecast)
     header = _header(trace, unit) | {"lines": [strings.number(line) for line in trace.lines]}
     if against is not None:
         check_trace(against)
@@ -92,7 +96,9 @@ def _header(trace: Trace, unit: str) -> dict[str, Any]:
         "doubts": doubts(summary.order_doubts, summary.place_doubts),
         "sentences": [text[:1000] for text in sentences(trace)],
         "figures": figures | {"name": summary.name[:NAME_LIMIT]},
-        "curve": [(p.budget, p.total, p.ns, list(p.recomputed), list(p.paged), p.proved) for p in curve],
+        "curve": [
+            (p.budget, p.total, p.ns, list(p.recomputed), list(p.paged), p.proved, p.ns_bound) for p in curve
+        ],
         "held": [(_CATEGORIES[held.category], held.bytes) for held in trace.held],
         "phases": [phase.value for phase in EventPhase],
         "categories": [category.value for category in Category],
@@ -143,6 +149,21 @@ def _events(trace: Trace, strings: _Strings, start: _Times, end: _Times) -> dict
         "line": [event.line for event in events],
         "doubt": [_DOUBTS[event.doubt] for event in events],
     }
+
+
+def _forecast_times(trace: Trace, forecast: Trace) -> list[int]:
+    """What a forecast says of every event: of the same run, first, second, ..., of the same op; else -1."""
+    times = {key: event.end - event.start for key, event in _runs(forecast)}
+    return [times.get(key, -1) for key, _ in _runs(trace)]
+
+
+def _runs(trace: Trace) -> Iterator[tuple[tuple[int, str, int], Event]]:
+    """Events by op, name and how often the op ran before; those without an op have no match elsewhere."""
+    count: Tally[tuple[int, str]] = Tally()
+    for position, event in enumerate(trace.events):
+        op = event.op, event.name
+        yield (*op, count[op] if event.op >= 0 else -1 - position), event
+        count[op] += 1
 
 
 def _modules(trace: Trace, strings: _Strings) -> dict[str, Column]:

@@ -36,6 +36,7 @@ function answerTime(root) {
   const stageRows = order.map((k) => [
     spaced(model.phases[k]),
     stages[k],
+    ...forecastCell(model.phaseForecast[k]),
     shareOf(stages[k], total),
     bar(stages[k], total, colours.phase[k]),
   ]);
@@ -45,13 +46,24 @@ function answerTime(root) {
     answerBound(total),
     layerSentence(),
     timeNote(total),
-    make("div", { class: "columns" }, grid("Stages", ["stage", ["time", "time"], ["share", "share"], ""], stageRows), layerTable()),
+    make("div", { class: "columns" }, grid("Stages", ["stage", ["time", "time"], ...forecastHead(), ["share", "share"], ""], stageRows), layerTable()),
   );
+}
+
+/** The column of forecast times, where a forecast knows every op. */
+const forecastHead = () => (model.forecastTotal ? [["forecast", "time"]] : []);
+const forecastCell = (ns) => (model.forecastTotal ? [ns] : []);
+
+/** What the plan said the ops of an observed step would take. */
+function forecastNote(total) {
+  const said = model.forecastTotal || (model.header.source === "observed" ? model.figures.ns : 0);
+  const against = model.unit === "ns" && model.figures.budget ? model.againstForecast(total, said) : "";
+  return against && ` Forecast operator time ${against}.`;
 }
 
 function timeNote(total) {
   const text = `Step time ${formatTime(model.stepTime)}: from the start of the first op to the end of the last one. Operator time ${formatTime(total)}: the sum of what every op takes itself; all shares are parts of it. Recomputing and paging are stages of their own.`;
-  return make("p", { class: "note", id: "times" }, model.unit === "ns" ? text : "");
+  return make("p", { class: "note", id: "times" }, model.unit === "ns" ? text + forecastNote(total) : "");
 }
 
 function answerBound(total) {
@@ -79,10 +91,11 @@ function layerTable() {
   const rows = layers().map((m) => [
     link(model.path(m), "module", m),
     model.moduleOwn[m],
+    ...forecastCell(model.moduleForecast[m]),
     shareOf(model.moduleOwn[m], model.ownTotal),
     model.moduleOps[m],
   ]);
-  return grid("Layers by their own time", ["module", ["time", "time"], ["share", "share"], ["ops", "count"]], rows);
+  return grid("Layers by their own time", ["module", ["time", "time"], ...forecastHead(), ["share", "share"], ["ops", "count"]], rows);
 }
 
 /** Buffers alive at the peak that are not needed there and can be made again, cheapest byte first. */
@@ -115,7 +128,7 @@ function answerSave(root) {
   const candidates = droppable();
   const taken = takenBytes();
   const together = candidates.reduce((sum, b) => sum + model.size[b], 0);
-  const most = Math.max(together, ...smallerPlans().map(([, total]) => taken - total));
+  const most = Math.min(taken - model.figures.lower_bound, Math.max(together, ...smallerPlans().map(([, total]) => taken - total)));
   const possible = Math.floor(shareOf(most, taken)) || 0;
   const start = String(Math.max(1, Math.min(20, possible)));
   const field = make("input", { type: "number", id: "save-share", min: "0", max: "100", step: "any", value: start });
@@ -130,32 +143,48 @@ function answerSave(root) {
 function saving(candidates, share) {
   const wanted = (takenBytes() * share) / 100;
   const rows = [];
-  let [bytes, time] = [0, 0];
+  let bytes = 0;
+  const times = new Map();
   for (const b of candidates) {
     if (bytes >= wanted) break;
     bytes += model.size[b];
-    time += model.price(b);
-    rows.push([model.line_of(model.creator[b]), link(model.bufferName(b), "buffer", b), model.bufferModule(b), model.size[b], model.price(b), bytes, time]);
+    times.set(model.creator[b], model.price(b));
+    rows.push([model.line_of(model.creator[b]), link(model.bufferName(b), "buffer", b), model.bufferModule(b), model.size[b], model.price(b), bytes]);
   }
   const whole = `${formatBytes(wanted)} (${fixed(share, 1)} %)`;
+  const time = formatTime([...times.values()].reduce((sum, ns) => sum + ns, 0));
   const text = !rows.length
     ? "Nothing that is alive at the peak is known to be recomputable."
     : bytes >= wanted
-    ? `To save ${whole}, drop ${plural(rows.length, "buffer")} with ${formatBytes(bytes)}; making them again costs about ${formatTime(time)}.`
-    : `All that could go is ${formatBytes(bytes)} in ${plural(rows.length, "buffer")}, less than ${whole}; it costs about ${formatTime(time)}.`;
-  const note = "An estimate, one buffer at a time: what is recomputed may need others. A plan for the smaller budget says it exactly.";
-  const heads = ["your line", "made by", "module", ["size", "bytes"], ["price", "time"], ["size so far", "bytes"], ["price so far", "time"]];
-  return [...exactSaving(wanted, share), answer(text), make("p", { class: "note" }, note), grid("Cheapest bytes first", heads, rows.slice(0, 200))];
+    ? `At the peak, ${plural(rows.length, "buffer")} with ${formatBytes(bytes)} could go to save ${whole}; their ops by themselves take ${time}.`
+    : `All that could go at the peak is ${formatBytes(bytes)} in ${plural(rows.length, "buffer")}, less than ${whole}; their ops by themselves take ${time}.`;
+  const note = "The time of its op is no price of a buffer: what the op reads may have to be made again too, and bytes may lack elsewhere. Only a plan has a price.";
+  const heads = ["your line", "made by", "module", ["size", "bytes"], ["its op takes", "time"], ["size so far", "bytes"]];
+  return [answer(priceSaving(wanted, share)), answer(text), make("p", { class: "note" }, note), grid("Cheapest bytes first", heads, rows.slice(0, 200))];
 }
 
-/** What a plan of the curve says about taking so many bytes less. */
-function exactSaving(wanted, share) {
-  const found = smallerPlans().find(([, total]) => total <= takenBytes() - wanted);
-  if (!found) return [];
+/** Time that no plan within so many bytes goes below: a bound of any budget as large as that, or larger, holds. */
+function leastTime(bytes) {
+  const { budget, ns, proved, ns_bound, base_ns } = model.figures;
+  const known = [[budget, , ns, , , proved, ns_bound], ...model.header.curve].filter(([most]) => most >= bytes);
+  return Math.max(base_ns, ...known.map(([, , time, , , sure, bound]) => (sure ? time : bound)));
+}
+
+/** What taking so many bytes less costs: a plan that does it, and what is proved of all that do. */
+function priceSaving(wanted, share) {
+  const { budget, ns: now, lower_bound } = model.figures;
+  const less = `${fixed(share, 1)} % less: `;
+  if (!budget || !now) return `${less}the price is not known without a plan and its times.`;
+  const bytes = Math.floor(takenBytes() - wanted + 1e-6); // a share of bytes is seldom whole, and never exact
+  if (bytes < lower_bound) return `${less}not possible. Proved: no plan takes less than ${formatBytes(lower_bound)}.`;
+  const least = Math.max(0, leastTime(bytes) - now);
+  const found = smallerPlans().filter(([, total]) => total <= bytes).sort((a, b) => a[2] - b[2])[0];
+  const proved = least ? `Proved: it costs at least ${formatTime(least)}.` : "Nothing is proved of what it costs at least.";
+  if (!found) return `${less}no plan that small is in this file, so what it costs at most is unknown. ${proved}`;
   const [, total, ns] = found;
-  const now = model.figures.ns || baseTime();
   const cost = ns > now ? `${formatShare(ns - now, now)} more time (${formatTime(ns - now)})` : "no more time";
-  return [answer(`${fixed(share, 1)} % less: the plan for ${budgetName(found)} takes ${formatBytes(total)} and ${cost} than now.`)];
+  const sure = Math.max(0, ns - now) === least ? "Proved: no plan that small is faster." : proved;
+  return `${less}the plan for ${budgetName(found)} takes ${formatBytes(total)} and ${cost} than now. ${sure}`;
 }
 
 /** What changed since another trace? */

@@ -219,6 +219,7 @@ function headline() {
     header.doubts && `Modules: ${header.doubts}.`,
   ].filter(Boolean).join(" ");
   $("ghost-note").hidden = !model.ghost;
+  $("ops-ghost-note").hidden = !model.forecast?.some((ns) => ns >= 0);
   $("arena-section").hidden = model.arena === 0;
 }
 

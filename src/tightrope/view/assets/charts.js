@@ -385,6 +385,14 @@ class OpsChart extends Chart {
   mark(context, from, to, event, lane) {
     context.fillStyle = colours.phase[model.phase[event]];
     context.fillRect(from, lane * 22 + 2, Math.max(1, to - from - (to - from > 4 ? 1 : 0)), 18);
+    if (to - from > 4 && model.forecast?.[event] >= 0) this.ghost(context, from, to - 1, event, lane);
+  }
+
+  /** A line in an op as long as its forecast; it ends with the op where the forecast is longer. */
+  ghost(context, from, to, event, lane) {
+    const end = Math.min(to, this.x(model.start[event] + model.forecast[event]));
+    context.fillStyle = colours.ink;
+    context.fillRect(from, lane * 22 + 15, Math.max(0, end - from), 2);
   }
 
   drawOver() {

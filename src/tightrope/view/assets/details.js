@@ -58,7 +58,7 @@ function aboutBuffer(b) {
     entry("Decision", make("strong", {}, model.decisions[model.decision[b]] || "no plan")),
   ];
   if (text) entries.push(entry("Why", text));
-  if (Number.isFinite(model.price(b)) && model.unit === "ns") entries.push(entry("Making it again", formatTime(model.price(b))));
+  if (Number.isFinite(model.price(b)) && model.unit === "ns") entries.push(entry("Its op again, alone", formatTime(model.price(b))));
   if (event >= 0) entries.push(entry("Made by", link(model.name(event), "event", event)));
   if (event >= 0) entries.push(entry("Module", link(model.bufferModule(b), "module", model.eventModule[event])));
   entries.push(entry("Read by", readers.length ? chips(readers.map((r) => link(model.name(r), "event", r))) : "nothing known"));
@@ -81,6 +81,8 @@ function aboutEvent(i) {
     entry("Module", link(model.path(model.eventModule[i]), "module", model.eventModule[i]), DOUBTS[model.doubt[i]]),
     entry("Makes", made.length ? chips(made.map((b) => link(formatBytes(model.size[b]), "buffer", b))) : "no buffer"),
   ];
+  const said = model.againstForecast(model.stop[i] - model.start[i], model.forecast?.[i] ?? -1);
+  if (said) entries.splice(1, 0, entry("Forecast", make("span", { id: "value-forecast" }, said)));
   const line = model.line_of(i);
   if (line) entries.unshift(entry("Your line", link(line, "line", model.line[i])));
   const under = line ? `${model.name(i)} in ${model.path(model.eventModule[i])}` : "";

@@ -13,7 +13,25 @@ class Model {
     this.ends();
     this.ghost = columns.ghost_live ? { live: columns.ghost_live, ticks: columns.ghost_ticks } : null;
     if (this.ghost) this.ghost.pyramid = new Pyramid(this.ghost.live);
+    this.readForecast(columns);
     this.base = this.figures.persistent || header.held.reduce((sum, [, bytes]) => sum + bytes, 0);
+  }
+
+  /** What a forecast says of every op, -1 where it says nothing, and of phases and modules where it says all. */
+  readForecast({ ghost_ns: times }) {
+    this.forecast = times ?? null;
+    this.forecastTotal = times && this.numEvents && times.every((ns) => ns >= 0) ? times.reduce((sum, ns) => sum + ns, 0) : 0;
+    this.phaseForecast = new Float64Array(this.phases.length);
+    this.moduleForecast = new Float64Array(this.numModules);
+    for (let i = 0; this.forecastTotal && i < this.numEvents; i++) {
+      this.phaseForecast[this.phase[i]] += times[i];
+      this.moduleForecast[this.eventModule[i]] += times[i];
+    }
+  }
+
+  /** Observed against forecast time in words; empty where one is not known. */
+  againstForecast(observed, forecast) {
+    return forecast > 0 && observed > 0 ? `${formatTime(forecast)}; observed is ${fixed(observed / forecast, 2)} times that` : "";
   }
 
   readEvents({ gap, duration, event_name, event_module, phase, thread, line, doubt }) {

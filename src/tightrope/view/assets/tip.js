@@ -20,7 +20,8 @@ function hover(element, words) {
 }
 
 function eventWords(i) {
-  return [model.line_of(i), model.name(i), model.path(model.eventModule[i]), `${formatTime(model.stop[i] - model.start[i])}, ${spaced(model.phases[model.phase[i]])}`].filter(Boolean);
+  const said = model.againstForecast(model.stop[i] - model.start[i], model.forecast?.[i] ?? -1);
+  return [model.line_of(i), model.name(i), model.path(model.eventModule[i]), `${formatTime(model.stop[i] - model.start[i])}, ${spaced(model.phases[model.phase[i]])}`, said && `forecast ${said}`].filter(Boolean);
 }
 
 function bufferWords(b) {

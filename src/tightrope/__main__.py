@@ -1,0 +1,5 @@
+"""`python -m tightrope`, for environments whose scripts are not on the path."""
+
+from tightrope.cli import main
+
+main()

@@ -1,0 +1,35 @@
+"""What a file is, by how it begins: for messages about a file of another kind."""
+
+import zlib
+from typing import Final
+
+_BEGINNINGS: Final = (
+    (b"TRTRACE", "a trace", "tightrope trace reads it"),
+    (b"tightrope step", "a saved step", "tightrope run reads it"),
+    (b"PK\x03\x04", "a zip file, such as torch.save writes", "nothing here reads it"),
+    (b"\x80", "a pickle or another binary file", "nothing here reads it"),
+    (b"\xff\xfe", "text in UTF-16", "write it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16", "write it as UTF-8"),
+)
+_ZIPPED: Final = b"\x1f\x8b"
+
+
+def recognized(data: bytes) -> str:
+    """Say in a sentence what data is that should be something else; empty where that is not known.
+
+    >>> recognized(b"TRTRACE1...")
+    'It is a trace: tightrope trace reads it.'
+    """
+    zipped = data.startswith(_ZIPPED)
+    start = _unzipped(data[:4096]) if zipped else data
+    for beginning, what, reader in _BEGINNINGS:
+        if start.startswith(beginning):
+            return f"It is {what}, gzipped: unzip it; {reader}." if zipped else f"It is {what}: {reader}."
+    return "It is gzipped: unzip it first." if zipped else ""
+
+
+def _unzipped(data: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(31).decompress(data, 64)
+    except zlib.error:
+        return b""

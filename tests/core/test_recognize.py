@@ -1,0 +1,43 @@
+"""Files of another kind: the message says what it is and what reads it."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from tightrope import Plan, PlanFileError
+from tightrope.core import Trace
+from tightrope.formats import read_source
+from tightrope.record.columns import dump
+from tightrope.record.columns import load as load_trace
+
+TRACE = dump(Trace("observed", ()))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (TRACE, "It is a trace: tightrope trace reads it"),
+        (gzip.compress(TRACE), "It is a trace, gzipped: unzip it; tightrope trace reads it"),
+        (gzip.compress(b"{}"), "It is gzipped: unzip it first"),
+        (gzip.compress(TRACE)[:12], "It is gzipped: unzip it first"),
+        (b"\x1f\x8bno zip", "It is gzipped"),
+        (b"tightrope step 1\0\0\xff", "It is a saved step: tightrope run reads it"),
+        (b"PK\x03\x04\xff", "It is a zip file, such as torch.save writes"),
+        ("{}".encode("utf-16"), "It is text in UTF-16: write it as UTF-8"),
+        (b"import torch", "Give a .* as it was written"),
+        (b"", "Give a .* as it was written"),
+    ],
+)
+def test_a_plan_or_graph_of_another_kind_is_named(data: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(data)
+    for load in (Plan.load, read_source):
+        with pytest.raises(PlanFileError, match=says) as caught:
+            load(path)
+        assert str(caught.value).count(str(path)) == 1
+
+
+def test_a_zipped_trace_is_named_where_a_trace_is_read() -> None:
+    with pytest.raises(PlanFileError, match="It is a trace, gzipped: unzip it"):
+        load_trace(gzip.compress(TRACE))

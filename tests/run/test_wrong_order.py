@@ -1,0 +1,113 @@
+"""Wrong calls of models that run: what torch would do, or a refusal by name, in whatever order they come."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tightrope
+from tightrope import InfeasibleError, TightropeError
+
+X = torch.ones(2, 8)
+
+
+class Branching(nn.Module):
+    """Two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x)
+        if hidden.sum() > 1e9:
+            hidden = hidden * 2
+        found: Tensor = self.two(hidden)
+        return found
+
+
+class Fixed(nn.Module):
+    """No graph at all."""
+
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def linear(budget: Any = "64MiB") -> nn.Module:
+    return tightrope.compile(nn.Linear(8, 8), budget=budget, progress=False)
+
+
+def test_a_graph_is_kept_after_backwards_that_kept_none() -> None:
+    model = linear()
+    model(X).sum().backward()
+    loss = model(X).sum()
+    loss.backward(retain_graph=True)
+    assert isinstance(model.weight, nn.Parameter)
+    model.weight.grad = None
+    loss.backward()
+    assert torch.equal(model.weight.grad, torch.full((8, 8), 2.0))
+
+
+def test_a_percentage_of_a_model_in_pieces_is_refused_at_every_call() -> None:
+    model = tightrope.compile(Branching(), budget="60%", progress=False)
+    for _ in range(2):
+        with pytest.raises(TightropeError, match="a budget in percent needs a captured graph"):
+            model(X)
+
+
+@pytest.mark.parametrize("wrong", [object(), "text", [1.0]])
+def test_an_input_that_torch_refuses_is_refused_by_torch_under_a_percentage_too(wrong: object) -> None:
+    with pytest.raises(TypeError) as plain:
+        nn.Linear(8, 8)(wrong)
+    with pytest.raises(TypeError) as caught:
+        linear("60%")(wrong)
+    assert str(caught.value) == str(plain.value)
+
+
+def test_level_0_below_what_is_held_is_refused_with_what_is_held() -> None:
+    held = torch.ones(2**18)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = tightrope.compile(Fixed(), budget=2**17, progress=False)
+        for _ in range(2):
+            with pytest.raises(InfeasibleError, match=r"asked .*131072.*Raise the budget"):
+                model(X)
+    del held
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, path = linear(), tmp_path_factory.mktemp("saved") / "linear.step"
+    model(X).sum().backward()
+    tightrope.save(model, path, (X,))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"tangents": nn.Linear}, "tangents=the class Linear: give a list of tensors"),
+        ({"tangents": (one for one in (1,))}, "tangents=<generator .*: give a list of tensors"),
+        ({"tangents": [3]}, r"tangents\[0\]=3: give a tensor"),
+        ({"inputs": {"input 0": X.to("meta")}}, "'input 0' is .*'meta'.*give one like that"),
+        ({"inputs": {"input 0": X.to_sparse()}}, "'input 0' is .*sparse.*give one like that"),
+    ],
+)
+def test_a_saved_step_refuses_what_it_cannot_run_on(file: Path, wrong: dict[str, Any], says: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about sparse and nested tensors
+        step = tightrope.load(file)
+        with pytest.raises(TightropeError, match=says):
+            step(wrong.get("inputs"), tangents=wrong.get("tangents"))
+
+
+@pytest.mark.parametrize("wrong", [[[1]], 3, {1: X}, "x"])
+def test_saving_refuses_keyword_arguments_that_are_none(wrong: Any, tmp_path: Path) -> None:
+    model = linear()
+    model(X).sum().backward()
+    with pytest.raises(TightropeError, match=r"kwargs=.*: give a dict of arguments by name"):
+        tightrope.save(model, tmp_path / "x.step", (X,), wrong)
