@@ -142,7 +142,8 @@ class _GraphBuilder:
 
     def walk(self, user_outputs: frozenset[int], written: frozenset[str]) -> None:
         for number, node in enumerate((*self.given, *self.tangents)):
-            self._external(node, number)
+            if node.users or node not in self.tangents:
+                self._external(node, number)
         self.written = [node for node in self.given if node.name in written]
         self.user_outputs = user_outputs
         needed = _needed(self.nodes, self.outputs)
@@ -323,7 +324,8 @@ class _GraphBuilder:
         )
 
     def _input(self, node: torch.fx.Node) -> View | None:
-        return self.writer.view(node) if isinstance(tensor_of(node), torch.Tensor) else None
+        unread = node in self.tangents and not node.users
+        return self.writer.view(node) if isinstance(tensor_of(node), torch.Tensor) and not unread else None
 
     def _mark_outputs(self) -> None:
         """Storages handed to the caller stay to the end; those of the forward lie outside the arena."""

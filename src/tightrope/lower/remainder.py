@@ -8,7 +8,7 @@ Guarantee   Every value is computed by the op, from the values, that the whole g
 Complexity  Linear in ops.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from tightrope.core import (
     Flag,
     Graph,
     Input,
+    Kind,
     Op,
     OpId,
     Part,
@@ -27,6 +28,7 @@ from tightrope.core import (
 )
 from tightrope.core.values import EMPTY, Argument, Items, views
 
+_UNKNOWN = -2
 _NEVER = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
 
 
@@ -60,6 +62,50 @@ def can_go(graph: Graph, live: Set[StorageId]) -> frozenset[StorageId]:
             elif storage in live:
                 there.add(storage)
     return frozenset(gone)
+
+
+def loses_draws(graph: Graph) -> bool:
+    """Tell whether the first part draws random numbers that are gone when the second one runs.
+
+    A backward that starts from other outputs could not be made from what the first part left.
+    """
+    end = graph.boundaries[0]
+    read = {storage for op in graph.ops[end:] for storage in op.reads}
+    draws = [op for op in graph.ops[:end] if Flag.RANDOM in op.flags and op.creates]
+    kinds = {op.id: {graph.storages[storage].kind for storage in op.creates} for op in draws}
+    return any(kinds[op.id] != {Kind.RANDOM_STATE} and read.isdisjoint(op.creates) for op in draws)
+
+
+def same_storages(one: Graph, other: Graph) -> dict[StorageId, StorageId]:
+    """Map what the first part of a graph makes to what that of another makes, where both compute the same.
+
+    Args:
+        one: of two parts.
+        other: of the same forward, with another backward.
+    """
+    given = {item.name: item.view.base for item in other.parts[0].inputs if item.view is not None}
+    inputs = [item for item in one.parts[0].inputs if item.view is not None and item.name in given]
+    found = {item.view.base: given[item.name] for item in inputs if item.view is not None}
+    every = {storage.id: storage.id for storage in other.storages}
+    named = {op.name: op for op in other.ops[: other.boundaries[0]]}
+    for op in one.ops[: one.boundaries[0]]:
+        twin = named.get(op.name)
+        if twin is not None and _called(op, found) == _called(twin, every):
+            found.update(zip(op.creates, twin.creates, strict=True))
+    return found
+
+
+def _called(op: Op, number: Mapping[StorageId, StorageId]) -> object:
+    """What an op is called with, in storages of another graph, and how its results are laid out."""
+
+    def moved(value: Argument) -> Argument:
+        if isinstance(value, View) and value.base != EMPTY:
+            return replace(value, base=number.get(value.base, _UNKNOWN), input=-1)
+        return Items(tuple(moved(item) for item in value.items)) if isinstance(value, Items) else value
+
+    keywords = [(name, moved(value)) for name, value in op.keywords]
+    results = [(result.position, replace(result.view, base=0)) for result in op.results]
+    return op.target, [moved(value) for value in op.arguments], keywords, results
 
 
 def remainder(graph: Graph, live: Set[StorageId]) -> Graph:

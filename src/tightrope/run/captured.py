@@ -38,6 +38,7 @@ class Captured:
         stale: whether it must be measured again before the next call.
         num_measured: times that it was measured.
         finish: what to do to the program once it is priced.
+        why: cause of its first plan, where it is not that the graph is new.
     """
 
     raw: Program
@@ -46,6 +47,7 @@ class Captured:
     stale: bool = False
     num_measured: int = 1
     finish: Callable[[Program], Program] = _unchanged
+    why: str = ""
 
     @property
     def graph(self) -> Graph:

@@ -311,15 +311,17 @@ def compile(
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()
-    backend = make_backend(host_of(weakref.ref(compiled)), name=type(model).__name__)
+    host, name = host_of(weakref.ref(compiled)), type(model).__name__
 
     def one_call(*args: Any, **kwargs: Any) -> Any:
         # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     compiled.forget = _torch.own_code(one_call)
-    whole = torch.compile(one_call, backend=backend, fullgraph=True, dynamic=False)
-    pieces = torch.compile(one_call, backend=backend, dynamic=False)
+    whole = torch.compile(
+        one_call, backend=make_backend(host, name=name, foresee=True), fullgraph=True, dynamic=False
+    )
+    pieces = torch.compile(one_call, backend=make_backend(host, name=name), dynamic=False)
     if model in _COMPILED:
         _COMPILED[model].close()
     gc.collect()  # models that nobody uses any more hold the process to their budgets until then
