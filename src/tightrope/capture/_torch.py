@@ -120,7 +120,9 @@ def without_values(tensors: Sequence[Any]) -> list[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode()
-    return [mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in tensors]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        return [mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in tensors]
 
 
 @contextmanager

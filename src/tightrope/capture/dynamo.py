@@ -26,7 +26,7 @@ from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.typed import tensor_of
 from tightrope.capture.variants import dropouts_as_eager
 from tightrope.core import CaptureError, Kind, TightropeError
-from tightrope.lower.remainder import loses_draws
+from tightrope.lower.remainder import loses_results
 from tightrope.price.processor import processor
 
 
@@ -62,14 +62,14 @@ def make_backend(
         call = CapturedCall(module, name)
         try:
             return call.compiled(host, example, _losses if foresee else _everything)
-        except _LosesDraws:
+        except _LosesResults:
             return call.compiled(host, example, _everything)
 
     return backend
 
 
-class _LosesDraws(TightropeError):
-    """Random numbers would be gone that other outputs need if they are read after all."""
+class _LosesResults(TightropeError):
+    """What is gone after the forward could not be made again if other outputs are read after all."""
 
 
 _Choose: TypeAlias = Callable[[Mapping[int, torch.Tensor]], frozenset[int]]
@@ -117,7 +117,7 @@ class CapturedCall:
         """Trace it and hand it to a host; return what runs it.
 
         Raises:
-            _LosesDraws: not all outputs are chosen, and that is not safe.
+            _LosesResults: not all outputs are chosen, and that is not safe.
         """
         runners: list[Runner] = []
         real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), _Ends(choose)
@@ -129,8 +129,8 @@ class CapturedCall:
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             self.kinds = _kinds(joint, real, static)
             program = self._program(joint, num_fwd_outputs, ends)
-            if program.read != program.ends and loses_draws(program.graph):
-                raise _LosesDraws("not all outputs are read")
+            if program.read != program.ends and loses_results(program.graph):
+                raise _LosesResults("not all outputs are read")
             runners.append(host(program, real))
             return _stubs(joint, num_fwd_outputs, some=program.read != program.ends)
 

@@ -16,7 +16,7 @@ import torch
 
 from tightrope.capture.program import Program
 from tightrope.core import StorageId
-from tightrope.lower.remainder import loses_draws, same_storages
+from tightrope.lower.remainder import loses_results, same_storages
 from tightrope.run.captured import Captured
 
 
@@ -64,7 +64,7 @@ class Forms:
         self._read[first, turn] = ever = self._read.get((first, turn), read) | read
         now = self._of(first, read, given)
         following = self._of(first, ever, given)
-        if loses_draws(self._captured[following].graph):
+        if loses_results(self._captured[following].graph):
             following = self._of(first, every, given)
         self._next[first, turn] = following
         return now, following

@@ -71,7 +71,11 @@ class Units:
     def _of(self, pattern: Pattern, dropped: frozenset[tuple[int, int]]) -> Unit:
         graphs = {turn.graph: self.captured[turn.graph].graph for turn in pattern}
         rooms = [self.captured[turn.graph].headroom for turn in pattern if not turn.back]
-        headroom = Headroom(sum(r.gradients for r in rooms), sum(r.tangents for r in rooms))
+        headroom = Headroom(
+            sum(room.gradients for room in rooms),
+            sum(room.tangents for room in rooms),
+            outputs=sum(room.outputs for room in rooms),
+        )
         if len(graphs) == 1 and len(pattern) <= 2:
             (one,) = (self.captured[number] for number in graphs)
             why = self.why if len(self.captured) == 1 else one.why or ANOTHER_GRAPH
