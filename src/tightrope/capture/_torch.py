@@ -236,7 +236,9 @@ def gradients_from(choose: Callable[[dict[int, torch.Tensor]], Collection[int]])
         caller = sys._getframe(1)
         if caller.f_globals is graph_capture_wrappers.__dict__:
             numbers = {id(tangent): number for number, tangent in enumerate(caller.f_locals["tangents"])}
-            ends = {numbers[id(given)]: (out, given) for out, given in zip(outputs, grad_outputs, strict=True)}
+            ends = {
+                numbers[id(given)]: (out, given) for out, given in zip(outputs, grad_outputs, strict=True)
+            }
             chosen = sorted(choose({number: output for number, (output, _) in ends.items()}))
             outputs, grad_outputs = zip(*(ends[number] for number in chosen), strict=True)
         return grad(outputs, inputs, grad_outputs, **options)

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from tightrope.capture import _torch, variants
 from tightrope.capture.attribution import module_paths, source_line, target_name
 from tightrope.capture.program import Program
-from tightrope.capture.typed import Writer, dtype_name, tensor_of, view_of
+from tightrope.capture.typed import Writer, label, tensor_of, view_of
 from tightrope.core import (
     CaptureError,
     Flag,
@@ -197,10 +197,10 @@ class _GraphBuilder:
         self, value: torch.Tensor, kind: Kind, *, external: bool = False, module: str = ""
     ) -> StorageId:
         storage = len(self.storages)
-        shape = "x".join(map(str, value.shape)) or "scalar"
-        label = f"{dtype_name(value.dtype)}[{shape}]"
         bytes_ = int(value.untyped_storage().nbytes())
-        self.storages.append(Storage(storage, bytes_, kind, external=external, label=label, module=module))
+        self.storages.append(
+            Storage(storage, bytes_, kind, external=external, label=label(value), module=module)
+        )
         self.by_key[_torch.storage_key(value)] = storage
         return storage
 

@@ -23,7 +23,7 @@ from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
 from tightrope.capture.recurrent import layers_as_eager
-from tightrope.capture.typed import tensor_of
+from tightrope.capture.typed import label, tensor_of
 from tightrope.capture.variants import dropouts_as_eager
 from tightrope.core import CaptureError, Kind, TightropeError
 from tightrope.lower.remainder import loses_results
@@ -55,13 +55,13 @@ def make_backend(
         host: called once per captured graph with the program and the real inputs (parameters,
             buffers, inputs, in placeholder order).
         name: of the graph, for people.
-        foresee: take it that gradients come for scalar outputs alone, where there are some.
+        foresee: take it that no gradient comes for outputs from which a scalar one is computed.
     """
 
     def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
         call = CapturedCall(module, name)
         try:
-            return call.compiled(host, example, _losses if foresee else _everything)
+            return call.compiled(host, example, _foreseen if foresee else _everything)
         except _LosesResults:
             return call.compiled(host, example, _everything)
 
@@ -80,9 +80,20 @@ def _everything(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
     return frozenset(outputs)
 
 
-def _losses(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
-    found = frozenset(number for number, output in outputs.items() if output.ndim == 0)
-    return found or _everything(outputs)
+def _foreseen(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
+    """All outputs but those from which scalar ones, losses, are computed: logits, hidden states, a cache."""
+    waiting = [output.grad_fn for output in outputs.values() if output.ndim == 0]
+    inside: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in inside:
+            inside.add(node)
+            waiting += [before for before, _ in node.next_functions]
+
+    def is_inside(node: Any) -> bool:  # itself, or a view of what is
+        return node in inside or inside.issuperset(before for before, _ in node.next_functions)
+
+    return frozenset(k for k, output in outputs.items() if output.ndim == 0 or not is_inside(output.grad_fn))
 
 
 class _Ends:
@@ -90,11 +101,12 @@ class _Ends:
 
     def __init__(self, choose: _Choose) -> None:
         self._choose = choose
-        self.every: frozenset[int] = frozenset()
+        self.every: dict[int, str] = {}
         self.read: frozenset[int] = frozenset()
 
     def __call__(self, outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
-        self.every, self.read = _everything(outputs), self._choose(outputs)
+        self.every = {number: label(output) for number, output in outputs.items()}
+        self.read = self._choose(outputs)
         return self.read
 
 
@@ -129,10 +141,10 @@ class CapturedCall:
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             self.kinds = _kinds(joint, real, static)
             program = self._program(joint, num_fwd_outputs, ends)
-            if program.read != program.ends and loses_results(program.graph):
+            if len(program.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
             runners.append(host(program, real))
-            return _stubs(joint, num_fwd_outputs, some=program.read != program.ends)
+            return _stubs(joint, num_fwd_outputs, some=len(program.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             dropouts_as_eager(part.graph)
@@ -296,7 +308,7 @@ def _stubs(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Two modules with the right signature whose only saved value is the token.
 
-    Where the backward starts from ``some`` outputs alone, every input may have a gradient once others are read.
+    Where the backward starts from ``some`` outputs alone, any input may have a gradient once others are read.
     """
     token_value = torch.empty(0)
     outputs = _flat(joint)

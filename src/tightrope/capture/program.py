@@ -21,7 +21,7 @@ class Program:
         changed: (output, input) pairs of the first part: the output is the input's new value.
         unlike: names of ops that eager is known to call otherwise.
         rebuild: reads a module with changed layouts as this one was read.
-        ends: numbers of the gradients of outputs that a backward may start from.
+        ends: number -> dtype and shape of an output, for the gradients that a backward may start from.
         read: those from which this one starts.
         traced_from: traces the same call with a backward that starts from others.
     """
@@ -33,7 +33,7 @@ class Program:
     changed: tuple[tuple[int, int], ...] = ()
     unlike: tuple[str, ...] = ()
     rebuild: "Callable[[torch.fx.GraphModule], Program] | None" = None
-    ends: frozenset[int] = frozenset()
+    ends: Mapping[int, str] = field(default_factory=dict)
     read: frozenset[int] = frozenset()
     traced_from: "Callable[[frozenset[int]], Program] | None" = None
 

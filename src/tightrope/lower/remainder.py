@@ -72,7 +72,7 @@ def can_go(graph: Graph, live: Set[StorageId]) -> frozenset[StorageId]:
 def loses_results(graph: Graph) -> bool:
     """Tell whether the first part makes what no one can make again, and what the second part does not read.
 
-    A backward that starts from other outputs may need it, and could not be made from what the first part left.
+    A backward that starts from other outputs may need it: none could be made from what the first part left.
     """
     forward, backward = graph.ops[: graph.boundaries[0]], graph.ops[graph.boundaries[0] :]
     late = {storage for op in backward for storage in op.reads}

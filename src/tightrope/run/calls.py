@@ -22,7 +22,7 @@ import torch
 
 from tightrope.capture import _torch
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, InfeasibleError, StorageId, TightropeError, format_bytes
+from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts
 from tightrope.run.captured import Captured
@@ -59,13 +59,14 @@ class Calls:
     """
 
     when_fits: Callable[[], None] = staticmethod(lambda: None)
+
     def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:
         self.settings, self.accounts, self.status = settings, accounts, status
         self.prospects = Prospects(settings, accounts, future)
         self.recent: list[Running] = []
         self.units = Units(settings, accounts, status)
         self.captured = self.units.captured
-        self.forms = Forms(self.captured, self.add)
+        self.forms = Forms(self.units, self.add)
         self.note = ""
         self.observed_charged: Bytes = 0
         self.num_steps = self.num_forwards = self.num_divergences = 0
@@ -341,7 +342,7 @@ class Calls:
             self.accounts.explain("")
             again = _torch.keeps_graph()
             pending.check()
-            read = self.forms.read(pending.turn.graph, tangents)
+            read = self.forms.read(pending, tangents)
             if not read:
                 return self._nothing(pending, again=again)
             number = self._form(pending, read)
@@ -372,8 +373,7 @@ class Calls:
 
     def _form(self, pending: Pending, read: frozenset[int]) -> int:
         """The form of the graph for a backward; later steps expect what is learned from it."""
-        given = self._given(pending, pending.turn.graph)
-        number, following = self.forms.learn(pending.first, pending.before, read, given)
+        number, following = self.forms.learn(pending, read)
         self._turns = [
             replace(turn, graph=following) if turn.call == pending.call else turn for turn in self._turns
         ]
@@ -382,11 +382,6 @@ class Calls:
     def _number_of(self, pending: Pending) -> int:
         """The number under which the forward of a call stands among the turns."""
         return next(turn.graph for turn in self._turns if turn.call == pending.call)
-
-    def _given(self, pending: Pending, number: int) -> list[Any]:
-        """What the caller gave to the forward of a form."""
-        num_constants = len(self.captured[number].program.constants)
-        return pending.inputs[: len(pending.inputs) - num_constants]
 
     def _resumed(self, pending: Pending) -> bool:
         """Take the arena of the expected backward again; False where something else has to be run."""
@@ -407,7 +402,7 @@ class Calls:
         pending.running.leave()
         turns = (Turn(0, number, True),)
         while True:
-            unit = self._unit_of_rest(pending, number)
+            unit = self.forms.rest(pending, number)
             try:
                 rest = self._begin(unit, turns, but=pending)
                 break
@@ -415,7 +410,7 @@ class Calls:
                 if not pending.drop(self.captured[pending.turn.graph].graph):
                     raise
         try:
-            given = self._inputs_of_rest(unit, pending, number)
+            given = self.forms.inputs_of_rest(unit, pending, number)
             given += tangents
             tangents.clear()
             pending.num_backwards += 1
@@ -426,39 +421,6 @@ class Calls:
         finally:
             rest.close()
         return gradients
-
-    def _live(self, pending: Pending, number: int) -> dict[StorageId, torch.Tensor]:
-        """What the forward left, by storage of a form of its graph."""
-        live = pending.live()
-        if number == pending.turn.graph:
-            return live
-        same = self.forms.storages(pending.turn.graph, number)
-        return {same[storage]: tensor for storage, tensor in live.items() if storage in same}
-
-    def _unit_of_rest(self, pending: Pending, number: int) -> Unit:
-        """Find the unit of what is left of a call in a form of its graph.
-
-        Raises:
-            TightropeError: what the forward dropped cannot be made again.
-        """
-        try:
-            return self.units.rest(number, frozenset(self._live(pending, number)))
-        except TightropeError as error:
-            if number == pending.turn.graph:
-                raise
-            raise TightropeError(
-                f"a gradient came for an output that no loss read so far, and {error} Run the forward and "
-                "the backward again: they are planned for it now."
-            ) from None
-
-    def _inputs_of_rest(self, unit: Unit, pending: Pending, number: int) -> list[Any]:
-        """What is live and read, then what the forward was given."""
-        live = self._live(pending, number)
-        names = [given.name for given in unit.graph.parts[0].inputs]
-        found = [live[int(name.removeprefix("live_"))] for name in names if name.startswith("live_")]
-        pending.check_inputs(unit.graph, len(found))
-        given = self._given(pending, pending.turn.graph)
-        return [*found, *given, *self.captured[number].program.constants]
 
     def end(self, pending: Pending) -> None:
         """Note that nothing can come of a forward any more."""
