@@ -100,7 +100,8 @@ def test_the_first_plan_has_no_gradients_of_what_a_loss_is_computed_from() -> No
 
 def test_the_second_plan_has_none_of_any_other_output() -> None:
     model = as_eager(TwoHeads, loop_over(loss_alone))
-    assert causes(model)[-1] == "a loss reads 1 of 3 outputs, not 2" and len(causes(model)) == 3
+    assert causes(model)[-1] == "a loss reads 1 of 3 outputs, not 2"
+    assert len(causes(model)) == 3
     ((graph, _),) = tightrope.report(model).planned
     assert not any(op.module.startswith("two") for op in graph.ops if op.phase == "backward")
     assert model.two[0].weight.grad is None  # type: ignore[union-attr, index]
