@@ -7,10 +7,11 @@ torch offers. Everything above asks this module and never imports ``torch._*`` i
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 import torch.fx
@@ -53,6 +54,7 @@ PROBES: dict[str, str] = {
     "rows of tensors": "torch._dynamo.variables.tensor.TensorVariable",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
+    "joint graph": "torch._functorch._aot_autograd.graph_capture_wrappers.create_joint",
     "storage id": "torch.multiprocessing.reductions.StorageWeakRef",
     "functional call": "torch.func.functional_call",
     "custom partitioner": "torch._inductor.custom_graph_pass.CustomPartitionerFn",
@@ -111,6 +113,16 @@ def real_tensors() -> Iterator[None]:
 
     with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
         yield
+
+
+def without_values(tensors: Sequence[Any]) -> list[Any]:
+    """Stand-ins that have the shapes of tensors and share memory as they do, without bytes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        return [mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in tensors]
 
 
 @contextmanager
@@ -178,7 +190,6 @@ def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
     ``whole`` call is to be one graph; between pieces they run as they are.
     """
     import torch._dynamo.config as config
-    import torch._functorch.config as functorch
     from torch._dynamo.callback import callback_handler as handler
 
     limits: dict[str, Any] = {
@@ -189,17 +200,69 @@ def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
         "use_numpy_random_stream": True,
         "allow_rnn": whole,
     }
-    wanted: dict[str, Any] = {"check_custom_op_aliasing": False, "backward_pass_autocast": "off"}
-    functional = {name: value for name, value in wanted.items() if hasattr(functorch, name)}
     if _begin_tracing not in handler.start_callbacks:
         handler.register_start_callback(_begin_tracing)
         handler.register_end_callback(_end_tracing)
     _THREAD.calls = getattr(_THREAD, "calls", 0) + 1
     try:
-        with config.patch(**limits), functorch.patch(**functional), traced_as_eager():
+        with config.patch(**limits), tracing_joint_graphs(), traced_as_eager():
             yield
     finally:
         _THREAD.calls -= 1
+
+
+@contextmanager
+def tracing_joint_graphs() -> Iterator[None]:
+    """Settings for AOTAutograd alone; see `calling`."""
+    import torch._functorch.config as functorch
+
+    wanted: dict[str, Any] = {"check_custom_op_aliasing": False, "backward_pass_autocast": "off"}
+    with functorch.patch(**{name: value for name, value in wanted.items() if hasattr(functorch, name)}):
+        yield
+
+
+@contextmanager
+def gradients_from(choose: Callable[[dict[int, torch.Tensor]], Collection[int]]) -> Iterator[None]:
+    """Let AOTAutograd trace the backward from some outputs alone: what eager runs where no others are read.
+
+    Args:
+        choose: numbers of these, given all outputs that can have gradients, by number.
+    """
+    from torch._functorch._aot_autograd import graph_capture_wrappers
+
+    grad = torch.autograd.grad
+
+    def from_some(outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> Any:
+        caller = sys._getframe(1)
+        if caller.f_globals is graph_capture_wrappers.__dict__:
+            numbers = {id(tangent): number for number, tangent in enumerate(caller.f_locals["tangents"])}
+            ends = {
+                numbers[id(given)]: (out, given) for out, given in zip(outputs, grad_outputs, strict=True)
+            }
+            chosen = sorted(choose({number: output for number, (output, _) in ends.items()}))
+            outputs, grad_outputs = zip(*(ends[number] for number in chosen), strict=True)
+        return grad(outputs, inputs, grad_outputs, **options)
+
+    with patch.object(torch.autograd, "grad", from_some):
+        yield
+
+
+def let_gradients_be_missing(outputs: Sequence[Any]) -> None:
+    """Make no zeros for those outputs of a captured graph for which no gradient comes."""
+    for output in outputs:
+        node = output.grad_fn if isinstance(output, torch.Tensor) else None
+        for _ in range(_MOST_VIEWS):
+            if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
+                break
+            node = next((before for before, _ in node.next_functions), None)
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and any(
+            hasattr(saved, "pending") for saved in node.saved_tensors
+        ):
+            node.set_materialize_grads(False)
+
+
+_MOST_VIEWS: Final = 4
+"""Between an output that is a view and the graph that made its base."""
 
 
 _THREAD = threading.local()

@@ -51,7 +51,7 @@ def capture_program(
         raise _CaptureDone(program, real)
 
     _torch.ignore_logging()
-    backend = make_backend(host, name=type(model).__name__)
+    backend = make_backend(host, name=type(model).__name__, foresee=True)
     planned = torch.compile(lambda *a, **k: model(*a, **k), backend=backend, fullgraph=True, dynamic=False)
     try:
         with _torch.calling(RECOMPILE_LIMIT):
@@ -172,4 +172,5 @@ def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
         layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides, layout.offset)
     _torch.relay(program.module.graph, layouts)
     assert program.rebuild is not None
-    return replace(program.rebuild(program.module), changed=program.changed, unlike=program.unlike)
+    again = program.rebuild(program.module)
+    return replace(program, graph=again.graph, constants=again.constants, keys=again.keys)

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from tightrope.capture import _torch, variants
 from tightrope.capture.attribution import module_paths, source_line, target_name
 from tightrope.capture.program import Program
-from tightrope.capture.typed import Writer, dtype_name, tensor_of, view_of
+from tightrope.capture.typed import Writer, label, tensor_of, view_of
 from tightrope.core import (
     CaptureError,
     Flag,
@@ -142,7 +142,8 @@ class _GraphBuilder:
 
     def walk(self, user_outputs: frozenset[int], written: frozenset[str]) -> None:
         for number, node in enumerate((*self.given, *self.tangents)):
-            self._external(node, number)
+            if node.users or node not in self.tangents:
+                self._external(node, number)
         self.written = [node for node in self.given if node.name in written]
         self.user_outputs = user_outputs
         needed = _needed(self.nodes, self.outputs)
@@ -196,10 +197,10 @@ class _GraphBuilder:
         self, value: torch.Tensor, kind: Kind, *, external: bool = False, module: str = ""
     ) -> StorageId:
         storage = len(self.storages)
-        shape = "x".join(map(str, value.shape)) or "scalar"
-        label = f"{dtype_name(value.dtype)}[{shape}]"
         bytes_ = int(value.untyped_storage().nbytes())
-        self.storages.append(Storage(storage, bytes_, kind, external=external, label=label, module=module))
+        self.storages.append(
+            Storage(storage, bytes_, kind, external=external, label=label(value), module=module)
+        )
         self.by_key[_torch.storage_key(value)] = storage
         return storage
 
@@ -323,7 +324,8 @@ class _GraphBuilder:
         )
 
     def _input(self, node: torch.fx.Node) -> View | None:
-        return self.writer.view(node) if isinstance(tensor_of(node), torch.Tensor) else None
+        unread = node in self.tangents and not node.users
+        return self.writer.view(node) if isinstance(tensor_of(node), torch.Tensor) and not unread else None
 
     def _mark_outputs(self) -> None:
         """Storages handed to the caller stay to the end; those of the forward lie outside the arena."""

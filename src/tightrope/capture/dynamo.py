@@ -8,9 +8,11 @@ empty tensor on which the run hangs whatever its plan keeps. When autograd drops
 token dies and everything kept dies with it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Protocol
+from itertools import zip_longest
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.fx
@@ -21,9 +23,10 @@ from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
 from tightrope.capture.recurrent import layers_as_eager
-from tightrope.capture.typed import tensor_of
+from tightrope.capture.typed import label, tensor_of
 from tightrope.capture.variants import dropouts_as_eager
-from tightrope.core import CaptureError, Kind
+from tightrope.core import CaptureError, Kind, TightropeError
+from tightrope.lower.remainder import loses_results
 from tightrope.price.processor import processor
 
 
@@ -43,48 +46,114 @@ class Runner(Protocol):
 Host = Callable[[Program, Sequence[Any]], Runner]
 
 
-def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModule, list[Any]], Any]:
+def make_backend(
+    host: Host, *, name: str = "", foresee: bool = False
+) -> Callable[[torch.fx.GraphModule, list[Any]], Any]:
     """Make a Dynamo backend that hands every captured program to ``host`` and runs what it returns.
 
     Args:
         host: called once per captured graph with the program and the real inputs (parameters,
             buffers, inputs, in placeholder order).
         name: of the graph, for people.
+        foresee: take it that no gradient comes for outputs from which a scalar one is computed.
     """
 
     def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
+        call = CapturedCall(module, name)
+        try:
+            return call.compiled(host, example, _foreseen if foresee else _everything)
+        except _LosesResults:
+            return call.compiled(host, example, _everything)
+
+    return backend
+
+
+class _LosesResults(TightropeError):
+    """What is gone after the forward could not be made again if other outputs are read after all."""
+
+
+_Choose: TypeAlias = Callable[[Mapping[int, torch.Tensor]], frozenset[int]]
+"""Chooses the outputs from which a backward starts, by number."""
+
+
+def _everything(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
+    return frozenset(outputs)
+
+
+def _foreseen(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
+    """All outputs but those from which scalar ones, losses, are computed: logits, hidden states, a cache."""
+    waiting = [output.grad_fn for output in outputs.values() if output.ndim == 0]
+    inside: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in inside:
+            inside.add(node)
+            waiting += [before for before, _ in node.next_functions]
+
+    def is_inside(node: Any) -> bool:  # itself, or a view of what is
+        return node in inside or inside.issuperset(before for before, _ in node.next_functions)
+
+    return frozenset(k for k, output in outputs.items() if output.ndim == 0 or not is_inside(output.grad_fn))
+
+
+class _Ends:
+    """Chooses the outputs from which a backward starts, and remembers which."""
+
+    def __init__(self, choose: _Choose) -> None:
+        self._choose = choose
+        self.every: dict[int, str] = {}
+        self.read: frozenset[int] = frozenset()
+
+    def __call__(self, outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
+        self.every = {number: label(output) for number, output in outputs.items()}
+        self.read = self._choose(outputs)
+        return self.read
+
+
+class CapturedCall:
+    """What Dynamo captured of a call, to be traced: from all outputs, and later from some alone."""
+
+    def __init__(self, module: torch.fx.GraphModule, name: str) -> None:
+        self.module, self.name = module, name
+        self.remembered = remembers_casts(module)
+        self.casting = [
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in ("cpu", "cuda")
+        ]
+        self.cached = torch.is_autocast_cache_enabled()
+        self.kinds: dict[str, Kind] = {}
+        self.environment: tuple[tuple[str, str], ...] = ()
+        self.inputs: list[Any] = []
+
+    def compiled(self, host: Host, example: list[Any], choose: _Choose) -> Any:
+        """Trace it and hand it to a host; return what runs it.
+
+        Raises:
+            _LosesResults: not all outputs are chosen, and that is not safe.
+        """
         runners: list[Runner] = []
-        remembered = remembers_casts(module)
-        real, in_grad_mode = list(example), torch.is_grad_enabled()
+        real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), _Ends(choose)
+        self.environment = environment(real)
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-            dropouts_as_eager(joint.graph)
-            layers_as_eager(joint.graph)
-            unlike = share_casts(joint, num_fwd_outputs, remembered=remembered)
             static = frozenset(options.get("static_lifetime_input_indices") or ())
-            program = build_program(
-                joint,
-                _kinds(joint, real, static),
-                num_forward_outputs=num_fwd_outputs,
-                user_outputs=_user_outputs(joint, num_fwd_outputs),
-                written=_written(joint, num_fwd_outputs),
-                name=name,
-                environment=environment(real),
-            )
-            program = replace(program, changed=_changed(joint, num_fwd_outputs), unlike=tuple(unlike))
+            self.kinds = _kinds(joint, real, static)
+            program = self._program(joint, num_fwd_outputs, ends)
+            if len(program.read) < len(program.ends) and loses_results(program.graph):
+                raise _LosesResults("not all outputs are read")
             runners.append(host(program, real))
-            return _stubs(joint, num_fwd_outputs)
+            return _stubs(joint, num_fwd_outputs, some=len(program.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             dropouts_as_eager(part.graph)
             if in_grad_mode:
                 layers_as_eager(part.graph)
             kinds = _kinds(part, real, frozenset())
-            outputs = range(len(_flat(part)))
+            outputs, name = range(len(_flat(part))), f"{self.name} (inference)"
             program = build_program(
-                part, kinds, user_outputs=outputs, name=f"{name} (inference)", environment=environment(real)
+                part, kinds, user_outputs=outputs, name=name, environment=self.environment
             )
             program = replace(program, changed=_changed(part, len(_flat(part))))
             return boxed(host(program, real).inference)
@@ -95,10 +164,66 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
             lambda _part, _inputs: boxed(runners[-1].backward),
             inference,
         )
-        with eager_kernels():
-            return compiled(module, example)
+        with eager_kernels(), _torch.gradients_from(ends):
+            run = compiled(self.module, example)
+        if not runners:
+            return run
+        if len(ends.every) > 1:
+            self.inputs = _torch.without_values(example)
 
-    return backend
+        def call(*args: Any) -> Any:
+            outputs = run(*args)
+            _torch.let_gradients_be_missing(outputs)
+            return outputs
+
+        return call
+
+    def traced_from(self, read: frozenset[int]) -> Program:
+        """Trace the call once more, with a backward that starts from these outputs alone."""
+        found: list[Program] = []
+
+        def partition(
+            joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
+        ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+            found.append(self._program(joint, num_fwd_outputs, ends))
+            return _stubs(joint, num_fwd_outputs)
+
+        def unused(*_: Any) -> Any:
+            return boxed(_never)
+
+        ends, compiled = _Ends(lambda _: read), _torch.aot_backend(partition, unused, unused, unused)
+        with ExitStack() as states:
+            for device, enabled, dtype in self.casting:
+                casting = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=self.cached)
+                states.enter_context(casting)
+            for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
+                states.enter_context(state)
+            states.enter_context(_torch.gradients_from(ends))
+            compiled(self.module, list(self.inputs))
+        (program,) = found
+        return program
+
+    def _program(self, joint: torch.fx.GraphModule, num_forward_outputs: int, ends: _Ends) -> Program:
+        dropouts_as_eager(joint.graph)
+        layers_as_eager(joint.graph)
+        unlike = share_casts(joint, num_forward_outputs, remembered=self.remembered)
+        program = build_program(
+            joint,
+            self.kinds,
+            num_forward_outputs=num_forward_outputs,
+            user_outputs=_user_outputs(joint, num_forward_outputs),
+            written=_written(joint, num_forward_outputs),
+            name=self.name,
+            environment=self.environment,
+        )
+        return replace(
+            program,
+            changed=_changed(joint, num_forward_outputs),
+            unlike=tuple(unlike),
+            ends=ends.every,
+            read=ends.read,
+            traced_from=self.traced_from,
+        )
 
 
 def environment(tensors: Sequence[Any]) -> tuple[tuple[str, str], ...]:
@@ -179,9 +304,12 @@ def _never(*_: Any) -> Any:
 
 
 def _stubs(
-    joint: torch.fx.GraphModule, num_forward_outputs: int
+    joint: torch.fx.GraphModule, num_forward_outputs: int, *, some: bool = False
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Two modules with the right signature whose only saved value is the token."""
+    """Two modules with the right signature whose only saved value is the token.
+
+    Where the backward starts from ``some`` outputs alone, any input may have a gradient once others are read.
+    """
     with _torch.real_tensors():  # AOTAutograd donates what is fake to one backward, and refuses a second one
         token_value = torch.empty(0)
     outputs = _flat(joint)
@@ -200,7 +328,10 @@ def _stubs(
     for node in joint.graph.find_nodes(op="placeholder"):
         if str(node.target).startswith("tangents"):
             _placeholder(backward, node)
-    gradients = [_result(backward, node, {}) for node in outputs[num_forward_outputs:]]
+    gradients = [
+        _result(backward, given if some and node is None else node, {})
+        for node, given in zip_longest(outputs[num_forward_outputs:], copies)
+    ]
     _output(backward, joint, gradients, slice(num_forward_outputs, None))
     return torch.fx.GraphModule(joint, forward), torch.fx.GraphModule(joint, backward)
 

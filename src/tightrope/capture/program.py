@@ -21,6 +21,9 @@ class Program:
         changed: (output, input) pairs of the first part: the output is the input's new value.
         unlike: names of ops that eager is known to call otherwise.
         rebuild: reads a module with changed layouts as this one was read.
+        ends: number -> dtype and shape of an output, for the gradients that a backward may start from.
+        read: those from which this one starts.
+        traced_from: traces the same call with a backward that starts from others.
     """
 
     graph: Graph
@@ -30,6 +33,9 @@ class Program:
     changed: tuple[tuple[int, int], ...] = ()
     unlike: tuple[str, ...] = ()
     rebuild: "Callable[[torch.fx.GraphModule], Program] | None" = None
+    ends: Mapping[int, str] = field(default_factory=dict)
+    read: frozenset[int] = frozenset()
+    traced_from: "Callable[[frozenset[int]], Program] | None" = None
 
     @property
     def has_backward(self) -> bool:

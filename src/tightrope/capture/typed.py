@@ -32,6 +32,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def label(value: torch.Tensor) -> str:
+    """Describe dtype and shape for people.
+
+    >>> label(torch.ones(2, 3)), label(torch.ones(()))
+    ('float32[2x3]', 'float32[scalar]')
+    """
+    return f"{dtype_name(value.dtype)}[{'x'.join(map(str, value.shape)) or 'scalar'}]"
+
+
 def view_of(value: torch.Tensor, base: StorageId, source: int = -1) -> View:
     """Describe a tensor that looks into a storage.
 

@@ -8,7 +8,7 @@ Guarantee   Every value is computed by the op, from the values, that the whole g
 Complexity  Linear in ops.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from tightrope.core import (
     Flag,
     Graph,
     Input,
+    Kind,
     Op,
     OpId,
     Part,
@@ -25,12 +26,19 @@ from tightrope.core import (
     TightropeError,
     View,
 )
+from tightrope.core.graph import RETURN
 from tightrope.core.values import EMPTY, Argument, Items, views
 
+_UNKNOWN = -2
 _NEVER = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE
 
 
 def droppable(graph: Graph) -> frozenset[StorageId]:
+    """List what the first part makes and does not hand over that may be made again after it."""
+    return frozenset(s for s in _can_be_made(graph) if not graph.storages[s].resident_at_end)
+
+
+def _can_be_made(graph: Graph) -> set[StorageId]:
     """List what the first part makes that may be made again after it: nothing behind it has changed."""
     end = graph.boundaries[0]
     changed: dict[StorageId, OpId] = {}
@@ -40,10 +48,9 @@ def droppable(graph: Graph) -> frozenset[StorageId]:
     found: set[StorageId] = set()
     for op in graph.ops[:end]:
         way = _again(graph, op)
-        if way is None or any(changed.get(s, -1) > op.id for s in (*way.reads, *op.creates)):
-            continue
-        found.update(s for s in way.creates if not graph.storages[s].resident_at_end)
-    return frozenset(found)
+        if way is not None and not any(changed.get(s, -1) > op.id for s in (*way.reads, *op.creates)):
+            found.update(way.creates)
+    return found
 
 
 def can_go(graph: Graph, live: Set[StorageId]) -> frozenset[StorageId]:
@@ -60,6 +67,55 @@ def can_go(graph: Graph, live: Set[StorageId]) -> frozenset[StorageId]:
             elif storage in live:
                 there.add(storage)
     return frozenset(gone)
+
+
+def loses_results(graph: Graph) -> bool:
+    """Tell whether the first part makes what no one can make again, and what the second part does not read.
+
+    A backward that starts from other outputs may need it: none could be made from what the first part left.
+    """
+    forward, backward = graph.ops[: graph.boundaries[0]], graph.ops[graph.boundaries[0] :]
+    late = {storage for op in backward for storage in op.reads}
+    early = {storage for op in forward if op.target != RETURN for storage in op.reads}
+    can = _can_be_made(graph)
+    for op in forward:
+        made = {s for s in op.creates if graph.storages[s].kind is not Kind.RANDOM_STATE}
+        plain = _again(graph, op) is op and early.isdisjoint(made - can)
+        if made and not plain and late.isdisjoint(made):
+            return True
+    return False
+
+
+def same_storages(one: Graph, other: Graph) -> dict[StorageId, StorageId]:
+    """Map what the first part of a graph makes to what that of another makes, where both compute the same.
+
+    Args:
+        one: of two parts.
+        other: of the same forward, with another backward.
+    """
+    given = {item.name: item.view.base for item in other.parts[0].inputs if item.view is not None}
+    inputs = [item for item in one.parts[0].inputs if item.view is not None and item.name in given]
+    found = {item.view.base: given[item.name] for item in inputs if item.view is not None}
+    every = {storage.id: storage.id for storage in other.storages}
+    named = {op.name: op for op in other.ops[: other.boundaries[0]]}
+    for op in one.ops[: one.boundaries[0]]:
+        twin = named.get(op.name)
+        if twin is not None and _called(op, found) == _called(twin, every):
+            found.update(zip(op.creates, twin.creates, strict=True))
+    return found
+
+
+def _called(op: Op, number: Mapping[StorageId, StorageId]) -> object:
+    """What an op is called with, in storages of another graph, and how its results are laid out."""
+
+    def moved(value: Argument) -> Argument:
+        if isinstance(value, View) and value.base != EMPTY:
+            return replace(value, base=number.get(value.base, _UNKNOWN), input=-1)
+        return Items(tuple(moved(item) for item in value.items)) if isinstance(value, Items) else value
+
+    keywords = [(name, moved(value)) for name, value in op.keywords]
+    results = [(result.position, replace(result.view, base=0)) for result in op.results]
+    return op.target, [moved(value) for value in op.arguments], keywords, results
 
 
 def remainder(graph: Graph, live: Set[StorageId]) -> Graph:
@@ -96,7 +152,7 @@ def remainder(graph: Graph, live: Set[StorageId]) -> Graph:
 def _ways(graph: Graph, live: Set[StorageId]) -> list[Op]:
     """What runs again before the second part, in base order."""
     end = graph.boundaries[0]
-    can = droppable(graph)
+    can = _can_be_made(graph)
     maker = {storage: op for op in graph.ops[:end] for storage in op.creates}
     wanted: dict[OpId, Op] = {}
     waiting = [s for op in graph.ops[end:] for s in (*op.reads, *_variant_reads(graph, op))]
@@ -130,10 +186,12 @@ class _Rest:
     def __init__(self, graph: Graph, live: Set[StorageId]) -> None:
         self.graph, self.there = graph, live
         self.live: list[StorageId] = []
+        self.again: set[StorageId] = set()
         self.number: dict[StorageId, StorageId] = {}
 
     def build(self, ways: list[Op], rest: tuple[Op, ...]) -> Graph:
-        made = {s for op in (*ways, *rest) for s in op.creates}
+        self.again = {s for op in ways for s in op.creates}
+        made = self.again.union(s for op in rest for s in op.creates)
         reads = {s for op in (*ways, *rest) for s in (*op.reads, *_variant_reads(self.graph, op))}
         reads |= {view.base for value in self.graph.parts[1].outputs for view in views(value)}
         self.live = sorted(reads & self.there)
@@ -164,11 +222,11 @@ class _Rest:
         )
 
     def _storage(self, storage: Storage) -> Storage:
-        there = storage.id in self.live
+        there = storage.id in self.live or storage.id in self.again
         return replace(
             storage,
             id=self.number[storage.id],
-            external=storage.external or there,
+            external=storage.external or storage.id in self.live,
             outside=storage.outside and not there,
             resident_at_end=storage.resident_at_end and not there,
         )

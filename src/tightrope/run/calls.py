@@ -14,7 +14,7 @@ Gaps        Loops that choose at random among patterns that begin alike are plan
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,22 +22,21 @@ import torch
 
 from tightrope.capture import _torch
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, Graph, InfeasibleError, StorageId, format_bytes
-from tightrope.lower.join import Turn, join
-from tightrope.lower.remainder import remainder
+from tightrope.core import Bytes, InfeasibleError, format_bytes
+from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts
 from tightrope.run.captured import Captured
 from tightrope.run.foresee import Foresight
+from tightrope.run.forms import Forms
 from tightrope.run.gaps import Gaps
-from tightrope.run.headroom import Headroom
 from tightrope.run.patterns import Pattern, Patterns, single
 from tightrope.run.prospects import Prospects
 from tightrope.run.room import RESERVE
 from tightrope.run.running import Pending, Running
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Expected, Settings, Unit
+from tightrope.run.units import Units
 
-ANOTHER_GRAPH: Final = "another captured graph: shapes, mode, parameters"
 _MOST_OPS: Final = 6_000
 """Patterns of more ops than this are planned call by call."""
 _ALL: "weakref.WeakSet[Calls]" = weakref.WeakSet()
@@ -47,27 +46,27 @@ class Calls:
     """The captured graphs of one model, and the turns of its training steps.
 
     Attributes:
-        captured: graphs in the order of capture.
+        captured: graphs in the order of capture, each form by itself.
+        forms: of the captured graphs, by the outputs that are read.
         recent: executions of the last unit, or the last inference; what the report describes.
-        units: in the order in which they were first needed.
+        units: what is planned as one.
         note: why planned addresses are off, or the empty string.
         observed_charged: largest number of bytes charged in any step.
         num_steps: patterns that were completed.
         num_divergences: allocations that did not go as planned, since the start.
         when_fits: called in every forward once its plan is known to fit.
         prospects: the budget, and what will be needed of it.
-        why: cause of the first plan of the first graph, for the report.
     """
 
     when_fits: Callable[[], None] = staticmethod(lambda: None)
-    why: str = "first plan"
 
     def __init__(self, settings: Settings, accounts: Accounts, status: StatusLine, future: Foresight) -> None:
         self.settings, self.accounts, self.status = settings, accounts, status
-        self.captured: list[Captured] = []
         self.prospects = Prospects(settings, accounts, future)
         self.recent: list[Running] = []
-        self.units: dict[tuple[Hashable, ...], Unit] = {}
+        self.units = Units(settings, accounts, status)
+        self.captured = self.units.captured
+        self.forms = Forms(self.units, self.add)
         self.note = ""
         self.observed_charged: Bytes = 0
         self.num_steps = self.num_forwards = self.num_divergences = 0
@@ -91,10 +90,18 @@ class Calls:
         self,
         program: Program,
         real: Sequence[Any],
+        why: str = "",
         *,
         finish: Callable[[Program], Program] = lambda program: program,
     ) -> int:
-        """Measure a captured graph and return its number; ``finish`` completes the priced program."""
+        """Measure a captured graph and return its number.
+
+        Args:
+            program: as captured.
+            real: what it is given.
+            why: cause of its first plan; default: the graph is new.
+            finish: completes the priced program.
+        """
         self.accounts.note_tensors(real)
         parameters = [tensor for tensor in real if isinstance(tensor, torch.nn.Parameter)]
         self.accounts.note_tensors(parameter.grad for parameter in parameters)
@@ -102,6 +109,7 @@ class Calls:
             one = Captured.of(program, real, self.accounts.allocator, self.status, finish)
         except InfeasibleError as error:
             raise self.prospects.unmeasured(program.graph, error, self._expected_need()) from None
+        one.why = why
         self.captured.append(one)
         self.accounts.hold_back(self, one.graph.hidden)
         self.prospects.raise_share([one], waiting=False)
@@ -109,58 +117,11 @@ class Calls:
 
     def unit(self, pattern: Pattern) -> Unit:
         """Find or make the unit of a pattern."""
-        numbers = sorted({turn.graph for turn in pattern})
-        dropped = self._dropped.get(pattern, frozenset())
-        key: tuple[Hashable, ...] = (
-            pattern,
-            dropped,
-            *((number, self.captured[number].num_measured) for number in numbers),
-        )
-        if key not in self.units:
-            self.units[key] = self._made(pattern, dropped)
-        return self.units[key]
+        return self.units.of(pattern, self._dropped.get(pattern, frozenset()))
 
     def last_unit(self, number: int) -> Unit | None:
-        """The unit in which a graph runs alone, or with its own backward; None where it has none yet."""
-        one = self.captured[number]
-        for pattern in (single(number), (Turn(0, number, False),)):
-            found = self.units.get((pattern, frozenset[tuple[int, int]](), (number, one.num_measured)))
-            if found is not None:
-                return found
-        return None
-
-    def _made(self, pattern: Pattern, dropped: frozenset[tuple[int, int]]) -> Unit:
-        graphs = {turn.graph: self.captured[turn.graph].graph for turn in pattern}
-        rooms = [self.captured[turn.graph].headroom for turn in pattern if not turn.back]
-        headroom = Headroom(sum(r.gradients for r in rooms), sum(r.tangents for r in rooms))
-        if len(graphs) == 1 and len(pattern) <= 2:
-            (one,) = (self.captured[number] for number in graphs)
-            why = self.why if len(self.captured) == 1 else ANOTHER_GRAPH
-            why = why if one.num_measured == 1 else "allocations differed from the plan: measured again"
-            return self._new(one.graph, headroom, why)
-        identity = {(n, s): name for n in graphs for s, name in self.captured[n].identity.items()}
-        joint = join(graphs, pattern, identity=identity, dropped=dropped)
-        why = f"{len(rooms)} calls follow each other in a step: planned together"
-        return self._new(joint.graph, headroom, why, dict(joint.storages))
-
-    def _rest(self, number: int, live: frozenset[StorageId]) -> Unit:
-        """Find or make the unit of what is left of a call."""
-        key = ("rest", live, number, self.captured[number].num_measured)
-        if key not in self.units:
-            graph = remainder(self.captured[number].graph, live)
-            self.units[key] = self._new(graph, Headroom(), "a backward from what its forward left")
-        return self.units[key]
-
-    def _new(
-        self,
-        graph: Graph,
-        headroom: Headroom,
-        why: str,
-        storages: dict[tuple[int, StorageId], StorageId] | None = None,
-    ) -> Unit:
-        return Unit(
-            graph, self.settings, self.accounts, self.status, headroom=headroom, why=why, storages=storages
-        )  # fmt: skip
+        """The unit in which a graph, in its present form, runs alone, or with its own backward."""
+        return self.units.last(self.forms.expected(number))
 
     def _expected(self, number: int) -> Pattern:
         if self._pending:
@@ -196,7 +157,7 @@ class Calls:
             needed = held + summed + resumed + one.headroom.wanted + RESERVE + self.accounts.hidden
             if pending.dropped or self.budget < needed:
                 gone, _ = pending.droppable(one.graph)
-                unit = self._rest(pending.turn.graph, frozenset(pending.live()) - gone)
+                unit = self.units.rest(pending.turn.graph, frozenset(pending.live()) - gone)
                 held_then = held + summed - sum(calls._droppable() for calls in _ALL)
                 room = replace(self.prospects.room(unit, held_then), headroom=one.headroom)
                 expected = self._expected_need()
@@ -224,6 +185,8 @@ class Calls:
         """Run a forward; the last result is the token that carries what is kept."""
         with self.accounts.turn:
             self._enter(args)
+            first, before = number, sum(pending.first == number for pending in self._pending)
+            number = self.forms.expected(first, before)
             one = self.captured[number]
             if one.stale and not self._pending:
                 self._measure_again(one, args)
@@ -235,6 +198,7 @@ class Calls:
             self.num_forwards += 1
             pending = Pending(running, turn, self._num_calls(), part, kept, inputs)
             pending.calls, pending.done = self, self.end
+            pending.first, pending.before = first, before
             self._turns.append(Turn(pending.call, number, False))
             running.open.add(pending)
             self._pending.add(pending)
@@ -378,20 +342,46 @@ class Calls:
             self.accounts.explain("")
             again = _torch.keeps_graph()
             pending.check()
-            if again or not self._resumed(pending):
-                gradients = self._backward_of_rest(pending, tangents, again=again)
+            read = self.forms.read(pending, tangents)
+            if not read:
+                return self._nothing(pending, again=again)
+            number = self._form(pending, read)
+            if again or number != pending.turn.graph or not self._resumed(pending):
+                gradients = self._backward_of_rest(pending, number, tangents, again=again)
             else:
                 kept, pending.kept = pending.kept, None
                 assert kept is not None
                 pending.num_backwards += 1
                 gradients, _ = self._run(pending.running, kept, tangents)
-            self._turns.append(Turn(pending.call, pending.turn.graph, True))
+            self._turns.append(Turn(pending.call, self._number_of(pending), True))
             self._whole = self._whole and not again
             if not again:
                 pending.finish()
                 if self._gaps is not None:
                     self._gaps.hand_over(pending.call, gradients)
             return gradients
+
+    def _nothing(self, pending: Pending, *, again: bool) -> list[Any]:
+        """No gradient came: eager runs nothing."""
+        self._whole = False
+        pending.running.leave()
+        pending.num_backwards += 1
+        if not again:
+            pending.kept, pending.inputs = None, []
+            pending.finish()
+        return [None] * len(self.captured[pending.turn.graph].graph.parts[1].outputs)
+
+    def _form(self, pending: Pending, read: frozenset[int]) -> int:
+        """The form of the graph for a backward; later steps expect what is learned from it."""
+        number, following = self.forms.learn(pending, read)
+        self._turns = [
+            replace(turn, graph=following) if turn.call == pending.call else turn for turn in self._turns
+        ]
+        return number
+
+    def _number_of(self, pending: Pending) -> int:
+        """The number under which the forward of a call stands among the turns."""
+        return next(turn.graph for turn in self._turns if turn.call == pending.call)
 
     def _resumed(self, pending: Pending) -> bool:
         """Take the arena of the expected backward again; False where something else has to be run."""
@@ -405,12 +395,14 @@ class Calls:
             return False
         return True
 
-    def _backward_of_rest(self, pending: Pending, tangents: list[Any], *, again: bool) -> list[Any]:
-        """Plan the backward from what its forward left, and run it."""
+    def _backward_of_rest(
+        self, pending: Pending, number: int, tangents: list[Any], *, again: bool
+    ) -> list[Any]:
+        """Plan the backward of a form of the graph from what the forward left, and run it."""
         pending.running.leave()
-        turns = (Turn(0, pending.turn.graph, True),)
+        turns = (Turn(0, number, True),)
         while True:
-            unit = self._rest(pending.turn.graph, frozenset(pending.live()))
+            unit = self.forms.rest(pending, number)
             try:
                 rest = self._begin(unit, turns, but=pending)
                 break
@@ -418,7 +410,7 @@ class Calls:
                 if not pending.drop(self.captured[pending.turn.graph].graph):
                     raise
         try:
-            given = self._inputs_of_rest(unit, pending)
+            given = self.forms.inputs_of_rest(unit, pending, number)
             given += tangents
             tangents.clear()
             pending.num_backwards += 1
@@ -429,14 +421,6 @@ class Calls:
         finally:
             rest.close()
         return gradients
-
-    def _inputs_of_rest(self, unit: Unit, pending: Pending) -> list[Any]:
-        """What is live and read, then what the forward was given."""
-        live = pending.live()
-        names = [given.name for given in unit.graph.parts[0].inputs]
-        found = [live[int(name.removeprefix("live_"))] for name in names if name.startswith("live_")]
-        pending.check_inputs(unit.graph, len(found))
-        return [*found, *pending.inputs]
 
     def end(self, pending: Pending) -> None:
         """Note that nothing can come of a forward any more."""

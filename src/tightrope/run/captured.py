@@ -38,6 +38,7 @@ class Captured:
         stale: whether it must be measured again before the next call.
         num_measured: times that it was measured.
         finish: what to do to the program once it is priced.
+        why: cause of its first plan, where it is not that the graph is new.
     """
 
     raw: Program
@@ -46,6 +47,7 @@ class Captured:
     stale: bool = False
     num_measured: int = 1
     finish: Callable[[Program], Program] = _unchanged
+    why: str = ""
 
     @property
     def graph(self) -> Graph:
@@ -103,7 +105,9 @@ def headroom_of(graph: Graph) -> Headroom:
     inputs = graph.parts[1].inputs if len(graph.parts) > 1 else ()
     storages = {given.view.base for given in inputs if given.view is not None} - {EMPTY}
     sizes = [graph.storages[storage].size for storage in storages]
-    return Headroom(sum(size for size in sizes if size > _SCALAR), sum(sizes))
+    handed = [storage.size for storage in graph.storages if storage.outside]
+    outputs = sum(size for size in handed if size > _SCALAR)
+    return Headroom(sum(size for size in sizes if size > _SCALAR), sum(sizes), outputs=outputs)
 
 
 def _identity(graph: Graph, given: Sequence[Any]) -> dict[StorageId, Hashable]:

@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
@@ -220,8 +221,6 @@ def _weakly(
 
 
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
-
-
 _BY_BACKEND: list[tuple["weakref.ref[CompiledModel]", list["weakref.ref[torch.Tensor]"]]] = []
 _WRAPPED: Final = ("module", "_orig_mod")
 """Where wrappers keep the model: DistributedDataParallel and its like, and `torch.compile`."""
@@ -318,15 +317,15 @@ def compile(
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()
-    backend = make_backend(host_of(weakref.ref(compiled)), name=type(model).__name__)
+    backend = partial(make_backend, host_of(weakref.ref(compiled)), name=type(model).__name__)
 
     def one_call(*args: Any, **kwargs: Any) -> Any:
         # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
         return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     compiled.forget = _torch.own_code(one_call)
-    whole = torch.compile(one_call, backend=backend, fullgraph=True, dynamic=False)
-    pieces = torch.compile(one_call, backend=backend, dynamic=False)
+    whole = torch.compile(one_call, backend=backend(foresee=True), fullgraph=True, dynamic=False)
+    pieces = torch.compile(one_call, backend=backend(), dynamic=False)
     if model in _COMPILED:
         _COMPILED[model].close()
     gc.collect()  # models that nobody uses any more hold the process to their budgets until then

@@ -203,9 +203,10 @@ class EagerTwin:
         Raises:
             VerificationError: says which differs.
         """
-        known = {_place(tensor) for tensor in (*self._module().parameters(), *call.start.inputs())}
+        every = (*self._module().parameters(), *call.start.inputs())
+        known = {_place(tensor) for tensor in every if tensor.requires_grad}
         for place, gradient in zip(places, gradients, strict=False):
-            if place in known and place is not None and isinstance(gradient, torch.Tensor):
+            if place in known and place is not None:
                 call.gradients.append((place, digest(gradient)))
         call.num_waiting -= 1
         if call.num_waiting or not call.said:
@@ -281,6 +282,8 @@ class EagerTwin:
         ends = [outputs[number] for number in call.tangents]
         wanted = [at[place] for place in places]
         tangents = [copy.tensor() for copy in call.tangents.values()]
+        if not ends:
+            return [None] * len(wanted)
         return list(torch.autograd.grad(ends, wanted, tangents, allow_unused=True))
 
     def _gradients(self, call: _TwinCall, places: Iterable[_Place]) -> list[str]:

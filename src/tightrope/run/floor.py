@@ -30,7 +30,7 @@ def smallest_budget(graph: Graph, trained: Iterable[Bytes], update: UpdateBytes,
         beside=headroom.wanted,
         update=sum(map(round_up, sizes)) + update.beside,
         gradients=sum(map(by_page, sizes)),
-        outputs=headroom.gradients,
+        outputs=headroom.outputs,
         assumed=update.state,
     )
     return refusal.needed(smallest(graph, seed=seed).forecast.total)

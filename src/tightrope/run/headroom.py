@@ -28,6 +28,7 @@ class Headroom:
         peak: most bytes that the caller's code was seen to take, or to want, between parts.
         held: most bytes that it held while a part ran.
         seen: whether a step went all the way.
+        outputs: bytes of outputs that are no scalars, which the caller may hold.
     """
 
     gradients: Bytes = 0
@@ -35,6 +36,7 @@ class Headroom:
     peak: Bytes = 0
     held: Bytes = 0
     seen: bool = False
+    outputs: Bytes = 0
 
     def candidates(self) -> tuple[Bytes, ...]:
         """List what to leave free: the best first, the least that will do last.

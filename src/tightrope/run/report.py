@@ -1,5 +1,6 @@
 """What was planned, what happened, and why: one value per compiled model."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Protocol
@@ -52,6 +53,7 @@ class Report:
         time: of a step: as planned, and as observed in recent steps.
         unlike_eager: ops that eager is known to call otherwise, so that last bits may differ from eager's.
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
+        unread: dtype and shape of outputs that are taken to be read by no loss: no backward starts from them.
     """
 
     level: str
@@ -77,6 +79,7 @@ class Report:
     hidden: Bytes = 0
     unlike_eager: tuple[str, ...] = ()
     time: StepTime = field(default_factory=StepTime)
+    unread: tuple[str, ...] = ()
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -131,6 +134,10 @@ class Report:
             f"no plan needs less than {format_bytes(self.bound)}",
             f"verified: {self.verified}",
         ]
+        if self.unread:
+            count = Counter(self.unread).items()
+            said = ", ".join(f"{num} x {what}" if num > 1 else what for what, num in count)
+            lines.append(f"no loss reads these outputs, so nothing runs backward from them: {said}")
         if self.unlike_eager:
             lines.append(f"eager calls these otherwise, last bits may differ: {'; '.join(self.unlike_eager)}")
         if len(self.proofs) > 1:
@@ -222,6 +229,7 @@ def _together(reports: Sequence[Report]) -> Report:
         proofs=tuple(proofs),
         unlike_eager=tuple(dict.fromkeys(line for report in ran for line in report.unlike_eager)),
         time=summed(report.time for report in ran),
+        unread=tuple(what for report in ran for what in report.unread),
     )
 
 
@@ -294,7 +302,15 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         proofs=proofs(calls),
         unlike_eager=_unlike_eager(calls),
         time=summed(part.time for part in parts),
+        unread=_unread(calls),
     )
+
+
+def _unread(calls: Calls) -> tuple[str, ...]:
+    """Outputs of the graphs that ran last from which their backward does not start."""
+    graphs = dict.fromkeys(turn.graph for running in calls.recent for turn in running.turns)
+    programs = [calls.captured[graph].program for graph in graphs]
+    return tuple(what for one in programs for number, what in one.ends.items() if number not in one.read)
 
 
 def _unlike_eager(calls: Calls) -> tuple[str, ...]:

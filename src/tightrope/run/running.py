@@ -41,11 +41,15 @@ class Pending:
         num_backwards: that ran.
         dropped: whether part of what was kept was given up for room.
         calls: what runs its backward.
+        first: number of its graph as it was captured, in whatever form it runs.
+        before: calls of that graph that were pending when it ran.
         done: called once, when nothing can come of it any more.
         watch: what compares its gradients, or None.
     """
 
     calls: Any = None
+    first: int = 0
+    before: int = 0
     watch: Any = None
 
     def __init__(

@@ -203,7 +203,7 @@ class SavedStep:
 
         Args:
             inputs: other tensors in place of those saved, by name, with the same layout.
-            tangents: where the backward starts from, one per output that has a gradient; default: ones,
+            tangents: where the backward starts from, one per output that a loss reads; default: ones,
                 as ``sum(outputs).backward()`` would.
 
         Returns:
@@ -337,15 +337,20 @@ class SavedStep:
 
     def _tangents(self, given: Sequence[torch.Tensor] | None) -> list[Any]:
         views = [item.view for item in self.graph.parts[1].inputs]
-        if given is not None and len(given) != len(views):
-            raise TightropeError(f"{len(given)} tangents given; the backward starts from {len(views)}.")
+        num_starts = sum(view is not None for view in views)
+        if given is not None and len(given) != num_starts:
+            raise TightropeError(f"{len(given)} tangents given; the backward starts from {num_starts}.")
+        left = enumerate(given) if given is not None else None
         found: list[Any] = []
-        for position, view in enumerate(views):
+        for view in views:
             if view is None:
                 found.append(None)
                 continue
             one = torch.empty_strided(view.shape, view.strides, dtype=dtype_of(view.dtype)).fill_(1)
-            found.append(one if given is None else self._fitting(f"tangent {position}", given[position], one))
+            if left is not None:
+                position, tangent = next(left)
+                one = self._fitting(f"tangent {position}", tangent, one)
+            found.append(one)
         return found
 
     def _register(self, allocator: Allocator) -> int:

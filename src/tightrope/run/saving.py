@@ -165,7 +165,7 @@ def _of_whole(whole: WholeStep, args: Sequence[Any]) -> _Snapshot:
 
 
 def _of_model(compiled: CompiledModel, number: int, args: Sequence[Any]) -> _Snapshot:
-    one = compiled.calls.captured[number]
+    one = compiled.calls.captured[compiled.calls.forms.expected(number)]
     prepared = _ran(compiled.calls.last_unit(number))
     outputs = _output_names(one.program.changed, len(prepared.graph.parts[0].outputs), loss=False)
     given = [*args, *one.program.constants]

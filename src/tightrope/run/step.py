@@ -28,12 +28,12 @@ from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_fuse, check_verify, parse_budget
-from tightrope.run.calls import ANOTHER_GRAPH
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
+from tightrope.run.units import ANOTHER_GRAPH
 from tightrope.run.whole import WholeStep
 
 _RECOMPILE_LIMIT = 256

@@ -61,7 +61,7 @@ class WholeStep:
         self.parts = whole_program(program, dict(zip(chosen, wanted, strict=True)))
         others = [parameter for at, parameter in parameters.items() if at not in chosen]
         self.calls = Calls(settings, accounts, status, Foresight(others, accounts.allocator))
-        self.calls.why = why
+        self.calls.units.why = why
         self.number = self.calls.add(self.parts.program, self._extended(real), finish=self._with_updates)
 
     def outdated(self) -> bool:
