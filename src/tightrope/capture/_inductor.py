@@ -1,5 +1,6 @@
 """Torch's compiler for loops under its private names; the third such module, beside `_torch`, `_eager`."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -48,18 +49,22 @@ def compile_loops(
     Raises:
         TightropeError: the compiler refuses it; says why.
     """
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.virtualized import V
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, in the modules that it imports
+        from torch._guards import TracingContext, tracing
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.decomposition import select_decomp_table
+        from torch._inductor.virtualized import V
+        from torch._subclasses.fake_tensor import FakeTensorMode
 
     def flat(*values: torch.Tensor) -> Any:
         return function(list(values))
 
     try:
         with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", DeprecationWarning)
             stack.enter_context(real_tensors())
             stack.enter_context(torch.no_grad())
             mode = FakeTensorMode()

@@ -39,7 +39,7 @@ from tightrope.core.executable import (
 )
 from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage, fitted
 from tightrope.core.machine import Limits, Machine, Tier
-from tightrope.core.plan import Forecast, Plan, Reason, Stretch
+from tightrope.core.plan import Forecast, FusedStretch, Plan, Reason
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Step, Wait
 from tightrope.core.space import Space
 from tightrope.core.trace import (
@@ -103,6 +103,7 @@ __all__ = [
     "Forecast",
     "Free",
     "Fused",
+    "FusedStretch",
     "Graph",
     "Held",
     "InfeasibleError",
@@ -143,7 +144,6 @@ __all__ = [
     "StepIndex",
     "Storage",
     "StorageId",
-    "Stretch",
     "Summary",
     "Sync",
     "Tier",

@@ -107,7 +107,7 @@ class PlanDiff(msgspec.Struct, frozen=True):
         return "\n".join([*lines, moved])
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class FusedStretch(msgspec.Struct, frozen=True):
     """Ops in a row that one compiled function computes.
 
     Attributes:
@@ -154,7 +154,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     machine: str = "host"
     planner: str = "given"
     placed: bool = True
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[FusedStretch, ...] = ()
     schema: Literal[2] = SCHEMA_VERSION
 
     def save(self, path: str | Path) -> None:

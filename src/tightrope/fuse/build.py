@@ -14,7 +14,7 @@ import torch
 
 from tightrope.capture._inductor import compile_loops
 from tightrope.core import TightropeError, View
-from tightrope.fuse.program import Program
+from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import difference
 from tightrope.fuse.traced import function_of
 from tightrope.native.hook.allocator import Allocator
@@ -29,7 +29,7 @@ _REFUSED: Final = Measured(0, known=False)
 """Price of what cannot be fused."""
 
 
-def compiled(program: Program) -> Compiled:
+def compiled(program: FusedProgram) -> Compiled:
     """Compile a program, once per process.
 
     Raises:
@@ -42,7 +42,7 @@ def compiled(program: Program) -> Compiled:
     return _COMPILED[program.key]
 
 
-def price(program: Program, *, allocator: Allocator | None, store: PriceStore) -> Measured | None:
+def price(program: FusedProgram, *, allocator: Allocator | None, store: PriceStore) -> Measured | None:
     """Measure a program; None where it cannot be fused: it is refused, too large, or gives something else.
 
     Args:
@@ -61,7 +61,7 @@ def price(program: Program, *, allocator: Allocator | None, store: PriceStore) -
     return found if found.ns else None
 
 
-def _measured(program: Program, allocator: Allocator | None) -> Measured | None:
+def _measured(program: FusedProgram, allocator: Allocator | None) -> Measured | None:
     try:
         run = compiled(program)
         given = made_up(program.inputs)
@@ -75,7 +75,7 @@ def _measured(program: Program, allocator: Allocator | None) -> Measured | None:
         return None
 
 
-def _agrees(program: Program, run: Compiled, given: list[torch.Tensor]) -> bool:
+def _agrees(program: FusedProgram, run: Compiled, given: list[torch.Tensor]) -> bool:
     found = list(run(list(given)))
     wanted = function_of(program)(given)
     roots = {result.view.base: result.view for call in program.calls for result in call.results}

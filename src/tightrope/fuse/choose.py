@@ -22,6 +22,7 @@ from tightrope.core import (
     Certificate,
     Executable,
     Fused,
+    FusedStretch,
     Graph,
     Nanoseconds,
     Plan,
@@ -29,11 +30,10 @@ from tightrope.core import (
     Release,
     Run,
     StorageId,
-    Stretch,
 )
 from tightrope.core.executable import ARENA, HEAP
 from tightrope.fuse.build import price
-from tightrope.fuse.program import Program, program_of
+from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.fuse.stretches import Region, regions
 from tightrope.fuse.traced import can_trace
 from tightrope.lower import contract, lower, simulate
@@ -53,9 +53,9 @@ class Candidate:
     """A stretch that may run fused: where, what, what it saves, and the stretch itself."""
 
     region: Region
-    program: Program
+    program: FusedProgram
     saved: Nanoseconds
-    stretch: Stretch
+    stretch: FusedStretch
 
 
 def fused(
@@ -130,16 +130,16 @@ def _candidates(
                 region,
                 program,
                 before - measured.ns,
-                Stretch(region.first, region.last, allocations, measured.ns),
+                FusedStretch(region.first, region.last, allocations, measured.ns),
             )
         )
     return found
 
 
-def _bare(graph: Graph, region: Region) -> Stretch:
+def _bare(graph: Graph, region: Region) -> FusedStretch:
     """A stretch without temporaries: what it computes does not depend on them."""
     left = (Allocation(graph.storages[storage].bytes, storage, at) for at, storage in enumerate(region.left))
-    return Stretch(region.first, region.last, tuple(left))
+    return FusedStretch(region.first, region.last, tuple(left))
 
 
 def _allocations(
@@ -154,7 +154,7 @@ def _allocations(
     return tuple(found)
 
 
-def _planned(graph: Graph, plan: Plan, made: Executable, stretches: Sequence[Stretch]) -> Plan:
+def _planned(graph: Graph, plan: Plan, made: Executable, stretches: Sequence[FusedStretch]) -> Plan:
     figures = simulate(made)
     forecast = replace(
         plan.forecast, peak=figures.peak, arena=figures.arena, outside=figures.outside, ns=figures.ns

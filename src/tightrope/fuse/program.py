@@ -11,7 +11,7 @@ from tightrope.core import Alloc, Argument, Fused, Items, Result, View
 from tightrope.core.values import EMPTY, views
 
 
-class ProgramCall(msgspec.Struct, frozen=True, array_like=True):
+class FusedCall(msgspec.Struct, frozen=True, array_like=True):
     """One op: inputs and earlier values are views whose base is their number in the program."""
 
     target: str
@@ -20,7 +20,7 @@ class ProgramCall(msgspec.Struct, frozen=True, array_like=True):
     results: tuple[Result, ...]
 
 
-class Program(msgspec.Struct, frozen=True, dict=True):
+class FusedProgram(msgspec.Struct, frozen=True, dict=True):
     """A function of tensors.
 
     Attributes:
@@ -31,7 +31,7 @@ class Program(msgspec.Struct, frozen=True, dict=True):
     """
 
     inputs: tuple[View, ...]
-    calls: tuple[ProgramCall, ...]
+    calls: tuple[FusedCall, ...]
     outputs: tuple[int, ...]
     threads: int = 1
 
@@ -41,7 +41,7 @@ class Program(msgspec.Struct, frozen=True, dict=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
-def program_of(fused: Fused, *, threads: int) -> tuple[Program, tuple[View, ...], tuple[int, ...]]:
+def program_of(fused: Fused, *, threads: int) -> tuple[FusedProgram, tuple[View, ...], tuple[int, ...]]:
     """Tell what a stretch computes, from which views of buffers, into which buffers.
 
     Returns:
@@ -73,10 +73,14 @@ def program_of(fused: Fused, *, threads: int) -> tuple[Program, tuple[View, ...]
         results = tuple(
             Result(r.position, replace(r.view, base=number[r.view.base], input=-1)) for r in run.results
         )
-        calls.append(ProgramCall(run.target, arguments, keywords, results))
+        calls.append(FusedCall(run.target, arguments, keywords, results))
     inputs = tuple(replace(view, base=k, offset=0, input=-1) for view, k in given.items())
     kept = tuple(base for base in number if base in own)
-    return Program(inputs, tuple(calls), tuple(number[base] for base in kept), threads), tuple(given), kept
+    return (
+        FusedProgram(inputs, tuple(calls), tuple(number[base] for base in kept), threads),
+        tuple(given),
+        kept,
+    )
 
 
 def _numbered(value: Argument, given: dict[View, int], number: dict[int, int]) -> Argument:

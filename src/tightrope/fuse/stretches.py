@@ -76,7 +76,7 @@ def regions(graph: Graph, executable: Executable, *, most: Bytes) -> list[Region
         executable: of single runs.
         most: bytes that may be live at once.
     """
-    flow = _Flow(graph, executable)
+    flow = _Lives(graph, executable)
     found: list[Region] = []
     for region in flow.rows():
         for part in flow.pieces(region):
@@ -84,7 +84,7 @@ def regions(graph: Graph, executable: Executable, *, most: Bytes) -> list[Region
     return [region for region in found if flow.worth(region)]
 
 
-class _Flow:
+class _Lives:
     """Where buffers begin, are read and end, and what is live before every instruction."""
 
     def __init__(self, graph: Graph, executable: Executable) -> None:

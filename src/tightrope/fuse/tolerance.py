@@ -39,9 +39,9 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
         return 0.0
     if not allowed:
         return 0.0 if torch.equal(found, wanted) else float("inf")
-    odd = ~torch.isfinite(wanted)
+    odd = ~(torch.isfinite(wanted) & torch.isfinite(found))
     if odd.any():
-        if not torch.equal(found.isnan(), wanted.isnan()) or not torch.equal(found.isinf(), wanted.isinf()):
+        if not torch.equal(found[odd].nan_to_num(), wanted[odd].nan_to_num()):
             return float("inf")
         found, wanted = found.masked_fill(odd, 0), wanted.masked_fill(odd, 0)
     largest = float(wanted.abs().max())

@@ -7,7 +7,7 @@ import torch
 
 from tightrope.core import TightropeError, View
 from tightrope.core.values import EMPTY, views
-from tightrope.fuse.program import Program
+from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.views import Move, moves
 from tightrope.price.kernels import dtype_of, resolve, value_of
 
@@ -15,7 +15,7 @@ Function = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 """Takes the inputs of a program and gives its outputs."""
 
 
-def function_of(program: Program) -> Function:
+def function_of(program: FusedProgram) -> Function:
     """Write a program as a function that calls its ops one by one.
 
     Raises:
@@ -44,7 +44,7 @@ def function_of(program: Program) -> Function:
     return run
 
 
-def can_trace(program: Program) -> bool:
+def can_trace(program: FusedProgram) -> bool:
     """Tell whether every view in a program can be had by ops."""
     try:
         function_of(program)
@@ -74,7 +74,7 @@ def laid_out(tensor: torch.Tensor, view: View) -> torch.Tensor:
     return tensor.new_empty_strided(view.shape, view.strides).copy_(tensor)
 
 
-def _views(program: Program) -> list[View]:
+def _views(program: FusedProgram) -> list[View]:
     return [
         view
         for call in program.calls

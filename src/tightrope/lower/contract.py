@@ -20,13 +20,13 @@ from tightrope.core import (
     Copy,
     Executable,
     Fused,
+    FusedStretch,
     Instruction,
     PlanFileError,
     Release,
     Resume,
     Return,
     Run,
-    Stretch,
     Sync,
     View,
 )
@@ -34,7 +34,7 @@ from tightrope.core.executable import ARENA
 from tightrope.core.values import INNER, Result, rebased
 
 
-def contract(executable: Executable, stretches: Sequence[Stretch]) -> Executable:
+def contract(executable: Executable, stretches: Sequence[FusedStretch]) -> Executable:
     """Let each stretch run as one compiled function.
 
     Args:
@@ -64,7 +64,7 @@ def contract(executable: Executable, stretches: Sequence[Stretch]) -> Executable
     return _renumbered(replace(executable, instructions=(*found, *rest[at:]), placed=False))
 
 
-def _contracted(region: Sequence[Instruction], stretch: Stretch, fresh: int) -> list[Instruction]:
+def _contracted(region: Sequence[Instruction], stretch: FusedStretch, fresh: int) -> list[Instruction]:
     runs = [item for item in region if isinstance(item, Run)]
     ended = {item.buffer for item in region if isinstance(item, Release)}
     if len(runs) + len(ended) != len(region):

@@ -294,9 +294,10 @@ class _EventTape:
         self.events[number] = replace(self.events[number], name=name)
         for op in ops[1:]:
             self.seen.add(base_of.get(op.id, op.id))
-            for storage in op.reads:
-                if storage in self.live and self.creators[self.live[storage]] != number:
-                    self.readers[self.live[storage]].append(number)
+            for storage in set(op.reads) & set(self.live):
+                row = self.live[storage]
+                if self.creators[row] != number and number not in self.readers[row]:
+                    self.readers[row].append(number)
 
     def event(self, event: Alloc | Release, at: Nanoseconds, *, creator: int = -1) -> None:
         """Book an allocation in fast memory, or its release."""

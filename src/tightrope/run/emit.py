@@ -37,7 +37,7 @@ from tightrope.core import (
 )
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope.fuse.build import compiled
-from tightrope.fuse.program import Program, program_of
+from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.price.kernels import Kernel, constant, dtype_of, resolve, with_bits
 
 Wrap: TypeAlias = Callable[[Run | Fused, Kernel], Kernel]
@@ -171,7 +171,7 @@ class _Shared:
         wrapped = self.wrap(run, unwrapped(found))
         return self.constant(("run", id(run)), lambda: wrapped)
 
-    def fused(self, fused: Fused, program: Program) -> str:
+    def fused(self, fused: Fused, program: FusedProgram) -> str:
         """Name the function of a fused stretch."""
         if self.wrap is None:
             return self.constant(("fused", program.key), lambda: compiled(program))

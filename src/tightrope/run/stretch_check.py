@@ -16,7 +16,7 @@ import torch
 from tightrope.core import Bytes, Fused, Graph, VerificationError
 from tightrope.core.values import ITEM_BYTES
 from tightrope.fuse.build import Compiled
-from tightrope.fuse.program import Program, program_of
+from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.fuse.tolerance import difference, tolerance
 from tightrope.fuse.traced import function_of
 from tightrope.native.hook.allocator import Allocator
@@ -60,7 +60,7 @@ class StretchCheck:
 
         return checked
 
-    def _has_room(self, program: Program) -> bool:
+    def _has_room(self, program: FusedProgram) -> bool:
         if self.allocator is None:
             return False
         made = [result.view for call in program.calls for result in call.results]
@@ -70,7 +70,7 @@ class StretchCheck:
         return stats.live + need <= self.ceiling and (limit is None or stats.charged + need <= limit)
 
     def _compare(
-        self, fused: Fused, program: Program, given: list[torch.Tensor], found: Sequence[torch.Tensor]
+        self, fused: Fused, program: FusedProgram, given: list[torch.Tensor], found: Sequence[torch.Tensor]
     ) -> None:
         apart: list[float] = []
 

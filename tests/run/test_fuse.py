@@ -1,0 +1,244 @@
+"""Fused plans: budget, forecast and random streams of the unfused ones; values within a tolerance."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import tightrope
+import tightrope.fuse.build
+import tightrope.run.unit
+from tightrope.core import (
+    Alloc,
+    Executable,
+    Fused,
+    JudgeError,
+    Plan,
+    PlanFileError,
+    TightropeError,
+    VerificationError,
+)
+from tightrope.core.codec import dump_executable, dump_plan, load_executable, load_plan
+from tightrope.fuse.tolerance import WHOLE_STEP, difference
+from tightrope.judge import walk_executable
+from tightrope.lower import lower
+from tightrope.run.compile import compiled_of
+from tightrope.run.prepared import Prepared
+from tightrope.run.stretch_check import StretchCheck
+
+ROWS, WIDTH = 512, 128
+
+
+class Block(nn.Module):
+    """A mixer with what fuses: GELU by its formula, layer norm, residuals, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(self.norm(x))
+        y = 0.5 * y * (1.0 + torch.tanh(0.8 * (y + 0.04 * y.pow(3))))
+        return x + self.drop(self.down(y)) * 0.9
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), Block())
+
+
+def train(model: nn.Module, steps: int = 3) -> list[torch.Tensor]:
+    """Losses and gradients of some steps from a fixed random state."""
+    torch.manual_seed(1)
+    found: list[torch.Tensor] = []
+    for _ in range(steps):
+        model.zero_grad()
+        loss = model(torch.randn(ROWS, WIDTH)).square().mean()
+        loss.backward()
+        found += [loss.detach().clone(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    return [*found, torch.get_rng_state()]
+
+
+def prepared_of(model: nn.Module) -> Prepared:
+    found: Prepared = compiled_of(model).calls.recent[0].prepared
+    return found
+
+
+@pytest.fixture(scope="module")
+def fused() -> nn.Module:
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    train(model)
+    return model
+
+
+@pytest.mark.parametrize("budget", ["64MiB", "60%"])
+def test_values_are_those_of_eager_within_the_tolerance(budget: str) -> None:
+    wanted = train(net())
+    model = tightrope.compile(net(), budget=budget, fuse=True, verify="graph")
+    found = train(model)
+    assert torch.equal(found.pop(), wanted.pop())  # the random state
+    assert max(map(difference, found, wanted)) <= WHOLE_STEP
+    seen = tightrope.report(model)
+    assert seen.level == "L2"
+    assert seen.forecast_peak == seen.observed_peak
+    assert seen.divergences == 0
+    assert seen.observed_total <= seen.budget
+    assert "within a tolerance" in seen.verified
+
+
+def test_fewer_bytes_or_less_time_than_op_by_op(fused: nn.Module) -> None:
+    plan = prepared_of(fused).plan
+    assert plan.stretches
+    assert plan.forecast.ns < plan.forecast.base_ns
+    assert {reason.decision for reason in plan.reasons} >= {"kept", "fused"}
+    assert not plan.certificate.proved
+
+
+def test_a_fused_plan_and_executable_outlive_a_file(fused: nn.Module) -> None:
+    made = prepared_of(fused)
+    assert load_plan(dump_plan(made.plan)) == made.plan
+    assert load_executable(dump_executable(made.executable)) == made.executable
+    assert lower(made.graph, made.plan) == made.executable
+
+
+def test_the_page_shows_a_fused_plan(fused: nn.Module) -> None:
+    page = tightrope.report(fused).html()
+    assert "fused: " in page
+
+
+def changed(executable: Executable, change: Callable[[Fused], Fused]) -> Executable:
+    """Change the first stretch that has several runs."""
+    at = next(k for k, i in enumerate(executable.instructions) if isinstance(i, Fused))
+    before = executable.instructions[at]
+    assert isinstance(before, Fused)
+    rest = executable.instructions
+    return Executable(
+        executable.graph, executable.spaces, (*rest[:at], change(before), *rest[at + 1 :]), executable.machine
+    )
+
+
+def _shorter(fused: Fused) -> Fused:
+    return Fused(fused.runs[:-1], fused.inside, fused.ns)
+
+
+def _swapped(fused: Fused) -> Fused:
+    return Fused((*fused.runs[1:], fused.runs[0]), fused.inside, fused.ns)
+
+
+def _smaller(fused: Fused) -> Fused:
+    first = next(event for event in fused.inside if isinstance(event, Alloc))
+    less = Alloc(first.buffer, first.space, first.bytes - 64, first.offset, first.storage)
+    return Fused(fused.runs, tuple(less if event is first else event for event in fused.inside), fused.ns)
+
+
+def _without_memory(fused: Fused) -> Fused:
+    return Fused(fused.runs, (), fused.ns)
+
+
+def _twice(fused: Fused) -> Fused:
+    return Fused((*fused.runs, fused.runs[-1]), fused.inside, fused.ns)
+
+
+@pytest.mark.parametrize("change", [_shorter, _swapped, _smaller, _without_memory, _twice])
+def test_the_judge_refuses_wrong_stretches(fused: nn.Module, change: Callable[[Fused], Fused]) -> None:
+    made = prepared_of(fused)
+    walk_executable(made.graph, made.executable)
+    with pytest.raises((JudgeError, PlanFileError)):
+        walk_executable(made.graph, changed(made.executable, change))
+
+
+def test_random_ops_stay_alone(fused: nn.Module) -> None:
+    made = prepared_of(fused)
+    inside = [run for i in made.executable.instructions if isinstance(i, Fused) for run in i.runs]
+    assert inside
+    assert not any("dropout" in run.target or "bernoulli" in run.target for run in inside)
+
+
+def test_a_plan_whose_stretch_reaches_past_the_end_is_refused(fused: nn.Module) -> None:
+    made = prepared_of(fused)
+    last = made.plan.stretches[-1]
+    far = type(last)(last.first, 10_000, last.allocations, last.ns)
+    wrong: Plan = load_plan(dump_plan(made.plan))
+    with pytest.raises(PlanFileError, match="fuses runs up to 10000"):
+        lower(made.graph, _with(wrong, far))
+
+
+def _with(plan: Plan, stretch: object) -> Plan:
+    from msgspec.structs import replace
+
+    return replace(plan, stretches=(*plan.stretches[:-1], stretch))
+
+
+def test_a_stretch_that_gives_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tightrope.fuse.build.compiled
+
+    def wrong(program: tightrope.fuse.build.FusedProgram) -> tightrope.fuse.build.Compiled:
+        run = real(program)
+        return lambda given: [tensor + 1 for tensor in run(given)]
+
+    monkeypatch.setattr("tightrope.run.emit.compiled", wrong)
+    monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program: True)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    with pytest.raises(VerificationError, match=r"runs fused with .* is allowed"):
+        train(model, 1)
+
+
+def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightrope.run.unit.compiler_missing", lambda: "torch finds no C++ compiler (none)")
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    assert all(map(torch.equal, train(model), train(net())))
+    assert str(tightrope.report(model)).startswith("level L1 (not fused: torch finds no C++ compiler")
+
+
+def test_a_compiler_that_fails_leaves_the_step_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    def fails(*_: object) -> object:
+        raise TightropeError("torch's compiler refuses it.")
+
+    monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))
+    monkeypatch.setattr("tightrope.fuse.build.compile_loops", fails)
+    monkeypatch.setattr("tightrope.fuse.build._COMPILED", {})
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    assert all(map(torch.equal, train(model), train(net())))
+    assert tightrope.report(model).level == "L1"
+
+
+def test_wrong_uses_say_what_to_do(fused: nn.Module, tmp_path: object) -> None:
+    with pytest.raises(TightropeError, match="fuse='yes'"):
+        tightrope.compile(net(), budget="64MiB", fuse="yes")  # type: ignore[arg-type]
+    with pytest.raises(TightropeError, match="bit for bit"):
+        tightrope.compile(net(), budget="64MiB", fuse=True, verify="eager")
+
+
+def test_a_whole_step_runs_fused() -> None:
+    def trained(fuse: bool | None) -> list[torch.Tensor]:
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        torch.manual_seed(1)
+        batch = torch.randn(ROWS, WIDTH)
+        if fuse is None:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+        else:
+            step = tightrope.step(
+                lambda x: model(x).square().mean(),
+                budget="64MiB",
+                model=model,
+                optimizer=optimizer,
+                fuse=fuse,
+            )
+            for _ in range(3):
+                step(batch)
+            seen = step.report()
+            assert seen.level == ("L2" if fuse else "L1")
+            assert seen.forecast_peak == seen.observed_peak
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    wanted, found = trained(None), trained(True)
+    assert max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True)) < 1e-4
