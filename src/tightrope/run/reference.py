@@ -82,18 +82,20 @@ class Reference:
         try:
             with self.accounts.aside(), torch.no_grad():
                 wanted = self._run(call)
+                same = [_same(one, two) for one, two in zip(wanted, found, strict=True)]
+                del wanted
             same_state = torch.equal(torch.default_generator.get_state(), end)
         finally:
             torch.default_generator.set_state(end)
-        for position, (one, two) in enumerate(zip(wanted, found, strict=True)):
-            if not _same(one, two):
-                kind = "output" if position < len(outputs) else "changed input"
-                number = position if position < len(outputs) else position - len(outputs)
-                raise VerificationError(
-                    f"{kind} {number} of part {part} differs from the captured graph without a plan. Nothing "
-                    "was returned. An op that is not deterministic may be the cause: try "
-                    "torch.use_deterministic_algorithms(True)."
-                )
+        if not all(same):
+            position = same.index(False)
+            kind = "output" if position < len(outputs) else "changed input"
+            number = position if position < len(outputs) else position - len(outputs)
+            raise VerificationError(
+                f"{kind} {number} of part {part} differs from the captured graph without a plan. Nothing "
+                "was returned. An op that is not deterministic may be the cause: try "
+                "torch.use_deterministic_algorithms(True)."
+            )
         if not same_state:
             raise VerificationError(
                 f"the random state after part {part} differs from that of the captured graph without a plan."
