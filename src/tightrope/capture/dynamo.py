@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch
-from tightrope.capture._eager import eager_kernels
+from tightrope.capture._eager import eager_kernels, told_compiled
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
@@ -63,6 +63,7 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
             dropouts_as_eager(joint.graph)
             layers_as_eager(joint.graph)
             unlike = share_casts(joint, num_fwd_outputs, remembered=remembered)
+            unlike += _summed(joint, num_fwd_outputs, real) + told_compiled()
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             program = build_program(
                 joint,
@@ -172,6 +173,20 @@ def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tup
                 )
             found.append((number, position))
     return tuple(found)
+
+
+def _summed(joint: torch.fx.GraphModule, num_forward_outputs: int, real: Sequence[Any]) -> list[str]:
+    """Name the sums that are gradients of inputs which the caller computed.
+
+    Where the caller uses such an input again later, eager begins the sum with the gradient of that use.
+    """
+    pairs = zip(_flat(joint)[num_forward_outputs:], real, strict=False)
+    return [
+        gradient.name
+        for gradient, given in pairs
+        if isinstance(given, torch.Tensor) and given.requires_grad and not given.is_leaf
+        if isinstance(gradient, torch.fx.Node) and gradient.target is torch.ops.aten.add.Tensor
+    ]
 
 
 def _never(*_: Any) -> Any:
