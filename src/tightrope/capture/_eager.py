@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, partialmethod
+from functools import cache, partial, partialmethod
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from unittest.mock import patch
@@ -30,7 +30,6 @@ _NARROW: Final = (torch.bfloat16, torch.float16)
 """Types for which oneDNN has a kernel of an LSTM layer on some processors; it has one for float32 on all."""
 _MOST_CELLS: Final = 64
 """Of one call of plain recurrent layers: every one is some ten ops, and ten more in the backward."""
-
 
 _Asking: TypeAlias = tuple[tuple[str, int, str], ...]
 """Who asked: (file, line, function) from the inside out."""
@@ -54,9 +53,7 @@ class _Answers:
 
 
 _TRACE: Final = threading.local()
-_OURS: Final = tuple(
-    str(Path(path).parent) + "/" for path in (torch.__file__, __import__("tightrope").__file__)
-)
+_OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
 _MADE: Final = ("arange", "full", "linspace", "ones", "tensor", "zeros")
 """Functions that make tensors of constants."""
 
@@ -79,7 +76,7 @@ def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
     states, unpack, run = (
         variables.tracing_state_functions, TensorVariable.unpack_var_sequence, InstructionTranslator.run
     )  # fmt: skip
-    told = {
+    told: dict[Any, Any] = {
         name: _is_compiled for name in states() if name.__name__ in ("is_compiling", "is_dynamo_compiling")
     }
     capturing = (torch.cuda.is_current_stream_capturing, torch.xpu.is_current_stream_capturing)
@@ -101,7 +98,8 @@ def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
         stack.enter_context(_entered(variables.TorchInGraphFunctionVariable._get_handlers(), told))
         kinds = dict.fromkeys(capturing, variables.TorchInGraphFunctionVariable)
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
-        stack.enter_context(_known_branches())
+        for kind, table in _known_branches():
+            stack.enter_context(patch.object(kind, "dispatch_table", table))
         before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
         stack.callback(setattr, _TRACE, "answers", before)
         yield
@@ -123,7 +121,7 @@ def _entered(table: dict[Any, Any], entries: dict[Any, Any]) -> Iterator[None]:
 def told_compiled() -> list[str]:
     """List the places that asked during this trace whether they are compiled, and were told so."""
     answers: _Answers | None = getattr(_TRACE, "answers", None)
-    found = {}
+    found: dict[str, None] = {}
     for asking in answers.yes if answers else ():
         file, line, _ = next((place for place in asking if not place[2].startswith("is_")), asking[-1])
         found[f"what torch.compiler.is_compiling() decides at {file}:{line}"] = None
@@ -158,7 +156,7 @@ def _no(_function: Any, _tx: Any) -> Any:
 
 
 def _run_again(translator: Any, run: Callable[[Any], None]) -> None:
-    """Trace; where that fails, begin again and tell who asked last that it is compiled, if that helps."""
+    """Trace; where that fails, begin again and tell who asked last that it is compiled, then the others."""
     from torch._dynamo import exc
 
     answers: _Answers | None = getattr(_TRACE, "answers", None)
@@ -170,22 +168,22 @@ def _run_again(translator: Any, run: Callable[[Any], None]) -> None:
         run(translator)
     except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError) as error:
         place = f"{str(error).splitlines()[0]} {[str(one) for one in error.real_stack or ()]}"
-        if not answers.asked or place == answers.failed:
+        if not answers.asked:
             raise
+        last = dict([answers.asked.popitem()])
+        answers.yes |= last | (answers.asked if place == answers.failed else {})
         answers.failed = place
-        last = answers.asked.popitem()[0]
-        answers.yes[last] = None
         translator.speculation_log.clear()
         raise exc.RestartAnalysis(restart_reason="asked whether it is compiled") from None
 
 
-@contextmanager
-def _known_branches() -> Iterator[None]:
-    """Follow branches on tensors that are computed from constants alone; Dynamo leaves their values open."""
+@cache
+def _known_branches() -> tuple[tuple[Any, list[Any]], ...]:
+    """Make tables that follow branches on tensors of constants alone; Dynamo leaves their values open."""
     from torch._dynamo import symbolic_convert as convert
     from torch._dynamo.variables import ConstantVariable
 
-    def known(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def known(jump: Any) -> Callable[[Any, Any], None]:
         def follow(tx: Any, instruction: Any) -> None:
             value = tx.stack[-1]
             if value.is_tensor() and (found := _computed(value.as_proxy().node)) is not None:
@@ -194,14 +192,15 @@ def _known_branches() -> Iterator[None]:
 
         return follow
 
-    with ExitStack() as stack:
-        for kind in (convert.InstructionTranslator, convert.InliningInstructionTranslator):
-            jumps = [
-                known(jump) if getattr(jump, "__qualname__", "").startswith("generic_jump") else jump
-                for jump in kind.dispatch_table
-            ]
-            stack.enter_context(patch.object(kind, "dispatch_table", jumps))
-        yield
+    def table(kind: Any) -> list[Any]:
+        jumps = (
+            (getattr(jump, "__qualname__", "").startswith("generic_jump"), jump)
+            for jump in kind.dispatch_table
+        )
+        return [known(jump) if branches else jump for branches, jump in jumps]
+
+    kinds = (convert.InstructionTranslator, convert.InliningInstructionTranslator)
+    return tuple((kind, table(kind)) for kind in kinds)
 
 
 def _computed(wanted: torch.fx.Node) -> bool | None:

@@ -51,6 +51,7 @@ PROBES: dict[str, str] = {
     "what a trace is told": "torch._dynamo.variables.torch.tracing_state_functions",
     "who asks": "torch._dynamo.variables.torch.TorchInGraphFunctionVariable",
     "what is traced": "torch._dynamo.trace_rules.get_torch_obj_rule_map",
+    "tracing": "torch._dynamo.symbolic_convert.InstructionTranslator",
     "branches": "torch._dynamo.symbolic_convert.InliningInstructionTranslator",
     "another attempt": "torch._dynamo.exc.RestartAnalysis",
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
