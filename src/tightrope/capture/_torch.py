@@ -51,6 +51,7 @@ PROBES: dict[str, str] = {
     "what a trace is told": "torch._dynamo.variables.torch.tracing_state_functions",
     "who asks": "torch._dynamo.variables.torch.TorchInGraphFunctionVariable",
     "what is traced": "torch._dynamo.trace_rules.get_torch_obj_rule_map",
+    "constants": "torch._dynamo.variables.ConstantVariable",
     "tracing": "torch._dynamo.symbolic_convert.InstructionTranslator",
     "branches": "torch._dynamo.symbolic_convert.InliningInstructionTranslator",
     "another attempt": "torch._dynamo.exc.RestartAnalysis",
