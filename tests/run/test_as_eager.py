@@ -291,7 +291,7 @@ def test_a_branch_is_followed_only_where_its_tensor_never_differs(known: str) ->
         at = torch.zeros(())
         if known == "changed":
             at.add_(x[0, 0])
-        return y.sin() if (torch.rand([]) if known == "drawn" else at) > 0.5 else y.relu()
+        return y.sin() if (torch.full((), 0.5).bernoulli() if known == "drawn" else at) > 0.5 else y.relu()
 
     def build() -> nn.Module:
         return Calling(run, nn.Linear(32, 8))
