@@ -116,6 +116,20 @@ def attention(*, frozen: bool) -> nn.Module:
     return Calling(run, net)
 
 
+def is_zero(x: Tensor) -> bool | Tensor:
+    """Look into a tensor unless that would break a graph, as libraries do."""
+    return not torch.compiler.is_compiling() and (x == 0).all()
+
+
+def asking() -> nn.Module:
+    def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
+        jumps = (torch.arange(x.shape[1]).diff() != 1).cumsum(-1)
+        y: Tensor = layers[0](x)
+        return y.sin() if is_zero(jumps) else y.relu()
+
+    return Calling(run, nn.Linear(64, 64))
+
+
 def shrinking() -> nn.Module:
     def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
         y: Tensor = layers[0](x)
@@ -147,6 +161,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "logit scale": (logit_scale, (given(24, 24), given(24, 40, seed=1))),
     "attention, evaluation": (lambda: attention(frozen=False), (given(4, 16, 32),)),
     "attention, fast path": (lambda: attention(frozen=True), (given(4, 16, 32),)),
+    "asking": (asking, (given(4, 16, 64),)),
     "shrinking": (shrinking, (given(64, 32),)),
 }
 CAST_AROUND = ("dropout", "unpacked", "batch norm, grouped, channels last", "logit scale")
@@ -250,3 +265,58 @@ def test_numpy_draws_from_its_own_generator() -> None:
         found = [shown(model, inputs)]
     found += [shown(model, inputs) for _ in range(2)]
     assert found == wanted
+
+
+def test_who_cannot_be_traced_as_eager_is_told_so_and_named() -> None:
+    def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
+        y: Tensor = layers[0](x)
+        y = y.sin() if is_zero(torch.zeros(3)) else y.relu()
+        return y.cos() if is_zero(x) else y.exp()
+
+    model = tightrope.compile(Calling(run, nn.Linear(32, 8)), budget=AMPLE, progress=False)
+    x = given(8, 32)
+    assert torch.equal(model(x), model.layers[0](x).sin().exp())  # type: ignore[index, operator]
+    report = tightrope.report(model)
+    assert report.level == "L1"
+    assert not report.why
+    (line,) = report.unlike_eager
+    assert "is_compiling() decides at" in line
+    assert f"{__file__}:{run.__code__.co_firstlineno + 3}" in line
+
+
+@pytest.mark.parametrize("known", ["drawn", "changed"])
+def test_a_branch_is_followed_only_where_its_tensor_never_differs(known: str) -> None:
+    def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
+        y: Tensor = layers[0](x)
+        at = torch.zeros(())
+        if known == "changed":
+            at.add_(x[0, 0])
+        return y.sin() if (torch.full((), 0.5).bernoulli() if known == "drawn" else at) > 0.5 else y.relu()
+
+    def build() -> nn.Module:
+        return Calling(run, nn.Linear(32, 8))
+
+    steps = [(torch.full((8, 32), value),) for value in (0.0, 1.0) * 4]
+    twin, model = seeded(build), seeded(build)
+    wanted = [shown(twin, inputs) for inputs in steps]
+    tightrope.compile(model, budget=AMPLE, progress=False)
+    seeded(build)
+    with pytest.warns(UserWarning, match="in pieces"):
+        found = [shown(model, inputs) for inputs in steps]
+    assert found == wanted
+
+
+def test_a_gradient_that_the_caller_goes_on_to_sum_is_named() -> None:
+    def run(layers: nn.ModuleList, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+        y: Tensor = layers[0](x)
+        torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+        z = y.sin() + y.cos()
+        torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+        return y * z
+
+    model = tightrope.compile(Calling(run, nn.Linear(32, 8)), budget=AMPLE, progress=False)
+    with pytest.warns(UserWarning, match="in pieces"):
+        step(model, (given(8, 32),))
+    (line,) = tightrope.report(model).unlike_eager
+    assert "add" in line

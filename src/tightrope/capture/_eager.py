@@ -1,17 +1,22 @@
 """Let what is captured call the kernels that eager calls; private names of torch for that.
 
 While it traces, torch takes other ways in some places: it computes some ops by decompositions written in
-Python, leaves out fast paths of modules, and indexes tensors that are unpacked. The values differ in
-their last bits, or the bytes differ. All of this is put back when the trace is over.
+Python, leaves out fast paths of modules, indexes tensors that are unpacked, and tells code that asks that it
+is compiled. The values differ in their last bits, or the bytes differ. All of this is put back when the trace
+is over.
 """
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Final
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial, partialmethod
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
 import torch
+import torch.fx
 
 from tightrope.core import CaptureError
 
@@ -26,31 +31,217 @@ _NARROW: Final = (torch.bfloat16, torch.float16)
 _MOST_CELLS: Final = 64
 """Of one call of plain recurrent layers: every one is some ten ops, and ten more in the backward."""
 
+_Asking: TypeAlias = tuple[tuple[str, int, str], ...]
+"""Who asked: (file, line, function) from the inside out."""
+
+
+@dataclass
+class _Answers:
+    """What a trace answers where code asks whether it is compiled.
+
+    Attributes:
+        whole: whether the call is to be one graph; between pieces code runs as it is, and "no" breaks more.
+        yes: who has to be told so.
+        asked: who was told "no", in order, and nothing failed since.
+        failed: where the last attempt failed.
+    """
+
+    whole: bool
+    yes: dict[_Asking, None] = field(default_factory=dict)
+    asked: dict[_Asking, None] = field(default_factory=dict)
+    failed: str = ""
+
+
+_TRACE: Final = threading.local()
+_OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
+_MADE: Final = ("arange", "full", "linspace", "ones", "tensor", "zeros")
+"""Functions that make tensors of constants."""
+
 
 @contextmanager
-def traced_as_eager() -> Iterator[None]:
+def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
     """Let Dynamo call what eager calls.
 
     Attention in evaluation mode has a kernel of its own, which torch leaves out where it is told of a
     trace. A tensor that is unpacked is unbound, not indexed once per row: the gradient of an index is as
-    large as the tensor.
+    large as the tensor. Code that asks whether it is compiled is told that it is not, where it can be traced
+    so; see `told_compiled` for the rest.
     """
     import torch._dynamo.variables.torch as variables
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch._dynamo.variables.tensor import TensorVariable
     from torch.nn.modules.activation import _is_make_fx_tracing
 
-    states, unpack = variables.tracing_state_functions, TensorVariable.unpack_var_sequence
+    states, unpack, run = (
+        variables.tracing_state_functions, TensorVariable.unpack_var_sequence, InstructionTranslator.run
+    )  # fmt: skip
+    told: dict[Any, Any] = {
+        name: _is_compiled for name in states() if name.__name__ in ("is_compiling", "is_dynamo_compiling")
+    }
+    capturing = (torch.cuda.is_current_stream_capturing, torch.xpu.is_current_stream_capturing)
+    told |= dict.fromkeys(capturing, _no)
 
     def rows(tensor: Any, tx: Any, idxes: Any = None) -> Any:
         if idxes is not None or not tensor.valid_size():
             return unpack(tensor, tx, idxes)
         return tensor.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
 
-    with (
-        patch.object(variables, "tracing_state_functions", lambda: states() | {_is_make_fx_tracing: False}),
-        patch.object(TensorVariable, "unpack_var_sequence", rows),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(
+            patch.object(
+                variables, "tracing_state_functions", lambda: states() | {_is_make_fx_tracing: False}
+            )
+        )
+        stack.enter_context(patch.object(TensorVariable, "unpack_var_sequence", rows))
+        stack.enter_context(patch.object(InstructionTranslator, "run", partialmethod(_run_again, run)))
+        stack.enter_context(_entered(variables.TorchInGraphFunctionVariable._get_handlers(), told))
+        kinds = dict.fromkeys(capturing, variables.TorchInGraphFunctionVariable)
+        stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
+        for kind, table in _known_branches():
+            stack.enter_context(patch.object(kind, "dispatch_table", table))
+        before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
+        stack.callback(setattr, _TRACE, "answers", before)
         yield
+
+
+@contextmanager
+def _entered(table: dict[Any, Any], entries: dict[Any, Any]) -> Iterator[None]:
+    """Put entries into a large dict for a while; `patch.dict` would copy it twice per call."""
+    before = {key: table[key] for key in entries if key in table}
+    table.update(entries)
+    try:
+        yield
+    finally:
+        for key in entries:
+            del table[key]
+        table.update(before)
+
+
+def told_compiled() -> list[str]:
+    """List the places that asked during this trace whether they are compiled, and were told so."""
+    answers: _Answers | None = getattr(_TRACE, "answers", None)
+    found: dict[str, None] = {}
+    for asking in answers.yes if answers else ():
+        file, line, _ = next((place for place in asking if not place[2].startswith("is_")), asking[-1])
+        found[f"what torch.compiler.is_compiling() decides at {file}:{line}"] = None
+    return list(found)
+
+
+def _is_compiled(_function: Any, tx: Any) -> Any:
+    """Answer the code that is being traced: what torch and this library ask is theirs to know."""
+    from torch._dynamo.variables import ConstantVariable
+
+    tx.mark_inconsistent_side_effects()
+    answers: _Answers | None = getattr(_TRACE, "answers", None)
+    asking, at = [], tx
+    while at is not None:
+        asking.append((at.f_code.co_filename, at.lineno, at.f_code.co_name))
+        at = getattr(at, "parent", None)
+    found = tuple(asking)
+    if answers is None or found[0][0].startswith(_OURS):
+        return ConstantVariable.create(True)
+    if not answers.whole:
+        answers.yes[found] = None
+    if found not in answers.yes:
+        answers.asked[found] = None
+    return ConstantVariable.create(found in answers.yes)
+
+
+def _no(_function: Any, _tx: Any) -> Any:
+    """Answer whether a stream is being captured: no planned step runs in such a one."""
+    from torch._dynamo.variables import ConstantVariable
+
+    return ConstantVariable.create(False)
+
+
+def _run_again(translator: Any, run: Callable[[Any], None]) -> None:
+    """Trace; where that fails, begin again and tell who asked last that it is compiled, then the others."""
+    from torch._dynamo import exc
+
+    answers: _Answers | None = getattr(_TRACE, "answers", None)
+    if answers is None:  # a trace of someone else's, in another thread
+        run(translator)
+        return
+    answers.asked.clear()
+    try:
+        run(translator)
+    except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError) as error:
+        place = f"{str(error).splitlines()[0]} {[str(one) for one in error.real_stack or ()]}"
+        if not answers.asked:
+            raise
+        last = dict([answers.asked.popitem()])
+        answers.yes |= last | (answers.asked if place == answers.failed else {})
+        answers.failed = place
+        translator.speculation_log.clear()
+        raise exc.RestartAnalysis(restart_reason="asked whether it is compiled") from None
+
+
+@cache
+def _known_branches() -> tuple[tuple[Any, list[Any]], ...]:
+    """Make tables that follow branches on tensors of constants alone; Dynamo leaves their values open."""
+    from torch._dynamo import symbolic_convert as convert
+    from torch._dynamo.variables import ConstantVariable
+
+    def known(jump: Any) -> Callable[[Any, Any], None]:
+        def follow(tx: Any, instruction: Any) -> None:
+            value = tx.stack[-1]
+            if value.is_tensor() and (found := _computed(value.as_proxy().node)) is not None:
+                tx.stack[-1] = ConstantVariable.create(found)
+            jump(tx, instruction)
+
+        return follow
+
+    def table(kind: Any) -> list[Any]:
+        jumps = (
+            (getattr(jump, "__qualname__", "").startswith("generic_jump"), jump)
+            for jump in kind.dispatch_table
+        )
+        return [known(jump) if branches else jump for branches, jump in jumps]
+
+    kinds = (convert.InstructionTranslator, convert.InliningInstructionTranslator)
+    return tuple((kind, table(kind)) for kind in kinds)
+
+
+def _computed(wanted: torch.fx.Node) -> bool | None:
+    """Compute the truth of a value of a traced graph; None where it depends on inputs or is drawn."""
+    needed, waiting = set(), [wanted]
+    while waiting:
+        node = waiting.pop()
+        sources = node.all_input_nodes
+        if node.op not in ("call_function", "call_method") or not (
+            sources or getattr(node.target, "__name__", "") in _MADE
+        ):
+            return None
+        needed.add(node)
+        waiting += [source for source in sources if source not in needed]
+    if any(_may_change(user) for node in needed for user in node.users if user is not wanted):
+        return None
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    values: dict[torch.fx.Node, Any] = {}
+    with (
+        _disable_current_modes(),
+        unset_fake_temporarily(),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=()),
+    ):
+        state = torch.get_rng_state()
+        for node in wanted.graph.nodes:
+            if node in needed:
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                called = getattr(args[0], node.target) if isinstance(node.target, str) else node.target
+                values[node] = called(*(args[1:] if isinstance(node.target, str) else args), **kwargs)
+        drawn = not torch.equal(state, torch.get_rng_state())
+    return None if drawn else bool(values[wanted])
+
+
+def _may_change(node: torch.fx.Node) -> bool:
+    """Tell whether a call may change what it is given."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    operator = name.startswith(("i", "set")) and getattr(node.target, "__module__", "") == "_operator"
+    return operator or name.endswith("_") or "out" in node.kwargs
 
 
 @contextmanager

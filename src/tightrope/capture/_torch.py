@@ -50,6 +50,12 @@ PROBES: dict[str, str] = {
     "recurrent layers": "torch._dynamo.config.allow_rnn",
     "numpy's generator": "torch._dynamo.config.use_numpy_random_stream",
     "what a trace is told": "torch._dynamo.variables.torch.tracing_state_functions",
+    "who asks": "torch._dynamo.variables.torch.TorchInGraphFunctionVariable",
+    "what is traced": "torch._dynamo.trace_rules.get_torch_obj_rule_map",
+    "constants": "torch._dynamo.variables.ConstantVariable",
+    "tracing": "torch._dynamo.symbolic_convert.InstructionTranslator",
+    "branches": "torch._dynamo.symbolic_convert.InliningInstructionTranslator",
+    "another attempt": "torch._dynamo.exc.RestartAnalysis",
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
     "rows of tensors": "torch._dynamo.variables.tensor.TensorVariable",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
@@ -205,7 +211,7 @@ def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
         handler.register_end_callback(_end_tracing)
     _THREAD.calls = getattr(_THREAD, "calls", 0) + 1
     try:
-        with config.patch(**limits), tracing_joint_graphs(), traced_as_eager():
+        with config.patch(**limits), tracing_joint_graphs(), traced_as_eager(whole=whole):
             yield
     finally:
         _THREAD.calls -= 1

@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch
-from tightrope.capture._eager import eager_kernels
+from tightrope.capture._eager import eager_kernels, told_compiled
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
@@ -124,6 +124,8 @@ class CapturedCall:
         self.kinds: dict[str, Kind] = {}
         self.environment: tuple[tuple[str, str], ...] = ()
         self.inputs: list[Any] = []
+        self.computed: list[bool] = []
+        self.told: list[str] = []
 
     def compiled(self, host: Host, example: list[Any], choose: _Choose) -> Any:
         """Trace it and hand it to a host; return what runs it.
@@ -133,11 +135,12 @@ class CapturedCall:
         """
         runners: list[Runner] = []
         real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), _Ends(choose)
-        self.environment = environment(real)
+        self.environment, self.computed = environment(real), [_is_computed(value) for value in real]
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+            self.told = told_compiled()
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             self.kinds = _kinds(joint, real, static)
             program = self._program(joint, num_fwd_outputs, ends)
@@ -207,6 +210,7 @@ class CapturedCall:
         dropouts_as_eager(joint.graph)
         layers_as_eager(joint.graph)
         unlike = share_casts(joint, num_forward_outputs, remembered=self.remembered)
+        unlike += [*_summed(joint, num_forward_outputs, self.computed), *self.told]
         program = build_program(
             joint,
             self.kinds,
@@ -297,6 +301,24 @@ def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tup
                 )
             found.append((number, position))
     return tuple(found)
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+
+
+def _summed(joint: torch.fx.GraphModule, num_forward_outputs: int, computed: Sequence[bool]) -> list[str]:
+    """Name the sums that are gradients of inputs which the caller computed.
+
+    Where the caller uses such an input again later, eager begins the sum with the gradient of that use.
+    """
+    pairs = zip(_flat(joint)[num_forward_outputs:], computed, strict=False)
+    return [
+        gradient.name
+        for gradient, was_computed in pairs
+        if was_computed and isinstance(gradient, torch.fx.Node)
+        if gradient.target is torch.ops.aten.add.Tensor
+    ]
 
 
 def _never(*_: Any) -> Any:

@@ -19,7 +19,7 @@ class Program:
         constants: the last inputs of the first part, which no caller hands over.
         keys: identity of a (fake) tensor's memory -> storage.
         changed: (output, input) pairs of the first part: the output is the input's new value.
-        unlike: names of ops that eager is known to call otherwise.
+        unlike: names of ops that eager may call otherwise; what else may differ, in words.
         rebuild: reads a module with changed layouts as this one was read.
         ends: number -> dtype and shape of an output, for the gradients that a backward may start from.
         read: those from which this one starts.

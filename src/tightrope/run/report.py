@@ -51,7 +51,7 @@ class Report:
         planned: the graphs that ran, each with its plan.
         limit: total bytes that the process is held to, the largest budget alive in it; 0 = none is.
         time: of a step: as planned, and as observed in recent steps.
-        unlike_eager: ops that eager is known to call otherwise, so that last bits may differ from eager's.
+        unlike_eager: ops and lines of code where eager may go another way, so that last bits may differ.
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
         unread: dtype and shape of outputs that are taken to be read by no loss: no backward starts from them.
     """
@@ -139,7 +139,7 @@ class Report:
             said = ", ".join(f"{num} x {what}" if num > 1 else what for what, num in count)
             lines.append(f"no loss reads these outputs, so nothing runs backward from them: {said}")
         if self.unlike_eager:
-            lines.append(f"eager calls these otherwise, last bits may differ: {'; '.join(self.unlike_eager)}")
+            lines.append(f"eager may go another way, last bits may differ: {'; '.join(self.unlike_eager)}")
         if len(self.proofs) > 1:
             lines.append(f"planned {len(self.proofs)} times:")
             lines += [
@@ -314,10 +314,11 @@ def _unread(calls: Calls) -> tuple[str, ...]:
 
 
 def _unlike_eager(calls: Calls) -> tuple[str, ...]:
-    found = ((one.graph, frozenset(one.program.unlike)) for one in calls.captured)
-    return tuple(
-        dict.fromkeys(op.describe() for graph, names in found for op in graph.ops if op.name in names)
-    )
+    found = []
+    for one in calls.captured:
+        ops = {op.name: op for op in one.graph.ops}
+        found += [ops[name].describe() if name in ops else name for name in one.program.unlike]
+    return tuple(dict.fromkeys(found))
 
 
 def proofs(calls: Calls) -> tuple[Proof, ...]:
