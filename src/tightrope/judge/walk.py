@@ -39,6 +39,7 @@ from tightrope.judge.arguments import bases, same_arguments, same_inputs, same_o
 from tightrope.judge.needs import inside
 from tightrope.judge.transfers import Transfer, Transfers
 from tightrope.judge.versions import base_versions, runs_once
+from tightrope.judge.writes import plain, wrong_write
 
 
 class Interval(NamedTuple):
@@ -48,7 +49,7 @@ class Interval(NamedTuple):
         size: bytes charged, rounded up to the alignment.
         start: tick at which it is allocated.
         end: tick at which it is released; the number of ticks where it outlives the executable.
-        storage: what it holds, -1 for a temporary of an op.
+        storage: what it holds at first, -1 for a temporary of an op.
         offset: its address, -1 = none.
         outside: served outside the arena.
     """
@@ -71,7 +72,7 @@ class Walk:
         peak: largest of them.
         outside_peak: largest number of live bytes outside the arena.
         ns: time of all runs, and of waiting for copies between tiers.
-        copies: how many times each storage is allocated in fast memory.
+        copies: how many times each storage is made, or brought back, in fast memory.
         transfers: every copy between tiers, in the order of issue.
         tiers: largest number of bytes held in each slower tier; empty when nothing is copied.
         joules: energy; 0 without a machine.
@@ -119,6 +120,9 @@ class _Walker:
         self.open: dict[int, int] = {}  # live buffer -> position of the last instruction that touched it
         self.live: dict[StorageId, int] = {}  # storage -> its live buffer in fast memory
         self.version: dict[int, int] = {}
+        self.holds: dict[int, StorageId] = {}  # live buffer -> storage in it, -1 = a temporary
+        self.began: dict[int, int] = {}  # buffer -> part
+        self.copies = [0] * len(graph.storages)
         self.caller: dict[StorageId, int] = {s.id: 0 for s in graph.storages if s.external}
         self.unread: list[int] = []  # buffers that the last run made beside a live copy: not to be kept
         self.rows: list[tuple[Alloc, int, Bytes]] = []
@@ -141,7 +145,7 @@ class _Walker:
             self._release(instruction.buffer)
             return
         if self.unread:
-            self._fail(f"a second live copy of {self._name(self.allocs[self.unread[0]].storage)} is kept")
+            self._fail(f"a second live copy of {self._name(self.holds[self.unread[0]])} is kept")
         self.last, self.released = position, -1
         match instruction:
             case Alloc():
@@ -173,9 +177,12 @@ class _Walker:
             self._fail(f"gives buffer {alloc.buffer} an address in space {alloc.space}, which has none")
         self.allocs.append(alloc)
         self.open[alloc.buffer] = self.position
+        self.holds[alloc.buffer], self.began[alloc.buffer] = alloc.storage, self.part
         if alloc.space in (ARENA, HEAP):
             self.row_of[alloc.buffer] = len(self.rows)
             size = self.executable.charged(alloc)
+            if alloc.storage >= 0:
+                self.copies[alloc.storage] += 1
             self.rows.append((alloc, len(self.profile), size))
             self._charge(alloc, size)
 
@@ -221,8 +228,8 @@ class _Walker:
     def _release(self, buffer: int) -> None:
         if buffer not in self.open:
             self._fail(f"releases buffer {buffer}, which is not live")
-        alloc = self.allocs[buffer]
-        what = self._name(alloc.storage) if alloc.storage >= 0 else f"buffer {buffer}"
+        alloc, storage = self.allocs[buffer], self.holds[buffer]
+        what = self._name(storage) if storage >= 0 else f"buffer {buffer}"
         if alloc.space == CALLER:
             self._fail(f"releases {what}, which belongs to the caller")
         if self.moves.moving(buffer, inwards_only=False):
@@ -233,10 +240,10 @@ class _Walker:
         dropped = buffer in self.unread
         if dropped:
             self.unread.remove(buffer)
-        elif alloc.space < SLOWER and self.graph.storages[alloc.storage].resident_at_end:
+        elif alloc.space < SLOWER and self.graph.storages[storage].resident_at_end:
             self._fail(f"releases {what}, which must stay to the end")
         if alloc.space < SLOWER and not dropped:
-            del self.live[alloc.storage]
+            del self.live[storage]
         self._close(buffer)
 
     # kernels
@@ -256,11 +263,13 @@ class _Walker:
             self._fail("control does not go to the caller before it")
         for storage in op.reads:
             self._check_read(op, storage)
-        if run.target != op.target or run.ns != op.ns:
+        over = self._check_write(run, op) if run.target != op.target and op.over >= 0 else -1
+        called = run if over < 0 else plain(run)
+        if called.target != op.target or run.ns != op.ns:
             self._fail(f"calls {run.target} for {run.ns} ns; the op is {op.target}, {op.ns} ns")
-        if wrong := same_arguments(run, op, self.live):
+        if wrong := same_arguments(called, op, self.live):
             self._fail(wrong)
-        made = self._inside(run, op, first=first)
+        made = self._inside(run, op, first=first) if over < 0 else self._write(op, over)
         if wrong := same_results(run, op, made):
             self._fail(wrong)
         for storage in op.mutates:
@@ -268,6 +277,29 @@ class _Walker:
         self.next_base += first
         self.computing += op.ns
         self.moves.now += op.ns
+
+    def _check_write(self, run: Run, op: Op) -> int:
+        """Return the buffer that a run writes its result over."""
+        buffer = self.live[op.over]
+        if wrong := wrong_write(self.graph, run, op, buffer):
+            self._fail(wrong)
+        if run.inside:
+            self._fail("allocates, and writes its result over an input")
+        if self.allocs[buffer].space != ARENA or self.began[buffer] != self.part:
+            self._fail(f"writes over {self._name(op.over)}, which the caller or an earlier part holds")
+        if self.moves.moving(buffer, inwards_only=False) is not None:
+            self._fail(f"writes over {self._name(op.over)} while a copy of it is in flight")
+        if op.creates[0] in self.live:
+            self._fail(f"creates a second live copy of {self._name(op.creates[0])}")
+        return buffer
+
+    def _write(self, op: Op, buffer: int) -> dict[StorageId, int]:
+        """From here on the buffer holds the result, and nothing can read the input any more."""
+        (storage,) = op.creates
+        del self.live[op.over]
+        self.live[storage], self.holds[buffer], self.version[buffer] = buffer, storage, 0
+        self.copies[storage] += 1
+        return {storage: buffer}
 
     def _inside(self, run: Run, op: Op, *, first: bool) -> dict[StorageId, int]:
         allocations = self.graph.allocations(op)
@@ -428,7 +460,7 @@ class _Walker:
                 f"the copy of {self._name(self.allocs[target].storage)} between tiers is still in flight"
             )
         if self.unread:
-            self._fail(f"a second live copy of {self._name(self.allocs[self.unread[0]].storage)} is kept")
+            self._fail(f"a second live copy of {self._name(self.holds[self.unread[0]])} is kept")
         if self.next_base < len(self.graph.ops):
             self._fail(f"op {self.next_base} {self.graph.ops[self.next_base].describe()} never ran")
         if not self.over:
@@ -448,14 +480,10 @@ class _Walker:
             Interval(size, start, self.ends.get(k, ticks), alloc.storage, alloc.offset, alloc.space == HEAP)
             for k, (alloc, start, size) in enumerate(self.rows)
         )
-        copies = [0] * len(self.graph.storages)
-        for interval in intervals:
-            if interval.storage >= 0:
-                copies[interval.storage] += 1
         moved = tuple(self.moves.done)
         return Walk(
             intervals, tuple(self.profile), max(self.profile, default=0), self.outside_peak, self.moves.now,
-            tuple(copies), moved, tuple(self.moves.peak) if moved else (), self.moves.joules(self.computing),
+            tuple(self.copies), moved, tuple(self.moves.peak) if moved else (), self.moves.joules(self.computing),
         )  # fmt: skip
 
     def _check_left(self, storage: StorageId, *, resident: bool) -> None:

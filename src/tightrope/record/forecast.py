@@ -233,6 +233,7 @@ class _EventTape:
             match instruction:
                 case Run(op=op):
                     self.compute(self.graph.op(op), instruction.inside, start, end, base_of.get(op, op))
+                    self.write(instruction)
                 case Return(op) if op >= 0:
                     self.compute(self.graph.op(op), (), start, end, op)
                 case Release():
@@ -265,6 +266,14 @@ class _EventTape:
                 self.readers[self.live[storage]].append(number)
         for tick, event in enumerate(inside):
             self.event(event, start + (tick + 1) * (end - start) // (len(inside) + 1), creator=number)
+
+    def write(self, run: Run) -> None:
+        """Let a buffer go on as what a run wrote over its input."""
+        op = self.graph.op(run.op)
+        if op.over in self.live and op.creates[0] not in self.live:
+            (buffer,) = (result.view.base for result in run.results)
+            self.live[op.creates[0]] = self.live.pop(op.over)
+            self.rows[buffer] = op.creates[0]
 
     def event(self, event: Alloc | Release, at: Nanoseconds, *, creator: int = -1) -> None:
         """Book an allocation in fast memory, or its release."""

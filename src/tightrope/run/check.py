@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tightrope.capture.typed import dtype_name
-from tightrope.core import Alloc, Executable, Graph, Run, StorageId, VerificationError, View
+from tightrope.core import Executable, Graph, Run, StorageId, VerificationError, View
 from tightrope.price.kernels import Kernel, bits_of, scratch
 
 
@@ -34,12 +34,9 @@ class RecomputeCheck:
         self.graph = graph
         self.num_results = self.num_compared = 0
         made: Counter[StorageId] = Counter()
-        self._storage: dict[int, StorageId] = {}
         for instruction in executable.instructions:
-            for event in instruction.inside if isinstance(instruction, Run) else ():
-                if isinstance(event, Alloc) and event.storage >= 0:
-                    made[event.storage] += 1
-                    self._storage[event.buffer] = event.storage
+            if isinstance(instruction, Run):
+                made.update(graph.op(instruction.op).creates)
         again = {storage for storage, count in made.items() if count > 1}
         self._again = again - {
             result.view.base
@@ -57,13 +54,14 @@ class RecomputeCheck:
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = kernel(*args, **kwargs)
-            for item in run.results:
-                self._check(run, result if item.position < 0 else result[item.position], item.view)
+            for item, made in zip(run.results, self.graph.op(run.op).results, strict=True):
+                tensor = result if item.position < 0 else result[item.position]
+                self._check(run, tensor, item.view, made.view.base)
             return result
 
         return checked
 
-    def _check(self, run: Run, tensor: torch.Tensor, view: View) -> None:
+    def _check(self, run: Run, tensor: torch.Tensor, view: View, storage: StorageId) -> None:
         self.num_results += 1
         looks = (
             dtype_name(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(),
@@ -74,7 +72,6 @@ class RecomputeCheck:
                 f"{self._name(run)} gave a tensor of {looks[:3]}; it was captured and measured as "
                 f"{(view.dtype, view.shape, view.strides)}. Nothing was returned."
             )
-        storage = self._storage[view.base]
         if storage not in self._again:
             return
         bits = digest(tensor)
