@@ -2,8 +2,9 @@
 
 A *buffer* is one allocation: a copy of a storage, a temporary of a kernel, or memory that the caller
 holds. A run may write its result over an input that nothing needs any more (`tightrope.core.Op.over`):
-the buffer then holds the result, and the run allocates nothing for it. Buffers are numbered in the order in which they appear, and every tensor in an instruction
-looks into one (`View.base`). The list is flat; what happens inside a kernel stands with its `Run`.
+it allocates nothing for it, and the buffer goes on as that of the result. Buffers are numbered in the
+order in which they appear, and every tensor in an instruction looks into one (`View.base`). The list is
+flat; what happens inside a kernel stands with its `Run`.
 
     space 1 ^      +--2--+            Alloc(0) Resume          the caller's memory, and its inputs
             | +-1--+     |            Run(a, inside=Alloc(1))

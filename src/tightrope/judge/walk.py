@@ -11,8 +11,7 @@ Gaps        Storages of the caller, and those that the caller holds, cannot be c
             What a kernel computes is not looked at.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from tightrope.core import (
     Alloc,
@@ -24,7 +23,6 @@ from tightrope.core import (
     JudgeError,
     Machine,
     Nanoseconds,
-    Offset,
     Op,
     Release,
     Resume,
@@ -36,57 +34,11 @@ from tightrope.core import (
 from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
 from tightrope.core.graph import RETURN
 from tightrope.judge.arguments import bases, same_arguments, same_inputs, same_outputs, same_results
+from tightrope.judge.footprint import Interval, Walk
 from tightrope.judge.needs import inside
 from tightrope.judge.transfers import Transfer, Transfers
 from tightrope.judge.versions import base_versions, runs_once
 from tightrope.judge.writes import plain, wrong_write
-
-
-class Interval(NamedTuple):
-    """One allocation in fast memory, alive in the ticks ``[start, end)``.
-
-    Attributes:
-        size: bytes charged, rounded up to the alignment.
-        start: tick at which it is allocated.
-        end: tick at which it is released; the number of ticks where it outlives the executable.
-        storage: what it holds at first, -1 for a temporary of an op.
-        offset: its address, -1 = none.
-        outside: served outside the arena.
-    """
-
-    size: Bytes
-    start: int
-    end: int
-    storage: StorageId = -1
-    offset: Offset = -1
-    outside: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """What an executable does to memory and time.
-
-    Attributes:
-        intervals: every allocation in fast memory, in the order in which they begin.
-        profile: live bytes after every tick (allocation or release), above what the caller holds.
-        peak: largest of them.
-        outside_peak: largest number of live bytes outside the arena.
-        ns: time of all runs, and of waiting for copies between tiers.
-        copies: how many times each storage is made, or brought back, in fast memory.
-        transfers: every copy between tiers, in the order of issue.
-        tiers: largest number of bytes held in each slower tier; empty when nothing is copied.
-        joules: energy; 0 without a machine.
-    """
-
-    intervals: tuple[Interval, ...]
-    profile: tuple[Bytes, ...]
-    peak: Bytes
-    outside_peak: Bytes
-    ns: Nanoseconds
-    copies: tuple[int, ...]
-    transfers: tuple[Transfer, ...] = ()
-    tiers: tuple[Bytes, ...] = ()
-    joules: float = 0.0
 
 
 def walk_executable(graph: Graph, executable: Executable, machine: Machine | None = None) -> Walk:
@@ -483,7 +435,8 @@ class _Walker:
         moved = tuple(self.moves.done)
         return Walk(
             intervals, tuple(self.profile), max(self.profile, default=0), self.outside_peak, self.moves.now,
-            tuple(self.copies), moved, tuple(self.moves.peak) if moved else (), self.moves.joules(self.computing),
+            tuple(self.copies), moved, tuple(self.moves.peak) if moved else (),
+            self.moves.joules(self.computing),
         )  # fmt: skip
 
     def _check_left(self, storage: StorageId, *, resident: bool) -> None:

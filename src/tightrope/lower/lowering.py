@@ -137,7 +137,7 @@ def planned(executable: Executable) -> list[Alloc]:
 
 
 def _last_reads(graph: Graph, steps: Sequence[Step]) -> set[int]:
-    """Find the steps that read what they may write over for the last time: it is freed before it is used again."""
+    """Find the steps whose op may write over what it reads: that is freed before its next use."""
     freed: dict[StorageId, bool] = {}
     found: set[int] = set()
     for position in range(len(steps) - 1, -1, -1):
@@ -240,11 +240,12 @@ class _Lowering:
         arguments = tuple(rebased(value, self._buffer) for value in op.arguments)
         keywords = tuple((name, rebased(value, self._buffer)) for name, value in op.keywords)
         reads = [self._known(self.live, storage, "reads") for storage in op.reads]
-        if last and not drop and self._write(op, Run(number, op.target, arguments, keywords, ns=op.ns), reads):
+        run = Run(number, op.target, arguments, keywords, ns=op.ns)
+        if last and not drop and self._write(op, run, reads):
             return
         inside, made = self._inside(op)
         results = tuple(Result(r.position, self._made(r.view, made)) for r in op.results)
-        self.out.append(Run(number, op.target, arguments, keywords, results, tuple(inside), op.ns))
+        self.out.append(replace(run, results=results, inside=tuple(inside)))
         self._touch((*reads, *made.values()))
         for storage in drop:
             if storage not in made:

@@ -35,8 +35,8 @@ class Form(NamedTuple):
 def _forms() -> dict[str, Form]:
     forms: dict[str, Form] = {}
     for name in (
-        "abs", "cos", "elu", "erf", "exp", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log",
-        "log1p", "neg", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "softplus", "sqrt", "tanh",
+        "abs", "cos", "elu", "erf", "exp", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
+        "log", "log1p", "neg", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "softplus", "sqrt", "tanh",
     ):  # fmt: skip
         forms[f"aten.{name}.default"] = Form(f"aten.{name}.out", "out", (0,))
     for name in ("add", "div", "mul", "sub"):
@@ -49,7 +49,9 @@ def _forms() -> dict[str, Form]:
     for name in ("_softmax", "_log_softmax"):
         forms[f"aten.{name}.default"] = Form(f"aten.{name}.out", "out", (0,))
     forms["aten._softmax_backward_data.default"] = Form("aten._softmax_backward_data.out", "grad_input", (0,))
-    forms["aten._log_softmax_backward_data.default"] = Form("aten._log_softmax_backward_data.out", "out", (0,))
+    forms["aten._log_softmax_backward_data.default"] = Form(
+        "aten._log_softmax_backward_data.out", "out", (0,)
+    )
     forms["aten.relu.default"] = Form("aten.relu_.default", "", (0,))
     forms["aten.elu_backward.default"] = Form("aten.elu_backward.grad_input", "grad_input", (0,))
     forms["aten.pow.Tensor_Scalar"] = Form("aten.pow.Tensor_Scalar_out", "out", (0,))
@@ -65,7 +67,9 @@ def written(run: Run, view: View) -> Run:
     """Turn the run of an op into one that writes its result to a view of an input."""
     form = FORMS[run.target]
     told = ((form.keyword, view),) if form.keyword else ()
-    return replace(run, target=form.target, keywords=(*run.keywords, *told), results=(Result(-1, view),), inside=())
+    return replace(
+        run, target=form.target, keywords=(*run.keywords, *told), results=(Result(-1, view),), inside=()
+    )
 
 
 def with_writes(graph: Graph) -> Graph:
@@ -78,8 +82,8 @@ def with_writes(graph: Graph) -> Graph:
         >>> from tightrope.core import Result, Storage
         >>> views = [View(s, "float32", (16,), (1,)) for s in range(3)]
         >>> def relu(at):
-        ...     made = (Result(-1, views[at + 1]),)
-        ...     return Op(at, "r", "aten.relu.default", (at,), (at + 1,), arguments=(views[at],), results=made)
+        ...     name, made = "aten.relu.default", (Result(-1, views[at + 1]),)
+        ...     return Op(at, "r", name, (at,), (at + 1,), arguments=(views[at],), results=made)
         >>> caller = Storage(0, 64, external=True)
         >>> with_writes(Graph((relu(0), relu(1)), (caller, Storage(1, 64), Storage(2, 64)))).ops[1].over
         1
@@ -99,7 +103,11 @@ def with_writes(graph: Graph) -> Graph:
         return last[storage] == op.id and near, near
 
     def over(op: Op) -> StorageId:
-        allowed = [s for s in _fitting(graph, op) if usable(s) and (last[s] == op.id or _comes_back(graph, producer[s]))]
+        allowed = [
+            s
+            for s in _fitting(graph, op)
+            if usable(s) and (last[s] == op.id or _comes_back(graph, producer[s]))
+        ]
         return max(allowed, key=lambda storage: rank(op, storage), default=-1)
 
     return replace(graph, ops=tuple(replace(op, over=over(op)) for op in graph.ops))
@@ -122,7 +130,13 @@ def _fitting(graph: Graph, op: Op) -> list[StorageId]:
     (made,) = op.results
     storage = graph.storages[made.view.base]
     single = [allocation.storage for allocation in graph.allocations(op)] == [made.view.base]
-    if made.position != -1 or not single or storage.outside or storage.external or not _dense(made.view, storage.bytes):
+    if (
+        made.position != -1
+        or not single
+        or storage.outside
+        or storage.external
+        or not _dense(made.view, storage.bytes)
+    ):
         return []
     seen = [view for value in (*op.arguments, *(v for _, v in op.keywords)) for view in views(value)]
     chosen = [op.arguments[k] for k in form.positions if k < len(op.arguments)]

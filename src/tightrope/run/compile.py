@@ -19,14 +19,7 @@ from tightrope.capture.api import RECOMPILE_LIMIT, check_model
 from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway
 from tightrope.capture.program import Program
-from tightrope.core import (
-    Bytes,
-    CaptureError,
-    InfeasibleError,
-    Machine,
-    TightropeError,
-    parse_bytes,
-)
+from tightrope.core import Bytes, CaptureError, InfeasibleError, Machine, TightropeError, parse_bytes
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.core.machine import check_machine
 from tightrope.core.units import shown
@@ -268,6 +261,7 @@ def compile(
     seed: int = 0,
     seconds: float | None = None,
     progress: bool | None = None,
+    overwrite: bool = True,
 ) -> Model:
     """Hold the training steps of ``model`` to a number of bytes, with unchanged results.
 
@@ -288,6 +282,7 @@ def compile(
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
+        overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
 
     Returns:
         ``model``.
@@ -307,7 +302,9 @@ def compile(
     check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
     _check_example(example)
-    settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds)
+    settings = Settings(
+        parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds, writes=overwrite
+    )
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()

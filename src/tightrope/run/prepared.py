@@ -178,7 +178,9 @@ def _left_in(graph: Graph, executable: Executable) -> tuple[StorageId, ...]:
             found[event.buffer] = event.storage
         elif isinstance(event, Run):
             made = graph.op(event.op).results
-            found.update((mine.view.base, one.view.base) for mine, one in zip(event.results, made, strict=True))
+            found.update(
+                (mine.view.base, one.view.base) for mine, one in zip(event.results, made, strict=True)
+            )
     return tuple(found[buffer] for buffer in range(len(found)))
 
 

@@ -50,6 +50,7 @@ def step(
     seed: int = 0,
     seconds: float | None = None,
     progress: bool | None = None,
+    overwrite: bool = True,
 ) -> "TrainingStep":
     """Hold whole training steps (forward, backward, update) to a number of bytes.
 
@@ -77,6 +78,7 @@ def step(
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
+        overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
 
     Returns:
         A callable that runs one training step per call.
@@ -98,7 +100,9 @@ def step(
     check_model(model)
     check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
-    settings = Settings(parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds)
+    settings = Settings(
+        parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, writes=overwrite
+    )
     return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
 
 

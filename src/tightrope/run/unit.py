@@ -35,6 +35,7 @@ class Settings:
         seed: of the search.
         seconds: of search; None = until the default effort is spent.
         planner: name in the registry.
+        writes: whether ops may write over inputs that nothing needs any more.
     """
 
     budget: Bytes | Callable[[Bytes], Bytes]
@@ -42,6 +43,7 @@ class Settings:
     seed: int = 0
     seconds: float | None = None
     planner: str = "auto"
+    writes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
