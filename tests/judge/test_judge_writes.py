@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from msgspec.structs import replace
 
+from tests.oracles import WRITING, whole_view, writing_graph
 from tightrope.core import (
     Executable,
     Flag,
@@ -27,38 +28,8 @@ from tightrope.lower.writes import FORMS
 from tightrope.plan import base_schedule
 
 SEEDS = range(60)
-UNARY = ("aten.relu.default", "aten.tanh.default", "aten.exp.default")
-BINARY = ("aten.add.Tensor", "aten.mul.Tensor", "aten.threshold_backward.default")
 Mutant = tuple[Graph, Executable]
 Mutator = Callable[[random.Random, Graph, Executable, int], Mutant | None]
-
-
-def view(storage: int) -> View:
-    return View(storage, "float32", (4, 8), (8, 1))
-
-
-def drawn(seed: int, *, num_ops: int = 14, parts: bool = False) -> Graph:
-    """A graph of ops that may write over what they read, of all the same size."""
-    rng = random.Random(seed)
-    storages = [Storage(0, 128, external=True), Storage(1, 128, external=True)]
-    ops: list[Op] = []
-    half = num_ops // 2
-    for number in range(num_ops):
-        if parts and number == half:
-            ops.append(Op(number, "return", RETURN))
-            continue
-        target = rng.choice(UNARY + BINARY)
-        reads = rng.choices(range(max(0, len(storages) - 4), len(storages)), k=1 + (target in BINARY))
-        made = len(storages)
-        storages.append(Storage(made, 128, resident_at_end=rng.random() < 0.1))
-        ops.append(
-            Op(
-                number, f"op{number}", target, tuple(sorted(set(reads))), (made,), ns=1,
-                arguments=tuple(view(s) for s in reads), results=(Result(-1, view(made)),),
-            )
-        )  # fmt: skip
-    cut = (Part(half + 1), Part(num_ops)) if parts else ()
-    return with_writes(Graph(tuple(ops), tuple(storages), (), cut))
 
 
 def run_at(executable: Executable, position: int) -> Run:
@@ -182,8 +153,8 @@ def later_reader(rng: random.Random, graph: Graph, made: Executable, at: int) ->
     position = rng.choice(later)
     run = run_at(made, position)
     op, slot = graph.op(run.op), rng.randrange(len(run.arguments))
-    arguments = (*op.arguments[:slot], view(over), *op.arguments[slot + 1 :])
-    mine = (*run.arguments[:slot], view(buffer), *run.arguments[slot + 1 :])
+    arguments = (*op.arguments[:slot], whole_view(over), *op.arguments[slot + 1 :])
+    mine = (*run.arguments[:slot], whole_view(buffer), *run.arguments[slot + 1 :])
     reads = tuple(sorted({v.base for v in arguments if isinstance(v, View)}))
     graph = with_op(graph, replace(op, arguments=arguments, reads=reads))
     return graph, changed(made, position, replace(run, arguments=mine))
@@ -209,7 +180,7 @@ MUTATORS: tuple[Mutator, ...] = (
 
 def drawn_pairs() -> Iterator[tuple[int, Graph, Executable]]:
     for seed in SEEDS:
-        graph = drawn(seed, parts=seed % 3 == 0)
+        graph = writing_graph(seed, parts=seed % 3 == 0)
         yield seed, graph, lower(graph, base_schedule(graph))
 
 
@@ -243,7 +214,7 @@ def test_every_mutated_write_is_refused() -> None:
 
 
 def test_the_callers_memory_is_not_written_over() -> None:
-    for seed, graph, made in drawn_pairs():
+    for _, graph, made in drawn_pairs():
         held = {i.buffer for i in made.instructions if getattr(i, "space", -1) == CALLER}
         assert not any(run_at(made, at).results[0].view.base in held for at in writes(graph, made))
         for op in graph.ops:
@@ -262,9 +233,9 @@ def test_the_callers_memory_is_not_written_over() -> None:
 
 def test_what_an_earlier_part_made_is_not_written_over() -> None:
     """A second backward through the same forward reads it again."""
-    relu, tanh = (Op(0, "a", UNARY[0], (0,), (1,), arguments=(view(0),), results=(Result(-1, view(1)),)), Op(
-        2, "b", UNARY[1], (1,), (2,), arguments=(view(1),), results=(Result(-1, view(2)),)
-    ))  # fmt: skip
+    looks = [whole_view(storage) for storage in range(3)]
+    relu = Op(0, "a", WRITING[0], (0,), (1,), arguments=(looks[0],), results=(Result(-1, looks[1]),))
+    tanh = Op(2, "b", WRITING[1], (1,), (2,), arguments=(looks[1],), results=(Result(-1, looks[2]),))
     storages = (Storage(0, 128, external=True), Storage(1, 128), Storage(2, 128))
     graph = with_writes(Graph((relu, Op(1, "r", RETURN), tanh), storages, (), (Part(2), Part(3))))
     made = lower(graph, base_schedule(graph))
