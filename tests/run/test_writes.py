@@ -11,11 +11,16 @@ from stepping import planned as stepped
 from torch import Tensor, nn
 
 import tightrope
+from tightrope.capture import capture_program, measured
 from tightrope.core import Executable, Run
 from tightrope.lower.writes import FORMS
-from tightrope.price.kernels import resolve
+from tightrope.native.build import compiler
+from tightrope.native.kernels.batch_norm import available
+from tightrope.price.kernels import norm_backward, resolve
+from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 
+enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAYOUTS: tuple[tuple[tuple[int, ...], Callable[[Tensor], Tensor]], ...] = (
     ((3, 5, 67), lambda tensor: tensor),
@@ -88,6 +93,36 @@ def test_a_tensor_on_both_sides_of_an_op_may_be_written_over(target: str) -> Non
     want = resolve(target)(values, values.clone(), *extra)
     resolve(form.target)(values, values, *extra, **{form.keyword: values})
     assert bits(values) == bits(want)
+
+
+@enforced
+@pytest.mark.parametrize("shape", [(4, 8, 14, 14), (1, 3, 7, 5), (16, 10), (5, 4, 9), (2, 3, 4, 5, 6)])
+@pytest.mark.parametrize("wanted", [[True, True, True], [True, False, False]])
+def test_the_backward_of_batch_norm_has_the_bits_of_torch(shape: tuple[int, ...], wanted: list[bool]) -> None:
+    assert available()
+    for dtype in (torch.float32, torch.float64):
+        given, gradient = (torch.randn(shape, dtype=dtype) for _ in range(2))
+        weight = torch.randn(shape[1], dtype=dtype)
+        aten = torch.ops.aten
+        _, mean, deviation = aten._native_batch_norm_legit.no_stats(given, weight, weight, True, 0.1, 1e-5)
+        for one in (weight, None):
+            rest = (one, None, None, mean, deviation, True, 1e-5, wanted)
+            want = aten.native_batch_norm_backward.default(gradient, given, *rest)
+            got = norm_backward(gradient, given, *rest)
+            for mine, yours in zip(got, want, strict=True):
+                assert (mine is None) == (yours is None)
+                assert mine is None or (bits(mine), mine.stride()) == (bits(yours), yours.stride())
+
+
+@enforced
+def test_a_captured_batch_norm_allocates_its_gradient_once() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    data = torch.randn(2, 3, 10, 10)
+    program, real = capture_program(model, (data,), {})
+    graph = measured(program, real, accounts().allocator).graph
+    (norm,) = [op for op in graph.ops if op.target == "tightrope.norm_backward"]
+    sizes = [row.bytes for row in graph.allocations(norm)]
+    assert sizes.count(2 * 8 * 8 * 8 * 4) == 1
 
 
 class Net(nn.Module):

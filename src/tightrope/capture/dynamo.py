@@ -22,7 +22,7 @@ from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.typed import tensor_of
-from tightrope.capture.variants import dropouts_as_eager
+from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
 from tightrope.core import CaptureError, Kind
 from tightrope.price.processor import processor
 
@@ -61,6 +61,7 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
             dropouts_as_eager(joint.graph)
+            norms_without_waste(joint.graph)
             layers_as_eager(joint.graph)
             unlike = share_casts(joint, num_fwd_outputs, remembered=remembered)
             static = frozenset(options.get("static_lifetime_input_indices") or ())
@@ -79,6 +80,7 @@ def make_backend(host: Host, *, name: str = "") -> Callable[[torch.fx.GraphModul
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             dropouts_as_eager(part.graph)
+            norms_without_waste(part.graph)
             if in_grad_mode:
                 layers_as_eager(part.graph)
             kinds = _kinds(part, real, frozenset())
