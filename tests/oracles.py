@@ -6,8 +6,9 @@ from random import Random
 
 from msgspec.structs import replace
 
-from tightrope.core import Allocation, Flag, Graph, Op, Part, Storage, View, round_up
+from tightrope.core import Allocation, Flag, Graph, Op, Part, Result, Storage, View, round_up
 from tightrope.core.graph import RETURN
+from tightrope.lower import with_writes
 
 Pair = tuple[int, int]
 
@@ -178,3 +179,38 @@ def best_time(graph: Graph, capacity: int, *, size: int) -> int | None:
     """Find the least time of all sets of at most ``size`` pairs whose live bytes fit, or None."""
     fitting = (ns for s in every_set(graph, size) for peak, ns in [evaluate(graph, s)] if peak <= capacity)
     return min(fitting, default=None)
+
+
+WRITING = (
+    "aten.relu.default", "aten.tanh.default", "aten.exp.default",
+    "aten.add.Tensor", "aten.mul.Tensor", "aten.threshold_backward.default",
+)  # fmt: skip
+"""Ops that may write over what they read; those of two inputs last."""
+
+
+def whole_view(storage: int) -> View:
+    return View(storage, "float32", (4, 8), (8, 1))
+
+
+def writing_graph(seed: int, *, num_ops: int = 14, parts: bool = False) -> Graph:
+    """A graph of ops that may write over what they read, of all the same size."""
+    rng = Random(seed)
+    storages = [Storage(0, 128, external=True), Storage(1, 128, external=True)]
+    ops: list[Op] = []
+    half = num_ops // 2
+    for number in range(num_ops):
+        if parts and number == half:
+            ops.append(Op(number, "return", RETURN))
+            continue
+        target = rng.choice(WRITING)
+        reads = rng.choices(range(max(0, len(storages) - 4), len(storages)), k=1 + (target in WRITING[3:]))
+        made = len(storages)
+        storages.append(Storage(made, 128, resident_at_end=rng.random() < 0.1))
+        ops.append(
+            Op(
+                number, f"op{number}", target, tuple(sorted(set(reads))), (made,), ns=1,
+                arguments=tuple(whole_view(s) for s in reads), results=(Result(-1, whole_view(made)),),
+            )
+        )  # fmt: skip
+    cut = (Part(half + 1), Part(num_ops)) if parts else ()
+    return with_writes(Graph(tuple(ops), tuple(storages), (), cut))

@@ -42,6 +42,7 @@ def rows(name: str, settings: Settings, *, limit: float) -> Iterator[Row]:
         yield {"net": name, "eager_peak": peak, "who": who} | _planned(name, settings, budget, peak, want)
     if limit == _LIMITS["S5"]:
         yield {"net": name} | whole_step(name, settings, limit)
+        yield {"net": name} | whole_step(name, settings, None)
 
 
 def _smallest_plan(name: str, settings: Settings) -> Callable[[Bytes], Bytes]:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 import tightrope
 from benchmarks._measure import digest, paired_ratio
 from benchmarks.spine.bar import Row, Settings
-from benchmarks.spine.nets import clean, eager_loop, fresh, held, native
+from benchmarks.spine.nets import UNLIMITED, clean, eager_loop, fresh, held, native
 from benchmarks.zoo import Case
 from tightrope.core import Bytes, InfeasibleError, round_up
+from tightrope.plan import smallest
 from tightrope.run.accounts import accounts
-from tightrope.run.room import RESERVE
+from tightrope.run.room import CAPTURE_SLACK, RESERVE
 
 _NUM_STEPS = 5
 
@@ -44,9 +45,15 @@ class _Whole:
         return time.thread_time() - start
 
 
-def whole_step(name: str, settings: Settings, portion: float) -> Row:
-    """Train a net as one planned call per step at a share of the peak of the eager step with AdamW."""
+def whole_step(name: str, settings: Settings, portion: float | None) -> Row:
+    """Train a net as one planned call per step at a share of the peak of the eager step with AdamW.
+
+    Without a share, at the smallest one found.
+    """
     peak, state, want = _eager(name, settings)
+    who = "smallest" if portion is None else f"{portion:g}"
+    if portion is None:
+        portion = _least(name, settings) / peak
     case = fresh(name, settings)
     budget = held(case) + state + RESERVE + int(portion * peak)
     optimizer = _adamw(case.model)
@@ -57,7 +64,7 @@ def whole_step(name: str, settings: Settings, portion: float) -> Row:
         optimizer=optimizer,
         progress=False,
     )
-    row: Row = {"eager_peak": peak, "who": f"tightrope.step {portion:g}"}
+    row: Row = {"eager_peak": peak, "who": f"tightrope.step {who}"}
     try:
         return row | _planned(train, optimizer, case, peak, want, settings)
     except InfeasibleError as error:
@@ -66,6 +73,26 @@ def whole_step(name: str, settings: Settings, portion: float) -> Row:
         accounts().release(train)
         native().limit = None
         clean()
+
+
+def _least(name: str, settings: Settings) -> Bytes:
+    """Bytes of the smallest plan of a whole step, with room for what a capture leaves."""
+    case = fresh(name, settings)
+    held(case)
+    train = tightrope.step(
+        lambda *batch: case.model(*batch),
+        budget=UNLIMITED,
+        model=case.model,
+        optimizer=_adamw(case.model),
+        progress=False,
+    )
+    try:
+        train(*case.inputs)
+        least = smallest(train.wholes[-1].calls.captured[-1].graph).forecast
+    finally:
+        accounts().release(train)
+        native().limit = None
+    return least.arena + least.outside + CAPTURE_SLACK
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:

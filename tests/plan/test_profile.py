@@ -6,7 +6,7 @@ import pytest
 
 import oracles
 from tightrope.core import Compute, Free, Graph, Op, Schedule, Storage, TightropeError
-from tightrope.lower import lower, timeline, walked
+from tightrope.lower import lower, timeline, walked, without_writes
 from tightrope.native.solvers.solver import NUM_RULES, Solver, available
 from tightrope.plan import base_schedule
 from tightrope.plan.engine import open_solver
@@ -36,6 +36,23 @@ def test_profile_equals_naive_evaluation(seed: int, native: bool) -> None:
         assert (state.peak, state.ns + graph.base_ns, state.excess) == (peak, ns, 0)
         assert solver.state(peak - 1).excess > 0
         assert solver.pairs() == tuple(sorted(pairs))
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
+def test_profile_knows_what_is_written_over(native: bool) -> None:
+    fewer = 0
+    for seed in SEEDS:
+        graph = oracles.writing_graph(seed, num_ops=16, parts=seed % 3 == 0)
+        solver = open_solver(build(graph), native=native)
+        for pairs in random_sets(graph, seed):
+            kept = useful(graph, pairs)
+            peak = timeline(lower(graph, expand(graph, kept))).peak
+            fewer += peak < timeline(lower(without_writes(graph), expand(graph, kept))).peak
+            for added in (kept, *random_sets(graph, seed, 1), kept):  # the last two remove and add again
+                solver.load(added)
+            assert solver.state(0).peak == peak
+            assert solver.state(peak).excess == 0 < solver.state(peak - 1).excess
+    assert fewer > 200
 
 
 @pytest.mark.parametrize("seed", SEEDS)

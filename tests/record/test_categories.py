@@ -28,13 +28,17 @@ Pair = tuple[Trace, Recording]
 
 @pytest.fixture(scope="module")
 def traces() -> Pair:
-    """One step, eagerly and planned."""
+    """One step, eagerly and planned; as in eager, every result has memory of its own."""
+    return both(overwrite=False)
+
+
+def both(*, overwrite: bool) -> Pair:
     model = Classifier(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)))
     batch = (torch.ones(8, 16), torch.zeros(8, dtype=torch.long))
     with record_eager(model) as eager:
         model(*batch).backward()
     model.zero_grad(set_to_none=True)
-    tightrope.compile(model, budget="64MiB", verify=None)
+    tightrope.compile(model, budget="64MiB", verify=None, overwrite=overwrite)
     for _ in range(2):
         model(*batch).backward()
         model.zero_grad(set_to_none=True)
@@ -54,6 +58,12 @@ def test_eager_planned_and_forecast_say_the_same(traces: Pair) -> None:
     # the gradient of the loss, which the backward starts from, is given to a planned step
     assert kinds(eager) - kinds(planned.trace) == Counter({(4, Category.GRADIENT): 1})
     assert kinds(planned.trace) - kinds(eager) == Counter()
+
+
+def test_planned_and_forecast_say_the_same_of_what_is_written_over(traces: Pair) -> None:
+    _, planned = both(overwrite=True)
+    assert kinds(planned.trace) == kinds(forecast(planned.graph, planned.plan))
+    assert len(planned.trace.buffers) < len(traces[1].trace.buffers)
 
 
 def test_gradients_of_activations_are_gradients(traces: Pair) -> None:

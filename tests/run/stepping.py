@@ -77,8 +77,9 @@ def planned(
     *,
     budget: str | int = "64MiB",
     verify: str | None = "first",
+    overwrite: bool = True,
 ) -> Run:
-    train = step(loss_fn, budget=budget, model=model, optimizer=optimizer, verify=verify)
+    train = step(loss_fn, budget=budget, model=model, optimizer=optimizer, verify=verify, overwrite=overwrite)
     torch.manual_seed(7)
     losses = []
     for batch in data:

@@ -14,6 +14,7 @@ from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
 from tightrope.core import CaptureError, Graph, TightropeError
 from tightrope.core.arguments import refuse_argument
+from tightrope.lower import with_writes
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import dtype_of
 from tightrope.price.ops import Odd, Tick, price_ops
@@ -152,7 +153,7 @@ def measured(
         with _torch.real_tensors():
             found = price_ops(program.graph, given, allocator=allocator, store=store, tick=tick)
         if not found.odd:
-            return replace(program, graph=found.graph)
+            return replace(program, graph=with_writes(found.graph))
         rounds.update({odd.op.name for odd in found.odd})
         for odd in found.odd:
             if rounds[odd.op.name] > _ROUNDS:

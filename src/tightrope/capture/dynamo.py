@@ -24,7 +24,7 @@ from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.typed import label, tensor_of
-from tightrope.capture.variants import dropouts_as_eager
+from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
 from tightrope.core import CaptureError, Kind, TightropeError
 from tightrope.lower.remainder import loses_results
 from tightrope.price.processor import processor
@@ -151,6 +151,7 @@ class CapturedCall:
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             dropouts_as_eager(part.graph)
+            norms_without_waste(part.graph)
             if in_grad_mode:
                 layers_as_eager(part.graph)
             kinds = _kinds(part, real, frozenset())
@@ -208,6 +209,7 @@ class CapturedCall:
 
     def _program(self, joint: torch.fx.GraphModule, num_forward_outputs: int, ends: _Ends) -> Program:
         dropouts_as_eager(joint.graph)
+        norms_without_waste(joint.graph)
         layers_as_eager(joint.graph)
         unlike = share_casts(joint, num_forward_outputs, remembered=self.remembered)
         unlike += [*_summed(joint, num_forward_outputs, self.computed), *self.told]

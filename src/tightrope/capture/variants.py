@@ -19,11 +19,13 @@ import torch.fx
 from tightrope.capture import _torch
 from tightrope.capture.attribution import target_name
 from tightrope.capture.typed import tensor_of
-from tightrope.price.kernels import dropout, dropout_again, dropout_scale
+from tightrope.native.kernels import batch_norm
+from tightrope.price.kernels import dropout, dropout_again, dropout_scale, norm_backward
 
 STATE_BYTES = int(torch.default_generator.get_state().untyped_storage().nbytes())
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_NO_STATS = "aten._native_batch_norm_legit.no_stats"
+_BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
 _DROPOUT = torch.ops.aten.native_dropout.default
 _DROPOUT_BACKWARD = torch.ops.aten.native_dropout_backward.default
 KERNEL = "tightrope_kernel"
@@ -80,6 +82,13 @@ def dropouts_as_eager(graph: torch.fx.Graph) -> None:
             if user.target is _DROPOUT_BACKWARD and user.args[1] is mask:
                 user.meta[KERNEL] = dropout_again
                 user.update_arg(2, _scale(node))
+
+
+def norms_without_waste(graph: torch.fx.Graph) -> None:
+    """Let the backward of batch norms on a CPU run without a tensor that torch makes and drops unused."""
+    for node in graph.find_nodes(op="call_function", target=_BATCH_NORM_BACKWARD):
+        if batch_norm.available() and tensor_of(node)[0].device.type == "cpu":
+            node.meta[KERNEL] = norm_backward
 
 
 def _scale(node: torch.fx.Node) -> float:

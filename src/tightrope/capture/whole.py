@@ -44,6 +44,7 @@ from tightrope.core import (
     StorageId,
     View,
 )
+from tightrope.lower import with_writes
 from tightrope.price.kernels import own_gradient
 
 
@@ -213,7 +214,8 @@ def with_updates(whole: Whole, program: Program, updates: Mapping[int, Update]) 
     again = tuple(structs.replace(op, id=op.id + more) for op in graph.variants)
     outputs = part.outputs[: whole.num_outputs + len(whole.kept)]
     whole_part = structs.replace(part, end=len(ops), outputs=outputs)
-    return replace(program, graph=structs.replace(graph, ops=tuple(ops), variants=again, parts=(whole_part,)))
+    made = structs.replace(graph, ops=tuple(ops), variants=again, parts=(whole_part,))
+    return replace(program, graph=with_writes(made))
 
 
 def with_summaries(whole: Whole, summarize: Callable[[torch.Tensor], Any]) -> torch.fx.GraphModule:

@@ -1,8 +1,10 @@
 """What runs, instruction by instruction: the one value between a plan and everything that runs it.
 
 A *buffer* is one allocation: a copy of a storage, a temporary of a kernel, or memory that the caller
-holds. Buffers are numbered in the order in which they appear, and every tensor in an instruction
-looks into one (`View.base`). The list is flat; what happens inside a kernel stands with its `Run`.
+holds. A run may write its result over an input that nothing needs any more (`tightrope.core.Op.over`):
+it allocates nothing for it, and the buffer goes on as that of the result. Buffers are numbered in the
+order in which they appear, and every tensor in an instruction looks into one (`View.base`). The list is
+flat; what happens inside a kernel stands with its `Run`.
 
     space 1 ^      +--2--+            Alloc(0) Resume          the caller's memory, and its inputs
             | +-1--+     |            Run(a, inside=Alloc(1))

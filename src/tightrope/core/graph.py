@@ -149,6 +149,7 @@ class Op(msgspec.Struct, frozen=True):
         keywords: keyword arguments, by name.
         results: how the storages that it creates look, one each.
         hidden: most bytes that its kernel takes behind the allocator while it runs.
+        over: storage that it may write its result over, where nothing else needs it any more; -1 = none.
     """
 
     id: OpId
@@ -168,6 +169,7 @@ class Op(msgspec.Struct, frozen=True):
     keywords: tuple[tuple[str, Argument], ...] = ()
     results: tuple[Result, ...] = ()
     hidden: Bytes = 0
+    over: StorageId = -1
 
     @property
     def recomputable(self) -> bool:
@@ -290,6 +292,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
                 f"o{op.target},{op.reads},{op.creates},{op.mutates},{int(op.flags)},{op.phase},{op.variant};".encode()
             )
             digest.update(msgspec.json.encode((op.arguments, op.keywords, op.results)))
+            digest.update(f"w{op.over};".encode() if op.over >= 0 else b"")
         for part in self.parts:
             views = [given.view for given in part.inputs]
             digest.update(msgspec.json.encode((part.end, part.call, views, part.outputs)))

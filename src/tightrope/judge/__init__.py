@@ -6,13 +6,13 @@ check needs torch and is imported by its own name, ``tightrope.judge.gradients``
 
 from tightrope.judge.blocks import check_blocks
 from tightrope.judge.bound import check_bound, lower_bound
+from tightrope.judge.footprint import Interval, Walk
 from tightrope.judge.offsets import check_offsets
 from tightrope.judge.plan import Verdict, judge
 from tightrope.judge.safety import Tenant, check_sharing, check_uses
 from tightrope.judge.trace import TraceComparison, check_trace, compare_traces
 from tightrope.judge.transfers import Transfer
 from tightrope.judge.walk import walk_executable
-from tightrope.judge.walked import Interval, Walk
 
 __all__ = [
     "Interval",

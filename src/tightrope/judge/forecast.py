@@ -4,7 +4,7 @@ import math
 from itertools import accumulate
 
 from tightrope.core import Bytes, Graph, JudgeError, Machine, Plan
-from tightrope.judge.walked import Walk
+from tightrope.judge.footprint import Walk
 
 
 def check_forecast(graph: Graph, plan: Plan, walk: Walk, machine: Machine | None = None) -> None:

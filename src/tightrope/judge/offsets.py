@@ -10,8 +10,8 @@ Complexity  O(n log n) comparisons.
 from collections.abc import Sequence
 
 from tightrope.core import ALIGNMENT, Bytes, JudgeError
+from tightrope.judge.footprint import Interval
 from tightrope.judge.sweep import Rectangle, overlap
-from tightrope.judge.walked import Interval
 
 
 def check_offsets(intervals: Sequence[Interval], *, arena: Bytes, alignment: Bytes = ALIGNMENT) -> None:

@@ -28,12 +28,12 @@ from tightrope.core import (
 from tightrope.core.codec import check_graph, check_plan
 from tightrope.core.executable import ARENA
 from tightrope.judge.bound import check_bound, check_time_bound
+from tightrope.judge.footprint import Walk
 from tightrope.judge.forecast import arena_used, check_forecast, check_limits, check_reasons
 from tightrope.judge.offsets import check_offsets
 from tightrope.judge.reorder import in_base_order
 from tightrope.judge.spaces import check_spaces
 from tightrope.judge.walk import walk_executable
-from tightrope.judge.walked import Walk
 
 
 @dataclass(frozen=True, slots=True)

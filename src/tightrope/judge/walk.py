@@ -11,19 +11,14 @@ Gaps        Storages of the caller, and those that the caller holds, cannot be c
             What a kernel computes is not looked at.
 """
 
-from typing import NoReturn
-
 from tightrope.core import (
     Alloc,
-    Bytes,
     Copy,
     Executable,
     Fused,
     Graph,
     Instruction,
-    JudgeError,
     Machine,
-    Nanoseconds,
     Op,
     Release,
     Resume,
@@ -32,14 +27,16 @@ from tightrope.core import (
     StorageId,
     Sync,
 )
-from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
+from tightrope.core.executable import ARENA, HEAP, SLOWER
 from tightrope.core.graph import RETURN
 from tightrope.core.values import INNER
 from tightrope.judge.arguments import bases, same_arguments, same_inputs, same_outputs, same_results
+from tightrope.judge.books import Books
+from tightrope.judge.footprint import Interval, Walk
 from tightrope.judge.needs import inside
-from tightrope.judge.transfers import Transfer, Transfers
-from tightrope.judge.versions import base_versions, runs_once
-from tightrope.judge.walked import Interval, Walk
+from tightrope.judge.transfers import Transfer
+from tightrope.judge.versions import runs_once
+from tightrope.judge.writes import plain, wrong_write
 
 
 def walk_executable(graph: Graph, executable: Executable, machine: Machine | None = None) -> Walk:
@@ -62,31 +59,8 @@ def walk_executable(graph: Graph, executable: Executable, machine: Machine | Non
     return walk.finish()
 
 
-class _Walker:
+class _Walker(Books):
     """State of one walk."""
-
-    def __init__(self, graph: Graph, executable: Executable, machine: Machine | None) -> None:
-        self.graph, self.executable = graph, executable
-        self.moves = Transfers(graph, machine)
-        self.versions = base_versions(graph)
-        self.allocs: list[Alloc] = []
-        self.open: dict[int, int] = {}  # live buffer -> position of the last instruction that touched it
-        self.live: dict[StorageId, int] = {}  # storage -> its live buffer in fast memory
-        self.version: dict[int, int] = {}
-        self.caller: dict[StorageId, int] = {s.id: 0 for s in graph.storages if s.external}
-        self.values = [0] * len(graph.storages)  # values inside fused stretches
-        self.unread: list[int] = []  # made by the last run beside a live copy: not to be kept
-        self.rows: list[tuple[Alloc, int, Bytes]] = []
-        self.ends: dict[int, int] = {}
-        self.row_of: dict[int, int] = {}
-        self.profile: list[Bytes] = []
-        self.held = self.outside = self.outside_peak = 0
-        self.next_base = self.part = 0
-        self.inside = self.over = False
-        self.computing: Nanoseconds = 0
-        self.position = self.last = self.released = -1
-        self.base_of = {op.variant: op for op in graph.ops if op.variant >= 0}
-        self.op: Op | None = None  # that runs now
 
     def take(self, position: int, instruction: Instruction) -> None:
         self.op, self.position = None, position
@@ -96,7 +70,7 @@ class _Walker:
             self._release(instruction.buffer)
             return
         if self.unread:
-            self._fail(f"a second live copy of {self._name(self.allocs[self.unread[0]].storage)} is kept")
+            self._fail(f"a second live copy of {self._name(self.holds[self.unread[0]])} is kept")
         self.last, self.released = position, -1
         match instruction:
             case Alloc():
@@ -114,98 +88,16 @@ class _Walker:
             case Resume():
                 self._resume(instruction)
 
-    # memory
-
-    def _open(self, alloc: Alloc) -> None:
-        if alloc.buffer != len(self.allocs):
-            self._fail(f"allocates buffer {alloc.buffer}; the next one is {len(self.allocs)}")
-        if alloc.storage >= len(self.graph.storages):
-            self._fail(f"allocates storage {alloc.storage}; the graph has {len(self.graph.storages)}")
-        if alloc.storage >= 0 and alloc.bytes != self.graph.storages[alloc.storage].bytes:
-            self._fail(
-                f"allocates {alloc.bytes} bytes for {self._name(alloc.storage)} of "
-                f"{self.graph.storages[alloc.storage].bytes}"
-            )
-        if alloc.offset != -1 and alloc.space != ARENA:
-            self._fail(f"gives buffer {alloc.buffer} an address in space {alloc.space}, which has none")
-        self.allocs.append(alloc)
-        self.open[alloc.buffer] = self.position
-        if alloc.space in (ARENA, HEAP):
-            self.row_of[alloc.buffer] = len(self.rows)
-            size = self.executable.charged(alloc)
-            self.rows.append((alloc, len(self.profile), size))
-            self._charge(alloc, size)
-
-    def _close(self, buffer: int) -> None:
-        alloc = self.allocs[buffer]
-        del self.open[buffer]
-        row = self.row_of.get(buffer, -1)
-        if row >= 0:
-            self.ends[row] = len(self.profile)
-            self._charge(alloc, -self.rows[row][2])
-        elif alloc.space >= SLOWER:
-            self.moves.release(alloc)
-
-    def _charge(self, alloc: Alloc, size: Bytes) -> None:
-        self.held += size
-        self.profile.append(self.held)
-        if alloc.space == HEAP:
-            self.outside += size
-            self.outside_peak = max(self.outside_peak, self.outside)
-
-    def _alloc(self, alloc: Alloc) -> None:
-        if alloc.space == CALLER:
-            if self.inside or alloc.storage not in self.caller or alloc.storage in self.live:
-                self._fail(f"the caller cannot bring storage {alloc.storage} here")
-            self._open(alloc)
-            self.live[alloc.storage] = alloc.buffer
-            self.version[alloc.buffer] = 0
-            return
-        if not self.inside or alloc.storage < 0:
-            self._fail("allocates what no kernel makes and no copy fills")
-        if not (alloc.space == ARENA or SLOWER <= alloc.space < len(self.executable.spaces)):
-            self._fail(f"allocates in space {alloc.space}, where copies between tiers do not go")
-        if self.graph.storages[alloc.storage].external or self.graph.storages[alloc.storage].outside:
-            self._fail(f"moves {self._name(alloc.storage)}, which belongs to the caller, between tiers")
-        if alloc.space == ARENA:
-            if alloc.storage in self.live:
-                self._fail(f"pages in a second live copy of {self._name(alloc.storage)}")
-            self.live[alloc.storage] = alloc.buffer
-        else:
-            self._checked(lambda: self.moves.reserve(alloc))
-        self._open(alloc)
-
-    def _release(self, buffer: int) -> None:
-        if buffer not in self.open:
-            self._fail(f"releases buffer {buffer}, which is not live")
-        alloc = self.allocs[buffer]
-        what = self._name(alloc.storage) if alloc.storage >= 0 else f"buffer {buffer}"
-        if alloc.space == CALLER:
-            self._fail(f"releases {what}, which belongs to the caller")
-        if self.moves.moving(buffer, inwards_only=False):
-            self._fail(f"releases {what} while a copy of it is in flight")
-        if self.open[buffer] != self.last or buffer < self.released:
-            self._fail(f"releases {what} at another place than right after its last use, in ascending order")
-        self.released = buffer
-        dropped = buffer in self.unread
-        if dropped:
-            self.unread.remove(buffer)
-        elif alloc.space < SLOWER and self.graph.storages[alloc.storage].resident_at_end:
-            self._fail(f"releases {what}, which must stay to the end")
-        if alloc.space < SLOWER and not dropped:
-            del self.live[alloc.storage]
-        self._close(buffer)
-
     # kernels
 
     def _run(self, run: Run) -> None:
-        op, first = self._op_of(run)
-        made = self._inside(run, op, first=first)
+        op, first, over = self._op_of(run)
+        made = self._inside(run, op, first=first) if over < 0 else self._write(op, over)
         self._ran(run, op, made, first=first)
         self._spend(op.ns)
 
-    def _op_of(self, run: Run) -> tuple[Op, bool]:
-        """Find the op that a run calls, and whether for the first time; refuse it where it may not run."""
+    def _op_of(self, run: Run) -> tuple[Op, bool, int]:
+        """Find the op that a run calls, whether for the first time, and the buffer it writes over, or -1."""
         known = len(self.graph.ops) + len(self.graph.variants)
         if not 0 <= run.op < known:
             self._fail(f"runs op {run.op}; the graph has {known} ops and variants")
@@ -220,11 +112,13 @@ class _Walker:
             self._fail("control does not go to the caller before it")
         for storage in op.reads:
             self._check_read(op, storage)
-        if run.target != op.target or run.ns != op.ns:
+        over = self._check_write(run, op) if run.target != op.target and op.over >= 0 else -1
+        called = run if over < 0 else plain(run)
+        if called.target != op.target or run.ns != op.ns:
             self._fail(f"calls {run.target} for {run.ns} ns; the op is {op.target}, {op.ns} ns")
-        if wrong := same_arguments(run, op, self.live):
+        if wrong := same_arguments(called, op, self.live):
             self._fail(wrong)
-        return op, first
+        return op, first, over
 
     def _ran(self, run: Run, op: Op, made: dict[StorageId, int], *, first: bool) -> None:
         if wrong := same_results(run, op, made):
@@ -250,9 +144,9 @@ class _Walker:
                 free.add(event.buffer)
         inner: list[int] = []
         for run in fused.runs:
-            op, first = self._op_of(run)
-            if runs_once(op) or op.mutates:
-                self._fail("draws, changes or sends something: it runs alone")
+            op, first, over = self._op_of(run)
+            if runs_once(op) or op.mutates or over >= 0:
+                self._fail("draws, changes, sends or writes over something: it runs alone")
             made = self._values(run, op, free, inner, first=first)
             self._ran(run, op, made, first=first)
         if free:
@@ -280,6 +174,29 @@ class _Walker:
             if storage not in self.live:
                 self.live[storage] = base
         return made
+
+    def _check_write(self, run: Run, op: Op) -> int:
+        """Return the buffer that a run writes its result over."""
+        buffer = self.live[op.over]
+        if wrong := wrong_write(self.graph, run, op, buffer):
+            self._fail(wrong)
+        if run.inside:
+            self._fail("allocates, and writes its result over an input")
+        if self.allocs[buffer].space != ARENA or self.began[buffer] != self.part:
+            self._fail(f"writes over {self._name(op.over)}, which the caller or an earlier part holds")
+        if self.moves.moving(buffer, inwards_only=False) is not None:
+            self._fail(f"writes over {self._name(op.over)} while a copy of it is in flight")
+        if op.creates[0] in self.live:
+            self._fail(f"creates a second live copy of {self._name(op.creates[0])}")
+        return buffer
+
+    def _write(self, op: Op, buffer: int) -> dict[StorageId, int]:
+        """From here on the buffer holds the result, and nothing can read the input any more."""
+        (storage,) = op.creates
+        del self.live[op.over]
+        self.live[storage], self.holds[buffer], self.version[buffer] = buffer, storage, 0
+        self.copies[storage] += 1
+        return {storage: buffer}
 
     def _inside(self, run: Run, op: Op, *, first: bool) -> dict[StorageId, int]:
         allocations = self.graph.allocations(op)
@@ -358,10 +275,6 @@ class _Walker:
             )
         if buffer > INNER:
             self.open[buffer] = self.position
-
-    def _spend(self, ns: Nanoseconds) -> None:
-        self.computing += ns
-        self.moves.now += ns
 
     # copies between tiers
 
@@ -444,7 +357,7 @@ class _Walker:
                 f"the copy of {self._name(self.allocs[target].storage)} between tiers is still in flight"
             )
         if self.unread:
-            self._fail(f"a second live copy of {self._name(self.allocs[self.unread[0]].storage)} is kept")
+            self._fail(f"a second live copy of {self._name(self.holds[self.unread[0]])} is kept")
         if self.next_base < len(self.graph.ops):
             self._fail(f"op {self.next_base} {self.graph.ops[self.next_base].describe()} never ran")
         if not self.over:
@@ -464,14 +377,10 @@ class _Walker:
             Interval(size, start, self.ends.get(k, ticks), alloc.storage, alloc.offset, alloc.space == HEAP)
             for k, (alloc, start, size) in enumerate(self.rows)
         )
-        copies = [0] * len(self.graph.storages)
-        for interval in intervals:
-            if interval.storage >= 0:
-                copies[interval.storage] += 1
         moved = tuple(self.moves.done)
         return Walk(
             intervals, tuple(self.profile), max(self.profile, default=0), self.outside_peak, self.moves.now,
-            tuple(copies), tuple(self.values), moved, tuple(self.moves.peak) if moved else (),
+            tuple(self.copies), tuple(self.values), moved, tuple(self.moves.peak) if moved else (),
             self.moves.joules(self.computing),
         )  # fmt: skip
 
@@ -483,18 +392,3 @@ class _Walker:
             self._fail(f"{self._name(storage)} is missing: it must be resident at the end")
         if present and self.version.get(self.live[storage]) != self.versions.final[storage]:
             self._fail(f"{self._name(storage)} was made again after it had been changed in place")
-
-    def _name(self, storage: StorageId) -> str:
-        label = self.graph.storages[storage].label
-        return f"storage {storage}" + (f" ({label})" if label else "")
-
-    def _checked(self, check: object) -> None:
-        try:
-            check()  # type: ignore[operator]
-        except JudgeError as error:
-            self._fail(str(error))
-
-    def _fail(self, what: str) -> NoReturn:
-        at = f"instruction {self.position}" if self.position >= 0 else "end"
-        at += f", op {self.op.id} {self.op.describe()}" if self.op is not None else ""
-        raise JudgeError(f"executable, {at}: {what}.")

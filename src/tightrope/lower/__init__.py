@@ -5,6 +5,7 @@ from tightrope.lower.judged import Lowered, lowered, problems, walked
 from tightrope.lower.lifetimes import charged_sizes, largest_sum, outside_flags, peak_bytes, timeline
 from tightrope.lower.lowering import lower, place_at, planned
 from tightrope.lower.simulate import Figures, simulate
+from tightrope.lower.writes import with_writes, without_writes
 
 __all__ = [
     "Figures",
@@ -22,4 +23,6 @@ __all__ = [
     "simulate",
     "timeline",
     "walked",
+    "with_writes",
+    "without_writes",
 ]

@@ -152,6 +152,7 @@ class _CallJoiner:
             mutates=ids(op.mutates),
             allocations=allocations,
             variant=-1,
+            over=self.number[call, op.over] if op.over >= 0 else -1,
             arguments=tuple(self._argument(call, value) for value in op.arguments),
             keywords=tuple((name, self._argument(call, value)) for name, value in op.keywords),
             results=tuple(Result(r.position, self._view(call, r.view)) for r in op.results),

@@ -3,13 +3,14 @@
 Idea        Walk the schedule once with the live copy of every storage. A run allocates what its op
             was measured to allocate; views of storages become views of the live buffers. Where the
             schedule frees a storage is not copied: a buffer ends right after the last instruction
-            that touches it, which is never later.
+            that touches it, which is never later. Where an input that an op may write over ends at its
+            run, the run writes there and the buffer goes on as that of the result.
 Guarantee   Equal graphs, schedules and offsets give equal executables, in the normal form of
             `tightrope.core.executable`. Whether the result is right is for the judge to say.
 Complexity  Linear in the steps and their arguments.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final, NoReturn, TypeVar
 
 from msgspec.structs import replace
@@ -39,6 +40,7 @@ from tightrope.core import (
     Run,
     Schedule,
     Space,
+    Step,
     StorageId,
     Sync,
     View,
@@ -48,6 +50,7 @@ from tightrope.core import (
 from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
 from tightrope.core.values import EMPTY, Input, Result, rebased, views
 from tightrope.lower.contract import contract
+from tightrope.lower.writes import written
 
 _UNLIMITED: Final[Bytes] = 2**62
 _T = TypeVar("_T")
@@ -80,8 +83,9 @@ def lower(graph: Graph, what: Plan | Schedule, machine: Machine | None = None) -
         )
     if machine is not None:
         graph = fitted(graph, machine.tiers[0].alignment)
-    walk = _Lowering(graph, machine)
-    for position, step in enumerate((what.schedule if isinstance(what, Plan) else what).steps):
+    steps = (what.schedule if isinstance(what, Plan) else what).steps
+    walk = _Lowering(graph, machine, _last_reads(graph, steps))
+    for position, step in enumerate(steps):
         walk.take(position, step)
     made = walk.finish()
     if isinstance(what, Plan) and what.stretches:
@@ -136,17 +140,39 @@ def planned(executable: Executable) -> list[Alloc]:
     return [e for e in executable.flat() if isinstance(e, Alloc) and e.space in (ARENA, HEAP)]
 
 
+def _last_reads(graph: Graph, steps: Sequence[Step]) -> set[int]:
+    """Find the steps whose op may write over what it reads: that is freed before its next use."""
+    freed: dict[StorageId, bool] = {}
+    found: set[int] = set()
+    for position in range(len(steps) - 1, -1, -1):
+        match steps[position]:
+            case Compute(number) if 0 <= number < len(graph.ops) + len(graph.variants):
+                op = graph.op(number)
+                if op.over >= 0 and freed.get(op.over, False):
+                    found.add(position)
+                freed.update(dict.fromkeys((*op.reads, *op.creates), False))
+            case Free(storage, 0):
+                freed[storage] = True
+            case PageOut(storage) | PageIn(storage) | Wait(storage):
+                freed[storage] = False
+            case _:
+                pass
+    return found
+
+
 class _Lowering:
     """Instructions so far, the live buffer of every storage, and where each buffer was touched last."""
 
-    def __init__(self, graph: Graph, machine: Machine | None) -> None:
-        self.graph, self.machine = graph, machine
+    def __init__(self, graph: Graph, machine: Machine | None, last_reads: Set[int]) -> None:
+        self.graph, self.machine, self.last_reads = graph, machine, last_reads
         self.out: list[Instruction] = []
         self.live: dict[StorageId, int] = {}
         self.slow: dict[tuple[StorageId, int], int] = {}
         self.copies: dict[StorageId, tuple[int, int, bool]] = {}
         self.touched: list[int] = []
         self.ended: list[int] = []
+        self.written: set[StorageId] = set()  # over which a result lies, and which the schedule frees later
+        self.part_of: list[int] = []  # in which each buffer began
         self.part = 0
         self.at = "start"
         self._returns = {end - 1: part for part, end in enumerate(graph.boundaries)}
@@ -185,7 +211,9 @@ class _Lowering:
         self.at = f"step {position}"
         match step:
             case Compute(op, drop):
-                self._compute(op, drop)
+                self._compute(op, drop, last=position in self.last_reads)
+            case Free(storage, 0) if storage in self.written:
+                self.written.remove(storage)
             case Free(storage, 0):
                 self._end(storage, self._known(self.live, storage, "frees"))
             case Free(storage, tier):
@@ -199,7 +227,7 @@ class _Lowering:
             case _:
                 self._fail(f"{step!r} is no step")
 
-    def _compute(self, number: int, drop: tuple[StorageId, ...]) -> None:
+    def _compute(self, number: int, drop: tuple[StorageId, ...], *, last: bool) -> None:
         if not 0 <= number < len(self.graph.ops) + len(self.graph.variants):
             known = len(self.graph.ops) + len(self.graph.variants)
             self._fail(f"runs op {number}; the graph has {known} ops and variants")
@@ -216,9 +244,12 @@ class _Lowering:
         arguments = tuple(rebased(value, self._buffer) for value in op.arguments)
         keywords = tuple((name, rebased(value, self._buffer)) for name, value in op.keywords)
         reads = [self._known(self.live, storage, "reads") for storage in op.reads]
+        run = Run(number, op.target, arguments, keywords, ns=op.ns)
+        if last and not drop and self._write(op, run, reads):
+            return
         inside, made = self._inside(op)
         results = tuple(Result(r.position, self._made(r.view, made)) for r in op.results)
-        self.out.append(Run(number, op.target, arguments, keywords, results, tuple(inside), op.ns))
+        self.out.append(replace(run, results=results, inside=tuple(inside)))
         self._touch((*reads, *made.values()))
         for storage in drop:
             if storage not in made:
@@ -228,6 +259,18 @@ class _Lowering:
             if storage in self.live:
                 self._fail(f"creates a second live copy of {self._name(storage)}")
             self.live[storage] = buffer
+
+    def _write(self, op: Op, run: Run, reads: Sequence[int]) -> bool:
+        """Let an op write its result over the input that ends here, where its buffer began in this part."""
+        (result,), buffer = op.results, self.live[op.over]
+        if self.part_of[buffer] != self.part or self.slow or result.view.base in self.live:
+            return False
+        self.out.append(written(run, replace(result.view, base=buffer)))
+        self._touch(reads)
+        del self.live[op.over]
+        self.live[result.view.base] = buffer
+        self.written.add(op.over)
+        return True
 
     def _inside(self, op: Op) -> tuple[list[Alloc | Release], dict[StorageId, int]]:
         allocations = self.graph.allocations(op)
@@ -315,6 +358,7 @@ class _Lowering:
 
     def _new(self, space: int, size: Bytes, storage: StorageId) -> Alloc:
         self.touched.append(len(self.out))
+        self.part_of.append(self.part)
         return Alloc(len(self.touched) - 1, space, size, -1, storage)
 
     def _put(self, instruction: Instruction) -> None:

@@ -248,6 +248,7 @@ class _Rest:
                 for item in op.allocations
             ),
             variant=-1,
+            over=-1 if op.over < 0 or op.over in self.live else self.number[op.over],
             arguments=tuple(self._argument(value) for value in op.arguments),
             keywords=tuple((name, self._argument(value)) for name, value in op.keywords),
             results=tuple(Result(r.position, self._view(r.view)) for r in op.results),

@@ -28,8 +28,8 @@ from typing import Final
 from tightrope.core import NativeError
 
 SOURCES: Final = Path(__file__).parent
-HOOK: Final = "hook"
-"""The folder whose sources include torch's c10 headers; the others know nothing of torch."""
+TORCH: Final = {"hook": ("-lc10", "-pthread"), "kernels": ("-ltorch_cpu", "-lc10")}
+"""Folders whose sources include torch's headers, and what they link; the others know nothing of torch."""
 
 _COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
 _INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"/]+)"', re.MULTILINE)
@@ -199,10 +199,11 @@ def _refusal(source: str, command: list[str], stderr: str) -> str:
 
 
 def _flags(source: Path, command: list[str]) -> tuple[str, ...]:
-    if source.parent.name != HOOK:
+    if source.parent.name not in TORCH:
         return ("-O3", "-march=native") if _target(command) else ("-O3",)
     torch = _torch_folder()
-    return ("-O2", "-isystem", str(torch / "include"), "-L", str(torch / "lib"), "-lc10", "-pthread")
+    links = TORCH[source.parent.name]
+    return ("-O2", "-isystem", str(torch / "include"), "-L", str(torch / "lib"), *links)
 
 
 def _torch_folder() -> Path:
@@ -243,6 +244,6 @@ def _key(source: Path, command: list[str], flags: tuple[str, ...]) -> str:
     if "-march=native" in flags:
         # Home folders, and so the cache, may be shared by machines with different processors.
         digest.update(_target(command).encode())
-    if source.parent.name == HOOK:
+    if source.parent.name in TORCH:
         digest.update((_torch_folder() / "version.py").read_bytes())
     return digest.hexdigest()[:32]

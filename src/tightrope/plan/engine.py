@@ -16,12 +16,10 @@ def open_solver(model: Model, *, native: bool = True) -> Solver | PythonSolver:
     """
     if not (native and available()):
         return PythonSolver(model)
-    ops = tuple(
-        (need, again, ns, *window, *away)
-        for need, again, ns, window, away in zip(
-            model.need, model.again_need, model.again_ns, model.window, model.away, strict=True
-        )
-    )
+    rows = zip(model.need, model.again_need, model.again_ns, model.window, model.away, strict=True)
+    writes = zip(model.over, model.again_over, model.part, strict=True)
+    ops = tuple((*row[:3], *row[3], *row[4], *own) for row, own in zip(rows, writes, strict=True))
+
     storages = tuple(
         (size, producer, int(pinned), int(at_end))
         for size, producer, pinned, at_end in zip(

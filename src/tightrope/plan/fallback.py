@@ -51,6 +51,8 @@ class PythonSolver:
         for storage, readers in enumerate(self.read):
             if readers and model.producer[storage] >= 0:
                 self._spread(self.made[storage][0], readers[-1], model.size[storage])
+        for op in range(self.num_ops):
+            self.base[op] -= self._overlap((op, op))
 
     def load(self, pairs: Iterable[Pair]) -> None:
         """Make ``pairs`` the current set."""
@@ -170,36 +172,65 @@ class PythonSolver:
         stage, op = pair
         model, slot = self.model, bisect_left(self.runs, pair)
         if slot < len(self.runs) and self.runs[slot][0] == stage:
-            live = self.again[slot] - model.again_need[self.runs[slot][1]]
+            live = self.again[slot] + self._overlap(self.runs[slot]) - model.again_need[self.runs[slot][1]]
         else:
-            live = self.base[stage] - model.need[stage]
+            live = self.base[stage] + self._overlap((stage, stage)) - model.need[stage]
         self.runs.insert(slot, pair)
         self.again.insert(slot, live + model.again_need[op])
         for storage in model.again_creates[op]:
             start, stop = self._copy(storage, pair)
+            earlier = self._reader_before(storage, start, pair)
+            self._settle(storage, earlier, stop, 1)
             if stop > pair:
-                self._spread(self._reader_before(storage, start, pair), pair, -model.size[storage])
+                self._spread(earlier, pair, -model.size[storage])
             insort(self.made[storage], pair)
+            self._settle(storage, earlier, stop, -1)
         for storage in model.again_reads[op]:
             stop = self._copy(storage, pair)[1]
+            self._settle(storage, stop, pair, 1)
             if stop < pair:
                 self._spread(stop, pair, model.size[storage])
             insort(self.read[storage], pair)
+            self._settle(storage, stop, pair, -1)
 
     def _remove(self, pair: Pair) -> None:
         model = self.model
         for storage in model.again_reads[pair[1]]:
+            self._settle(storage, self._copy(storage, pair)[1], pair, 1)
             self.read[storage].remove(pair)
             stop = self._copy(storage, pair)[1]
             if stop < pair:
                 self._spread(stop, pair, -model.size[storage])
+            self._settle(storage, stop, pair, -1)
         for storage in model.again_creates[pair[1]]:
-            self.made[storage].remove(pair)
             start, stop = self._copy(storage, pair)
+            earlier = self._reader_before(storage, start, pair)
+            self._settle(storage, earlier, stop, 1)
+            self.made[storage].remove(pair)
             if stop > pair:
-                self._spread(self._reader_before(storage, start, pair), pair, model.size[storage])
+                self._spread(earlier, pair, model.size[storage])
+            self._settle(storage, earlier, stop, -1)
         slot = self.runs.index(pair)
         del self.runs[slot], self.again[slot]
+
+    def _target(self, at: Pair) -> StorageId:
+        return self.model.over[at[1]] if at[0] == at[1] else self.model.again_over[at[1]]
+
+    def _overlap(self, at: Pair) -> Bytes:
+        """Bytes that an event takes less: it writes over a copy of its part that it reads last."""
+        storage, part = self._target(at), self.model.part
+        if storage < 0 or self.model.producer[storage] < 0:
+            return 0
+        start, stop = self._copy(storage, at)
+        return self.model.size[storage] if stop == at and part[start[0]] == part[at[0]] else 0
+
+    def _settle(self, storage: StorageId, one: Pair, other: Pair, sign: int) -> None:
+        """Take back (sign 1), or give again (-1), what two events save by writing over a storage."""
+        for at in {one, other}:
+            if at == self.end or self._target(at) != storage or not (saved := self._overlap(at)):
+                continue
+            values, slot = (self.base, at[0]) if at[0] == at[1] else (self.again, bisect_left(self.runs, at))
+            values[slot] += sign * saved
 
     def _spread(self, after: Pair, until: Pair, delta: Bytes) -> None:
         """Add to the bytes of every event in (after, until]."""

@@ -172,7 +172,7 @@ class _Rewire:
         moved = {storage: self._moved(storage, step) for storage in op.reads}
         reads = tuple(sorted({s for s in moved.values() if s >= 0}))
         mutates = tuple(sorted({moved[s] for s in op.mutates if moved[s] >= 0}))
-        return msgspec.structs.replace(op, reads=reads, mutates=mutates)
+        return msgspec.structs.replace(op, reads=reads, mutates=mutates, over=moved.get(op.over, -1))
 
     def _moved(self, storage: StorageId, step: int) -> StorageId:
         source = self.producer[storage]
@@ -202,6 +202,7 @@ def _renumbered(graph: Graph, ops: list[Op], replays: dict[OpId, Op]) -> Graph:
             mutates=tuple(number[s] for s in op.mutates),
             allocations=allocations,
             variant=place.get(op.variant, -1),
+            over=number.get(op.over, -1),
             arguments=(),
             keywords=(),
             results=(),

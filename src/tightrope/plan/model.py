@@ -46,6 +46,10 @@ class Model:
         size: arena bytes of each storage, 0 for those outside.
         pinned: whether the first copy stays until its last reader.
         at_end: whether the storage is still needed after the last op.
+        over: storage that the first run of each op may write its result over, -1 = none: where this is the
+            last reader of a copy made in the same part, the run takes the storage's bytes less.
+        again_over: the same for its re-run.
+        part: that each op belongs to.
     """
 
     need: tuple[Bytes, ...]
@@ -60,6 +64,9 @@ class Model:
     size: tuple[Bytes, ...]
     pinned: tuple[bool, ...]
     at_end: tuple[bool, ...]
+    over: tuple[StorageId, ...]
+    again_over: tuple[StorageId, ...]
+    part: tuple[int, ...]
 
     def allowed(self, pair: Pair) -> bool:
         """Tell whether op ``pair[1]`` may run again just before op ``pair[0]``."""
@@ -95,6 +102,12 @@ def event_peak(graph: Graph, allocations: Iterable[Allocation]) -> Bytes:
         live += change[tick]
         peak = max(peak, live)
     return peak
+
+
+def least_need(graph: Graph, op: Op) -> Bytes:
+    """Bytes that one run holds of its own allocations, its result written over an input where it may be."""
+    written = op.creates[0] if op.over >= 0 else -1
+    return event_peak(graph, (a for a in graph.allocations(op) if a.storage < 0 or a.storage != written))
 
 
 def again(graph: Graph, op: OpId) -> Op:
@@ -141,6 +154,9 @@ def build(graph: Graph) -> Model:
         size=tuple(_size(storage) for storage in graph.storages),
         pinned=pinned,
         at_end=tuple(s.resident_at_end and producer[s.id] >= 0 for s in graph.storages),
+        over=tuple(op.over for op in graph.ops),
+        again_over=tuple(op.over for op in reruns),
+        part=tuple(graph.part_of(op.id) for op in graph.ops),
     )
 
 

@@ -9,7 +9,8 @@ Source      order search as in OLLA (Steiner et al., 2022), by annealing instead
 Guarantee   Never slower than planning in the base order with the same effort, where that fits. Every
             schedule keeps `precedences`. Equal seeds and efforts give equal schedules.
 Complexity  about 0.3 microseconds per move at 100 to 250 ops; one search of recomputations per order kept
-Gaps        Without a compiler only the list order is tried, and runs are not moved again.
+Gaps        Without a compiler only the list order is tried, and runs are not moved again. A result that may
+            be written over an input is charged beside it while orders are compared.
 """
 
 import heapq

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec.structs import replace
+
 from tightrope.core import (
     Alloc,
     Copy,
@@ -101,7 +103,7 @@ class _Observer:
     """Facts while the instructions go by."""
 
     def __init__(self, graph: Graph, executable: Executable) -> None:
-        self.executable = executable
+        self.graph, self.executable = graph, executable
         count = len(graph.storages)
         self.copies, self.pages, self.absent = [0] * count, [0] * count, [0] * count
         self.live: dict[int, Alloc] = {}
@@ -116,6 +118,8 @@ class _Observer:
             case Run(op=op) | Return(op=op):
                 self.op = op if op >= 0 else self.op
                 self.seen += op == self.seen
+                if isinstance(event, Run):
+                    self._written(event)
             case Alloc() if event.space in (ARENA, HEAP):
                 self._alloc(event)
             case Release(buffer) if buffer in self.live:
@@ -126,21 +130,34 @@ class _Observer:
     def _alloc(self, alloc: Alloc) -> None:
         self.live[alloc.buffer] = alloc
         self.bytes += self.executable.charged(alloc)
-        storage = alloc.storage
-        if storage >= 0:
-            self.copies[storage] += 1
-            self.held[storage] = self.held.get(storage, 0) + 1
-            self.absent[storage] += self.seen - self.gone_at.pop(storage, self.seen)
+        self._begin(alloc.storage)
         if self.bytes > self.highest:
             self.highest, self.peak_op = self.bytes, self.op
             self.at_peak = frozenset(s for s, count in self.held.items() if count)
 
     def _release(self, alloc: Alloc) -> None:
         self.bytes -= self.executable.charged(alloc)
-        if alloc.storage >= 0:
-            self.held[alloc.storage] -= 1
-            if not self.held[alloc.storage]:
-                self.gone_at[alloc.storage] = self.seen
+        self._end(alloc.storage)
+
+    def _written(self, run: Run) -> None:
+        """A result in a buffer that was there before is written over what the buffer held."""
+        for mine, made in zip(run.results, self.graph.op(run.op).results, strict=True):
+            if (alloc := self.live.get(mine.view.base)) is not None:
+                self._end(alloc.storage)
+                self._begin(made.view.base)
+                self.live[alloc.buffer] = replace(alloc, storage=made.view.base)
+
+    def _begin(self, storage: StorageId) -> None:
+        if storage >= 0:
+            self.copies[storage] += 1
+            self.held[storage] = self.held.get(storage, 0) + 1
+            self.absent[storage] += self.seen - self.gone_at.pop(storage, self.seen)
+
+    def _end(self, storage: StorageId) -> None:
+        if storage >= 0:
+            self.held[storage] -= 1
+            if not self.held[storage]:
+                self.gone_at[storage] = self.seen
 
 
 def _facts(graph: Graph, executable: Executable) -> _StorageFacts:

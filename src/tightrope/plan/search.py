@@ -172,7 +172,12 @@ def _smallest(graph: Graph, machine: Machine | None, options: Options, *, placed
 def _rescue(job: Job, cache: PlanCache | None, *, seconds: float | None, seed: int) -> None:
     """Take the smallest plan where it fits; else refuse with its figures."""
     watch = Watch(seconds=seconds, budget=job.budget, progress=job.watch.progress)
-    least = _smallest(job.graph, job.machine, Options(seed=seed, watch=watch), placed=job.placed)
+    options = Options(seed=seed, watch=watch)
+    least = _smallest(job.graph, job.machine, options, placed=job.placed)
+    if job.ordering is not None and least.forecast.total > job.budget:
+        given = _smallest(job.asked, job.machine, options, placed=job.placed)
+        if given.forecast.total < least.forecast.total:
+            job.graph, job.ordering, least = job.asked, None, given
     if cache is not None:
         cache.store(job.graph, least, planner=SMALLEST)
     job.consider(least)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from tightrope.core import Argument, Items, Name, TightropeError, View, printable
+from tightrope.native.kernels.batch_norm import batch_norm_backward
 
 Kernel = Callable[..., Any]
 
@@ -220,6 +221,47 @@ def dropout_scale(dtype: torch.dtype, p: float) -> float:
 def _times(given: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Multiply, in the memory of the noise where the product would look like it."""
     return noise.mul_(given) if given.stride() == noise.stride() else given * noise
+
+
+@register("tightrope.norm_backward")
+def norm_backward(
+    gradient: torch.Tensor,
+    given: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    deviation: torch.Tensor | None,
+    train: bool,
+    eps: float,
+    wanted: list[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """Call the kernel of torch's backward of batch norm without the tensor that its op makes and drops."""
+    values = [value for value in (gradient, given, weight, mean, deviation) if value is not None]
+    plain = all(value.is_contiguous() and value.dtype == given.dtype for value in values)
+    plain = plain and mean is not None and deviation is not None and gradient.shape == given.shape
+    if not (
+        plain and train and given.dtype in (torch.float32, torch.float64) and given.numel() and wanted[0]
+    ):
+        statistics = (running_mean, running_var, mean, deviation)
+        found: tuple[torch.Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward.default(
+            gradient, given, weight, *statistics, train, eps, wanted
+        )
+        return found
+    made = (
+        torch.empty_like(given),
+        given.new_empty(given.shape[1]) if wanted[1] else None,
+        given.new_empty(given.shape[1]) if wanted[2] else None,
+    )
+    inputs = (gradient, given, weight, mean, deviation)
+    batch_norm_backward(
+        given.shape,
+        [None if value is None else value.data_ptr() for value in inputs],
+        [None if value is None else value.data_ptr() for value in made],
+        eps=eps,
+        wide=given.dtype == torch.float64,
+    )
+    return made
 
 
 @register("tightrope.lstm_layer", scratch=(3,))

@@ -244,6 +244,7 @@ class _EventTape:
             match instruction:
                 case Run(op=op):
                     self.compute(self.graph.op(op), instruction.inside, start, end, base_of.get(op, op))
+                    self.write(instruction)
                 case Fused(runs):
                     self.fused(runs, instruction.inside, start, end, base_of)
                 case Return(op) if op >= 0:
@@ -298,6 +299,14 @@ class _EventTape:
                 row = self.live[storage]
                 if self.creators[row] != number and number not in self.readers[row]:
                     self.readers[row].append(number)
+
+    def write(self, run: Run) -> None:
+        """Let a buffer go on as what a run wrote over its input."""
+        op = self.graph.op(run.op)
+        if op.over in self.live and op.creates[0] not in self.live:
+            (buffer,) = (result.view.base for result in run.results)
+            self.live[op.creates[0]] = self.live.pop(op.over)
+            self.rows[buffer] = op.creates[0]
 
     def event(self, event: Alloc | Release, at: Nanoseconds, *, creator: int = -1) -> None:
         """Book an allocation in fast memory, or its release."""

@@ -365,6 +365,8 @@ def _links(
             if storage in live:
                 readers[live[storage]].append(number)
         allocations, positions = graph.allocations(op), made.get(number, [])
+        if op.over in live and not positions:  # its result is written there
+            live[op.creates[0]] = live.pop(op.over)
         if len(allocations) != len(positions):
             continue
         for allocation, position in zip(allocations, positions, strict=True):

@@ -103,10 +103,10 @@ class Calls:
             finish: completes the priced program.
         """
         self.accounts.note_tensors(real)
-        parameters = [tensor for tensor in real if isinstance(tensor, torch.nn.Parameter)]
-        self.accounts.note_tensors(parameter.grad for parameter in parameters)
+        self.accounts.note_tensors(tensor.grad for tensor in real if isinstance(tensor, torch.nn.Parameter))
         try:
-            one = Captured.of(program, real, self.accounts.allocator, self.status, finish)
+            writes = self.settings.writes
+            one = Captured.of(program, real, self.accounts.allocator, self.status, finish, writes=writes)
         except InfeasibleError as error:
             raise self.prospects.unmeasured(program.graph, error, self._expected_need()) from None
         one.why = why

@@ -13,6 +13,7 @@ from tightrope.capture.dynamo import environment
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, Graph, Kind, StorageId
 from tightrope.core.values import EMPTY
+from tightrope.lower import without_writes
 from tightrope.native.hook.allocator import Allocator
 from tightrope.plan import solve
 from tightrope.price.store import FreshPrices, PriceStore
@@ -25,6 +26,14 @@ _SCALAR: Bytes = 64
 
 def _unchanged(program: Program) -> Program:
     return program
+
+
+def _then_without_writes(finish: Callable[[Program], Program]) -> Callable[[Program], Program]:
+    def finished(program: Program) -> Program:
+        done = finish(program)
+        return replace(done, graph=without_writes(done.graph))
+
+    return finished
 
 
 @dataclass
@@ -60,14 +69,17 @@ class Captured:
         real: Sequence[Any],
         allocator: Allocator | None,
         status: StatusLine,
-        finish: Callable[[Program], Program] = lambda program: program,
+        finish: Callable[[Program], Program] = _unchanged,
+        *,
+        writes: bool = True,
     ) -> "Captured":
-        """Measure a captured graph.
+        """Measure a captured graph; without ``writes``, no op may write over its input.
 
         Raises:
             InfeasibleError: an op does not fit alone under the limit that is set.
             CaptureError: an op allocates, or lays out, what its shapes do not say.
         """
+        finish = finish if writes else _then_without_writes(finish)
         with status.task("measuring ops", len(program.graph.ops)) as tick:
             priced = finish(measured(program, real, allocator, tick=tick))
         identity = _identity(priced.graph, [*real, *priced.constants])

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tightrope.capture.typed import dtype_name
-from tightrope.core import Alloc, Executable, Fused, Graph, Run, StorageId, VerificationError, View
+from tightrope.core import Executable, Fused, Graph, Run, StorageId, VerificationError, View
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import Kernel, bits_of, scratch
 from tightrope.run.stretch_check import StretchCheck
@@ -38,12 +38,9 @@ class RecomputeCheck:
         self.stretches = StretchCheck(graph, allocator)
         self.num_results = self.num_compared = 0
         made: Counter[StorageId] = Counter()
-        self._storage: dict[int, StorageId] = {}
         for instruction in executable.instructions:
-            for event in instruction.inside if isinstance(instruction, Run | Fused) else ():
-                if isinstance(event, Alloc) and event.storage >= 0:
-                    made[event.storage] += 1
-                    self._storage[event.buffer] = event.storage
+            if isinstance(instruction, Run):
+                made.update(graph.op(instruction.op).creates)
         again = {storage for storage, count in made.items() if count > 1}
         self._again = again - {
             result.view.base
@@ -65,13 +62,14 @@ class RecomputeCheck:
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = kernel(*args, **kwargs)
-            for item in run.results:
-                self._check(run, result if item.position < 0 else result[item.position], item.view)
+            for item, made in zip(run.results, self.graph.op(run.op).results, strict=True):
+                tensor = result if item.position < 0 else result[item.position]
+                self._check(run, tensor, item.view, made.view.base)
             return result
 
         return checked
 
-    def _check(self, run: Run, tensor: torch.Tensor, view: View) -> None:
+    def _check(self, run: Run, tensor: torch.Tensor, view: View, storage: StorageId) -> None:
         self.num_results += 1
         looks = (
             dtype_name(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(),
@@ -83,7 +81,6 @@ class RecomputeCheck:
                 f"{(view.dtype, view.shape, view.strides)}. Nothing was returned: see that no "
                 "parameter and no input is given other data while a step runs."
             )
-        storage = self._storage[view.base]
         if storage not in self._again:
             return
         bits = digest(tensor)

@@ -271,6 +271,7 @@ def compile(
     seed: int = 0,
     seconds: float | None = None,
     progress: bool | None = None,
+    overwrite: bool = True,
 ) -> Model:
     """Hold the training steps of ``model`` to a number of bytes, with unchanged results.
 
@@ -293,6 +294,8 @@ def compile(
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
+        overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits. Not
+            together with ``fuse``.
 
     Returns:
         ``model``.
@@ -313,7 +316,10 @@ def compile(
     check_fuse(fuse, verify)
     check_search(seed=seed, seconds=seconds, progress=progress)
     _check_example(example)
-    settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds, fuse=fuse)
+    settings = Settings(
+        parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
+        writes=overwrite and not fuse,
+    )  # fmt: skip
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()

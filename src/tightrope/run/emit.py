@@ -2,7 +2,8 @@
 
 Idea        Every `Run` becomes one call with its kernel bound to a name, every `Release` a ``del`` of
             all names that look into the buffer. A tensor is the first result that its buffer holds,
-            or a view of it by sizes and strides, which costs no bytes. A part returns its outputs
+            or a view of it by sizes and strides, which costs no bytes; a result that is written over an
+            input is such a view. A part returns its outputs
             and the tensors that the next part of its call needs.
 Guarantee   Between two instructions, exactly the buffers that are live are referenced. Parts of
             different calls share nothing, so calls may come back in any order.
@@ -134,7 +135,8 @@ class _Shared:
                             self.held.setdefault(given.view.base, f"x{number}")
                         number += 1
                 case Run():
-                    self.roots |= {f"b{r.view.base}": r.view for r in instruction.results}
+                    for result in instruction.results:  # one that is written over an input is a view of it
+                        self.roots.setdefault(f"b{result.view.base}", result.view)
                     values = (*instruction.arguments, *(value for _, value in instruction.keywords))
                     self.used.update(view.base for value in values for view in views(value))
                 case Fused(runs):
@@ -253,7 +255,8 @@ class _Part:
                 raise TightropeError(f"{name!r:.80} is no name of an argument.")
         arguments += [f"{name}={self._expression(value)}" for name, value in run.keywords]
         text = f"{self.shared.kernel(run)}({', '.join(arguments)})"
-        wanted = [result for result in run.results if result.view.base in self.shared.used]
+        new = [result for result in run.results if f"b{result.view.base}" not in self.made]
+        wanted = [result for result in new if result.view.base in self.shared.used]
         self.made.update(f"b{result.view.base}" for result in wanted)
         if len(wanted) == 1 and wanted[0].position == -1:
             self.lines.append(f"b{wanted[0].view.base} = {text}")

@@ -5,7 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tightrope.core import Alloc, Bytes, Executable, Graph, Plan, Release, Resume, StorageId, TightropeError
+from tightrope.core import (
+    Alloc,
+    Bytes,
+    Executable,
+    Graph,
+    Plan,
+    Release,
+    Resume,
+    Run,
+    StorageId,
+    TightropeError,
+)
 from tightrope.core.executable import ARENA, HEAP
 from tightrope.judge import Verdict
 from tightrope.lower import lowered, planned
@@ -77,7 +88,7 @@ class Prepared:
         starts: per part, number of allocations served before it, and at the end all of them.
         live: per part, bytes of its own that are live when it begins.
         peaks: per part, largest number of live bytes of its own.
-        storage_of: storage of each buffer, -1 for temporaries.
+        storage_of: storage that each buffer holds in the end, -1 for temporaries.
         allocator: where the addresses are registered.
         proof: what was judged and checked.
         times: of its recent runs.
@@ -159,11 +170,25 @@ def prepare(
             alignment=executable.spaces[ARENA].alignment,
         )
     starts, live, peaks = part_starts(executable)
-    storage_of = tuple(event.storage for event in executable.flat() if isinstance(event, Alloc))
+    storage_of = _left_in(graph, executable)
     return Prepared(
         graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof,
         Paced(plan.fingerprint, plan.forecast, plain=wrap is None),
     )  # fmt: skip
+
+
+def _left_in(graph: Graph, executable: Executable) -> tuple[StorageId, ...]:
+    """The storage that each buffer holds in the end: an op may have written its result over the first one."""
+    found: dict[int, StorageId] = {}
+    for event in executable.flat():
+        if isinstance(event, Alloc):
+            found[event.buffer] = event.storage
+        elif isinstance(event, Run):
+            made = graph.op(event.op).results
+            found.update(
+                (mine.view.base, one.view.base) for mine, one in zip(event.results, made, strict=True)
+            )
+    return tuple(found[buffer] for buffer in range(len(found)))
 
 
 def part_starts(executable: Executable) -> tuple[tuple[int, ...], tuple[Bytes, ...], tuple[Bytes, ...]]:

@@ -51,6 +51,7 @@ def step(
     seed: int = 0,
     seconds: float | None = None,
     progress: bool | None = None,
+    overwrite: bool = True,
 ) -> "TrainingStep":
     """Hold whole training steps (forward, backward, update) to a number of bytes.
 
@@ -80,6 +81,8 @@ def step(
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
+        overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits. Not
+            together with ``fuse``.
 
     Returns:
         A callable that runs one training step per call.
@@ -102,7 +105,10 @@ def step(
     check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_fuse(fuse, verify)
-    settings = Settings(parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse)
+    settings = Settings(
+        parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
+        writes=overwrite and not fuse,
+    )  # fmt: skip
     return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
 
 

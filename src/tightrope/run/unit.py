@@ -42,6 +42,7 @@ class Settings:
         seconds: of search; None = until the default effort is spent.
         planner: name in the registry.
         fuse: whether stretches of a plan may run as compiled functions, within a tolerance.
+        writes: whether ops may write over inputs that nothing needs any more.
     """
 
     budget: Bytes | Callable[[Bytes], Bytes]
@@ -50,6 +51,7 @@ class Settings:
     seconds: float | None = None
     planner: str = "auto"
     fuse: bool = False
+    writes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ void write(const std::vector<Pair>& pairs, i64* out) {
 
 extern "C" {
 
-// op_rows: bytes needed by the first run, by a re-run, ns of a re-run, first and last stage of a re-run.
+// op_rows: bytes needed by the first run, by a re-run, ns of a re-run, first and last stage of a re-run, the
+// stages in between at which it may not run, what the first run and a re-run may write over, the part.
 // storage_rows: bytes, producer, pinned, read by the end.
 void* tightrope_solver_new(i64 ops, i64 storages, const i64* op_rows, const i64* storage_rows,
                            const i64* read_start, const i64* read_item, const i64* again_start,

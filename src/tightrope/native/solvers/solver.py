@@ -32,14 +32,15 @@ class Tables:
 
     Attributes:
         ops: per op: bytes of the first run, of a re-run, ns of a re-run, first and last stage of a re-run,
-            and the stages ``[start, end)`` between them at which it may not run again.
+            and the stages ``[start, end)`` between them at which it may not run again; the storages that
+            the first run and a re-run may write over, or -1; the part of the step.
         storages: per storage: bytes, producer or -1, pinned, read by the end.
         reads: per op: storages read by the first run.
         again_reads: per op: storages read by a re-run.
         again_creates: per op: storages made by a re-run.
     """
 
-    ops: Sequence[tuple[int, int, int, int, int, int, int]]
+    ops: Sequence[tuple[int, ...]]
     storages: Sequence[tuple[int, int, int, int]]
     reads: Sequence[Sequence[int]]
     again_reads: Sequence[Sequence[int]]

@@ -5,6 +5,9 @@
 //     bytes ^      c        L1        k      L        a pair k between two readers of one copy
 //           |      +--------+.........+------+        splits it: the bytes in (L1, k] are won
 //           +------+--------+---------+------+--> event
+//
+// Where the last reader of a copy may write its result over it, the two never lie side by side: its event
+// takes the bytes of the copy less.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -65,6 +68,7 @@ class Profile {
     const i64 num_ops, num_storages, bits, end_key;
     std::vector<double> base_need, again_need, again_ns, size;
     std::vector<i64> producer, first, last, away, back;  // re-runs in [first, last] without [away, back)
+    std::vector<i64> base_over, again_over, part;        // storages that may be written over, -1 = none
     std::vector<char> pinned;
     Csr reads, again_reads, again_creates;
     std::vector<double> base;       // bytes while the first run of op t is at its peak
@@ -81,7 +85,7 @@ class Profile {
           reads(read_start, read_item, ops), again_reads(again_start, again_item, ops),
           again_creates(create_start, create_item, ops), made(storages), read(storages) {
         for (i64 op = 0; op < ops; ++op) {
-            const i64* row = op_rows + 7 * op;
+            const i64* row = op_rows + 10 * op;
             base_need.push_back(static_cast<double>(row[0]));
             again_need.push_back(static_cast<double>(row[1]));
             again_ns.push_back(static_cast<double>(row[2]));
@@ -89,6 +93,9 @@ class Profile {
             last.push_back(row[4]);
             away.push_back(row[5]);
             back.push_back(row[6]);
+            base_over.push_back(row[7]);
+            again_over.push_back(row[8]);
+            part.push_back(row[9]);
         }
         for (i64 s = 0; s < storages; ++s) {
             const i64* row = storage_rows + 4 * s;
@@ -104,6 +111,7 @@ class Profile {
         base = base_need;
         for (i64 s = 0; s < storages; ++s)
             if (producer[s] >= 0 && !read[s].empty()) spread(made[s][0], read[s].back(), size[s]);
+        for (i64 op = 0; op < ops; ++op) base[op] -= overlap(key(op, op));
     }
 
     i64 key(i64 stage, i64 op) const { return (stage << bits) + op; }
@@ -157,12 +165,23 @@ class Profile {
         return found == static_cast<i64>(read[s].size()) ? -1 : read[s][found];
     }
 
+    // The storage that the event at `at` may write over.
+    i64 target(i64 at) const { return op_of(at) == stage_of(at) ? base_over[op_of(at)] : again_over[op_of(at)]; }
+    // Bytes that the event at `at` takes less: it writes over a copy that was made in its part, which it reads last.
+    double overlap(i64 at) const {
+        const i64 s = target(at);
+        if (s < 0 || producer[s] < 0) return 0;
+        const Copy c = copy(s, at);
+        return c.stop == at && part[stage_of(c.start)] == part[stage_of(at)] ? size[s] : 0;
+    }
+
     void add(Pair p) {
         const i64 at = key(p.stage, p.op);
         const i64 slot = rank(again_key, at);
         const bool before_again = slot < static_cast<i64>(again_key.size()) && stage_of(again_key[slot]) == p.stage;
-        const double live = before_again ? again[slot] - again_need[op_of(again_key[slot])]
-                                         : base[p.stage] - base_need[p.stage];
+        const double live =
+            before_again ? again[slot] + overlap(again_key[slot]) - again_need[op_of(again_key[slot])]
+                         : base[p.stage] + overlap(key(p.stage, p.stage)) - base_need[p.stage];
         const double bytes = live + again_need[p.op];
         again_key.insert(again_key.begin() + slot, at);
         again.insert(again.begin() + slot, bytes);
@@ -170,27 +189,37 @@ class Profile {
         ns += again_ns[p.op];
         for (const i64* s = again_creates.begin(p.op); s != again_creates.end(p.op); ++s) {
             const Copy c = copy(*s, at);
-            if (c.stop > at) spread(reader_before(*s, c.start, at), at, -size[*s]);
+            const i64 earlier = reader_before(*s, c.start, at);
+            settle(*s, earlier, c.stop, 1);
+            if (c.stop > at) spread(earlier, at, -size[*s]);
             insert(made[*s], at);
+            settle(*s, earlier, c.stop, -1);
         }
         for (const i64* s = again_reads.begin(p.op); s != again_reads.end(p.op); ++s) {
             const Copy c = copy(*s, at);
+            settle(*s, c.stop, at, 1);
             if (c.stop < at) spread(c.stop, at, size[*s]);
             insert(read[*s], at);
+            settle(*s, c.stop, at, -1);
         }
     }
 
     void remove(Pair p) {
         const i64 at = key(p.stage, p.op);
         for (const i64* s = again_reads.begin(p.op); s != again_reads.end(p.op); ++s) {
+            settle(*s, at, copy(*s, at).stop, 1);
             erase(read[*s], at);
             const Copy c = copy(*s, at);
             if (c.stop < at) spread(c.stop, at, -size[*s]);
+            settle(*s, c.stop, at, -1);
         }
         for (const i64* s = again_creates.begin(p.op); s != again_creates.end(p.op); ++s) {
-            erase(made[*s], at);
             const Copy c = copy(*s, at);
-            if (c.stop > at) spread(reader_before(*s, c.start, at), at, size[*s]);
+            const i64 earlier = reader_before(*s, c.start, at);
+            settle(*s, earlier, c.stop, 1);
+            erase(made[*s], at);
+            if (c.stop > at) spread(earlier, at, size[*s]);
+            settle(*s, earlier, c.stop, -1);
         }
         const i64 slot = rank(again_key, at);
         excess -= over(again[slot]);
@@ -215,6 +244,19 @@ class Profile {
         i64 carried = keys.back();
         keys.pop_back();
         for (std::size_t i = keys.size(); carried != at; --i) std::swap(carried, keys[i - 1]);
+    }
+
+    // Take back (sign 1), or give again (-1), what two events save by writing over s: around a change of its lists.
+    void settle(i64 s, i64 one, i64 other, double sign) {
+        for (const i64 at : {one, other == one ? i64{-1} : other}) {
+            if (at < 0 || at >= end_key || target(at) != s) continue;
+            const double bytes = sign * overlap(at);
+            if (bytes == 0) continue;
+            if (op_of(at) == stage_of(at))
+                excess += shift(base.data(), stage_of(at), stage_of(at) + 1, bytes, limit);
+            else
+                excess += shift(again.data(), rank(again_key, at), rank(again_key, at) + 1, bytes, limit);
+        }
     }
 
     // Add to the bytes of every event in (after, until].

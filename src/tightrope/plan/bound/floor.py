@@ -13,7 +13,7 @@ Gaps        Nothing is charged for what recomputing the inputs of t needs.
 
 from tightrope.core import Bytes, Graph, OpId, StorageId
 from tightrope.plan.bound.problem import MAX_FREE_OPS, problem
-from tightrope.plan.model import event_peak, producers
+from tightrope.plan.model import least_need, producers
 
 
 def lower_bound(graph: Graph, *, free_order: bool = False) -> tuple[Bytes, OpId]:
@@ -45,7 +45,7 @@ def lower_bound(graph: Graph, *, free_order: bool = False) -> tuple[Bytes, OpId]
         held += change[op.id]
         loose = [s for s in op.reads if producer[s] >= 0 and pinned.get(s, -1) < op.id]
         inputs = sum(graph.storages[storage].size for storage in loose)
-        total = graph.persistent + held + inputs + event_peak(graph, graph.allocations(op))
+        total = graph.persistent + held + inputs + least_need(graph, op)
         if witness < 0 or total > best:
             best, witness = total, op.id
     return best, witness
@@ -56,7 +56,7 @@ def _in_any_order(graph: Graph) -> tuple[Bytes, OpId]:
     if not graph.ops:
         return graph.persistent, -1
     if len(graph.ops) > MAX_FREE_OPS:
-        floors = [graph.persistent + event_peak(graph, graph.allocations(op)) for op in graph.ops]
+        floors = [graph.persistent + least_need(graph, op) for op in graph.ops]
     else:
         floors = problem(graph, free_order=True).fixed.tolist()
     return max(floors), floors.index(max(floors))

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from tightrope.core import Bytes, Flag, Graph, Nanoseconds, Op, OpId, StorageId
 from tightrope.core.certificate import ANY
-from tightrope.plan.model import event_peak, producers
+from tightrope.plan.model import least_need, producers
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 _Number = TypeVar("_Number", np.int64, np.float64)
@@ -154,7 +154,7 @@ def problem(graph: Graph, *, free_order: bool = False) -> Problem:
             change[gap.until] -= size
     held = [
         graph.persistent
-        + event_peak(graph, graph.allocations(op))
+        + least_need(graph, op)
         + sum(graph.storages[s].size for s in op.reads if producer[s] >= 0)
         for op in graph.ops
     ]
@@ -175,7 +175,7 @@ def problem(graph: Graph, *, free_order: bool = False) -> Problem:
 def _reruns(graph: Graph, op: Op) -> Iterator[Way]:
     ways = [] if op.flags & _ONCE or op.mutates else [op]
     for way in [*ways, graph.op(op.variant)] if op.variant >= 0 else ways:
-        need = event_peak(graph, graph.allocations(way))
+        need = least_need(graph, way)
         yield Way(way.ns, frozenset(way.creates), frozenset(way.reads), need)
 
 

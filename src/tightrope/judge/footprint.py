@@ -1,4 +1,4 @@
-"""What a walk over an executable finds out."""
+"""What an executable does to memory and time, as the judge finds it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class Interval(NamedTuple):
         size: bytes charged, rounded up to the alignment.
         start: tick at which it is allocated.
         end: tick at which it is released; the number of ticks where it outlives the executable.
-        storage: what it holds, -1 for a temporary of an op.
+        storage: what it holds at first, -1 for a temporary of an op.
         offset: its address, -1 = none.
         outside: served outside the arena.
     """
@@ -37,7 +37,7 @@ class Walk:
         peak: largest of them.
         outside_peak: largest number of live bytes outside the arena.
         ns: time of all runs, and of waiting for copies between tiers.
-        copies: how many times each storage is allocated in fast memory.
+        copies: how many times each storage is made, or brought back, in fast memory.
         values: how many times each storage is a value inside a fused stretch, without memory.
         transfers: every copy between tiers, in the order of issue.
         tiers: largest number of bytes held in each slower tier; empty when nothing is copied.

@@ -1,0 +1,164 @@
+"""Which ops may write their result over an input that nothing needs any more.
+
+Idea        Kernels that work element by element, or row by row, have an ``out=`` form that computes the
+            same where ``out`` is one of the inputs. Where that input dies at the op, the result takes its
+            buffer: nothing is allocated, and the two never lie side by side.
+Guarantee   Results are equal to the bit (`tests/run/test_writes.py` compares every form and dtype). Only
+            storages that ops of the graph make are written over, never what the caller holds, gets, or
+            what stays to the end; layouts are equal and dense.
+Complexity  Linear in ops and their arguments.
+Gaps        Ops with one result that allocate nothing else; one input is chosen beforehand.
+"""
+
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from tightrope.core import Flag, Graph, Op, OpId, Result, Run, StorageId, View
+from tightrope.core.values import ITEM_BYTES, views
+
+
+class Form(NamedTuple):
+    """The form of an op that writes where it is told.
+
+    Attributes:
+        target: of the form.
+        keyword: by which it is told; empty = it always writes over its first argument.
+        positions: of the arguments that it may write over.
+    """
+
+    target: str
+    keyword: str
+    positions: tuple[int, ...]
+
+
+def _forms() -> dict[str, Form]:
+    forms: dict[str, Form] = {}
+    for name in (
+        "abs", "cos", "elu", "erf", "exp", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu",
+        "log", "log1p", "neg", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "softplus", "sqrt", "tanh",
+    ):  # fmt: skip
+        forms[f"aten.{name}.default"] = Form(f"aten.{name}.out", "out", (0,))
+    for name in ("add", "div", "mul", "sub"):
+        forms[f"aten.{name}.Tensor"] = Form(f"aten.{name}.out", "out", (0, 1))
+    for name in (
+        "gelu_backward", "hardsigmoid_backward", "hardtanh_backward", "leaky_relu_backward",
+        "sigmoid_backward", "silu_backward", "softplus_backward", "tanh_backward", "threshold_backward",
+    ):  # fmt: skip
+        forms[f"aten.{name}.default"] = Form(f"aten.{name}.grad_input", "grad_input", (0, 1))
+    for name in ("_softmax", "_log_softmax"):
+        forms[f"aten.{name}.default"] = Form(f"aten.{name}.out", "out", (0,))
+    forms["aten._softmax_backward_data.default"] = Form("aten._softmax_backward_data.out", "grad_input", (0,))
+    forms["aten._log_softmax_backward_data.default"] = Form(
+        "aten._log_softmax_backward_data.out", "out", (0,)
+    )
+    forms["aten.relu.default"] = Form("aten.relu_.default", "", (0,))
+    forms["aten.elu_backward.default"] = Form("aten.elu_backward.grad_input", "grad_input", (0,))
+    forms["aten.pow.Tensor_Scalar"] = Form("aten.pow.Tensor_Scalar_out", "out", (0,))
+    forms["aten.where.self"] = Form("aten.where.self_out", "out", (1, 2))
+    return forms
+
+
+FORMS: Final = _forms()
+"""Forms by target of the op."""
+
+
+def written(run: Run, view: View) -> Run:
+    """Turn the run of an op into one that writes its result to a view of an input."""
+    form = FORMS[run.target]
+    told = ((form.keyword, view),) if form.keyword else ()
+    return replace(
+        run, target=form.target, keywords=(*run.keywords, *told), results=(Result(-1, view),), inside=()
+    )
+
+
+def with_writes(graph: Graph) -> Graph:
+    """Say of every op which storage it may write its result over.
+
+    Args:
+        graph: with measured allocations.
+
+    Example:
+        >>> from tightrope.core import Result, Storage
+        >>> views = [View(s, "float32", (16,), (1,)) for s in range(3)]
+        >>> def relu(at):
+        ...     name, made = "aten.relu.default", (Result(-1, views[at + 1]),)
+        ...     return Op(at, "r", name, (at,), (at + 1,), arguments=(views[at],), results=made)
+        >>> caller = Storage(0, 64, external=True)
+        >>> with_writes(Graph((relu(0), relu(1)), (caller, Storage(1, 64), Storage(2, 64)))).ops[1].over
+        1
+    """
+    changed = {storage for op in graph.all_ops() for storage in op.mutates}
+    producer = {storage: op.id for op in graph.ops for storage in op.creates}
+    last = {storage: op.id for op in graph.ops for storage in op.reads}
+
+    def usable(storage: StorageId) -> bool:
+        made = graph.storages[storage]
+        kept = made.external or made.outside or made.resident_at_end
+        return not kept and storage not in changed and storage in producer
+
+    def rank(op: Op, storage: StorageId) -> tuple[bool, bool]:
+        """Best what dies here, and was made in the same part."""
+        near = graph.part_of(producer[storage]) == graph.part_of(op.id)
+        return last[storage] == op.id and near, near
+
+    def over(op: Op) -> StorageId:
+        allowed = [
+            s
+            for s in _fitting(graph, op)
+            if usable(s) and (last[s] == op.id or _comes_back(graph, producer[s]))
+        ]
+        return max(allowed, key=lambda storage: rank(op, storage), default=-1)
+
+    return replace(graph, ops=tuple(replace(op, over=over(op)) for op in graph.ops))
+
+
+def without_writes(graph: Graph) -> Graph:
+    """Let no op write over an input."""
+    return replace(graph, ops=tuple(replace(op, over=-1) for op in graph.ops))
+
+
+def _comes_back(graph: Graph, op: OpId) -> bool:
+    return graph.ops[op].recomputable
+
+
+def _fitting(graph: Graph, op: Op) -> list[StorageId]:
+    """List the inputs that lie as the result will, through every view that the op has of them."""
+    form = FORMS.get(op.target)
+    if form is None or op.variant >= 0 or op.mutates or op.flags != Flag.NONE or len(op.results) != 1:
+        return []
+    (made,) = op.results
+    storage = graph.storages[made.view.base]
+    single = [allocation.storage for allocation in graph.allocations(op)] == [made.view.base]
+    if (
+        made.position != -1
+        or not single
+        or storage.outside
+        or storage.external
+        or not _dense(made.view, storage.bytes)
+    ):
+        return []
+    seen = [view for value in (*op.arguments, *(v for _, v in op.keywords)) for view in views(value)]
+    chosen = [op.arguments[k] for k in form.positions if k < len(op.arguments)]
+    return [
+        one.base
+        for one in chosen
+        if isinstance(one, View)
+        and all(_alike(view, made.view) for view in seen if view.base == one.base)
+        and one.base >= 0
+        and graph.storages[one.base].bytes == storage.bytes
+    ]
+
+
+def _alike(one: View, other: View) -> bool:
+    return replace(one, base=0, input=-1) == replace(other, base=0, input=-1)
+
+
+def _dense(view: View, size: int) -> bool:
+    """Tell whether a view is all of a storage, each element once."""
+    count = 1
+    for stride, length in sorted(zip(view.strides, view.shape, strict=True)):
+        if length != 1 and stride != count:
+            return False
+        count *= length
+    return not view.offset and not view.bits and count > 0 and count * ITEM_BYTES[view.dtype] == size

@@ -1,0 +1,1 @@
+"""Kernels of torch's library that no op of torch calls as a plan would."""
