@@ -4,13 +4,16 @@ Each private name has a probe, so that `tightrope doctor` and a test can list wh
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
 """
 
+import logging
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from types import FunctionType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.fx
@@ -52,6 +55,7 @@ PROBES: dict[str, str] = {
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
     "rows of tensors": "torch._dynamo.variables.tensor.TensorVariable",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
+    "fake copies": "torch._subclasses.fake_tensor.FakeCopyMode",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
     "storage id": "torch.multiprocessing.reductions.StorageWeakRef",
     "functional call": "torch.func.functional_call",
@@ -123,6 +127,18 @@ def shapes_only() -> Iterator[Callable[[Any], Any]]:
         yield lambda tree: tree_map_only(torch.Tensor, mode.from_tensor, tree)
 
 
+@contextmanager
+def copied_without_values(tree: Any) -> Iterator[Any]:
+    """Copy modules, tensors and what holds them, and run ops on the copy: on shapes alone."""
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+    log = logging.getLogger(FakeTensorMode.__module__)
+    with patch.object(log, "disabled", True), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with FakeCopyMode(mode):
+            copied = deepcopy(tree)
+        yield copied
+
+
 def is_overload(value: object) -> bool:
     """Tell whether a callable is one overload of an ATen (or custom) op."""
     return isinstance(value, torch._ops.OpOverload)
@@ -166,7 +182,9 @@ def unsupported_errors() -> tuple[type[BaseException], ...]:
 
 
 @contextmanager
-def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
+def calling(
+    recompile_limit: int, *, whole: bool = True, traced: Callable[[bool], None] | None = None
+) -> Iterator[None]:
     """Settings for a call of a compiled model.
 
     Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of
@@ -175,7 +193,8 @@ def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
     DistributedDataParallel is off too: one plan per step needs one graph. Hooks are guarded, so that
     one which comes or goes later is seen. As in eager, a backward is taken to run outside of autocast,
     and numpy draws from its own generator, which no graph can hold. Recurrent layers are traced where the
-    ``whole`` call is to be one graph; between pieces they run as they are.
+    ``whole`` call is to be one graph; between pieces they run as they are. ``traced`` is told when a trace
+    begins (True) and when code of the model may run again (False).
     """
     import torch._dynamo.config as config
     import torch._functorch.config as functorch
@@ -195,11 +214,14 @@ def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
         handler.register_start_callback(_begin_tracing)
         handler.register_end_callback(_end_tracing)
     _THREAD.calls = getattr(_THREAD, "calls", 0) + 1
+    outer, _THREAD.traced = getattr(_THREAD, "traced", None), traced
+    if traced is not None:
+        traced(False)
     try:
         with config.patch(**limits), functorch.patch(**functional), traced_as_eager():
             yield
     finally:
-        _THREAD.calls -= 1
+        _THREAD.calls, _THREAD.traced = _THREAD.calls - 1, outer
 
 
 _THREAD = threading.local()
@@ -216,9 +238,17 @@ def _begin_tracing(_: object) -> None:
         _THREAD.filters.__enter__()
         text = "<class 'torch.autograd.function.Function'> should not be instantiated"
         warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
+    _tell(True)
+
+
+def _tell(begins: bool) -> None:
+    traced = getattr(_THREAD, "traced", None)
+    if traced is not None:
+        traced(begins)
 
 
 def _end_tracing(_: object) -> None:
+    _tell(False)
     filters = getattr(_THREAD, "filters", None)
     if filters is not None:
         _THREAD.filters = None
@@ -282,8 +312,6 @@ def reset_dynamo() -> None:
 
 def ignore_logging() -> None:
     """Let Dynamo pass over log calls in model code: they would break the graph, and make no tensor."""
-    import logging
-
     import torch._dynamo.config as config
 
     names = ("debug", "info", "warning", "error", "critical", "exception", "log", "warning_once", "info_once")

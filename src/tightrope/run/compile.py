@@ -27,13 +27,14 @@ from tightrope.core import (
     TightropeError,
     parse_bytes,
 )
-from tightrope.core.arguments import check_search, refuse_argument
+from tightrope.core.arguments import check_search
 from tightrope.core.machine import check_machine
 from tightrope.core.units import shown
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.beside import Beside
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
+from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.foresee import Foresight
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
@@ -147,15 +148,15 @@ class CompiledModel:
 
     def drop_to_replay(self, reason: str) -> None:
         """Fall back to level 0 and say why."""
-        self.level, self.why = "L0", reason
-        self.in_pieces = False
         self.calls.close()
+        self.beside.close()
         if not isinstance(self.settings.budget, int):
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
             )
         self.accounts.hold(self, self.settings.budget)
         self.replay = replay(budget=self.settings.budget)
+        self.level, self.why, self.in_pieces = "L0", reason, False
         warnings.warn(
             f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}",
             stacklevel=5,
@@ -217,8 +218,6 @@ def _weakly(
 
 
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
-
-
 _BY_BACKEND: list[tuple["weakref.ref[CompiledModel]", list["weakref.ref[torch.Tensor]"]]] = []
 _WRAPPED: Final = ("module", "_orig_mod")
 """Where wrappers keep the model: DistributedDataParallel and its like, and `torch.compile`."""
@@ -306,7 +305,7 @@ def compile(
     check_model(model)
     check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
-    _check_example(example)
+    check_example(example)
     settings = Settings(parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds)
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
@@ -330,18 +329,8 @@ def compile(
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())
     if example is not None:
-        _plan_ahead(model, example)
+        plan_ahead(model, example)
     return model
-
-
-def _check_example(example: object) -> None:
-    """Refuse what is neither a tuple of positional nor a dict of keyword arguments."""
-    if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
-        refuse_argument("example", example, "the names of keyword arguments, each with its value")
-    if example is not None and not isinstance(example, dict | tuple | list):
-        refuse_argument(
-            "example", example, "a tuple of inputs, such as example=(x,), or a dict of them by name"
-        )
 
 
 def check_verify(verify: object, known: Sequence[str] = ("first", "graph")) -> None:
@@ -411,7 +400,7 @@ def _entry(
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         if not compiled.in_pieces:
-            result, reason = _captured(whole, args, kwargs, trial, whole=True)
+            result, reason = _captured(whole, args, kwargs, trial)
             if not reason:
                 return result
             if not isinstance(compiled.settings.budget, int):
@@ -441,7 +430,9 @@ def _entry(
         owner = model()
         assert owner is not None
         known, restore = compiled.num_graphs, state_of(owner)
-        result, reason = _captured(pieces, args, kwargs, trial, whole=False)
+        if not compiled.calls.num_forwards:
+            compiled.calls.prospects.rehearse(owner, args, kwargs)
+        result, reason = _captured(pieces, args, kwargs, trial, compiled.beside.traced)
         if not reason and not compiled.num_graphs:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:
@@ -449,6 +440,7 @@ def _entry(
             new = compiled.num_graphs - known
             compiled.num_new = compiled.num_new + 1 if new else 0
             if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
+                compiled.calls.prospects.rehearse(owner, args, kwargs)
                 compiled.drop_to_replay(f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
             return result
         del result
@@ -459,13 +451,16 @@ def _entry(
     return call
 
 
-def _captured(run: _Call, args: Any, kwargs: Any, trial: _Call, *, whole: bool) -> tuple[Any, str]:
+def _captured(
+    run: _Call, args: Any, kwargs: Any, trial: _Call, traced: Callable[[bool], None] | None = None
+) -> tuple[Any, str]:
     """Call what Dynamo compiles; where that cannot be captured, return the reason and nothing else.
 
-    A call that fails without capture too raises its own error: ``trial`` finds out.
+    A call that fails without capture too raises its own error: ``trial`` finds out. A call in pieces is
+    told by ``traced`` when the trace of one begins and ends.
     """
     try:
-        with _torch.calling(RECOMPILE_LIMIT, whole=whole):
+        with _torch.calling(RECOMPILE_LIMIT, whole=traced is None, traced=traced):
             return run(*args, **kwargs), ""
     except _torch.unsupported_errors() as error:
         refused, reason, anyway = None, _reason(error), fails_anyway(error)
@@ -489,12 +484,3 @@ def _reason(error: BaseException) -> str:
         + (lines[0].rstrip(".") if lines else type(error).__name__)
         + "."
     )
-
-
-def _plan_ahead(model: torch.nn.Module, example: Any) -> None:
-    """Capture and plan without changing anything: buffers and the random state are put back."""
-    restore = state_of(model)
-    try:
-        model(**example) if isinstance(example, dict) else model(*example)
-    finally:
-        restore()
