@@ -161,7 +161,8 @@ def test_a_rehearsal_changes_nothing() -> None:
     model = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(), Recurrent())
     model[2].net = nn.GRU(8, 64)  # type: ignore[assignment]
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    random, x = torch.get_rng_state(), torch.randn(4, 8)
+    x, outputs = torch.randn(4, 8), []
+    model[2].register_forward_hook(lambda module, given, output: outputs.append(output))
     native = accounts().allocator
     assert native is not None
     random = torch.get_rng_state()
@@ -172,6 +173,7 @@ def test_a_rehearsal_changes_nothing() -> None:
     assert taken > 0
     assert native.stats().live_peak - live < 16384
     assert model[2].seen == []
+    assert outputs == []
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(random, torch.get_rng_state())

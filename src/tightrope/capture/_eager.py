@@ -8,6 +8,7 @@ their last bits, or the bytes differ. All of this is put back when the trace is 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -163,6 +164,14 @@ def with_tensors(tree: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any
     from torch.utils._pytree import tree_map_only
 
     return tree_map_only(torch.Tensor, make, tree)
+
+
+def without_shared_hooks(model: torch.nn.Module) -> None:
+    """Take away from a copied module the hooks that are functions: a copy shares them with its original."""
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, FunctionType | partial)]:
+                del hooks[key]
 
 
 @contextmanager

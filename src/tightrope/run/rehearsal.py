@@ -6,7 +6,8 @@ Idea        The model and its inputs are copied without values, and the copy mak
 Guarantee   At most a few bytes of memory are taken, and nothing that the user has changes, random states
             included. What is counted is what eager takes outside of kernels.
 Gaps        What kernels take while they run is not seen: as much again as an op reads and writes stands for
-            it. Models whose ops depend on values, or that cannot be copied, cannot be rehearsed.
+            it. Models whose ops depend on values, or that cannot be copied, cannot be rehearsed. What a
+            forward does to objects outside of its model, such as a global list, it does once more.
 """
 
 import weakref
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tightrope.capture._eager import ops_shown, tensors_in, uncompiled
+from tightrope.capture._eager import ops_shown, tensors_in, uncompiled, without_shared_hooks
 from tightrope.capture._torch import copied_without_values
 from tightrope.core import Bytes, round_up
 from tightrope.run.headroom import Headroom
@@ -72,6 +73,7 @@ def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes | None:
 def _taken(twin: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
     counter = _Counter()
     twin.zero_grad(set_to_none=True)
+    without_shared_hooks(twin)
     with uncompiled(twin), ops_shown(counter.see):
         outputs = tensors_in(twin(*args, **kwargs))
         trained = [output for output in outputs if output.requires_grad]
