@@ -230,3 +230,28 @@ def test_the_state_of_sparse_adam_is_known_before_it_is_made() -> None:
     before = native.stats().live
     optimizer.step()
     assert found.state == native.stats().live - before
+
+
+@pytest.mark.parametrize("forwards", [2, 5])
+def test_forwards_before_one_backward_need_two_numbers_at_most(forwards: int) -> None:
+    budget, tries = accounts().charged() + (64 << 10), -1
+    while budget and tries < 4:
+        budget, tries = together(forwards, budget), tries + 1
+    assert tries <= 2
+
+
+def together(forwards: int, budget: int) -> int:
+    """Train, and return 0 or the budget that a refusal names."""
+    gc.collect()
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10))
+    optimizer, inputs = ADAMW(model.parameters()), [torch.randn(256, 64) for _ in range(forwards)]
+    tightrope.compile(model, budget=budget, progress=False)
+    try:
+        for _ in range(5):
+            optimizer.zero_grad()
+            torch.stack([model(x).square().mean() for x in inputs]).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    except (InfeasibleError, OutOfBudgetError) as error:
+        return error.smallest_found or 0
+    return 0
