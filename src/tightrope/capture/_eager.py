@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial, partialmethod
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
@@ -316,22 +317,29 @@ def _has_kernel(given: torch.Tensor) -> bool:
 
 
 @contextmanager
-def kernels_called() -> Iterator[set[str]]:
-    """Note the names of the ops that run inside, below autograd.
+def ops_shown(see: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+    """Show every op that runs inside, below autograd: the op, what it was given, and its result.
 
     Some derivatives are computed by other ops while this looks on: compare no bits of what runs inside.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found: set[str] = set()
-
-    class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Showing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             del types
-            found.add(str(func))
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            see(func, (args, kwargs), result)
+            return result
 
-    with Noting():  # type: ignore[no-untyped-call]
+    with Showing():  # type: ignore[no-untyped-call]
+        yield
+
+
+@contextmanager
+def kernels_called() -> Iterator[set[str]]:
+    """Note the names of the ops that run inside; see `ops_shown`."""
+    found: set[str] = set()
+    with ops_shown(lambda op, *_: found.add(str(op))):
         yield found
 
 
@@ -347,6 +355,14 @@ def with_tensors(tree: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any
     from torch.utils._pytree import tree_map_only
 
     return tree_map_only(torch.Tensor, make, tree)
+
+
+def without_shared_hooks(model: torch.nn.Module) -> None:
+    """Take away from a copied module the hooks that are functions: a copy shares them with its original."""
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, FunctionType | partial)]:
+                del hooks[key]
 
 
 @contextmanager

@@ -1,24 +1,16 @@
 """Torch's compiler for loops under its private names; the third such module, beside `_torch`, `_eager`."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tightrope.capture._torch import real_tensors
 from tightrope.core import TightropeError
-
-PROBES: dict[str, str] = {
-    "inner compile": "torch._inductor.compile_fx.compile_fx_inner",
-    "decompositions for loops": "torch._inductor.decomposition.select_decomp_table",
-    "compiler settings": "torch._inductor.config.patch",
-    "virtual state": "torch._inductor.virtualized.V",
-    "tracing context": "torch._guards.TracingContext",
-    "compiler in use": "torch._inductor.cpp_builder.get_cpp_compiler",
-}
 
 _SETTINGS: dict[str, Any] = {"size_asserts": False, "keep_output_stride": True, "fx_graph_cache": True}
 
@@ -84,3 +76,81 @@ def compile_loops(
         getattr(compiled, "current_callable", None) or compiled
     )
     return found
+
+
+def custom_partitioner(
+    split: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]], key: str
+) -> Any:
+    """Wrap a partition function for Inductor's ``custom_partitioner_fn``; ``key`` names it in caches.
+
+    torch pickles what is made here into cache keys, so ``split`` must be picklable.
+    """
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Partitioner(CustomPartitionerFn):
+        def __call__(self, gm: torch.fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
+            return split(gm, joint_inputs, **kwargs)
+
+        def uuid(self) -> str:
+            return key
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return custom_partitioner, (split, key)
+
+    return Partitioner()
+
+
+def knapsack_solver(choose: Callable[..., tuple[list[int], list[int]]], key: str) -> Any:
+    """Wrap a choice of what to save for functorch's ``activation_memory_budget_solver``."""
+    from torch._inductor.custom_graph_pass import CustomKnapsackSolver
+
+    class KnapsackSolver(CustomKnapsackSolver):
+        def __call__(
+            self, memory: Any, joint_graph: Any, max_memory: Any, node_info: Any, banned: Any
+        ) -> tuple[list[int], list[int]]:
+            del memory, max_memory
+            return choose(joint_graph, node_info, banned)
+
+        def uuid(self) -> str:
+            return key
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return knapsack_solver, (choose, key)
+
+    return KnapsackSolver()
+
+
+@contextmanager
+def partitioning(partitioner: Any, solver: Any) -> Iterator[None]:
+    """Let Inductor split joint graphs by ``partitioner``, and torch's own partitioner ask ``solver``.
+
+    The smallest share above 0 makes torch ask the solver instead of answering by itself.
+    """
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    with (
+        inductor.patch(custom_partitioner_fn=partitioner),
+        functorch.patch(activation_memory_budget=1e-9, activation_memory_budget_solver=solver),
+    ):
+        yield
+
+
+def set_partitioning(partitioner: Any, solver: Any) -> None:
+    """The same for the rest of the process."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    inductor.custom_partitioner_fn = partitioner
+    functorch.activation_memory_budget = 1e-9
+    functorch.activation_memory_budget_solver = solver
+
+
+def unset_partitioning() -> None:
+    """Give torch's own partitioner back its work."""
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    inductor.custom_partitioner_fn = None
+    functorch.activation_memory_budget = 1.0
+    functorch.activation_memory_budget_solver = "dp"

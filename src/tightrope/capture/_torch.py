@@ -1,14 +1,16 @@
-"""The place that knows torch's private names, with `tightrope.capture._eager`.
+"""The place that knows torch's private names, with `_eager` and `_inductor` beside it.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
 """
 
+import logging
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from types import FunctionType
 from typing import Any, Final
 from unittest.mock import patch
@@ -59,6 +61,7 @@ PROBES: dict[str, str] = {
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
     "rows of tensors": "torch._dynamo.variables.tensor.TensorVariable",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
+    "fake copies": "torch._subclasses.fake_tensor.FakeCopyMode",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
     "joint graph": "torch._functorch._aot_autograd.graph_capture_wrappers.create_joint",
     "storage id": "torch.multiprocessing.reductions.StorageWeakRef",
@@ -71,6 +74,12 @@ PROBES: dict[str, str] = {
     "node classes": "torch._functorch.partitioners.classify_nodes",
     "late recomputation": "torch._functorch.partitioners.reordering_to_mimic_autograd_engine",
     "common subexpressions": "torch._functorch.compile_utils.fx_graph_cse",
+    "inner compile": "torch._inductor.compile_fx.compile_fx_inner",
+    "decompositions for loops": "torch._inductor.decomposition.select_decomp_table",
+    "compiler settings": "torch._inductor.config.patch",
+    "virtual state": "torch._inductor.virtualized.V",
+    "tracing context": "torch._guards.TracingContext",
+    "compiler in use": "torch._inductor.cpp_builder.get_cpp_compiler",
     "early getitems": "torch._functorch.compile_utils.raise_getitems",
 }
 
@@ -141,6 +150,18 @@ def shapes_only() -> Iterator[Callable[[Any], Any]]:
         yield lambda tree: tree_map_only(torch.Tensor, mode.from_tensor, tree)
 
 
+@contextmanager
+def copied_without_values(tree: Any) -> Iterator[Any]:
+    """Copy modules, tensors and what holds them, and run ops on the copy: on shapes alone."""
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+    log = logging.getLogger(FakeTensorMode.__module__)
+    with patch.object(log, "disabled", True), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with FakeCopyMode(mode):
+            copied = deepcopy(tree)
+        yield copied
+
+
 def is_overload(value: object) -> bool:
     """Tell whether a callable is one overload of an ATen (or custom) op."""
     return isinstance(value, torch._ops.OpOverload)
@@ -184,7 +205,9 @@ def unsupported_errors() -> tuple[type[BaseException], ...]:
 
 
 @contextmanager
-def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
+def calling(
+    recompile_limit: int, *, whole: bool = True, traced: Callable[[bool], None] | None = None
+) -> Iterator[None]:
     """Settings for a call of a compiled model.
 
     Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of
@@ -193,7 +216,8 @@ def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
     DistributedDataParallel is off too: one plan per step needs one graph. Hooks are guarded, so that
     one which comes or goes later is seen. As in eager, a backward is taken to run outside of autocast,
     and numpy draws from its own generator, which no graph can hold. Recurrent layers are traced where the
-    ``whole`` call is to be one graph; between pieces they run as they are.
+    ``whole`` call is to be one graph; between pieces they run as they are. ``traced`` is told when a trace
+    begins (True) and when code of the model may run again (False).
     """
     import torch._dynamo.config as config
     from torch._dynamo.callback import callback_handler as handler
@@ -210,11 +234,14 @@ def calling(recompile_limit: int, *, whole: bool = True) -> Iterator[None]:
         handler.register_start_callback(_begin_tracing)
         handler.register_end_callback(_end_tracing)
     _THREAD.calls = getattr(_THREAD, "calls", 0) + 1
+    outer, _THREAD.traced = getattr(_THREAD, "traced", None), traced
+    if traced is not None:
+        traced(False)
     try:
         with config.patch(**limits), tracing_joint_graphs(), traced_as_eager(whole=whole):
             yield
     finally:
-        _THREAD.calls -= 1
+        _THREAD.calls, _THREAD.traced = _THREAD.calls - 1, outer
 
 
 @contextmanager
@@ -285,9 +312,17 @@ def _begin_tracing(_: object) -> None:
         _THREAD.filters.__enter__()
         text = "<class 'torch.autograd.function.Function'> should not be instantiated"
         warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
+    _tell(True)
+
+
+def _tell(begins: bool) -> None:
+    traced = getattr(_THREAD, "traced", None)
+    if traced is not None:
+        traced(begins)
 
 
 def _end_tracing(_: object) -> None:
+    _tell(False)
     filters = getattr(_THREAD, "filters", None)
     if filters is not None:
         _THREAD.filters = None
@@ -351,8 +386,6 @@ def reset_dynamo() -> None:
 
 def ignore_logging() -> None:
     """Let Dynamo pass over log calls in model code: they would break the graph, and make no tensor."""
-    import logging
-
     import torch._dynamo.config as config
 
     names = ("debug", "info", "warning", "error", "critical", "exception", "log", "warning_once", "info_once")
@@ -412,84 +445,6 @@ def split_joint(
     )
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     return raise_getitems(forward), raise_getitems(backward)
-
-
-def custom_partitioner(
-    split: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]], key: str
-) -> Any:
-    """Wrap a partition function for Inductor's ``custom_partitioner_fn``; ``key`` names it in caches.
-
-    torch pickles what is made here into cache keys, so ``split`` must be picklable.
-    """
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
-
-    class Partitioner(CustomPartitionerFn):
-        def __call__(self, gm: torch.fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
-            return split(gm, joint_inputs, **kwargs)
-
-        def uuid(self) -> str:
-            return key
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return custom_partitioner, (split, key)
-
-    return Partitioner()
-
-
-def knapsack_solver(choose: Callable[..., tuple[list[int], list[int]]], key: str) -> Any:
-    """Wrap a choice of what to save for functorch's ``activation_memory_budget_solver``."""
-    from torch._inductor.custom_graph_pass import CustomKnapsackSolver
-
-    class KnapsackSolver(CustomKnapsackSolver):
-        def __call__(
-            self, memory: Any, joint_graph: Any, max_memory: Any, node_info: Any, banned: Any
-        ) -> tuple[list[int], list[int]]:
-            del memory, max_memory
-            return choose(joint_graph, node_info, banned)
-
-        def uuid(self) -> str:
-            return key
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return knapsack_solver, (choose, key)
-
-    return KnapsackSolver()
-
-
-@contextmanager
-def partitioning(partitioner: Any, solver: Any) -> Iterator[None]:
-    """Let Inductor split joint graphs by ``partitioner``, and torch's own partitioner ask ``solver``.
-
-    The smallest share above 0 makes torch ask the solver instead of answering by itself.
-    """
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
-    with (
-        inductor.patch(custom_partitioner_fn=partitioner),
-        functorch.patch(activation_memory_budget=1e-9, activation_memory_budget_solver=solver),
-    ):
-        yield
-
-
-def set_partitioning(partitioner: Any, solver: Any) -> None:
-    """The same for the rest of the process."""
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
-    inductor.custom_partitioner_fn = partitioner
-    functorch.activation_memory_budget = 1e-9
-    functorch.activation_memory_budget_solver = solver
-
-
-def unset_partitioning() -> None:
-    """Give torch's own partitioner back its work."""
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
-    inductor.custom_partitioner_fn = None
-    functorch.activation_memory_budget = 1.0
-    functorch.activation_memory_budget_solver = "dp"
 
 
 def run_tiny_backward() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch.fx
 
-from tightrope.capture import _torch
+from tightrope.capture import _inductor, _torch
 from tightrope.capture import partition as capture_partition
 from tightrope.capture.partition import Joint, joint_of, mark_nodes, must_keep, read_joint, split_joint
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, StorageId, format_bytes, parse_bytes
@@ -111,7 +111,7 @@ def partitioner(budget: Budget, *, machine: Machine | None = None) -> Any:
         True
     """
     split = functools.partial(_split, budget=budget, machine=machine)
-    return _torch.custom_partitioner(split, _key("partitioner", budget, machine))
+    return _inductor.custom_partitioner(split, _key("partitioner", budget, machine))
 
 
 def _split(
@@ -169,7 +169,7 @@ def knapsack_solver(budget: Budget, *, machine: Machine | None = None) -> Any:
     about, and torch makes all of it again.
     """
     choose_saved = functools.partial(_choose_saved, budget=budget, machine=machine)
-    return _torch.knapsack_solver(choose_saved, _key("knapsack", budget, machine))
+    return _inductor.knapsack_solver(choose_saved, _key("knapsack", budget, machine))
 
 
 def _choose_saved(
@@ -214,7 +214,8 @@ def within(budget: Budget, *, machine: Machine | None = None) -> Iterator[None]:
         BudgetSyntaxError: the budget is not an amount of memory.
     """
     parse_bytes(budget, whole=1)
-    with _torch.partitioning(partitioner(budget, machine=machine), knapsack_solver(budget, machine=machine)):
+    solver = knapsack_solver(budget, machine=machine)
+    with _inductor.partitioning(partitioner(budget, machine=machine), solver):
         yield
 
 
@@ -225,12 +226,12 @@ def install(budget: Budget, *, machine: Machine | None = None) -> None:
         BudgetSyntaxError: the budget is not an amount of memory.
     """
     parse_bytes(budget, whole=1)
-    _torch.set_partitioning(partitioner(budget, machine=machine), knapsack_solver(budget, machine=machine))
+    _inductor.set_partitioning(partitioner(budget, machine=machine), knapsack_solver(budget, machine=machine))
 
 
 def uninstall() -> None:
     """Give torch's own partitioner back its work."""
-    _torch.unset_partitioning()
+    _inductor.unset_partitioning()
 
 
 def _infeasible(graph: Graph, asked: Bytes, found: Bytes) -> InfeasibleError:

@@ -106,6 +106,7 @@ class Accounts:
             OutOfBudgetError.advise = self._advise
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
+        self._enough: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         hook = self.allocator
         self._older = OlderTensors(hook.owns if hook is not None else lambda address: True)
         self._applied: Bytes = 0
@@ -152,6 +153,15 @@ class Accounts:
     def hidden(self) -> Bytes:
         """Bytes held back for what kernels take behind the allocator."""
         return max(self._hidden.values(), default=0)
+
+    def note_enough(self, owner: object, budget: Bytes) -> None:
+        """Note a budget that is enough for ``owner``: one that a refusal may name while that lives."""
+        self._enough[owner] = budget
+
+    @property
+    def enough(self) -> Bytes:
+        """A budget that is enough, by the shapes of what has run; 0 = none is known."""
+        return max(self._enough.values(), default=0)
 
     @property
     def budget(self) -> Bytes:
@@ -225,9 +235,11 @@ class Accounts:
             return "", None
         took = max(asked + self._grown(), charged // 2 if own else 0)
         found = max(budget, charged + asked + self.older) + max(took, _LEAST_MORE)
+        if self.enough > found:
+            return f"Try budget={self.enough}: by the shapes it is enough; less may do.", self.enough
         return (
-            f"Try budget={found}: it allows this request, and {took} bytes of what comes after it, which was "
-            "not seen yet.",
+            f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
+            "which was not seen yet.",
             found,
         )
 

@@ -1,10 +1,11 @@
 """What kernels take in code that is in no graph, such as that between the graphs of a model.
 
 Idea        Such code has no prices, so the first steps are watched: from the end of one call of the model to
-            the end of the next. What kernels took behind torch's allocator is held back from then on.
+            the end of the next. What kernels took behind torch's allocator is held back from then on; in a
+            step in which graphs are captured, from the moment when the next one is.
 Guarantee   A step that was watched and took more than the budget with it is refused, after it has run.
-Gaps        Steps in which something is captured say nothing: capturing takes memory too. After `_LOOKS`
-            steps nobody looks any more.
+Gaps        Nobody looks while something is captured, as capturing takes memory too, and after `_LOOKS`
+            steps.
 """
 
 from typing import Final
@@ -44,10 +45,8 @@ class Beside:
         same, self._graphs = graphs == self._graphs, graphs
         if not self._left:
             self._accounts.watchers.discard(self)
-        elif (hook := self._accounts.allocator) is not None and hook.attach_hidden():
-            hook.begin_hidden()
-            self._open = True
-            self._accounts.watchers.add(self)
+        else:
+            self._begin()
         if not same or not seen:
             return
         self._left -= 1
@@ -64,6 +63,21 @@ class Beside:
                 asked=budget,
                 smallest_found=named,
             )
+
+    def traced(self, begins: bool) -> None:
+        """Stop watching where the trace of a graph begins, and go on where it ends."""
+        if not begins:
+            self._begin()
+        elif (seen := self.close()) > max(UNSEEN, self.hidden):
+            self.hidden = seen
+            self._accounts.hold_back(self, seen)
+
+    def _begin(self) -> None:
+        hook = self._accounts.allocator
+        if self._left and not self._open and hook is not None and hook.attach_hidden():
+            hook.begin_hidden()
+            self._open = True
+            self._accounts.watchers.add(self)
 
     def close(self) -> Bytes:
         """End the step that is watched; say what kernels took in it and gave back."""

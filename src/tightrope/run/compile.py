@@ -27,12 +27,13 @@ from tightrope.core import (
     TightropeError,
     format_bytes,
 )
-from tightrope.core.arguments import check_search, refuse_argument
+from tightrope.core.arguments import check_search
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_fuse, check_verify, parse_budget
 from tightrope.run.beside import Beside
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
+from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.foresee import Foresight
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
@@ -158,6 +159,7 @@ class CompiledModel:
                 asked=budget, lower_bound=held,
             )  # fmt: skip
         self.calls.close()
+        self.beside.close()
         self.replay = replay(budget=budget)
         self.level, self.why, self.in_pieces = "L0", reason, False
         warnings.warn(
@@ -315,7 +317,7 @@ def compile(
     check_verify(verify, ("first", "graph", "eager"))
     check_fuse(fuse, verify)
     check_search(seed=seed, seconds=seconds, progress=progress)
-    _check_example(example)
+    check_example(example)
     settings = Settings(
         parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
         writes=overwrite and not fuse,
@@ -342,18 +344,8 @@ def compile(
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())
     if example is not None:
-        _plan_ahead(model, example)
+        plan_ahead(model, example)
     return model
-
-
-def _check_example(example: object) -> None:
-    """Refuse what is neither a tuple of positional nor a dict of keyword arguments."""
-    if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
-        refuse_argument("example", example, "the names of keyword arguments, each with its value")
-    if example is not None and not isinstance(example, dict | tuple | list):
-        refuse_argument(
-            "example", example, "a tuple of inputs, such as example=(x,), or a dict of them by name"
-        )
 
 
 def host_of(reference: "weakref.ref[CompiledModel]") -> Callable[[Program, Sequence[Any]], Runner]:
@@ -392,7 +384,7 @@ def _entry(
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         if not compiled.in_pieces:
-            result, reason = _captured(whole, args, kwargs, trial, whole=True)
+            result, reason = _captured(whole, args, kwargs, trial)
             if not reason:
                 return result
             if not isinstance(compiled.settings.budget, int):
@@ -423,7 +415,9 @@ def _entry(
         owner = model()
         assert owner is not None
         known, restore = compiled.num_graphs, state_of(owner)
-        result, reason = _captured(pieces, args, kwargs, trial, whole=False)
+        if not compiled.calls.num_forwards:
+            compiled.calls.prospects.rehearse(owner, args, kwargs)
+        result, reason = _captured(pieces, args, kwargs, trial, compiled.beside.traced)
         if not reason and not compiled.num_graphs:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:
@@ -431,6 +425,7 @@ def _entry(
             new = compiled.num_graphs - known
             compiled.num_new = compiled.num_new + 1 if new else 0
             if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
+                compiled.calls.prospects.rehearse(owner, args, kwargs)
                 compiled.drop_to_replay(f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
             return result
         del result
@@ -441,13 +436,16 @@ def _entry(
     return call
 
 
-def _captured(run: _Call, args: Any, kwargs: Any, trial: _Call, *, whole: bool) -> tuple[Any, str]:
+def _captured(
+    run: _Call, args: Any, kwargs: Any, trial: _Call, traced: Callable[[bool], None] | None = None
+) -> tuple[Any, str]:
     """Call what Dynamo compiles; where that cannot be captured, return the reason and nothing else.
 
-    A call that fails without capture too raises its own error: ``trial`` finds out.
+    A call that fails without capture too raises its own error: ``trial`` finds out. A call in pieces is
+    told by ``traced`` when the trace of one begins and ends.
     """
     try:
-        with _torch.calling(RECOMPILE_LIMIT, whole=whole):
+        with _torch.calling(RECOMPILE_LIMIT, whole=traced is None, traced=traced):
             return run(*args, **kwargs), ""
     except _torch.unsupported_errors() as error:
         refused, reason, anyway = None, reason_of(error), fails_anyway(error)
@@ -462,12 +460,3 @@ def _captured(run: _Call, args: Any, kwargs: Any, trial: _Call, *, whole: bool) 
     if anyway:
         trial(*args, **kwargs)
     return None, reason
-
-
-def _plan_ahead(model: torch.nn.Module, example: Any) -> None:
-    """Capture and plan without changing anything: buffers and the random state are put back."""
-    restore = state_of(model)
-    try:
-        model(**example) if isinstance(example, dict) else model(*example)
-    finally:
-        restore()

@@ -4,7 +4,8 @@ Idea        Optimizers that exist are found by the garbage collector, in one of 
             makes per parameter is found by an update of a small made-up one, with the options of its group.
 Guarantee   Exact for the optimizers of ``torch.optim`` that are listed; others are taken to keep
             nothing until they do. Nothing that the user has is changed.
-Gaps        An optimizer that is made after the first forward is seen right before its first update.
+Gaps        An optimizer that is made after the first forward is seen right before its first update. What
+            SparseAdam makes and drops follows the number of rows that are looked up, and is not foreseen.
 """
 
 import gc
@@ -16,19 +17,23 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tightrope.capture._eager import tensors_in
 from tightrope.capture._torch import real_tensors
 from tightrope.core import Bytes, round_up
 from tightrope.native.hook.allocator import Allocator
 from tightrope.run.pages import by_page
 
 _KNOWN: Final = (
-    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD"
+    "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adafactor",
+    "Muon", "SparseAdam",
 )  # fmt: skip
 """Optimizers of torch that make their state in the first update, from the parameter's shape alone."""
+_COPIES, _SEARCHING = 6, 6
+"""Of all gradients: what LBFGS holds beside its history at a call of its closure; more for a line search."""
 _STATE, _BESIDE, _SMALL = 2, 3, 64
 """What AdamW keeps and makes, in sizes of the parameter, and its count of steps: where none is known."""
-_SAMPLE: Final = 128
-"""Elements of a made-up parameter: few enough for the bytes that a budget holds back."""
+_VECTOR, _MATRIX = (128,), (16, 16)
+"""Made-up parameters: small enough for the bytes that a budget holds back."""
 _LOOKS: Final = 3
 """Forwards at which optimizers are looked for until one is found: one look takes about 20 ms."""
 
@@ -72,6 +77,7 @@ class Foresight:
         self._looks = _LOOKS
         self._complete_at: tuple[int, int] | None = None
         self._rates: dict[Any, _Rate] = {}
+        self._begun: weakref.WeakKeyDictionary[torch.optim.Optimizer, Bytes] = weakref.WeakKeyDictionary()
 
     def _trained(self) -> list[torch.Tensor]:
         alive = (known() for known in self._parameters.values())
@@ -90,6 +96,15 @@ class Foresight:
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """Take an optimizer in that `holds`."""
         self._found.add(optimizer)
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an update begins: one with a closure calls the model in the middle of it."""
+        if self._allocator is not None:
+            self._begun[optimizer] = self._allocator.stats().live - _held(optimizer)
+
+    def end(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an update ended."""
+        self._begun.pop(optimizer, None)
 
     @property
     def gradients(self) -> Bytes:
@@ -152,6 +167,8 @@ class Foresight:
 
     def update_of(self, optimizer: torch.optim.Optimizer) -> UpdateBytes:
         """What the next update of an optimizer takes."""
+        if isinstance(optimizer, torch.optim.LBFGS):
+            return UpdateBytes(self._history(optimizer), 0)
         if type(optimizer).__name__ not in _KNOWN or type(optimizer).__module__.partition(".")[0] != "torch":
             return NO_UPDATE
         state = beside = 0
@@ -161,20 +178,36 @@ class Foresight:
                 if not parameter.requires_grad:
                     continue
                 size = round_up(parameter.untyped_storage().nbytes())
-                rate = self._rate(optimizer, group, parameter.dtype)
+                rate = self._rate(optimizer, group, parameter)
                 sizes.append(int(rate.beside * size) + rate.small_beside)
                 if not optimizer.state.get(parameter):
-                    state += int(rate.state * size) + rate.small
+                    state += int(rate.state * size) + rate.small + _factors(optimizer, parameter)
             beside = max(beside, sum(sizes) if group.get("foreach") else max(sizes, default=0))
         return UpdateBytes(state, beside)
 
-    def _rate(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dtype: torch.dtype) -> _Rate:
+    def _history(self, optimizer: torch.optim.LBFGS) -> Bytes:
+        """Bytes that LBFGS will hold while it calls its closure, and does not hold yet."""
+        (group,) = optimizer.param_groups
+        whole = round_up(sum(p.numel() * p.itemsize for p in group["params"]))
+        copies = 2 * int(group["history_size"]) + _COPIES + (_SEARCHING if group["line_search_fn"] else 0)
+        held = _held(optimizer)
+        if self._allocator is not None and optimizer in self._begun:  # in locals of its step, too
+            held = max(self._allocator.stats().live - self._begun[optimizer], 0)
+        return max(copies * whole - held, 0)
+
+    def _rate(
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameter: torch.Tensor
+    ) -> _Rate:
         flags = tuple((name, bool(value)) for name, value in group.items() if _is_number(value))
-        key = (type(optimizer), dtype, flags)
+        shape = _VECTOR if parameter.dim() < len(_MATRIX) else _MATRIX
+        key = (type(optimizer), parameter.dtype, shape, flags)
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            return _Rate(_STATE, 0, 0, 0)
         if self._allocator is None:
             return _Rate(_STATE, _SMALL, _BESIDE, _SMALL)
         if key not in self._rates:
-            self._rates[key] = _rehearsed(optimizer, group, dtype, self._allocator)
+            sample = torch.zeros(shape, dtype=parameter.dtype, device="meta")
+            self._rates[key] = _rehearsed(optimizer, group, sample, self._allocator)
         return self._rates[key]
 
 
@@ -193,8 +226,22 @@ def _is_number(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
+def _held(optimizer: torch.optim.Optimizer) -> Bytes:
+    """Bytes of the tensors in an optimizer's state."""
+    return sum(round_up(t.untyped_storage().nbytes()) for t in tensors_in(list(optimizer.state.values())))
+
+
+def _factors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Bytes:
+    """Bytes of the means of rows and of columns that Adafactor keeps of a matrix."""
+    if not isinstance(optimizer, torch.optim.Adafactor) or parameter.dim() < len(_MATRIX):
+        return 0
+    return sum(
+        round_up(parameter.numel() // max(length, 1) * parameter.itemsize) for length in parameter.shape[-2:]
+    )
+
+
 def _rehearsed(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], dtype: torch.dtype, allocator: Allocator
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: torch.Tensor, allocator: Allocator
 ) -> _Rate:
     """Update made-up parameters twice, as the optimizer would, and see what is allocated.
 
@@ -204,12 +251,12 @@ def _rehearsed(
     twin.defaults, twin.state = optimizer.defaults, defaultdict(dict)
     step: Callable[[torch.optim.Optimizer], Any] = unwrap(type(optimizer).step)
     with real_tensors(), allocator.limited(None):  # a graph may just be captured, on fake tensors
-        samples = [torch.zeros(_SAMPLE, dtype=dtype) for _ in range(2)]
+        samples = [torch.zeros(like.shape, dtype=like.dtype) for _ in range(2)]
         for sample in samples:
             sample.grad = torch.zeros_like(sample)
         twin.param_groups = [{**group, "params": samples}]
         whole = samples[0].untyped_storage().nbytes()
-        beside = max(_most(lambda: step(twin), allocator, whole) for _ in range(2))
+        beside = max(_most(lambda: step(twin), allocator, whole // 2) for _ in range(2))
     state = twin.state[samples[0]].values()
     kept = [value.untyped_storage().nbytes() for value in state if isinstance(value, torch.Tensor)]
     large = sum(size for size in kept if size >= whole)
@@ -218,8 +265,8 @@ def _rehearsed(
     return _Rate(large / whole, small, beside[0] / updated, beside[1])
 
 
-def _most(run: Callable[[], Any], allocator: Allocator, whole: Bytes) -> tuple[Bytes, Bytes]:
-    """The most bytes alive at once that ``run`` makes and drops: in blocks of ``whole``, and smaller ones."""
+def _most(run: Callable[[], Any], allocator: Allocator, least: Bytes) -> tuple[Bytes, Bytes]:
+    """The most bytes alive at once that ``run`` makes and drops: in blocks of ``least``, and smaller ones."""
     allocator.begin_record()
     try:
         run()
@@ -230,6 +277,6 @@ def _most(run: Callable[[], Any], allocator: Allocator, whole: Bytes) -> tuple[B
     most = (0, 0)
     for at in range(last):
         alive = [round_up(one.bytes) for one in inside if one.start <= at < one.end]
-        large = sum(size for size in alive if size >= whole)
+        large = sum(size for size in alive if size >= least)
         most = max(most, (large, sum(alive) - large))
     return most

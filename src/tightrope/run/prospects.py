@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tightrope.core import Bytes, Graph, InfeasibleError
 from tightrope.plan import solve
@@ -20,6 +20,7 @@ from tightrope.run.arenas import trim_idle
 from tightrope.run.captured import Captured
 from tightrope.run.foresee import Foresight
 from tightrope.run.refusal import Refusal
+from tightrope.run.rehearsal import rehearsed
 from tightrope.run.room import CAPTURE_SLACK, RESERVE, Room
 from tightrope.run.unit import Expected, Settings, Unit
 
@@ -102,15 +103,26 @@ class Prospects:
         """
         assume = not stepped and not self.future.known
         update = self.future.assumed() if assume else self.future.update()
+        more = self.in_pieces and not stepped
         return Expected(
             (0 if stepped else self.future.staying) + (self.future.summed if num_waiting else 0),
             update.state if assume else 0,
             self.future.gradients + update.beside,
             num_waiting,
             self._held_first if stepped else None,
-            least,
-            self.in_pieces and not stepped,
+            max(least, self.accounts.enough if more else 0),
+            more,
         )
+
+    def rehearse(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Learn from a call on shapes alone which budget is enough where no step is planned."""
+        taken = rehearsed(model, args, kwargs)
+        if taken is not None:
+            expected = self.expected()
+            kept = (expected.assumed or self.future.update().state) + self.accounts.hidden
+            most = max(expected.gradients + taken, expected.update)
+            enough = self.accounts.charged() + kept + most + RESERVE + CAPTURE_SLACK
+            self.accounts.note_enough(self, enough)
 
     def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
         """Name a budget for a graph of which an op does not fit alone: that of its given order."""
@@ -132,7 +144,10 @@ class Prospects:
         Raises:
             InfeasibleError: with a budget that would do.
         """
-        if self.future.complete or self._last is None or not self.future.holds(optimizer):
+        if self.future.complete or not self.future.holds(optimizer):
+            return
+        self.future.begin(optimizer)
+        if self._last is None:
             return
         foreseen = self.future.known
         self.future.note(optimizer)
@@ -151,6 +166,12 @@ class Prospects:
 def _watch_updates() -> None:
     """Look at every optimizer right before it updates; once in a process."""
     register_optimizer_step_pre_hook(_before_update)
+    register_optimizer_step_post_hook(_after_update)
+
+
+def _after_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for prospects in list(_ALL):
+        prospects.future.end(optimizer)
 
 
 def _before_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:

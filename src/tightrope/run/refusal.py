@@ -94,7 +94,9 @@ class Refusal:
                     f" Of it, {format_bytes(self.gradients)} are for gradients that may stay until the next "
                     "step."
                 )
-            if self.in_pieces:
+            if self.in_pieces and self.least == found:
+                hint += " By the shapes it is enough for all graphs of the model; less may do."
+            elif self.in_pieces:
                 hint += " Graphs of the model that come after this one were not seen yet, and may need more."
         if self.grown:
             hint += (

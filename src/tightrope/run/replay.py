@@ -40,9 +40,12 @@ from tightrope.place import place
 from tightrope.price.measure import UNSEEN
 from tightrope.run.accounts import accounts
 from tightrope.run.older import uncounted_bytes
+from tightrope.run.room import RESERVE
 
 Phase = Literal["warm-up", "record", "replay"]
 
+_FIRST_TRY: Final = 8
+"""Multiple of what exists already that is named where nothing else is known."""
 _LONGEST_WAIT: Final = 64
 """Largest number of steps to wait for steady shapes, after recordings that did not repeat."""
 
@@ -124,10 +127,12 @@ class Replay:
         uncounted = uncounted_bytes(hook.owns if hook is not None else None) if external is None else external
         self.external = uncounted
         if self.external > self.budget:
+            named = self._accounts.enough or _FIRST_TRY * self.external
             raise InfeasibleError(
                 f"asked {format_bytes(self.budget)}; tensors that exist already take "
-                f"{format_bytes(self.external)}. Raise the budget, or use a smaller model.",
+                f"{format_bytes(self.external)}. Try budget={named} or a smaller model.",
                 asked=self.budget,
+                smallest_found=named,
                 lower_bound=self.external,
             )
         self.phase: Phase = "warm-up" if warmup > 0 else "record"
@@ -257,14 +262,15 @@ class Replay:
         outside = _heap_peak(self._charged_before, events, offsets)
         total = self.external + outside + arena + self._accounts.hidden
         if total > self.budget:
+            named = max(total + RESERVE, self._accounts.enough)
             raise InfeasibleError(
                 f"asked {format_bytes(self.budget)}; smallest found {format_bytes(total)} (arena "
                 f"{format_bytes(arena)} + outside it {format_bytes(outside)} + from before "
                 f"{format_bytes(self.external)}{self._taken()}); this sequence of allocations needs at least "
                 f"{format_bytes(self.charged_peak)}. "
-                f'Try budget="{-(-total // 2**20)}MiB", more seconds for the placement, or a smaller batch.',
+                f"Try budget={named}, more seconds for the placement, or a smaller batch.",
                 asked=self.budget,
-                smallest_found=total,
+                smallest_found=named,
                 lower_bound=self.charged_peak,
             )
         self.arena, self._sizes = arena, tuple(buffer.bytes for buffer in buffers)
@@ -286,11 +292,12 @@ class Replay:
         """Refuse a budget that a step kept to, but not together with what its kernels took."""
         total = self.charged_peak + self.hidden
         if self.hidden and total > self.budget:
+            named = max(total + RESERVE, self._accounts.enough + self.hidden)
             raise InfeasibleError(
                 f"asked {format_bytes(self.budget)}; the step took {format_bytes(total)}{self._taken()}. "
-                f"Try budget={total} or a smaller batch.",
+                f"Try budget={named} or a smaller batch.",
                 asked=self.budget,
-                smallest_found=total,
+                smallest_found=named,
             )
 
     def _taken(self) -> str:

@@ -1,0 +1,86 @@
+"""What a call of a model takes with its backward where nothing is planned, found before it runs.
+
+Idea        The model and its inputs are copied without values, and the copy makes the call and its backward,
+            on shapes alone: autograd keeps and frees what it would in eager. Every storage is counted from
+            the op that makes it to its last use.
+Guarantee   At most a few bytes of memory are taken, and nothing that the user has changes, random states
+            included. What is counted is what eager takes outside of kernels.
+Gaps        What kernels take while they run is not seen: as much again as an op reads and writes stands for
+            it. Models whose ops depend on values, or that cannot be copied, cannot be rehearsed. What a
+            forward does to objects outside of its model, such as a global list, it does once more.
+"""
+
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+
+from tightrope.capture._eager import ops_shown, tensors_in, uncompiled, without_shared_hooks
+from tightrope.capture._torch import copied_without_values
+from tightrope.core import Bytes, round_up
+from tightrope.run.headroom import Headroom
+from tightrope.run.state import RandomStates
+
+_SPARE = 8
+"""One part in so many goes to gaps between addresses."""
+
+
+class _Counter:
+    """Bytes of the storages that ops made, and that are alive; ``most`` has what stands for kernels in it."""
+
+    def __init__(self) -> None:
+        self.live: Bytes = 0
+        self.most: Bytes = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def see(self, op: Any, given: Any, result: Any) -> None:
+        """Count what an op made."""
+        del op
+        read, made = tensors_in(given), tensors_in(result)
+        older = self._known.keys() | {id(tensor.untyped_storage()) for tensor in read}
+        new = {
+            id(s): s for tensor in made if id(s := tensor.untyped_storage()) not in self._known.keys() | older
+        }
+        for key, storage in new.items():
+            size = round_up(storage.nbytes())
+            self.live += size
+            self._known[key] = weakref.ref(storage, partial(self._gone, key, size))
+        inside = sum(tensor.numel() * tensor.itemsize for tensor in (*read, *made)) if new else 0
+        self.most = max(self.most, self.live + inside)
+
+    def _gone(self, key: int, size: Bytes, _: object) -> None:
+        del self._known[key]
+        self.live -= size
+
+
+def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes | None:
+    """Find what a call and its backward take beside all that is there, with a guess at a loss.
+
+    Returns:
+        Bytes that are enough, gradients of parameters included; None = the call cannot be rehearsed.
+    """
+    random = RandomStates.now()
+    try:
+        with copied_without_values((model, args, kwargs)) as (twin, its_args, its_kwargs):
+            return _taken(twin, its_args, its_kwargs)
+    except Exception:  # whatever code of the user raises where values are missing
+        return None
+    finally:
+        random.restore()
+
+
+def _taken(twin: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
+    counter = _Counter()
+    twin.zero_grad(set_to_none=True)
+    without_shared_hooks(twin)
+    with uncompiled(twin), ops_shown(counter.see):
+        outputs = tensors_in(twin(*args, **kwargs))
+        trained = [output for output in outputs if output.requires_grad]
+        sizes = [round_up(output.untyped_storage().nbytes()) for output in trained]
+        large = [size for size, output in zip(sizes, trained, strict=True) if output.dim()]
+        loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
+        if trained:
+            torch.autograd.backward(trained, [torch.empty_like(output) for output in trained])
+    most = max(counter.most, loss)
+    return most + most // _SPARE
