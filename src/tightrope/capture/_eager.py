@@ -68,6 +68,30 @@ def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
     large as the tensor. Code that asks whether it is compiled is told that it is not, where it can be traced
     so; see `told_compiled` for the rest.
     """
+    before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
+    with _LOCK:
+        if not _ENTERED:
+            _ENTERED.append(ExitStack())
+            _ENTERED[0].enter_context(_taught())
+        _ENTERED.append(_ENTERED[0])
+    try:
+        yield
+    finally:
+        _TRACE.answers = before
+        with _LOCK:
+            _ENTERED.pop()
+            if len(_ENTERED) == 1:
+                _ENTERED.pop().close()
+
+
+_LOCK = threading.Lock()
+_ENTERED: Final[list[ExitStack]] = []
+"""What puts torch back once the last of all threads that trace is done, once more for each of them."""
+
+
+@contextmanager
+def _taught() -> Iterator[None]:
+    """Change what torch's tracing does, for all threads."""
     import torch._dynamo.variables.torch as variables
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
@@ -101,8 +125,6 @@ def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
         for kind, table in _known_branches():
             stack.enter_context(patch.object(kind, "dispatch_table", table))
-        before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
-        stack.callback(setattr, _TRACE, "answers", before)
         yield
 
 

@@ -289,15 +289,13 @@ def compile(
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with the
             model as it is, in runs of their own; None checks nothing while it runs.
-        fuse: compile stretches of the plan into loops where that is faster: results are then equal within
-            a tolerance.
+        fuse: run stretches of the plan as loops, compiled, where that is faster; equal within a tolerance.
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
-        overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits. Not
-            together with ``fuse``.
+        overwrite: let ops write results over inputs that nothing needs any more; not with ``fuse``.
 
     Returns:
         ``model``.
@@ -318,10 +316,8 @@ def compile(
     check_fuse(fuse, verify)
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_example(example)
-    settings = Settings(
-        parse_budget(budget, machine), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
-        writes=overwrite and not fuse,
-    )  # fmt: skip
+    size, writes = parse_budget(budget, machine), overwrite and not fuse
+    settings = Settings(size, verify=verify, seed=seed, seconds=seconds, fuse=fuse, writes=writes)
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()

@@ -11,6 +11,7 @@ Gaps        Where an output is read that never was, and the forward read tensors
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 
@@ -27,11 +28,11 @@ class Forms:
 
     Args:
         units: with the captured graphs; every form has a number of its own.
-        add: takes a new form in, given inputs and the cause of its first plan; returns its number.
+        add: a method; takes a new form in, given inputs and the cause of its first plan; returns its number.
     """
 
     def __init__(self, units: Units, add: Callable[[Program, Sequence[Any], str], int]) -> None:
-        self._units, self._add = units, add
+        self._units, self._add = units, WeakMethod(add)
         self._number: dict[tuple[int, frozenset[int]], int] = {}
         self._read: dict[tuple[int, int], frozenset[int]] = {}
         self._next: dict[tuple[int, int], int] = {}
@@ -69,7 +70,9 @@ class Forms:
         if (first, read) not in self._number:
             assert one.traced_from is not None
             why = f"a loss reads {len(read)} of {len(one.ends)} outputs, not {len(one.read)}"
-            self._number[first, read] = self._add(one.traced_from(read), given, why)
+            add = self._add()
+            assert add is not None
+            self._number[first, read] = add(one.traced_from(read), given, why)
         return self._number[first, read]
 
     def _program(self, number: int) -> Program:
