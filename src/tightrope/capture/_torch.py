@@ -91,13 +91,15 @@ def probe() -> dict[str, bool]:
     True
     """
     found = {}
-    for name, path in PROBES.items():
-        try:
-            _resolve(path)
-        except (ImportError, AttributeError):
-            found[name] = False
-        else:
-            found[name] = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own modules
+        for name, path in PROBES.items():
+            try:
+                _resolve(path)
+            except (ImportError, AttributeError):
+                found[name] = False
+            else:
+                found[name] = True
     return found
 
 

@@ -25,7 +25,6 @@ from tightrope.core import (
     InfeasibleError,
     Machine,
     TightropeError,
-    format_bytes,
 )
 from tightrope.core.arguments import check_search
 from tightrope.run.accounts import Accounts, accounts
@@ -151,15 +150,9 @@ class CompiledModel:
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
             )
-        if not self.accounts.hold_if_possible(self, budget, 0):
-            held = self.accounts.charged()
-            raise InfeasibleError(
-                f"asked {format_bytes(budget)} ({budget} bytes); {held} bytes are held already. Raise "
-                "the budget, use a smaller model, or free tensors before.",
-                asked=budget, lower_bound=held,
-            )  # fmt: skip
         self.calls.close()
         self.beside.close()
+        self.accounts.hold(self, budget)
         self.replay = replay(budget=budget)
         self.level, self.why, self.in_pieces = "L0", reason, False
         warnings.warn(
