@@ -234,8 +234,9 @@ class Accounts:
         if not budget:
             return "", None
         took = max(asked + self._grown(), charged // 2 if own else 0)
-        found = max(budget, charged + asked + self.older) + max(took, _LEAST_MORE)
-        if self.enough > found:
+        allowed = max(budget, charged + asked + self.older)
+        found = allowed + max(took, _LEAST_MORE)
+        if self.enough > allowed:
             return f"Try budget={self.enough}: by the shapes it is enough; less may do.", self.enough
         return (
             f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
