@@ -5,6 +5,7 @@ in float32 between ops. So results are compared relative to the largest magnitud
 units of the dtype's rounding step.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -13,6 +14,8 @@ _STEPS: Final[dict[torch.dtype, float]] = {
     torch.float64: 256, torch.float32: 256, torch.bfloat16: 4, torch.float16: 8,
 }  # fmt: skip
 """Rounding steps (``torch.finfo(dtype).eps``) of the largest magnitude."""
+BLOCK: Final = 65_536
+"""Elements that are compared at once, so that a comparison needs few bytes beside its two tensors."""
 WHOLE_STEP: Final = 64
 """Times this for results of a whole step, in which what stretches give goes through many other ops."""
 
@@ -35,15 +38,25 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
     0.0
     """
     allowed = tolerance(wanted.dtype)
-    if not wanted.numel():
-        return 0.0
     if not allowed:
         return 0.0 if torch.equal(found, wanted) else float("inf")
-    odd = ~(torch.isfinite(wanted) & torch.isfinite(found))
-    if odd.any():
-        if not torch.equal(found[odd].nan_to_num(), wanted[odd].nan_to_num()):
-            return float("inf")
-        found, wanted = found.masked_fill(odd, 0), wanted.masked_fill(odd, 0)
-    largest = float(wanted.abs().max())
-    apart = float((found.to(torch.float64) - wanted.to(torch.float64)).abs().max())
+    apart = largest = 0.0
+    for one, two in _blocks(found, wanted):
+        odd = ~(torch.isfinite(one) & torch.isfinite(two))
+        if odd.any():
+            if not torch.equal(one[odd].nan_to_num(), two[odd].nan_to_num()):
+                return float("inf")
+            one, two = one.masked_fill(odd, 0), two.masked_fill(odd, 0)
+        largest = max(largest, float(two.abs().max()))
+        apart = max(apart, float((one.to(torch.float64) - two.to(torch.float64)).abs().max()))
     return apart / (allowed * largest) if apart else 0.0
+
+
+def _blocks(one: torch.Tensor, two: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Halve two tensors of one shape along their longest axes."""
+    if one.numel() > BLOCK:
+        axis = max(range(one.dim()), key=one.size)
+        for half, other in zip(one.chunk(2, axis), two.chunk(2, axis), strict=True):
+            yield from _blocks(half, other)
+    elif one.numel():
+        yield one, two

@@ -7,7 +7,7 @@ import torch
 
 from tightrope.core import TightropeError, View
 from tightrope.core.values import EMPTY, views
-from tightrope.fuse.program import FusedProgram
+from tightrope.fuse.program import FusedCall, FusedProgram
 from tightrope.fuse.views import Move, moves
 from tightrope.price.kernels import dtype_of, resolve, value_of
 
@@ -24,6 +24,7 @@ def function_of(program: FusedProgram) -> Function:
     roots = {result.view.base: result.view for call in program.calls for result in call.results}
     ways = {view: _way(roots, view) for view in _views(program)}
     kernels = [resolve(call.target) for call in program.calls]
+    over = _last_uses(program)
 
     def run(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         values: dict[int, torch.Tensor] = dict(enumerate(given))
@@ -33,12 +34,15 @@ def function_of(program: FusedProgram) -> Function:
                 return torch.empty_strided(view.shape, view.strides, dtype=dtype_of(view.dtype))
             return moved(values[view.base], ways[view])
 
-        for call, kernel in zip(program.calls, kernels, strict=True):
+        for call, kernel, ended in zip(program.calls, kernels, over, strict=True):
             arguments = [value_of(value, tensor) for value in call.arguments]
             keywords = {name: value_of(value, tensor) for name, value in call.keywords}
             found: Any = kernel(*arguments, **keywords)
             for result in call.results:
                 values[result.view.base] = found if result.position < 0 else found[result.position]
+            del arguments, keywords, found
+            for number in ended:
+                del values[number]
         return tuple(laid_out(values[number], roots[number]) for number in program.outputs)
 
     return run
@@ -75,13 +79,25 @@ def laid_out(tensor: torch.Tensor, view: View) -> torch.Tensor:
 
 
 def _views(program: FusedProgram) -> list[View]:
-    return [
-        view
-        for call in program.calls
-        for value in (*call.arguments, *(item for _, item in call.keywords))
-        for view in views(value)
-        if view.base != EMPTY
-    ]
+    return [view for call in program.calls for view in _reads(call)]
+
+
+def _reads(call: FusedCall) -> list[View]:
+    values = (*call.arguments, *(item for _, item in call.keywords))
+    return [view for value in values for view in views(value) if view.base != EMPTY]
+
+
+def _last_uses(program: FusedProgram) -> list[list[int]]:
+    """Per call, the numbers of values that nothing needs behind it."""
+    last: dict[int, int] = {}
+    for position, call in enumerate(program.calls):
+        last |= dict.fromkeys((result.view.base for result in call.results), position)
+        last |= dict.fromkeys((view.base for view in _reads(call)), position)
+    over: list[list[int]] = [[] for _ in program.calls]
+    for number, position in last.items():
+        if number not in program.outputs:
+            over[position].append(number)
+    return over
 
 
 def _way(roots: dict[int, View], view: View) -> tuple[Move, ...]:
