@@ -211,6 +211,18 @@ def test_a_compiler_that_fails_leaves_the_step_as_it_was(
     assert tightrope.report(model).level == "L1"
 
 
+def test_the_backend_by_name_runs_fused() -> None:
+    wanted = train(net())
+    options = {"budget": "64MiB", "fuse": True}
+    model = torch.compile(net(), backend="tightrope", options=options)
+    found = train(model)
+    with accounts().unlimited():
+        assert max(map(difference, found[:-1], wanted[:-1])) <= WHOLE_STEP
+    seen = tightrope.report(model)
+    assert seen.level == "L2"
+    assert seen.forecast_peak == seen.observed_peak
+
+
 def test_wrong_uses_say_what_to_do(fused: nn.Module, tmp_path: object) -> None:
     with pytest.raises(TightropeError, match="fuse='yes'"):
         tightrope.compile(net(), budget="64MiB", fuse="yes")  # type: ignore[arg-type]
