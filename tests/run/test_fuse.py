@@ -1,6 +1,8 @@
 """Fused plans: budget, forecast and random streams of the unfused ones; values within a tolerance."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -197,18 +199,53 @@ def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPat
     assert str(tightrope.report(model)).startswith("level L1 (not fused: torch finds no C++ compiler")
 
 
-def test_a_compiler_that_fails_leaves_the_step_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
-    def fails(*_: object) -> object:
-        raise TightropeError("torch's compiler refuses it.")
+def _fails(*_: object) -> object:
+    raise TightropeError("torch's compiler refuses it.")
 
+
+def test_a_compiler_that_fails_leaves_the_step_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))
-    monkeypatch.setattr("tightrope.fuse.build.compile_loops", fails)
     monkeypatch.setattr("tightrope.fuse.build._COMPILED", {})
+    monkeypatch.setattr("tightrope.fuse.build._REFUSED", {})
+    with monkeypatch.context() as broken:
+        broken.setattr("tightrope.fuse.build.compile_loops", _fails)
+        model = tightrope.compile(net(), budget="64MiB", fuse=True)
+        assert all(map(torch.equal, train(model), train(net())))
+        assert re.search(
+            r"^level L1 \(not fused: of (\d+) distinct stretches, \1 torch's compiler refuses it\)",
+            str(tightrope.report(model)),
+        )
+    monkeypatch.setattr("tightrope.fuse.build._REFUSED", {})  # as in another process, with another compiler
+    assert level_of_another() == "L2"
+    monkeypatch.setattr("tightrope.fuse.build._COMPILED", {})
+    monkeypatch.setattr("tightrope.fuse.build.compile_loops", _fails)
+    assert level_of_another() == "L1"  # its prices are known, and it cannot be compiled any more
+
+
+def level_of_another() -> str:
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
-    assert all(map(torch.equal, train(model), train(net())))
-    assert tightrope.report(model).level == "L1"
+    train(model, 1)
+    return tightrope.report(model).level
+
+
+def test_a_stretch_with_other_values_is_left_out_and_the_report_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))
+    monkeypatch.setattr("tightrope.fuse.build._REFUSED", {})
+    monkeypatch.setattr("tightrope.fuse.build.difference", lambda found, wanted: 2.0)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    train(model, 1)
+    assert "gives other values than its ops, beyond the tolerance" in tightrope.report(model).why
+
+
+def test_stretches_that_do_not_fit_are_not_called_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightrope.fuse.choose._ROUNDS", 0)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    train(model, 1)
+    assert re.search(r"\d+ stretches would be faster, and no choice .* fits", tightrope.report(model).why)
 
 
 def test_the_backend_by_name_runs_fused() -> None:
@@ -223,7 +260,7 @@ def test_the_backend_by_name_runs_fused() -> None:
     assert seen.forecast_peak == seen.observed_peak
 
 
-def test_wrong_uses_say_what_to_do(fused: nn.Module, tmp_path: object) -> None:
+def test_wrong_uses_say_what_to_do() -> None:
     with pytest.raises(TightropeError, match="fuse='yes'"):
         tightrope.compile(net(), budget="64MiB", fuse="yes")  # type: ignore[arg-type]
     with pytest.raises(TightropeError, match="bit for bit"):
