@@ -23,6 +23,7 @@ from tightrope.core import (
     VerificationError,
 )
 from tightrope.core.codec import dump_executable, dump_plan, load_executable, load_plan
+from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.judge import walk_executable
 from tightrope.lower import lower
@@ -190,6 +191,30 @@ def test_a_stretch_that_gives_something_else_is_named(monkeypatch: pytest.Monkey
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     with pytest.raises(VerificationError, match=r"runs fused with .* is allowed"):
         train(model, 1)
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), torch.OutOfMemoryError("no room")])
+def test_only_want_of_memory_leaves_a_stretch_uncompared(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(program: FusedProgram) -> object:
+        def run(given: object) -> object:
+            raise error
+
+        return run
+
+    monkeypatch.setattr("tightrope.run.stretch_check.function_of", fails)
+    monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program: True)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    if isinstance(error, ValueError):
+        with pytest.raises(ValueError, match="broken"):
+            train(model, 1)
+    else:
+        train(model, 1)
+        assert (
+            "0 of them on the values of a step, for the others there was no room"
+            in tightrope.report(model).verified
+        )
 
 
 def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
