@@ -1,6 +1,8 @@
 """Fused plans: budget, forecast and random streams of the unfused ones; values within a tolerance."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from tightrope.core import (
     VerificationError,
 )
 from tightrope.core.codec import dump_executable, dump_plan, load_executable, load_plan
+from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.judge import walk_executable
 from tightrope.lower import lower
@@ -190,6 +193,30 @@ def test_a_stretch_that_gives_something_else_is_named(monkeypatch: pytest.Monkey
         train(model, 1)
 
 
+@pytest.mark.parametrize("error", [ValueError("broken"), torch.OutOfMemoryError("no room")])
+def test_only_want_of_memory_leaves_a_stretch_uncompared(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(program: FusedProgram) -> object:
+        def run(given: object) -> object:
+            raise error
+
+        return run
+
+    monkeypatch.setattr("tightrope.run.stretch_check.function_of", fails)
+    monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program: True)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    if isinstance(error, ValueError):
+        with pytest.raises(ValueError, match="broken"):
+            train(model, 1)
+    else:
+        train(model, 1)
+        assert (
+            "0 of them on the values of a step, for the others there was no room"
+            in tightrope.report(model).verified
+        )
+
+
 def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tightrope.run.unit.compiler_missing", lambda: "torch finds no C++ compiler (none)")
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
@@ -197,21 +224,68 @@ def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPat
     assert str(tightrope.report(model)).startswith("level L1 (not fused: torch finds no C++ compiler")
 
 
+def _fails(*_: object) -> object:
+    raise TightropeError("torch's compiler refuses it.")
+
+
 def test_a_compiler_that_fails_leaves_the_step_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(*_: object) -> object:
-        raise TightropeError("torch's compiler refuses it.")
-
     monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))
-    monkeypatch.setattr("tightrope.fuse.build.compile_loops", fails)
     monkeypatch.setattr("tightrope.fuse.build._COMPILED", {})
+    monkeypatch.setattr("tightrope.fuse.build._REFUSED", {})
+    with monkeypatch.context() as broken:
+        broken.setattr("tightrope.fuse.build.compile_loops", _fails)
+        model = tightrope.compile(net(), budget="64MiB", fuse=True)
+        assert all(map(torch.equal, train(model), train(net())))
+        assert re.search(
+            r"^level L1 \(not fused: of (\d+) distinct stretches, \1 torch's compiler refuses it\)",
+            str(tightrope.report(model)),
+        )
+    monkeypatch.setattr("tightrope.fuse.build._REFUSED", {})  # as in another process, with another compiler
+    assert level_of_another() == "L2"
+    monkeypatch.setattr("tightrope.fuse.build._COMPILED", {})
+    monkeypatch.setattr("tightrope.fuse.build.compile_loops", _fails)
+    assert level_of_another() == "L1"  # its prices are known, and it cannot be compiled any more
+
+
+def level_of_another() -> str:
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
-    assert all(map(torch.equal, train(model), train(net())))
-    assert tightrope.report(model).level == "L1"
+    train(model, 1)
+    return tightrope.report(model).level
 
 
-def test_wrong_uses_say_what_to_do(fused: nn.Module, tmp_path: object) -> None:
+def test_a_stretch_with_other_values_is_left_out_and_the_report_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))
+    monkeypatch.setattr("tightrope.fuse.build._REFUSED", {})
+    monkeypatch.setattr("tightrope.fuse.build.difference", lambda found, wanted: 2.0)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    train(model, 1)
+    assert "gives other values than its ops, beyond the tolerance" in tightrope.report(model).why
+
+
+def test_stretches_that_do_not_fit_are_not_called_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightrope.fuse.choose._ROUNDS", 0)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    train(model, 1)
+    assert re.search(r"\d+ stretches would be faster, and no choice .* fits", tightrope.report(model).why)
+
+
+def test_the_backend_by_name_runs_fused() -> None:
+    wanted = train(net())
+    options = {"budget": "64MiB", "fuse": True}
+    model = torch.compile(net(), backend="tightrope", options=options)
+    found = train(model)
+    with accounts().unlimited():
+        assert max(map(difference, found[:-1], wanted[:-1])) <= WHOLE_STEP
+    seen = tightrope.report(model)
+    assert seen.level == "L2"
+    assert seen.forecast_peak == seen.observed_peak
+
+
+def test_wrong_uses_say_what_to_do() -> None:
     with pytest.raises(TightropeError, match="fuse='yes'"):
         tightrope.compile(net(), budget="64MiB", fuse="yes")  # type: ignore[arg-type]
     with pytest.raises(TightropeError, match="bit for bit"):

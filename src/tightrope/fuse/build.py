@@ -4,7 +4,7 @@ Idea        Every distinct program is compiled once per process, and torch keeps
             measured like an op: on made-up inputs, its time and every allocation that it makes.
 Guarantee   A program that is offered gave the unfused results within `tightrope.fuse.tolerance`, in
             memory of its own, laid out as captured, on these inputs.
-Gaps        Made-up inputs are not the real ones; see `tightrope.run.fused_check`.
+Gaps        Made-up inputs are not the real ones; see `tightrope.run.stretch_check`.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ from tightrope.price.store import PriceStore
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 _COMPILED: Final[dict[str, Compiled]] = {}
-_REFUSED: Final = Measured(0, known=False)
-"""Price of what cannot be fused."""
+_REFUSED: Final[dict[str, str]] = {}
+"""Why programs cannot be fused, for as long as the process lives: the next one may have another compiler."""
 
 
 def compiled(program: FusedProgram) -> Compiled:
@@ -42,40 +42,53 @@ def compiled(program: FusedProgram) -> Compiled:
     return _COMPILED[program.key]
 
 
-def price(program: FusedProgram, *, allocator: Allocator | None, store: PriceStore) -> Measured | None:
-    """Measure a program; None where it cannot be fused: it is refused, too large, or gives something else.
+def price(program: FusedProgram, *, allocator: Allocator | None, store: PriceStore) -> Measured | str:
+    """Measure a program, or say why it cannot be fused.
 
     Args:
         program: any.
         allocator: the hook that records allocations, None = times only.
         store: prices known already; new ones are added.
     """
-    name = f"fused {program.key}"
+    if program.key in _REFUSED:
+        return _REFUSED[program.key]
+    name = f"stretch {program.key}"
     found = store.get(name)
-    if found is None or (allocator is not None and found.ns and not found.known):
-        try:
-            found = _measured(program, allocator) or _REFUSED
-        except torch.OutOfMemoryError:
-            return None  # under another budget there may be room
-        store.put(name, found)
-    return found if found.ns else None
-
-
-def _measured(program: FusedProgram, allocator: Allocator | None) -> Measured | None:
+    if found is not None and (found.known or allocator is None):
+        return found
     try:
-        run = compiled(program)
-        given = made_up(program.inputs)
-        with torch.no_grad():
-            if not _agrees(program, run, given):
-                return None
-            return measure(lambda: tuple(run(list(given))), allocator)
+        measured = _measured(program, allocator)
     except torch.OutOfMemoryError:
-        raise
-    except (TightropeError, RuntimeError):
-        return None
+        return "too large to be measured under the limit"  # under another budget there may be room
+    except (TightropeError, RuntimeError) as error:
+        return _refused(program, error)
+    store.put(name, measured)
+    return measured
 
 
-def _agrees(program: FusedProgram, run: Compiled, given: list[torch.Tensor]) -> bool:
+def refused(program: FusedProgram) -> str:
+    """Compile a program; say why it cannot be, or nothing."""
+    try:
+        compiled(program)
+    except TightropeError as error:
+        return _refused(program, error)
+    return ""
+
+
+def _refused(program: FusedProgram, error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _REFUSED.setdefault(program.key, lines[0].rstrip("."))
+
+
+def _measured(program: FusedProgram, allocator: Allocator | None) -> Measured:
+    run = compiled(program)
+    given = made_up(program.inputs)
+    with torch.no_grad():
+        _check(program, run, given)
+        return measure(lambda: tuple(run(list(given))), allocator)
+
+
+def _check(program: FusedProgram, run: Compiled, given: list[torch.Tensor]) -> None:
     found = list(run(list(given)))
     wanted = function_of(program)(given)
     roots = {result.view.base: result.view for call in program.calls for result in call.results}
@@ -84,11 +97,12 @@ def _agrees(program: FusedProgram, run: Compiled, given: list[torch.Tensor]) -> 
         view, own = roots[number], tensor.untyped_storage()
         looks = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype)
         if looks != (view.shape, view.strides, view.offset, dtype_of(view.dtype)):
-            return False
-        if own.data_ptr() in memory or difference(tensor, want) > 1:
-            return False
+            raise TightropeError("lays its results out otherwise than its ops")
+        if own.data_ptr() in memory:
+            raise TightropeError("gives results that share memory")
+        if difference(tensor, want) > 1:
+            raise TightropeError("gives other values than its ops, beyond the tolerance")
         memory.add(own.data_ptr())
-    return True
 
 
 def made_up(layouts: Sequence[View]) -> list[torch.Tensor]:

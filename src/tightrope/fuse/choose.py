@@ -9,9 +9,9 @@ Complexity  One compilation per distinct stretch; one placement per round, of at
 Gaps        Bounds on time and bytes are those of plans that run op by op, so a fused plan claims none.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -32,30 +32,33 @@ from tightrope.core import (
     StorageId,
 )
 from tightrope.core.executable import ARENA, HEAP
-from tightrope.fuse.build import price
+from tightrope.fuse.build import price, refused
 from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.fuse.stretches import Region, regions
-from tightrope.fuse.traced import can_trace
 from tightrope.lower import contract, lower, simulate
 from tightrope.native.hook.allocator import Allocator
 from tightrope.plan.assemble import placed_within
+from tightrope.price.measure import Measured
+from tightrope.price.ops import Tick
 from tightrope.price.store import PriceStore
 
 _ROUNDS: Final = 12
 _LEAST_GAIN: Final = 0.03
 """Part of its time that a stretch must save."""
 
-Tick = Callable[[int, int, str], None]
 
+class Candidate(NamedTuple):
+    """A stretch that may run fused, and what that saves."""
 
-@dataclass(frozen=True)
-class Candidate:
-    """A stretch that may run fused: where, what, what it saves, and the stretch itself."""
-
-    region: Region
-    program: FusedProgram
-    saved: Nanoseconds
     stretch: FusedStretch
+    saved: Nanoseconds
+
+
+class Chosen(NamedTuple):
+    """A plan, and where none of its stretches runs fused, why."""
+
+    plan: Plan
+    why: str = ""
 
 
 def fused(
@@ -67,7 +70,7 @@ def fused(
     allocator: Allocator | None,
     store: PriceStore,
     tick: Tick | None = None,
-) -> Plan:
+) -> Chosen:
     """Let the stretches of a plan run fused where that is faster.
 
     Args:
@@ -80,11 +83,12 @@ def fused(
         tick: called with (done, total, what) while stretches are compiled.
 
     Returns:
-        A plan with stretches, placed again; or ``plan``, where none is worth it.
+        A plan with stretches, placed again; or ``plan``, where none is worth it, and why.
     """
     single = lower(graph, replace(plan, offsets=(), placed=False))
     room = budget - graph.persistent
-    chosen = _candidates(graph, single, room, threads, allocator, store, tick)
+    chosen, why = _candidates(graph, single, room, threads, allocator, store, tick)
+    num_faster = len(chosen)
     for _ in range(_ROUNDS):
         if not chosen:
             break
@@ -92,9 +96,13 @@ def fused(
         made = placed_within(made, room, plan.certificate.seed)
         found = _planned(graph, plan, made, [candidate.stretch for candidate in chosen])
         if found.forecast.total <= budget:
-            return found if found.forecast.ns < plan.forecast.ns else plan
+            if found.forecast.ns < plan.forecast.ns:
+                return Chosen(found)
+            return Chosen(plan, "the step would not be faster with those that fit the budget")
         chosen = _without_worst(made, chosen)
-    return plan
+    if num_faster:
+        why = f"{num_faster} stretches would be faster, and no choice of them was found that fits the budget"
+    return Chosen(plan, why)
 
 
 def _candidates(
@@ -105,35 +113,44 @@ def _candidates(
     allocator: Allocator | None,
     store: PriceStore,
     tick: Tick | None,
-) -> list[Candidate]:
-    found: list[Candidate] = []
+) -> tuple[list[Candidate], str]:
+    """List the stretches that are faster fused; where none is, say why."""
     every = regions(graph, single, most=room)
     bare = contract(single, [_bare(graph, region) for region in every])
     stretches = [instruction for instruction in bare.instructions if isinstance(instruction, Fused)]
     programs = [program_of(stretch, threads=threads) for stretch in stretches]
+    before = {p.key: sum(run.ns for run in s.runs) for s, (p, _, _) in zip(stretches, programs, strict=True)}
     distinct = {program.key: program for program, _, _ in programs}
     prices = {}
     for done, (key, program) in enumerate(distinct.items()):
         if tick is not None:
             tick(done, len(distinct), program.calls[0].target)
-        prices[key] = price(program, allocator=allocator, store=store) if can_trace(program) else None
+        prices[key] = _faster(program, before[key], price(program, allocator=allocator, store=store))
     store.save()
+    found: list[Candidate] = []
     storage_of = {event.buffer: event.storage for event in bare.flat() if isinstance(event, Alloc)}
-    for region, stretch, (program, _, made) in zip(every, stretches, programs, strict=True):
-        measured, before = prices[program.key], sum(run.ns for run in stretch.runs)
-        if measured is None or measured.ns > before * (1 - _LEAST_GAIN):
+    for region, (program, _, made) in zip(every, programs, strict=True):
+        measured = prices[program.key]
+        if isinstance(measured, str):
             continue
-        storages = [storage_of[buffer] for buffer in made]
-        allocations = _allocations(measured.allocations, storages)
-        found.append(
-            Candidate(
-                region,
-                program,
-                before - measured.ns,
-                FusedStretch(region.first, region.last, allocations, measured.ns),
-            )
-        )
-    return found
+        allocations = _allocations(measured.allocations, [storage_of[buffer] for buffer in made])
+        stretch = FusedStretch(region.first, region.last, allocations, measured.ns)
+        found.append(Candidate(stretch, before[program.key] - measured.ns))
+    return found, _why([measured for measured in prices.values() if isinstance(measured, str)])
+
+
+def _faster(program: FusedProgram, before: Nanoseconds, measured: Measured | str) -> Measured | str:
+    if isinstance(measured, Measured) and measured.ns > before * (1 - _LEAST_GAIN):
+        return "not faster than its ops"
+    return measured if isinstance(measured, str) else refused(program) or measured
+
+
+def _why(reasons: Sequence[str]) -> str:
+    """Say why no stretch runs fused, the most frequent reason first."""
+    if not reasons:
+        return "no stretch has several ops that could be one loop, and enough bytes"
+    counted = [f"{count} {reason}" for reason, count in Counter(reasons).most_common()]
+    return f"of {len(reasons)} distinct stretches, {'; '.join(counted)}"
 
 
 def _bare(graph: Graph, region: Region) -> FusedStretch:

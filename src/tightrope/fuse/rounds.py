@@ -13,6 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from tightrope.core import Bytes, Fused, Graph, InfeasibleError, Op, OpId, Plan
+from tightrope.fuse.choose import Chosen
 from tightrope.lower import lower
 from tightrope.plan.assemble import assemble
 from tightrope.plan.reasons import reasons
@@ -22,10 +23,10 @@ _WORTH: Final = 100
 """Room that is less than this part of the budget is not worth another search."""
 
 Search = Callable[[Graph, Bytes], Plan]
-Fuse = Callable[[Plan], Plan]
+Fuse = Callable[[Plan], Chosen]
 
 
-def fused_rounds(graph: Graph, first: Plan, *, budget: Bytes, search: Search, fuse: Fuse) -> Plan:
+def fused_rounds(graph: Graph, first: Plan, *, budget: Bytes, search: Search, fuse: Fuse) -> Chosen:
     """Improve a fused plan.
 
     Args:
@@ -35,7 +36,7 @@ def fused_rounds(graph: Graph, first: Plan, *, budget: Bytes, search: Search, fu
         search: plans a graph within so many bytes.
         fuse: fuses what fits the budget; see `tightrope.fuse.choose.fused`.
     """
-    best, target = fuse(first), budget
+    (best, why), target = fuse(first), budget
     for _ in range(ROUNDS - 1):
         if not best.stretches:
             break
@@ -49,14 +50,14 @@ def fused_rounds(graph: Graph, first: Plan, *, budget: Bytes, search: Search, fu
         except InfeasibleError:
             break
         single = assemble(graph, found.schedule, budget=target, seed=first.certificate.seed, placed=False)
-        again = fuse(replace(single, reasons=reasons(graph, single), placed=True))
+        again = fuse(replace(single, reasons=reasons(graph, single), placed=True)).plan
         if not again.stretches or (again.forecast.ns, again.forecast.total) >= (
             best.forecast.ns,
             best.forecast.total,
         ):
             break
         best = replace(again, budget=first.budget, limits=first.limits, planner=first.planner)
-    return best
+    return Chosen(best, why)
 
 
 def at_pace(graph: Graph, plan: Plan) -> Graph:

@@ -48,15 +48,6 @@ def function_of(program: FusedProgram) -> Function:
     return run
 
 
-def can_trace(program: FusedProgram) -> bool:
-    """Tell whether every view in a program can be had by ops."""
-    try:
-        function_of(program)
-    except TightropeError:
-        return False
-    return True
-
-
 def moved(tensor: torch.Tensor, way: Sequence[Move]) -> torch.Tensor:
     """Go from a tensor to a view of it."""
     for kind, numbers in way:

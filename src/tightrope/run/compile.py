@@ -309,8 +309,8 @@ def compile(
     check_fuse(fuse, verify)
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_example(example)
-    size, writes = parse_budget(budget, machine), overwrite and not fuse
-    settings = Settings(size, verify=verify, seed=seed, seconds=seconds, fuse=fuse, writes=writes)
+    size = parse_budget(budget, machine)
+    settings = Settings(size, verify=verify, seed=seed, seconds=seconds, fuse=fuse, writes=overwrite)
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()

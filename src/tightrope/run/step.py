@@ -107,7 +107,7 @@ def step(
     check_fuse(fuse, verify)
     settings = Settings(
         parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
-        writes=overwrite and not fuse,
+        writes=overwrite,
     )  # fmt: skip
     return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
 

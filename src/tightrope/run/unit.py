@@ -13,7 +13,7 @@ import torch
 
 from tightrope.capture._inductor import compiler_missing
 from tightrope.core import Bytes, Forecast, Graph, InfeasibleError, JudgeError, Plan, StorageId
-from tightrope.fuse.choose import fused
+from tightrope.fuse.choose import Chosen, fused
 from tightrope.fuse.rounds import fused_rounds
 from tightrope.lower.join import Turn
 from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
@@ -119,7 +119,6 @@ class Unit:
         self._known: list[_Known] = []
         self._least: Plan | None = None
         self._missed: InfeasibleError | None = None
-        self._unfused = ""
 
     @property
     def room(self) -> Room:
@@ -221,10 +220,11 @@ class Unit:
                 except InfeasibleError as error:
                     self._missed = error.with_traceback(None)
                 else:
+                    unfused = ""
                     if self.settings.fuse:
-                        plan = self._fused(plan, room.available - beside + self.graph.persistent)
+                        plan, unfused = self._fused(plan, room.available - beside + self.graph.persistent)
                     made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
-                    made.proof.unfused = self._unfused if not plan.stretches else ""
+                    made.proof.unfused = unfused
                     return made, beside
         assert self._missed is not None
         raise self._refusal(room, expected()).restated(self._missed) from None
@@ -316,11 +316,10 @@ class Unit:
             cache=self._cache,
         )
 
-    def _fused(self, plan: Plan, budget: Bytes) -> Plan:
-        """Let stretches of a plan run fused where that is faster and fits."""
-        self._unfused = compiler_missing() or "no stretch is faster fused"
-        if compiler_missing():
-            return plan
+    def _fused(self, plan: Plan, budget: Bytes) -> Chosen:
+        """Let stretches of a plan run fused where that is faster and fits; else say why none does."""
+        if missing := compiler_missing():
+            return Chosen(plan, missing)
         store = PriceStore(self.graph.environment)
         with self.status.task("compiling fused stretches", 1) as tick:
             return fused_rounds(
