@@ -1,7 +1,8 @@
 """Compile programs, measure them, and compare them with op by op runs.
 
 Idea        Every distinct program is compiled once per process, and torch keeps its code on disk. It is
-            measured like an op: on made-up inputs, its time and every allocation that it makes.
+            measured like an op: on made-up inputs, its time and every allocation that it makes. Its time is
+            taken in turns with that of its ops, so that what else the machine does slows both alike.
 Guarantee   A program that is offered gave the unfused results within `tightrope.fuse.tolerance`, in
             memory of its own, laid out as captured, on these inputs.
 Gaps        Made-up inputs are not the real ones; see `tightrope.run.stretch_check`.
@@ -11,20 +12,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 
 from tightrope.capture._inductor import compile_loops
-from tightrope.core import TightropeError, View
+from tightrope.core import Nanoseconds, TightropeError, View
 from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import difference
 from tightrope.fuse.traced import function_of
 from tightrope.native.hook.allocator import Allocator
-from tightrope.price.kernels import dtype_of
-from tightrope.price.measure import Measured, measure
+from tightrope.price.kernels import Kernel, dtype_of
+from tightrope.price.measure import Measured, clock_here, measure
 from tightrope.price.store import PriceStore
 
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 _COMPILED: Final[dict[str, Compiled]] = {}
+_MIN_RUNS, _MAX_RUNS = 3, 20
+_ENOUGH_NS: Final[Nanoseconds] = 10_000_000
 _REFUSED: Final[dict[str, str]] = {}
 """Why programs cannot be fused, for as long as the process lives: the next one may have another compiler."""
 
@@ -42,28 +46,34 @@ def compiled(program: FusedProgram) -> Compiled:
     return _COMPILED[program.key]
 
 
-def price(program: FusedProgram, *, allocator: Allocator | None, store: PriceStore) -> Measured | str:
+def price(
+    program: FusedProgram, before: Nanoseconds, *, allocator: Allocator | None, store: PriceStore
+) -> Measured | str:
     """Measure a program, or say why it cannot be fused.
 
     Args:
         program: any.
+        before: what its ops take one by one, as the graph prices them.
         allocator: the hook that records allocations, None = times only.
         store: prices known already; new ones are added.
+
+    Returns:
+        The price; its time is ``before``, times fused over unfused as measured here.
     """
     if program.key in _REFUSED:
         return _REFUSED[program.key]
-    name = f"stretch {program.key}"
-    found = store.get(name)
-    if found is not None and (found.known or allocator is None):
-        return found
-    try:
-        measured = _measured(program, allocator)
-    except torch.OutOfMemoryError:
-        return "too large to be measured under the limit"  # under another budget there may be room
-    except (TightropeError, RuntimeError) as error:
-        return _refused(program, error)
-    store.put(name, measured)
-    return measured
+    name, name_ops = f"stretch {program.key}", f"ops of stretch {program.key}"
+    found, ops = store.get(name), store.get(name_ops)
+    if found is None or ops is None or (allocator is not None and not found.known):
+        try:
+            found, ops = _measured(program, allocator)
+        except torch.OutOfMemoryError:
+            return "too large to be measured under the limit"  # under another budget there may be room
+        except (TightropeError, RuntimeError) as error:
+            return _refused(program, error)
+        store.put(name, found)
+        store.put(name_ops, ops)
+    return replace(found, ns=max(1, round(before * found.ns / ops.ns)))
 
 
 def refused(program: FusedProgram) -> str:
@@ -80,12 +90,47 @@ def _refused(program: FusedProgram, error: Exception) -> str:
     return _REFUSED.setdefault(program.key, lines[0].rstrip("."))
 
 
-def _measured(program: FusedProgram, allocator: Allocator | None) -> Measured:
+def _measured(program: FusedProgram, allocator: Allocator | None) -> tuple[Measured, Measured]:
+    """Measure a program, and its ops one by one."""
     run = compiled(program)
     given = made_up(program.inputs)
     with torch.no_grad():
         _check(program, run, given)
-        return measure(lambda: tuple(run(list(given))), allocator)
+        found = measure(lambda: tuple(run(list(given))), allocator)
+        together, apart = _in_turns(program, run, given)
+    return replace(found, ns=together), Measured(apart)
+
+
+def _in_turns(
+    program: FusedProgram, run: Compiled, given: list[torch.Tensor]
+) -> tuple[Nanoseconds, Nanoseconds]:
+    """Time a program and the kernels of its ops; the fastest of a few runs each."""
+    _, clock = clock_here()
+    inside = 0
+
+    def timed(kernel: Kernel) -> Kernel:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal inside
+            start = clock()
+            found = kernel(*arguments, **keywords)
+            inside += clock() - start
+            return found
+
+        return call
+
+    ops = function_of(program, wrap=timed)
+    together = apart = 2**62
+    spent = 0
+    for number in range(_MAX_RUNS):
+        inside = 0
+        ops(given)
+        start = clock()
+        run(list(given))
+        took = clock() - start
+        together, apart, spent = min(together, took), min(apart, inside), spent + took + inside
+        if number + 1 >= _MIN_RUNS and spent > _ENOUGH_NS:
+            break
+    return max(1, together), max(1, apart)
 
 
 def _check(program: FusedProgram, run: Compiled, given: list[torch.Tensor]) -> None:

@@ -125,17 +125,18 @@ def _candidates(
     for done, (key, program) in enumerate(distinct.items()):
         if tick is not None:
             tick(done, len(distinct), program.calls[0].target)
-        prices[key] = _faster(program, before[key], price(program, allocator=allocator, store=store))
+        measured = price(program, before[key], allocator=allocator, store=store)
+        prices[key] = _faster(program, before[key], measured)
     store.save()
     found: list[Candidate] = []
     storage_of = {event.buffer: event.storage for event in bare.flat() if isinstance(event, Alloc)}
     for region, (program, _, made) in zip(every, programs, strict=True):
-        measured = prices[program.key]
-        if isinstance(measured, str):
+        priced = prices[program.key]
+        if isinstance(priced, str):
             continue
-        allocations = _allocations(measured.allocations, [storage_of[buffer] for buffer in made])
-        stretch = FusedStretch(region.first, region.last, allocations, measured.ns)
-        found.append(Candidate(stretch, before[program.key] - measured.ns))
+        allocations = _allocations(priced.allocations, [storage_of[buffer] for buffer in made])
+        stretch = FusedStretch(region.first, region.last, allocations, priced.ns)
+        found.append(Candidate(stretch, before[program.key] - priced.ns))
     return found, _why([measured for measured in prices.values() if isinstance(measured, str)])
 
 

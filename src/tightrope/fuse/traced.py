@@ -9,14 +9,18 @@ from tightrope.core import TightropeError, View
 from tightrope.core.values import EMPTY, views
 from tightrope.fuse.program import FusedCall, FusedProgram
 from tightrope.fuse.views import Move, moves
-from tightrope.price.kernels import dtype_of, resolve, value_of
+from tightrope.price.kernels import Kernel, dtype_of, resolve, value_of
 
 Function = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 """Takes the inputs of a program and gives its outputs."""
 
 
-def function_of(program: FusedProgram) -> Function:
+def function_of(program: FusedProgram, *, wrap: Callable[[Kernel], Kernel] | None = None) -> Function:
     """Write a program as a function that calls its ops one by one.
+
+    Args:
+        program: any.
+        wrap: put around the kernel of every op.
 
     Raises:
         TightropeError: a value is looked at in a way that no op here gives.
@@ -24,6 +28,8 @@ def function_of(program: FusedProgram) -> Function:
     roots = {result.view.base: result.view for call in program.calls for result in call.results}
     ways = {view: _way(roots, view) for view in _views(program)}
     kernels = [resolve(call.target) for call in program.calls]
+    if wrap is not None:
+        kernels = [wrap(kernel) for kernel in kernels]
     over = _last_uses(program)
 
     def run(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
