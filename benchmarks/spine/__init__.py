@@ -8,6 +8,7 @@ from benchmarks.spine import (
     budgets,
     curves,
     estimates,
+    frontier,
     fused,
     limits,
     monotone,
@@ -31,5 +32,6 @@ BARS: tuple[Bar, ...] = (
     beforehand.BAR,
     shown.BAR,
     fused.BAR,
+    frontier.BAR,
 )
 """All bars, in the order in which they are run."""

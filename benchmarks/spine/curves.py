@@ -27,10 +27,10 @@ _LONGEST = 1.22
 def rows(name: str, settings: Settings, *, limit: float) -> Iterator[Row]:
     """Measure the peers, then planned steps at the bar's share, at the best peer's, and the smallest."""
     peak = eager_peak(name, settings)
-    want = _bits(eager_loop(fresh(name, settings)))
+    want = bits_of_step(eager_loop(fresh(name, settings)))
     blocks: float | None = None
     for peer in peers(settings):
-        row: Row = {"net": name, "eager_peak": peak} | _peer(name, peer, settings, peak, want)
+        row: Row = {"net": name, "eager_peak": peak} | peer_row(name, peer, settings, peak, want)
         if peer.name == "per block":
             blocks = row["share"]
         yield row
@@ -39,7 +39,7 @@ def rows(name: str, settings: Settings, *, limit: float) -> Iterator[Row]:
         asks.append(("tightrope = per block", of_peak(blocks - 64 / peak, peak)))
     asks.append(("tightrope smallest", _smallest_plan(name, settings)))
     for who, budget in asks:
-        yield {"net": name, "eager_peak": peak, "who": who} | _planned(name, settings, budget, peak, want)
+        yield {"net": name, "eager_peak": peak, "who": who} | planned_row(name, settings, budget, peak, want)
     if limit == _LIMITS["S5"]:
         yield {"net": name} | whole_step(name, settings, limit)
         yield {"net": name} | whole_step(name, settings, None)
@@ -58,20 +58,30 @@ def _figures(ratio: Ratio) -> Row:
     return {"ratio": ratio.median, "interval": [ratio.low, ratio.high], "time": str(ratio)}
 
 
-def _peer(name: str, peer: Peer, settings: Settings, peak: Bytes, want: str) -> Row:
+def peer_row(name: str, peer: Peer, settings: Settings, peak: Bytes, want: str) -> Row:
+    """Measure one peer beside eager: its share of the eager peak, its time, whether its bits are eager's."""
     case, twin = fresh(name, settings), eager_loop(fresh(name, settings))
     with peer.setting():
         loop = Loop(case.model, case.inputs, peer.make(case))
-        equal = _bits(loop) == want
+        equal = bits_of_step(loop) == want
         share = live_peak(loop, native()) / peak
         ratio = paired_ratio(loop, twin, num_pairs=settings.num_pairs)
     return {"who": peer.name, "share": share, "equal": equal} | _figures(ratio)
 
 
-def _planned(name: str, settings: Settings, budget: Callable[[Bytes], Bytes], peak: Bytes, want: str) -> Row:
-    with planned(name, settings, budget) as net:
+def planned_row(
+    name: str,
+    settings: Settings,
+    budget: Callable[[Bytes], Bytes],
+    peak: Bytes,
+    want: str,
+    *,
+    fuse: bool = False,
+) -> Row:
+    """Measure a planned step beside eager, or say why there is none."""
+    with planned(name, settings, budget, fuse=fuse) as net:
         try:
-            equal = _bits(net.loop) == want
+            equal = bits_of_step(net.loop) == want
         except InfeasibleError as error:
             found = error.smallest_found
             least = "none" if found is None else f"{(found - net.held) / peak:.3f}"
@@ -95,7 +105,7 @@ def _planned(name: str, settings: Settings, budget: Callable[[Bytes], Bytes], pe
         return row | _figures(paired_ratio(net.loop, eager_loop(net.case), num_pairs=settings.num_pairs))
 
 
-def _bits(loop: Loop) -> str:
+def bits_of_step(loop: Loop) -> str:
     """Digest of the loss and the gradients of one step from a fixed seed and fresh weights."""
     loop.clear()
     torch.manual_seed(0)

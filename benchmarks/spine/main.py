@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from benchmarks.spine import BARS
+from benchmarks.spine import BARS, frontier
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 from benchmarks.spine.cases import run_case
 from benchmarks.zoo import REGISTRY
@@ -35,6 +35,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
             found.append({"bars": bar.ids, "title": bar.title, "rows": rows})
             verdicts += judged
             _write(Path(asked.json), settings, found, verdicts)
+            if asked.svg and bar is frontier.BAR:
+                frontier.draw(rows, Path(asked.svg))
     console.print()
     for verdict in verdicts:
         console.print(_line(verdict), markup=False, soft_wrap=True, highlight=False)
@@ -120,5 +122,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--inductor", action="store_true", help="measure Inductor too (minutes)")
     parser.add_argument("--nets", default="", help="run the bars on these nets instead of their own")
     parser.add_argument("--json", default="results/spine.json", help="where the figures go")
+    parser.add_argument("--svg", default="", help="draw the curves of U2 into this file")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is missed")
     return parser
