@@ -19,10 +19,14 @@ from tightrope.core import (
     JudgeError,
     Plan,
     PlanFileError,
+    Run,
     TightropeError,
     VerificationError,
+    View,
 )
 from tightrope.core.codec import dump_executable, dump_plan, load_executable, load_plan
+from tightrope.core.executable_check import check_executable
+from tightrope.core.values import INNER
 from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.judge import walk_executable
@@ -157,6 +161,24 @@ def test_the_judge_refuses_wrong_stretches(fused: nn.Module, change: Callable[[F
     walk_executable(made.graph, made.executable)
     with pytest.raises((JudgeError, PlanFileError)):
         walk_executable(made.graph, changed(made.executable, change))
+
+
+def test_a_view_beyond_a_value_inside_a_stretch_is_refused(fused: nn.Module) -> None:
+    def beyond(stretch: Fused) -> Fused:
+        run = next(run for run in stretch.runs if inner(run))
+        wider = tuple(
+            replace(v, offset=1) if isinstance(v, View) and v.base <= INNER else v for v in run.arguments
+        )
+        runs = tuple(replace(one, arguments=wider) if one is run else one for one in stretch.runs)
+        return replace(stretch, runs=runs)
+
+    def inner(run: Run) -> bool:
+        return any(isinstance(v, View) and v.base <= INNER for v in run.arguments)
+
+    made = prepared_of(fused)
+    check_executable(made.executable)
+    with pytest.raises(PlanFileError, match="inside its buffer: it ends at byte"):
+        check_executable(changed(made.executable, beyond))
 
 
 def test_random_ops_stay_alone(fused: nn.Module) -> None:
