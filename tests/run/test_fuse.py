@@ -19,14 +19,19 @@ from tightrope.core import (
     JudgeError,
     Plan,
     PlanFileError,
+    Run,
     TightropeError,
     VerificationError,
+    View,
 )
 from tightrope.core.codec import dump_executable, dump_plan, load_executable, load_plan
+from tightrope.core.executable_check import check_executable
+from tightrope.core.values import INNER
 from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.judge import walk_executable
 from tightrope.lower import lower
+from tightrope.lower.writes import written as written_over
 from tightrope.record.forecast import forecast
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
@@ -159,6 +164,24 @@ def test_the_judge_refuses_wrong_stretches(fused: nn.Module, change: Callable[[F
         walk_executable(made.graph, changed(made.executable, change))
 
 
+def test_a_view_beyond_a_value_inside_a_stretch_is_refused(fused: nn.Module) -> None:
+    def beyond(stretch: Fused) -> Fused:
+        run = next(run for run in stretch.runs if inner(run))
+        wider = tuple(
+            replace(v, offset=1) if isinstance(v, View) and v.base <= INNER else v for v in run.arguments
+        )
+        runs = tuple(replace(one, arguments=wider) if one is run else one for one in stretch.runs)
+        return replace(stretch, runs=runs)
+
+    def inner(run: Run) -> bool:
+        return any(isinstance(v, View) and v.base <= INNER for v in run.arguments)
+
+    made = prepared_of(fused)
+    check_executable(made.executable)
+    with pytest.raises(PlanFileError, match="inside its buffer: it ends at byte"):
+        check_executable(changed(made.executable, beyond))
+
+
 def test_random_ops_stay_alone(fused: nn.Module) -> None:
     made = prepared_of(fused)
     inside = [run for i in made.executable.instructions if isinstance(i, Fused) for run in i.runs]
@@ -177,6 +200,91 @@ def test_a_plan_whose_stretch_reaches_past_the_end_is_refused(fused: nn.Module) 
 
 def _with(plan: Plan, stretch: object) -> Plan:
     return replace(plan, stretches=(*plan.stretches[:-1], stretch))
+
+
+def net_with_lone_ops() -> nn.Module:
+    """ReLU between two matrix products is no stretch; forward and backward write over their inputs."""
+    return nn.Sequential(net(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+
+@pytest.fixture(scope="module")
+def written() -> nn.Module:
+    model = tightrope.compile(net_with_lone_ops(), budget="64MiB", fuse=True)
+    found, wanted = train(model), train(net_with_lone_ops())
+    with accounts().unlimited():
+        assert max(map(difference, found[:-1], wanted[:-1])) <= WHOLE_STEP
+    return model
+
+
+def writing(made: Prepared) -> list[Run]:
+    """Runs that write their result over an input."""
+    runs = [i for i in made.executable.instructions if isinstance(i, Run)]
+    return [run for run in runs if run.target != made.graph.op(run.op).target]
+
+
+def test_a_fused_plan_writes_over_inputs_outside_its_stretches(written: nn.Module) -> None:
+    made, seen = prepared_of(written), tightrope.report(written)
+    assert made.plan.stretches
+    assert {run.target for run in writing(made)} == {
+        "aten.relu_.default",
+        "aten.threshold_backward.grad_input",
+    }
+    assert seen.level == "L2"
+    assert seen.forecast_peak == seen.observed_peak
+    assert seen.divergences == 0
+    by_itself = lower(made.graph, replace(made.plan, stretches=(), offsets=(), placed=False))
+    assert sum(run.target != made.graph.op(run.op).target for run in by_itself.runs()) > len(writing(made))
+
+
+def _elsewhere(made: Prepared, run: Run) -> Run:
+    """Write over a parameter."""
+    name, view = run.keywords[-1]
+    return replace(run, keywords=(*run.keywords[:-1], (name, replace(view, base=0))))
+
+
+def _other_form(made: Prepared, run: Run) -> Run:
+    return replace(run, target="aten.exp.out")
+
+
+def _plain(made: Prepared, run: Run) -> Run:
+    return replace(run, target=made.graph.op(run.op).target, keywords=run.keywords[:-1])
+
+
+@pytest.mark.parametrize("change", [_elsewhere, _other_form, _plain])
+def test_the_judge_refuses_wrong_writes_beside_stretches(
+    written: nn.Module, change: Callable[[Prepared, Run], Run]
+) -> None:
+    made = prepared_of(written)
+    walk_executable(made.graph, made.executable)
+    for run in (run for run in writing(made) if run.keywords):
+        rows = tuple(change(made, run) if i is run else i for i in made.executable.instructions)
+        with pytest.raises(JudgeError, match=made.graph.op(run.op).target):
+            walk_executable(made.graph, replace(made.executable, instructions=rows))
+
+
+def test_the_judge_refuses_a_write_inside_a_stretch(written: nn.Module) -> None:
+    """Every op of a stretch that could write over an input, made to: the function would not do so."""
+    made = prepared_of(written)
+    num_tried = 0
+    for stretch in (i for i in made.executable.instructions if isinstance(i, Fused)):
+        for run in stretch.runs:
+            op = made.graph.op(run.op)
+            over = next(
+                (v for v, w in zip(run.arguments, op.arguments, strict=True) if _is(w, op.over)), None
+            )
+            if over is None:
+                continue
+            assert isinstance(over, View)
+            runs = tuple(written_over(one, over) if one is run else one for one in stretch.runs)
+            rows = tuple(replace(i, runs=runs) if i is stretch else i for i in made.executable.instructions)
+            with pytest.raises(JudgeError):
+                walk_executable(made.graph, replace(made.executable, instructions=rows))
+            num_tried += 1
+    assert num_tried > 5
+
+
+def _is(argument: object, storage: int) -> bool:
+    return isinstance(argument, View) and argument.base == storage >= 0
 
 
 def test_a_stretch_that_gives_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from tightrope.capture._torch import real_tensors
 from tightrope.core import TightropeError
@@ -49,6 +48,7 @@ def compile_loops(
         from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.virtualized import V
         from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.proxy_tensor import make_fx
 
     def flat(*values: torch.Tensor) -> Any:
         return function(list(values))

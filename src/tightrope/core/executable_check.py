@@ -35,7 +35,6 @@ _MAX_DIMS: Final = 64
 _MAX_RESULTS: Final = 10_000
 _MAX_PARTS: Final = 100_000
 _MAX_ENGINES: Final = 128
-_MAX_INNER: Final[Bytes] = 2**62
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _TARGET: Final = re.compile(r"[A-Za-z_]\w{0,199}(\.[A-Za-z_]\w{0,199}){1,2}", re.ASCII)
 
@@ -85,7 +84,7 @@ class _Live:
         self.executable = executable
         self.bytes: list[Bytes] = []
         self.open: set[int] = set()
-        self.inner: set[int] = set()
+        self.inner: dict[int, Bytes] = {}  # values inside the present stretch, and where they end
         self.part = 0
 
     def take(self, instruction: Instruction, where: str) -> None:
@@ -167,7 +166,7 @@ class _Live:
                 refuse(f"{where}.runs[{number}].inside", run.inside, "empty: the function allocates")
             for result in run.results:
                 if result.view.base == INNER - len(self.inner):
-                    self.inner.add(result.view.base)
+                    self.inner[result.view.base] = result.view.end
             self._run(run, f"{where}.runs[{number}]")
         self.inner.clear()
 
@@ -200,7 +199,7 @@ class _Live:
         for size in (*view.shape, *view.strides, view.offset):
             within(size, where)
         within(view.input, f"{where}.input", low=-1, high=MAX_ID)
-        held = 0 if view.base == EMPTY else self.bytes[view.base] if view.base >= 0 else _MAX_INNER
+        held = self.bytes[view.base] if view.base >= 0 else self.inner.get(view.base, 0)
         if view.end > held:
             refuse(f"{where}.shape", view.shape, f"inside its buffer: it ends at byte {view.end} of {held}")
 

@@ -35,7 +35,7 @@ from tightrope.core.executable import ARENA, HEAP
 from tightrope.fuse.build import price, refused
 from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.fuse.stretches import Region, regions
-from tightrope.lower import contract, lower, simulate
+from tightrope.lower import contract, lower, simulate, without_writes
 from tightrope.native.hook.allocator import Allocator
 from tightrope.plan.assemble import placed_within
 from tightrope.price.measure import Measured
@@ -85,21 +85,22 @@ def fused(
     Returns:
         A plan with stretches, placed again; or ``plan``, where none is worth it, and why.
     """
-    single = lower(graph, replace(plan, offsets=(), placed=False))
+    single = lower(without_writes(graph), plan.schedule)
     room = budget - graph.persistent
     chosen, why = _candidates(graph, single, room, threads, allocator, store, tick)
     num_faster = len(chosen)
     for _ in range(_ROUNDS):
         if not chosen:
             break
-        made = contract(single, [candidate.stretch for candidate in chosen])
+        stretches = tuple(candidate.stretch for candidate in chosen)
+        made = lower(graph, replace(plan, offsets=(), placed=False, stretches=stretches))
         made = placed_within(made, room, plan.certificate.seed)
-        found = _planned(graph, plan, made, [candidate.stretch for candidate in chosen])
+        found = _planned(graph, plan, made, stretches)
         if found.forecast.total <= budget:
             if found.forecast.ns < plan.forecast.ns:
                 return Chosen(found)
             return Chosen(plan, "the step would not be faster with those that fit the budget")
-        chosen = _without_worst(made, chosen)
+        chosen = _without_worst(made, chosen, room)
     if num_faster:
         why = f"{num_faster} stretches would be faster, and no choice of them was found that fits the budget"
     return Chosen(plan, why)
@@ -180,6 +181,9 @@ def _planned(graph: Graph, plan: Plan, made: Executable, stretches: Sequence[Fus
     claim = plan.certificate
     served = [event for event in made.flat() if isinstance(event, Alloc) and event.space in (ARENA, HEAP)]
     in_memory = {event.storage for event in served}
+    for run in made.instructions:
+        if isinstance(run, Run):  # also what it writes over an input
+            in_memory.update(result.view.base for result in graph.op(run.op).results)
     return replace(
         plan,
         offsets=tuple(event.offset for event in served),
@@ -200,20 +204,27 @@ def _reason(reason: Reason, in_memory: set[StorageId]) -> Reason:
     return replace(reason, decision="fused", text=text)
 
 
-def _without_worst(made: Executable, chosen: Sequence[Candidate]) -> list[Candidate]:
-    """Leave out the stretch that holds most at the peak, or else the one that saves least."""
+def _without_worst(made: Executable, chosen: Sequence[Candidate], room: Bytes) -> list[Candidate]:
+    """Leave out stretches that hold more than the room, or else the one at the peak, or that saves least.
+
+    What is live while a stretch runs does not depend on which others are chosen.
+    """
     live: Bytes = 0
     highest, worst, number = -1, 0, -1
     size: dict[int, Bytes] = {}
     least = min(range(len(chosen)), key=lambda position: chosen[position].saved)
+    left_out: set[int] = set()
     for instruction in made.instructions:
         number += isinstance(instruction, Fused)
         for event in instruction.inside if isinstance(instruction, Run | Fused) else (instruction,):
             if isinstance(event, Alloc) and event.space:
                 size[event.buffer] = made.charged(event)
                 live += size[event.buffer]
+                if live > room and isinstance(instruction, Fused):
+                    left_out.add(number)
                 if live > highest:
                     highest, worst = live, number if isinstance(instruction, Fused) else least
             elif isinstance(event, Release):
                 live -= size[event.buffer]
-    return [candidate for position, candidate in enumerate(chosen) if position != worst]
+    left_out = left_out or {worst}
+    return [candidate for position, candidate in enumerate(chosen) if position not in left_out]

@@ -178,6 +178,8 @@ class _Walker(Books):
     def _check_write(self, run: Run, op: Op) -> int:
         """Return the buffer that a run writes its result over."""
         buffer = self.live[op.over]
+        if buffer <= INNER:
+            self._fail(f"writes over {self._name(op.over)}, a value inside a fused stretch")
         if wrong := wrong_write(self.graph, run, op, buffer):
             self._fail(wrong)
         if run.inside:

@@ -4,7 +4,8 @@ Idea        Walk the schedule once with the live copy of every storage. A run al
             was measured to allocate; views of storages become views of the live buffers. Where the
             schedule frees a storage is not copied: a buffer ends right after the last instruction
             that touches it, which is never later. Where an input that an op may write over ends at its
-            run, the run writes there and the buffer goes on as that of the result.
+            run, the run writes there and the buffer goes on as that of the result. Ops in fused stretches
+            do not: what a compiled function makes, it allocates.
 Guarantee   Equal graphs, schedules and offsets give equal executables, in the normal form of
             `tightrope.core.executable`. Whether the result is right is for the judge to say.
 Complexity  Linear in the steps and their arguments.
@@ -24,6 +25,7 @@ from tightrope.core import (
     FingerprintError,
     Free,
     Fused,
+    FusedStretch,
     Graph,
     Instruction,
     JudgeError,
@@ -84,12 +86,13 @@ def lower(graph: Graph, what: Plan | Schedule, machine: Machine | None = None) -
     if machine is not None:
         graph = fitted(graph, machine.tiers[0].alignment)
     steps = (what.schedule if isinstance(what, Plan) else what).steps
-    walk = _Lowering(graph, machine, _last_reads(graph, steps))
+    stretches = what.stretches if isinstance(what, Plan) else ()
+    walk = _Lowering(graph, machine, _last_reads(graph, steps) - _fused(graph, steps, stretches))
     for position, step in enumerate(steps):
         walk.take(position, step)
     made = walk.finish()
-    if isinstance(what, Plan) and what.stretches:
-        made = contract(made, what.stretches)
+    if stretches:
+        made = contract(made, stretches)
     if not isinstance(what, Plan) or not what.placed:
         return made
     return place_at(made, what.offsets, arena=what.forecast.arena)
@@ -158,6 +161,15 @@ def _last_reads(graph: Graph, steps: Sequence[Step]) -> set[int]:
             case _:
                 pass
     return found
+
+
+def _fused(graph: Graph, steps: Sequence[Step], stretches: Sequence[FusedStretch]) -> set[int]:
+    """Find the steps whose op runs inside a stretch, which makes its results in memory of its own."""
+    if not stretches:
+        return set()
+    returns = {end - 1 for end in graph.boundaries}
+    runs = [at for at, step in enumerate(steps) if isinstance(step, Compute) and step.op not in returns]
+    return {at for stretch in stretches for at in runs[stretch.first : stretch.last]}
 
 
 class _Lowering:

@@ -105,7 +105,7 @@ class Calls:
         self.accounts.note_tensors(real)
         self.accounts.note_tensors(tensor.grad for tensor in real if isinstance(tensor, torch.nn.Parameter))
         try:
-            writes = self.settings.writes and not self.settings.fuse  # contract knows no writes
+            writes = self.settings.writes
             one = Captured.of(program, real, self.accounts.allocator, self.status, finish, writes=writes)
         except InfeasibleError as error:
             raise self.prospects.unmeasured(program.graph, error, self._expected_need()) from None

@@ -81,8 +81,7 @@ def step(
         seconds: of plan search; default: until the default effort is spent.
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
-        overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits. Not
-            together with ``fuse``.
+        overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
 
     Returns:
         A callable that runs one training step per call.
