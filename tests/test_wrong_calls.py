@@ -76,6 +76,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "compile, seconds text": (compiling(seconds="5"), "seconds='5': give a number of seconds"),
     "compile, seconds 0": (compiling(seconds=0), "seconds=0: give a number of seconds"),
     "compile, seconds nan": (compiling(seconds=math.nan), "seconds=nan: give a number"),
+    "compile, overwrite text": (compiling(overwrite="no"), "overwrite='no': give True or False"),
+    "compile, overwrite None": (compiling(overwrite=None), "overwrite=None: give True or False"),
+    "compile, fuse 1": (compiling(fuse=1), "fuse=1: give True or False"),
     "compile, progress text": (compiling(progress="yes"), "progress='yes': give True, False"),
     "compile, example 3": (compiling(example=3), r"example=3: give a tuple .*example=\(x,\)"),
     "compile, example tensor": (compiling(example=BATCH), r"example=tensor\(.*example=\(x,\)"),
@@ -93,6 +96,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "step, verify": (stepping(verify=3), "verify=3: use"),
     "step, seed": (stepping(seed=1.5), r"seed=1\.5: give a whole number"),
     "step, seconds": (stepping(seconds=-1), "seconds=-1: give"),
+    "step, overwrite": (stepping(overwrite="no"), "overwrite='no': give True or False"),
     "step, progress": (stepping(progress=BATCH), r"progress=tensor\("),
     # replay
     "replay None": (replaying(None), "budget None"),

@@ -111,6 +111,16 @@ MALFORMED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "number": (_put("instructions", RUN_A, 7, value=2**63), "integers lie between"),
     "part": (_put("instructions", 1, 1, value=1), "the next part, 0"),
     "surplus": (_put("instructions", 4, value=["release", 1, 2]), "has at most 2 items"),
+    "surplus inside a view": (
+        _put("instructions", RUN_A, 3, 0, value=["view", 0, "float32", [4, 4], [4, 1], 0, "", 0, 7]),
+        r"instructions\[2\]\[3\]\[0\] = 7 as item 8: has at most 8 items",
+    ),
+    "surplus inside a run": (
+        _put("instructions", RUN_A, 6, 0, value=["alloc", 1, 1, 64, 0, 1, 9]),
+        "has at most 6 items",
+    ),
+    "no such input": (_put("instructions", RUN_A, 3, 0, 7, value=10**6), "input = 1000000: must be -1, or"),
+    "another input": (_put("instructions", RUN_B, 3, 0, 1, 0, 7, value=0), "input = 0: must be -1, or"),
     "not a list": (_put("instructions", value=3), "instructions = 3"),
 }
 

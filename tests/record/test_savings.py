@@ -7,7 +7,7 @@ from torch import nn
 
 import tightrope
 from tests.plan.bound_oracle import least_time, plain_graph, training_graph
-from tightrope.core import Graph, JudgeError, Summary, Trace, format_bytes, format_time
+from tightrope.core import BudgetPoint, Graph, JudgeError, Summary, Trace, format_bytes, format_time
 from tightrope.core.graph import RETURN
 from tightrope.plan import plan_curve, solve, whole_bytes
 from tightrope.record import explain, forecast
@@ -24,6 +24,13 @@ def curved(graph: Graph) -> Trace:
 
 def taken(trace: Trace) -> int:
     return trace.summary.persistent + trace.summary.arena + trace.summary.outside
+
+
+def test_nothing_is_proved_of_fused_plans() -> None:
+    """Bounds are those of plans op by op; a fused plan may be faster than any of them."""
+    points = (BudgetPoint(80, 80, 130, ns_bound=110), BudgetPoint(100, 100, 100, ns_bound=100))
+    plan = Summary(budget=100, arena=100, ns=90, base_ns=100, curve=points, stretches=2)
+    assert price_of(Trace("forecast", (), summary=plan), 20) == Price(0, 40, 80)
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -101,6 +101,15 @@ def test_values_are_those_of_eager_within_the_tolerance(budget: str) -> None:
     assert "within a tolerance" in seen.verified
 
 
+def test_results_apart_from_the_plain_graph_are_told_with_their_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tightrope.run.reference.WHOLE_STEP", 0)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True, verify="graph")
+    with pytest.raises(VerificationError, match=r'rounding may add up.*verify="first"'):
+        train(model)
+
+
 def test_fewer_bytes_or_less_time_than_op_by_op(fused: nn.Module) -> None:
     plan = prepared_of(fused).plan
     assert plan.stretches

@@ -147,7 +147,7 @@ class _GraphBuilder:
         self.written = [node for node in self.given if node.name in written]
         self.user_outputs = user_outputs
         needed = _needed(self.nodes, self.outputs)
-        boundary = self._boundary(needed)
+        boundary = self._split(needed)
         for position, node in enumerate(self.nodes):
             if position == boundary and self.num_forward < len(self.outputs):
                 self._return_to_caller()
@@ -158,15 +158,30 @@ class _GraphBuilder:
         outputs = self.outputs[self.num_forward :] if self.parts else self.outputs
         self._part(inputs, outputs)
 
-    def _boundary(self, needed: set[torch.fx.Node]) -> int:
-        """Position in the node list at which every forward output exists and no backward op ran."""
+    def _split(self, needed: set[torch.fx.Node]) -> int:
+        """Put every forward op before all that comes of the caller's gradients; give the position between.
+
+        What is returned as a view of a value changed in place is traced anew, behind the backward.
+        """
         inside = _needed(self.nodes, self.outputs[: self.num_forward])
-        last = -1
-        for position, node in enumerate(self.nodes):
-            forward = node in inside or (node in needed and node.meta.get("partitioner_tag") == "is_forward")
-            if node.op == "call_function" and forward:
-                last = position
-        return last + 1
+        late = set(self.tangents)
+        for node in self.nodes:
+            if not late.isdisjoint(node.all_input_nodes):
+                late.add(node)
+        first = next(
+            (at for at, node in enumerate(self.nodes) if node in late - {*self.tangents}), len(self.nodes)
+        )
+        forward = [
+            at
+            for at, node in enumerate(self.nodes)
+            if node.op == "call_function" and node not in late
+            if node in inside or (node in needed and node.meta.get("partitioner_tag") == "is_forward")
+        ]
+        end = 1 + max((at for at in forward if at < first), default=-1)
+        moved = [self.nodes[at] for at in forward if at >= end]
+        others = [node for node in self.nodes[end:] if node not in set(moved)]
+        self.nodes[end:] = moved + others
+        return end + len(moved)
 
     def _external(self, node: torch.fx.Node, number: int) -> None:
         value = self._constant(node) if node.op == "get_attr" else tensor_of(node)

@@ -86,6 +86,7 @@ class _Live:
         self.open: set[int] = set()
         self.inner: dict[int, Bytes] = {}  # values inside the present stretch, and where they end
         self.part = 0
+        self.handed: list[int | None] = []  # buffers that inputs so far look into
 
     def take(self, instruction: Instruction, where: str) -> None:
         match instruction:
@@ -179,6 +180,7 @@ class _Live:
         for number, given in enumerate(resume.inputs):
             if given.view is not None:
                 self._view(given.view, f"{where}.inputs[{number}].view")
+            self.handed.append(None if given.view is None else given.view.base)
 
     def _arguments(self, values: Sequence[Argument], where: str) -> None:
         few(values, where)
@@ -187,6 +189,8 @@ class _Live:
             if isinstance(value, View | Items):
                 for view in views(value):
                     self._view(view, at)
+                    if view.input != -1 and view.base not in self.handed[view.input : view.input + 1]:
+                        refuse(f"{at}.input", view.input, f"-1, or an input that is buffer {view.base}")
             _check_names(value, at)
 
     def _view(self, view: View, where: str) -> None:

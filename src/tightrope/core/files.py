@@ -163,6 +163,9 @@ def _check_fields(value: Any, info: inspect.Type, path: str, name: str) -> None:
             raise PlanFileError(
                 f"{name}: {path} = {quote(value[most])} as item {most}: has at most {most} items."
             )
+        for position, field in enumerate(info.fields[: len(value)], most - len(info.fields)):
+            if position < len(value):
+                _check_fields(value[position], field.type, f"{path}[{position}]", name)
     elif isinstance(info, inspect.EnumType) and isinstance(value, int) and value < 0:
         raise PlanFileError(f"{name}: {path} = {value}: flags are not negative.")
     elif isinstance(info, inspect.StructType) and isinstance(value, dict):

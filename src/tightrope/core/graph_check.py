@@ -1,12 +1,13 @@
 """What makes a graph well formed."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from tightrope.core.checking import distinct, few, refuse, within
 from tightrope.core.graph import RETURN, Flag, Graph, Op
 from tightrope.core.json_text import MAX_INT
 from tightrope.core.units import Bytes, StorageId
-from tightrope.core.values import EMPTY, ITEM_BYTES, Part, View, views
+from tightrope.core.values import EMPTY, ITEM_BYTES, Argument, Part, View, views
 
 _MAX_EVENTS: Final = 20_000_000
 _MAX_ALIGNMENT: Final[Bytes] = 2**30
@@ -24,7 +25,8 @@ def check_graph(graph: Graph) -> None:
     op or by the caller; every other storage is made by exactly one op; a variant belongs to
     exactly one op and makes only what that op makes; the allocations of every op name each created storage
     once, with its bytes, and release every temporary; arguments look into what the op reads, inside its
-    bytes, and results into what it creates; no op of one call reads what another call makes.
+    bytes, through an input that is that storage and handed over, and results into what it creates; no op
+    reads what another call makes, or what is handed over with a later part.
 
     A graph does not change, so one that passed is not looked at again.
 
@@ -214,6 +216,39 @@ def _check_parts(graph: Graph) -> None:
     if begin != len(graph.ops):
         refuse("graph: $.parts", begin, f"the last one ends with the graph, at {len(graph.ops)}")
     _check_calls(graph)
+    _check_inputs(graph)
+
+
+def _check_inputs(graph: Graph) -> None:
+    """Refuse a look through an input that is not handed over yet, or that stands for another storage."""
+    handed: list[StorageId | None] = []
+    begin = 0
+    for position, part in enumerate(graph.parts):
+        handed += [None if given.view is None else given.view.base for given in part.inputs]
+        for op in graph.ops[begin : part.end]:
+            again = (graph.variants[op.variant - len(graph.ops)],) if op.variant != -1 else ()
+            for one in (op, *again):
+                _check_looks(
+                    (*one.arguments, *(v for _, v in one.keywords)), handed, f"graph: $.ops[{op.id}]"
+                )
+        _check_looks(part.outputs, handed, f"graph: $.parts[{position}].outputs")
+        begin = part.end
+    first: dict[StorageId, int] = {}
+    for position, part in enumerate(graph.parts):
+        for given in part.inputs:
+            if given.view is not None:
+                first.setdefault(given.view.base, position)
+    for op in graph.ops:
+        for storage in op.reads:
+            if first.get(storage, 0) > graph.part_of(op.id):
+                refuse(f"graph: $.ops[{op.id}].reads", storage, "handed over by then, not with a later part")
+
+
+def _check_looks(values: Sequence[Argument], handed: Sequence[StorageId | None], where: str) -> None:
+    for value in values:
+        for view in views(value):
+            if view.input != -1 and not (0 <= view.input < len(handed) and handed[view.input] == view.base):
+                refuse(f"{where}.input", view.input, f"-1, or an input so far that is storage {view.base}")
 
 
 def _check_handed(graph: Graph, part: Part, where: str) -> None:

@@ -220,6 +220,7 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         whole: total bytes that the given order needs: what a budget of 100 % stands for.
         proved: whether no plan within the budget is faster.
         ns_bound: time below which no plan within the budget exists (proved); 0 where not known.
+        stretches: how many of its stretches run fused: what is proved of plans op by op is not of it.
     """
 
     name: str = ""
@@ -240,6 +241,7 @@ class Summary(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     whole: Bytes = 0
     proved: bool = False
     ns_bound: Nanoseconds = 0
+    stretches: int = 0
 
     def warning(self) -> str:
         """Say what to know before reading the figures: a match that is poor; else nothing."""

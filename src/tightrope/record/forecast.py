@@ -204,6 +204,7 @@ def summary(graph: Graph, plan: Plan, others: tuple[Plan, ...] = ()) -> Summary:
         whole=whole_bytes(graph),
         proved=plan.certificate.proved,
         ns_bound=plan.certificate.ns_bound,
+        stretches=len(plan.stretches),
     )
 
 

@@ -110,10 +110,10 @@ def price_of(trace: Trace, save: Bytes) -> Price | None:
     wanted = shown.persistent + shown.arena + shown.outside - save
     if wanted < shown.lower_bound:
         return Price(None)
-    bounds = [shown.base_ns]
-    if shown.budget >= wanted:
-        bounds.append(shown.ns if shown.proved else shown.ns_bound)
-    bounds += [one.ns if one.proved else one.ns_bound for one in shown.curve if one.budget >= wanted]
+    bounds: list[Nanoseconds] = [0]
+    if not shown.stretches:
+        bounds += [shown.base_ns, (shown.ns if shown.proved else shown.ns_bound) * (shown.budget >= wanted)]
+        bounds += [one.ns if one.proved else one.ns_bound for one in shown.curve if one.budget >= wanted]
     found = min((one for one in shown.curve if one.total <= wanted), key=lambda one: one.ns, default=None)
     least = max(0, max(bounds) - shown.ns)
     if found is None:

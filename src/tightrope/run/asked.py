@@ -39,14 +39,23 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
     return size
 
 
+def check_switch(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        TightropeError: quotes it.
+    """
+    if not isinstance(value, bool):
+        refuse_argument(name, value, "True or False")
+
+
 def check_fuse(fuse: object, verify: object) -> None:
     """Refuse what is neither True nor False, and bits that fused results cannot have.
 
     Raises:
         TightropeError: quotes it.
     """
-    if not isinstance(fuse, bool):
-        refuse_argument("fuse", fuse, "True or False")
+    check_switch("fuse", fuse)
     if fuse and verify == "eager":
         raise TightropeError(
             'verify="eager" compares bit for bit, and fuse=True gives results that are equal within a '

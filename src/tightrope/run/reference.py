@@ -9,7 +9,7 @@ Complexity  One unplanned run per part, with its bytes: the budget does not hold
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -93,8 +93,7 @@ class Reference:
             number = position if position < len(outputs) else position - len(outputs)
             raise VerificationError(
                 f"{kind} {number} of part {part} differs from the captured graph without a plan. Nothing "
-                "was returned. An op that is not deterministic may be the cause: try "
-                "torch.use_deterministic_algorithms(True)."
+                f"was returned. {_TOLERANT if self.tolerant else _EXACT}"
             )
         if not same_state:
             raise VerificationError(
@@ -151,6 +150,16 @@ class Reference:
                     storages[id(item.bytes)], like.storage_offset(), like.shape, like.stride()
                 )
         return result
+
+
+_EXACT: Final = (
+    "An op that is not deterministic may be the cause: try torch.use_deterministic_algorithms(True)."
+)
+_TOLERANT: Final = (
+    "Each fused stretch gives what its ops give within a tolerance, and their rounding may add up, above all "
+    "where terms cancel, as in a gradient that is zero but for rounding. Compile without fuse=True for equal "
+    'bits, or with verify="first", which compares stretch by stretch.'
+)
 
 
 def _same(one: Any, two: Any) -> bool:

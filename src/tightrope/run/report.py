@@ -130,7 +130,8 @@ class Report:
             f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
             f"(difference {self.forecast_peak - self.observed_peak} B)",
             *([str(self.time)] if self.planned else []),
-            f"recomputed {self.num_recomputed} ops, {self.overhead:.1f} % more time; "
+            f"recomputed {self.num_recomputed} ops, {abs(self.overhead):.1f} % "
+            f"{'less' if self.overhead < 0 else 'more'} time than every op once; "
             f"no plan needs less than {format_bytes(self.bound)}",
             f"verified: {self.verified}",
         ]

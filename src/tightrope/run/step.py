@@ -27,7 +27,7 @@ from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import check_fuse, check_verify, parse_budget
+from tightrope.run.asked import check_fuse, check_switch, check_verify, parse_budget
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
@@ -104,6 +104,7 @@ def step(
     check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_fuse(fuse, verify)
+    check_switch("overwrite", overwrite)
     settings = Settings(
         parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
         writes=overwrite,

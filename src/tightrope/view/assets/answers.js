@@ -165,7 +165,8 @@ function saving(candidates, share) {
 
 /** Time that no plan within so many bytes goes below: a bound of any budget as large as that, or larger, holds. */
 function leastTime(bytes) {
-  const { budget, ns, proved, ns_bound, base_ns } = model.figures;
+  const { budget, ns, proved, ns_bound, base_ns, stretches } = model.figures;
+  if (stretches) return 0; // the bounds are those of plans op by op
   const known = [[budget, , ns, , , proved, ns_bound], ...model.header.curve].filter(([most]) => most >= bytes);
   return Math.max(base_ns, ...known.map(([, , time, , , sure, bound]) => (sure ? time : bound)));
 }
