@@ -59,13 +59,15 @@ class Clip:
             torch.nn.utils.clip_grad_value_(parameters, self.value)
         if self.norm is None:
             return None
-        return torch.nn.utils.clip_grad_norm_(parameters, self.norm, self.norm_type)
+        found: Tensor = torch.nn.utils.clip_grad_norm_(parameters, self.norm, self.norm_type)
+        return found
 
 
 @register(_TOTAL)
 def total_norm(norms: list[Tensor], norm_type: float) -> Tensor:
     """Take the norm of the norms of gradients."""
-    return torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    found: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return found
 
 
 @register("tightrope.clip_factor")
@@ -132,7 +134,9 @@ def used_again(graph: Graph) -> dict[OpId, OpId]:
     return found
 
 
-def _behind(graph: torch.fx.Graph, source: torch.fx.Node, target: Callable[..., Any], *more: Any) -> torch.fx.Node:
+def _behind(
+    graph: torch.fx.Graph, source: torch.fx.Node, target: Callable[..., Any], *more: Any
+) -> torch.fx.Node:
     with graph.inserting_after(source):
         return _call(graph, target, source, *more)
 

@@ -276,12 +276,10 @@ def _update(program: Program, nodes: Trained, update: Update) -> Op:
 def _ready_after(program: Program, whole: Whole) -> dict[int, OpId]:
     """The op after which each update may run: its gradient is made, the old values were read."""
     last: dict[StorageId, OpId] = {}
+    again = used_again(program.graph)
     for op in program.graph.ops:
         for storage in (*op.reads, *op.creates):
-            last[storage] = op.id
-    for op, scaled in used_again(program.graph).items():
-        for storage in program.graph.ops[op].reads:
-            last[storage] = max(last[storage], scaled)
+            last[storage] = max(op.id, again.get(op.id, -1), last.get(storage, -1))
     made = {storage: op.id for op in program.graph.ops for storage in op.creates}
     found = {}
     for at, nodes in whole.trained.items():

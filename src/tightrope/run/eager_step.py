@@ -1,8 +1,8 @@
 """Compare the first run of a planned step with an eager one, bit for bit.
 
 Idea        When a whole step has run for the first time, parameters, buffers, gradients and random states
-            get the values that it began from, and the function, its backward, clipping and the optimizer run as
-            they are, on a copy of the optimizer's state.
+            get the values that it began from, and the function, its backward, the clipping and the
+            optimizer run as they are, on a copy of the optimizer's state.
 Guarantee   A step passes if its results, parameters, buffers, optimizer state, gradients that it hands
             over and random states have eager's bits.
 Complexity  One eager step, with eager's bytes: the budget does not hold for them.

@@ -75,13 +75,11 @@ def step(
         budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs.
         model: whose parameters ``fn`` trains; names them in messages.
         optimizer: `torch.optim.SGD`, `torch.optim.Adam` or `torch.optim.AdamW`.
-        clip_norm: clip the gradients that the optimizer uses, as ``clip_grad_norm_(parameters, clip_norm,
-            norm_type)`` of `torch.nn.utils` between backward and update, bit for bit, its parameters in the
-            order of ``model.parameters()``. What that returns is in ``total_norm`` of the result. No
-            gradient can be used before all are known: they are held, or made again where bytes are short.
-        norm_type: of the norm: 2.0, or ``"inf"``, for example.
-        clip_value: clip them as ``clip_grad_value_(parameters, clip_value)``: takes no more bytes than no
-            clipping. Not together with ``clip_norm``.
+        clip_norm: clip what the optimizer uses as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm,
+            norm_type)`` does, bit for bit; the norm that it returns is then in ``total_norm``. Gradients
+            wait until all are known, or are made again where bytes are short.
+        norm_type: kind of the norm: 2.0, or ``"inf"``, for example.
+        clip_value: clip as ``clip_grad_value_(parameters, clip_value)`` does, which takes no more bytes.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with an eager
             step, in runs of their own; None checks nothing while it runs.
