@@ -291,6 +291,15 @@ def test_clipping_by_norm_need_not_hold_all_gradients() -> None:
     print(f"gradients {held} B; smallest arena {least.forecast.arena} B, {resident.arena} B with all of them")
 
 
+@enforced
+def test_two_passes_are_found_where_no_single_gradient_is_worth_it() -> None:
+    plain, graph = graphs("gpt2", {}, {"clip_norm": 0.1})
+    held = sum(graph.storages[storage].size for storage in scaled(graph))
+    least = smallest(graph).forecast.arena
+    assert least < 0.9 * held
+    assert least < 1.25 * smallest(plain).forecast.arena
+
+
 def test_with_room_nothing_is_computed_twice() -> None:
     (graph,) = graphs("resnet18", {"clip_norm": 0.1})
     forecast = solve(graph, budget=2**40).forecast

@@ -25,11 +25,10 @@ import torch.fx
 from torch import Tensor
 
 from tightrope.capture.typed import tensor_of
-from tightrope.core import Graph, OpId, StorageId
+from tightrope.core.total_norm import TOTAL_NORM
 from tightrope.price.kernels import register
 
 _NOTES = ("nn_module_stack", "fwd_nn_module_stack")
-_TOTAL = "tightrope.total_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Clip:
         return found
 
 
-@register(_TOTAL)
+@register(TOTAL_NORM)
 def total_norm(norms: list[Tensor], norm_type: float) -> Tensor:
     """Take the norm of the norms of gradients."""
     found: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
@@ -105,33 +104,6 @@ def write_clipped(
         position: _call(graph, torch.ops.aten.mul.Tensor, gradients[position], factor) for position in order
     }
     return [scaled[position] for position in range(len(gradients))], total
-
-
-def used_again(graph: Graph) -> dict[OpId, OpId]:
-    """Where a gradient is scaled that comes of an op, for every op before the total norm.
-
-    If gradients are made again for their scaling, the op has run again by then.
-
-    Returns:
-        Op -> the first op that scales a gradient made from its results; nothing for other ops, and for
-        graphs without a total norm.
-    """
-    total = next((op.id for op in graph.ops if op.target == _TOTAL), -1)
-    first: dict[StorageId, OpId] = {}
-    found: dict[OpId, OpId] = {}
-    for op in reversed(graph.ops):
-        if op.id > total:
-            later = op.id
-        elif op.id == total:
-            continue
-        else:
-            reached = [first[storage] for storage in op.creates if storage in first]
-            if not reached:
-                continue
-            later = found[op.id] = min(reached)
-        for storage in op.reads:
-            first[storage] = min(later, first.get(storage, later))
-    return found
 
 
 def _behind(

@@ -30,7 +30,7 @@ from msgspec import structs
 
 from tightrope.capture import _torch
 from tightrope.capture.build import build_program, is_tangent
-from tightrope.capture.clip import Clip, used_again, write_clipped
+from tightrope.capture.clip import Clip, write_clipped
 from tightrope.capture.program import Program
 from tightrope.capture.typed import tensor_of
 from tightrope.core import (
@@ -45,6 +45,7 @@ from tightrope.core import (
     StorageId,
     View,
 )
+from tightrope.core.total_norm import used_again
 from tightrope.lower import with_writes
 from tightrope.price.kernels import own_gradient
 
