@@ -259,6 +259,8 @@ class _StepGraph:
         assert owner is not None
         if owner.wholes[self.number].outdated():
             owner.renew(self.number, self.program, args)
+        if owner.last is not None:
+            owner.last.total_norm = None
         owner.last = owner.wholes[self.number]
         owner.hold()
         if owner.before_run is not None:

@@ -78,7 +78,6 @@ class WholeStep:
         self._check(args)
         extended = self._extended(args)
         args.clear()
-        self.total_norm = None
         results = self.calls.inference(self.number, extended, trains=True)
         self.num_steps += 1
         gradients = results[self.parts.num_outputs :]
