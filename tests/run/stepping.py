@@ -36,6 +36,23 @@ def mlp() -> nn.Module:
     )  # fmt: skip
 
 
+class Layouts(nn.Module):
+    """Gradients that autograd would hand over as copies: expanded, shared, transposed, cut out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.wide = nn.Parameter(torch.randn(6, 4))
+        self.first, self.second = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.turned = nn.Parameter(torch.randn(4, 5).t())
+        self.left, self.right = nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x + (self.first + self.second))
+        z = y @ self.turned.t() @ torch.cat([self.left, self.right]).t()
+        return z.square().mean() + self.wide.sum()
+
+
 def batches(num: int = 5, size: int = 128) -> list[Batch]:
     generator = torch.Generator().manual_seed(3)
     return [
@@ -76,10 +93,9 @@ def planned(
     after: Callable[[], Any] = lambda: None,
     *,
     budget: str | int = "64MiB",
-    verify: str | None = "first",
-    overwrite: bool = True,
+    **options: Any,
 ) -> Run:
-    train = step(loss_fn, budget=budget, model=model, optimizer=optimizer, verify=verify, overwrite=overwrite)
+    train = step(loss_fn, budget=budget, model=model, optimizer=optimizer, **options)
     torch.manual_seed(7)
     losses = []
     for batch in data:
@@ -89,12 +105,16 @@ def planned(
 
 
 def smallest_budget(
-    model: nn.Module, loss_fn: Callable[..., Tensor], batch: Batch, make: Make | None = None
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Batch,
+    make: Make | None = None,
+    **options: Any,
 ) -> int:
     """What the refusal of a tiny budget names."""
     optimizer = make(trainable(model)) if make is not None else None
     with pytest.raises(InfeasibleError) as refused:
-        step(loss_fn, budget=64, model=model, optimizer=optimizer)(*batch)
+        step(loss_fn, budget=64, model=model, optimizer=optimizer, **options)(*batch)
     assert refused.value.smallest_found is not None
     return refused.value.smallest_found
 

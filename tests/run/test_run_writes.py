@@ -35,6 +35,7 @@ EXTRA: dict[str, tuple[Any, ...]] = {
     "aten._softmax.default": (1, False),
     "aten._log_softmax.default": (-1, False),
     "aten.pow.Tensor_Scalar": (2.0,),
+    "aten.clamp.default": (0.5, 1.0),
 }
 
 

@@ -14,6 +14,7 @@ from stepping import (
     SGD,
     AdamW,
     Batch,
+    Layouts,
     Make,
     Run,
     assert_kept,
@@ -149,23 +150,6 @@ def test_without_an_optimizer_gradients_are_written_then_added() -> None:
     got = planned(two, loss_of(two), batches(3), None)
     assert_same(want, got)
     assert_kept(got)
-
-
-class Layouts(nn.Module):
-    """Gradients that autograd would hand over as copies: expanded, shared, transposed, cut out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.wide = nn.Parameter(torch.randn(6, 4))
-        self.first, self.second = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
-        self.turned = nn.Parameter(torch.randn(4, 5).t())
-        self.left, self.right = nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(3, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.tanh(x + (self.first + self.second))
-        z = y @ self.turned.t() @ torch.cat([self.left, self.right]).t()
-        return z.square().mean() + self.wide.sum()
 
 
 @pytest.mark.parametrize("make", [None, OPTIMIZERS["sgd"], OPTIMIZERS["adam"]])

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 import torch.fx
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from tightrope.capture._eager import traced_as_eager
 from tightrope.core import TightropeError
@@ -80,6 +81,7 @@ PROBES: dict[str, str] = {
     "virtual state": "torch._inductor.virtualized.V",
     "tracing context": "torch._guards.TracingContext",
     "compiler in use": "torch._inductor.cpp_builder.get_cpp_compiler",
+    "groups of gradients": "torch.utils._foreach_utils._group_tensors_by_device_and_dtype",
     "early getitems": "torch._functorch.compile_utils.raise_getitems",
 }
 
@@ -447,6 +449,16 @@ def split_joint(
     )
     backward = partitioners.reordering_to_mimic_autograd_engine(backward)
     return raise_getitems(forward), raise_getitems(backward)
+
+
+def order_of_norms(parameters: Sequence[torch.Tensor]) -> list[int]:
+    """List positions in the order in which ``clip_grad_norm_`` stacks norms: grouped by device and dtype.
+
+    >>> order_of_norms([torch.zeros(2), torch.zeros(3)])
+    [0, 1]
+    """
+    groups = _group_tensors_by_device_and_dtype([list(parameters)], with_indices=True)
+    return [position for _, positions in groups.values() for position in positions]
 
 
 def run_tiny_backward() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from tightrope.capture.clip import Clip
 from tightrope.capture.whole import Update, Wanted
 from tightrope.core import Allocation, PlanFileError, TightropeError, printable
 from tightrope.core.arguments import check_kind
@@ -230,12 +231,16 @@ def read_options(rule: Rule, options: Options, where: str) -> Group:
 class Updates:
     """The optimizer's side of a step.
 
+    Args:
+        optimizer: None = gradients are handed over.
+        clip: how gradients are clipped before it uses them.
+
     Raises:
         TightropeError: no rule for this class of optimizers.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer | None, clip: Clip | None = None) -> None:
+        self.optimizer, self.clip = optimizer, clip or Clip()
         self.rule: Rule | None = None if optimizer is None else _rule(optimizer)
 
     def groups(self) -> dict[Tensor, Group]:

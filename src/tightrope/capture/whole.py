@@ -19,7 +19,7 @@ Gaps        An update stands in one place; a plan does not move it.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +30,7 @@ from msgspec import structs
 
 from tightrope.capture import _torch
 from tightrope.capture.build import build_program, is_tangent
+from tightrope.capture.clip import Clip, write_clipped
 from tightrope.capture.program import Program
 from tightrope.capture.typed import tensor_of
 from tightrope.core import (
@@ -44,6 +45,7 @@ from tightrope.core import (
     StorageId,
     View,
 )
+from tightrope.core.total_norm import used_again
 from tightrope.lower import with_writes
 from tightrope.price.kernels import own_gradient
 
@@ -90,17 +92,20 @@ class Whole:
     """A step as one program, before its updates are in it.
 
     Attributes:
-        program: computes the outputs, then the gradients in ``kept``, then those in ``trained``; its
-            inputs are the captured ones, then all state tensors, then all settings, then constants.
+        program: computes the outputs, then the gradients in ``kept``, then the total norm where they are
+            clipped by it, then the gradients in ``trained``, clipped; its inputs are the captured ones,
+            then all state tensors, then all settings, then constants.
         trained: position of a parameter among the inputs -> positions around its update.
         kept: positions of the parameters whose gradients are returned.
         num_outputs: outputs before the gradients.
+        num_returned: outputs before those that only updates read.
     """
 
     program: Program
     trained: dict[int, Trained]
     kept: tuple[int, ...]
     num_outputs: int
+    num_returned: int
 
 
 class _CapturedNodes:
@@ -146,13 +151,17 @@ def trained_positions(program: Program) -> tuple[int, ...]:
     return tuple(position for position, node in gradients if isinstance(node, torch.fx.Node))
 
 
-def whole_program(program: Program, wanted: Mapping[int, Wanted]) -> Whole:
+def whole_program(
+    program: Program, wanted: Mapping[int, Wanted], clip: Clip | None = None, stacked: Sequence[int] = ()
+) -> Whole:
     """Join a captured forward and backward into one part.
 
     Args:
         program: as captured, with its loss as the only output that has a gradient.
         wanted: position of a parameter among the inputs -> what its update needs, for every parameter
             that is updated; gradients of the others are returned.
+        clip: how the gradients are clipped that updates use.
+        stacked: positions of their parameters, in the order in which their norms are stacked.
 
     Raises:
         CaptureError: see `trained_positions`.
@@ -168,6 +177,9 @@ def whole_program(program: Program, wanted: Mapping[int, Wanted]) -> Whole:
     taken = {key for node in outputs if (key := _key(node)) is not None}
     returned = [join.gradient(at, captured.gradients[at], taken) for at in kept]
     used = [join.gradient(at, captured.gradients[at], None) for at in trained]
+    order = [list(trained).index(at) for at in stacked]
+    used, total = write_clipped(join.graph, clip or Clip(), used, order)
+    returned += [] if total is None else [total]
     join.graph.output((*outputs, *returned, *used))
     built = build_program(
         torch.fx.GraphModule(program.module, join.graph),
@@ -179,7 +191,7 @@ def whole_program(program: Program, wanted: Mapping[int, Wanted]) -> Whole:
     first = len(outputs) + len(returned)
     placed = {at: replace(one, gradient=first + number) for number, (at, one) in enumerate(trained.items())}
     built = replace(built, changed=program.changed, unlike=program.unlike)
-    return Whole(built, placed, kept, len(outputs))
+    return Whole(built, placed, kept, len(outputs), first)
 
 
 def with_updates(whole: Whole, program: Program, updates: Mapping[int, Update]) -> Program:
@@ -212,8 +224,7 @@ def with_updates(whole: Whole, program: Program, updates: Mapping[int, Update]) 
         for at in due.get(done, ()):
             append(_update(program, whole.trained[at], updates[at]))
     again = tuple(structs.replace(op, id=op.id + more) for op in graph.variants)
-    outputs = part.outputs[: whole.num_outputs + len(whole.kept)]
-    whole_part = structs.replace(part, end=len(ops), outputs=outputs)
+    whole_part = structs.replace(part, end=len(ops), outputs=part.outputs[: whole.num_returned])
     made = structs.replace(graph, ops=tuple(ops), variants=again, parts=(whole_part,))
     return replace(program, graph=with_writes(made))
 
@@ -226,7 +237,7 @@ def with_summaries(whole: Whole, summarize: Callable[[torch.Tensor], Any]) -> to
     module = whole.program.module
     (output,) = module.graph.find_nodes(op="output")
     results = list(output.args[0])
-    first = whole.num_outputs + len(whole.kept)
+    first = whole.num_returned
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     summaries: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -266,9 +277,10 @@ def _update(program: Program, nodes: Trained, update: Update) -> Op:
 def _ready_after(program: Program, whole: Whole) -> dict[int, OpId]:
     """The op after which each update may run: its gradient is made, the old values were read."""
     last: dict[StorageId, OpId] = {}
+    again = used_again(program.graph)
     for op in program.graph.ops:
         for storage in (*op.reads, *op.creates):
-            last[storage] = op.id
+            last[storage] = max(op.id, again.get(op.id, -1), last.get(storage, -1))
     made = {storage: op.id for op in program.graph.ops for storage in op.creates}
     found = {}
     for at, nodes in whole.trained.items():

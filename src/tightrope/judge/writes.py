@@ -29,6 +29,7 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
     "aten._log_softmax_backward_data.default": ("aten._log_softmax_backward_data.out", "out", 1),
     "aten.relu.default": ("aten.relu_.default", "", 1),
     "aten.elu_backward.default": ("aten.elu_backward.grad_input", "grad_input", 1),
+    "aten.clamp.default": ("aten.clamp.out", "out", 1),
     "aten.pow.Tensor_Scalar": ("aten.pow.Tensor_Scalar_out", "out", 1),
     "aten.where.self": ("aten.where.self_out", "out", 3),
 }

@@ -54,6 +54,7 @@ def _forms() -> dict[str, Form]:
     )
     forms["aten.relu.default"] = Form("aten.relu_.default", "", (0,))
     forms["aten.elu_backward.default"] = Form("aten.elu_backward.grad_input", "grad_input", (0,))
+    forms["aten.clamp.default"] = Form("aten.clamp.out", "out", (0,))
     forms["aten.pow.Tensor_Scalar"] = Form("aten.pow.Tensor_Scalar_out", "out", (0,))
     forms["aten.where.self"] = Form("aten.where.self_out", "out", (1, 2))
     return forms

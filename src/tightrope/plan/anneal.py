@@ -28,6 +28,7 @@ from tightrope.plan.layers import copy_pairs, find_layers, share, shorten
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options, Watch
 from tightrope.plan.schedule import expand, useful
+from tightrope.plan.second_pass import first_pass, played_twice
 
 _HEAT = 1.0
 """Start temperature of annealing from nothing, in units of the mean time of a pair. 0.3 freezes too
@@ -180,7 +181,8 @@ def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
     """Find sets of pairs with small peaks, whatever their time.
 
     Bisects the limit of the greedy under every score and anneals the bytes from the best set. Then the
-    same with a greedy that recomputes from far back, below what that reached.
+    same with a greedy that recomputes from far back, below what that reached; and where gradients are
+    clipped by norm, with two passes.
 
     Returns:
         The improvements found on the way, smallest peak last; empty when recomputing saves nothing.
@@ -201,7 +203,24 @@ def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
         for restart, heat in enumerate(heats):
             least = _annealed_bytes(solver, model, least, options, seed=restart, heat=heat)
             found += [least] if least != found[-1] else []
-    return tuple(found)
+    return (*found, *_in_two_passes(graph, solver, model, least, options))
+
+
+def _in_two_passes(
+    graph: Graph, solver: Solver | PythonSolver, model: Model, known: tuple[Pair, ...], options: Options
+) -> list[tuple[Pair, ...]]:
+    """Find a set with a smaller peak than the known one, from a small plan of the first pass."""
+    first = first_pass(graph)
+    if first is None:
+        return []
+    once = shrink(first, options)
+    pairs = useful(graph, played_twice(graph, model, once[-1] if once else ()))
+    for restart, heat in enumerate((0.3, 3.0)):
+        pairs = _annealed_bytes(solver, model, pairs, options, seed=restart, heat=heat)
+    solver.load(known)
+    least = solver.state(0).peak
+    solver.load(pairs)
+    return [pairs] if solver.state(0).peak < least else []
 
 
 def _annealed_bytes(

@@ -121,7 +121,7 @@ def shorten(graph: Graph, layers: Layers, kept: int = KEPT) -> Short:
     rewire = _Rewire(graph, layers, cut, gone, out)
     ops = [rewire.op(graph.ops[op]) for op in whole]
     replays = {op.variant: rewire.reads(graph.op(op.variant), op.id) for op in ops if op.variant >= 0}
-    return Short(_renumbered(graph, ops, replays), layers, cut, gone, whole)
+    return Short(renumbered(graph, ops, replays), layers, cut, gone, whole)
 
 
 def share(whole: Bytes, small: Bytes, limit: Bytes, short: Short) -> Bytes:
@@ -184,7 +184,14 @@ class _Rewire:
         return self.graph.ops[self.layers.shifted(source, step)].creates[slot]
 
 
-def _renumbered(graph: Graph, ops: list[Op], replays: dict[OpId, Op]) -> Graph:
+def renumbered(graph: Graph, ops: list[Op], replays: dict[OpId, Op]) -> Graph:
+    """Make a graph of some ops of another, for planning: without arguments and parts.
+
+    Args:
+        graph: the other.
+        ops: in order; what they read is made by one of them or by the caller.
+        replays: their recompute variants, by number in ``graph``.
+    """
     used = sorted({s for op in (*ops, *replays.values()) for s in (*op.reads, *op.creates)})
     number = {storage: position for position, storage in enumerate(used)}
     place = {replay: len(ops) + position for position, replay in enumerate(replays)}

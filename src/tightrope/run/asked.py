@@ -1,7 +1,9 @@
-"""What users ask for in so many words: a budget, what to check, whether to fuse."""
+"""What users ask for in so many words: a budget, what to check, whether to fuse, how to clip."""
 
 from collections.abc import Callable, Sequence
+from numbers import Real
 
+from tightrope.capture.clip import Clip
 from tightrope.core import Bytes, Machine, TightropeError, parse_bytes
 from tightrope.core.arguments import refuse_argument
 from tightrope.core.machine import check_machine
@@ -61,3 +63,40 @@ def check_fuse(fuse: object, verify: object) -> None:
             'verify="eager" compares bit for bit, and fuse=True gives results that are equal within a '
             'tolerance: use verify="graph", which compares within it, or compile without fuse=True.'
         )
+
+
+def check_clip(clip_norm: object, norm_type: object, clip_value: object, optimizer: object) -> Clip:
+    """Read how gradients are to be clipped.
+
+    Raises:
+        TightropeError: quotes what is no number above 0, what does not go together, or the lack of an
+            optimizer.
+    """
+    for name, value, such in (("clip_norm", clip_norm, 1.0), ("clip_value", clip_value, 0.5)):
+        if value is not None and not _above_zero(value):
+            refuse_argument(
+                name, value, f"a number above 0, such as {such}, or None to leave gradients as they are"
+            )
+    if norm_type != "inf" and not _above_zero(norm_type):
+        refuse_argument("norm_type", norm_type, 'a number above 0, such as 2.0, or "inf"')
+    if clip_norm is None and float(norm_type) != 2.0:  # type: ignore[arg-type]
+        refuse_argument("norm_type", norm_type, "clip_norm too, whose kind of norm it is")
+    if clip_norm is not None and clip_value is not None:
+        raise TightropeError(
+            f"clip_norm={shown(clip_norm)}, clip_value={shown(clip_value)}: give one of the two."
+        )
+    name, value = ("clip_norm", clip_norm) if clip_norm is not None else ("clip_value", clip_value)
+    if optimizer is None and value is not None:
+        raise TightropeError(
+            f"{name}={shown(value)} without an optimizer: give the optimizer too, or leave {name} out and "
+            "clip the gradients in .grad before you call optimizer.step()."
+        )
+    return Clip(_number(clip_value), _number(clip_norm), float(norm_type))  # type: ignore[arg-type]
+
+
+def _number(value: object) -> float | None:
+    return None if value is None else float(value)  # type: ignore[arg-type]
+
+
+def _above_zero(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0

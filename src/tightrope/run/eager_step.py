@@ -1,8 +1,8 @@
 """Compare the first run of a planned step with an eager one, bit for bit.
 
 Idea        When a whole step has run for the first time, parameters, buffers, gradients and random states
-            get the values that it began from, and the function, its backward and the optimizer run as
-            they are, on a copy of the optimizer's state.
+            get the values that it began from, and the function, its backward, the clipping and the
+            optimizer run as they are, on a copy of the optimizer's state.
 Guarantee   A step passes if its results, parameters, buffers, optimizer state, gradients that it hands
             over and random states have eager's bits.
 Complexity  One eager step, with eager's bytes: the budget does not hold for them.
@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from tightrope.capture._eager import kernels_called, tensors_in, uncompiled
+from tightrope.capture.optim import Updates
 from tightrope.core import VerificationError
 from tightrope.run.accounts import Accounts
 from tightrope.run.check import digest
 from tightrope.run.eager import Values, kernels_apart
-from tightrope.run.running import Running
 from tightrope.run.state import RandomStates
+from tightrope.run.whole import WholeStep
 
 
 @dataclass
@@ -43,10 +44,11 @@ class EagerStep:
         self,
         fn: Callable[..., Any],
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        updates: Updates,
         accounts: Accounts,
     ) -> None:
-        self._fn, self._model, self._optimizer, self._accounts = fn, model, optimizer, accounts
+        self._fn, self._model, self._accounts = fn, model, accounts
+        self._optimizer, self._clip = updates.optimizer, updates.clip
 
     def begin(self) -> Beginning:
         """Remember what the next step begins from."""
@@ -63,15 +65,16 @@ class EagerStep:
             RandomStates.now(),
         )
 
-    def compare(self, begin: Beginning, result: Any, ran: Running, args: Any, kwargs: Any) -> None:
+    def compare(self, begin: Beginning, result: Any, whole: WholeStep, args: Any, kwargs: Any) -> None:
         """Make the step eagerly and compare, unless its plan was compared before.
 
         Raises:
             VerificationError: says what differs, and which kernels.
         """
+        ran = whole.calls.recent[0]
         if ran.prepared.proof.reference:
             return
-        found, end = self._shown(result), RandomStates.now()
+        found, end = self._shown(result, whole.total_norm), RandomStates.now()
         gradients = {p: p.grad for p in self._parameters().values()}
         try:
             with self._accounts.aside():
@@ -100,13 +103,17 @@ class EagerStep:
         others = [p for group in groups for p in group["params"] if p not in known]
         return found | {f"parameter {number}": p for number, p in enumerate(others)}
 
-    def _shown(self, result: Any) -> dict[str, str]:
+    def _updated(self) -> set[torch.Tensor]:
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        return {p for group in groups for p in group["params"]}
+
+    def _shown(self, result: Any, total_norm: torch.Tensor | None) -> dict[str, str]:
         """Digests of all that a step leaves; an optimizer's parameters leave no gradients."""
         shown = {f"result {number}": value for number, value in enumerate(tensors_in(result))}
+        shown |= {} if total_norm is None else {"the total norm": total_norm}
         parameters = self._parameters()
         shown |= parameters | dict(self._model.named_buffers())
-        optimizer = self._optimizer
-        updated = {p for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
+        optimizer, updated = self._optimizer, self._updated()
         for name, parameter in parameters.items():
             if parameter not in updated and parameter.grad is not None:
                 shown[f"the gradient of {name}"] = parameter.grad
@@ -126,9 +133,11 @@ class EagerStep:
             result = self._fn(*args, **kwargs)
             loss = result[0] if isinstance(result, tuple | list) else result
             loss.backward()
+            updated = self._updated()
+            total_norm = self._clip.eagerly([p for p in self._parameters().values() if p in updated])
             if self._optimizer is not None:
                 self._optimizer.step()
-            return self._shown(result)
+            return self._shown(result, total_norm)
 
     @contextmanager
     def _lent(self, begin: Beginning) -> Iterator[None]:

@@ -157,9 +157,10 @@ def _of_whole(whole: WholeStep, args: Sequence[Any]) -> _Snapshot:
     labels = [whole.label(whole.parameters[at]) for at in whole.parts.kept]
     program = whole.parts.program
     outputs = _output_names(program.changed, whole.parts.num_outputs, loss=True)
+    total = ("total norm",) if whole.clips_by_norm else ()
     return _Snapshot(
         prepared, whole.calls.budget, given, program.changed,
-        ((*outputs, *(f"gradient of {label}" for label in labels)),),
+        ((*outputs, *(f"gradient of {label}" for label in labels), *total),),
         whole.rule if rows else "", tuple(rows), names,
     )  # fmt: skip
 

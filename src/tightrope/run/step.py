@@ -27,7 +27,7 @@ from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import check_fuse, check_switch, check_verify, parse_budget
+from tightrope.run.asked import check_clip, check_fuse, check_switch, check_verify, parse_budget
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
@@ -46,6 +46,9 @@ def step(
     budget: str | int,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
+    clip_norm: float | None = None,
+    norm_type: float | str = 2.0,
+    clip_value: float | None = None,
     verify: str | None = "first",
     fuse: bool = False,
     seed: int = 0,
@@ -72,6 +75,11 @@ def step(
         budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs.
         model: whose parameters ``fn`` trains; names them in messages.
         optimizer: `torch.optim.SGD`, `torch.optim.Adam` or `torch.optim.AdamW`.
+        clip_norm: clip what the optimizer uses as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm,
+            norm_type)`` does, bit for bit; the norm that it returns is then in ``total_norm``. Gradients
+            wait until all are known, or are made again where bytes are short.
+        norm_type: kind of the norm: 2.0, or ``"inf"``, for example.
+        clip_value: clip as ``clip_grad_value_(parameters, clip_value)`` does, which takes no more bytes.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with an eager
             step, in runs of their own; None checks nothing while it runs.
@@ -105,11 +113,12 @@ def step(
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_fuse(fuse, verify)
     check_switch("overwrite", overwrite)
+    clip = check_clip(clip_norm, norm_type, clip_value, optimizer)
     settings = Settings(
         parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
         writes=overwrite,
     )  # fmt: skip
-    return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
+    return TrainingStep(fn, model, Updates(optimizer, clip), settings, status=StatusLine(shown=progress))
 
 
 class TrainingStep:
@@ -144,7 +153,7 @@ class TrainingStep:
         self.wholes: list[WholeStep] = []
         self.last: WholeStep | None = None
         self.past: list[Proof] = []
-        eager = EagerStep(fn, model, updates.optimizer, self.accounts)
+        eager = EagerStep(fn, model, updates, self.accounts)
         self._twin = eager if settings.verify == "eager" else None
         _torch.ignore_logging()
         backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__)
@@ -184,10 +193,15 @@ class TrainingStep:
         else:
             found = _handed_out(result)
             if self._twin is not None and begin is not None and self.last is not None:
-                self._twin.compare(begin, found, self.last.calls.recent[0], args, kwargs)
+                self._twin.compare(begin, found, self.last, args, kwargs)
             return found
         cause.__context__ = None  # the frames of the capture would hold memory
         raise cause.with_traceback(None)
+
+    @property
+    def total_norm(self) -> torch.Tensor | None:
+        """Norm of all gradients of the last step before clipping; None without ``clip_norm``."""
+        return None if self.last is None else self.last.total_norm
 
     def report(self) -> Report:
         """Describe the plan and the last step.
@@ -245,6 +259,8 @@ class _StepGraph:
         assert owner is not None
         if owner.wholes[self.number].outdated():
             owner.renew(self.number, self.program, args)
+        if owner.last is not None:
+            owner.last.total_norm = None
         owner.last = owner.wholes[self.number]
         owner.hold()
         if owner.before_run is not None:

@@ -36,6 +36,8 @@ class WholeStep:
         number: of the graph in ``calls``.
         calls: what runs the graph.
         num_steps: that ran.
+        total_norm: of the gradients of the last run before they were clipped; None where they are not
+            clipped by it.
     """
 
     def __init__(
@@ -53,12 +55,15 @@ class WholeStep:
     ) -> None:
         self.updates, self.parameters, self.labels, self.accounts = updates, parameters, labels, accounts
         self.num_steps = 0
+        self.total_norm: torch.Tensor | None = None
         self._patterns = updates.patterns(parameters.values())
         chosen = [at for at, flags in zip(parameters, self._patterns, strict=True) if flags is not None]
         self._updated = [parameters[at] for at in chosen]
         with _torch.real_tensors():
             wanted = self._wanted()
-        self.parts = whole_program(program, dict(zip(chosen, wanted, strict=True)))
+        self.parts = whole_program(
+            program, dict(zip(chosen, wanted, strict=True)), updates.clip, self._stacked(chosen)
+        )
         others = [parameter for at, parameter in parameters.items() if at not in chosen]
         self.calls = Calls(settings, accounts, status, Foresight(others, accounts.allocator))
         self.calls.units.why = why
@@ -77,12 +82,19 @@ class WholeStep:
         self.num_steps += 1
         gradients = results[self.parts.num_outputs :]
         del results[self.parts.num_outputs :]
+        if self.clips_by_norm:
+            self.total_norm = gradients.pop()
         with torch.no_grad():
             for at, gradient in zip(self.parts.kept, gradients, strict=True):
                 _hand_over(self.parameters[at], gradient)
         if self._updated:
             self.updates.finish(self._updated)
         return results
+
+    @property
+    def clips_by_norm(self) -> bool:
+        """Whether the step returns the total norm of the gradients behind everything else."""
+        return self.parts.num_returned > self.parts.num_outputs + len(self.parts.kept)
 
     @property
     def rule(self) -> str:
@@ -106,6 +118,15 @@ class WholeStep:
         wanted = self.updates.wanted(self._updated)
         self.accounts.marked += self.accounts.heap() - before
         return wanted
+
+    def _stacked(self, positions: Sequence[int]) -> list[int]:
+        """Order the parameters that are updated as their norms are stacked in ``clip_grad_norm_``.
+
+        They are given to it in the order of the model's parameters, then of the optimizer's.
+        """
+        order = {p: number for number, p in enumerate({**self.labels, **self.updates.groups()})}
+        ordered = sorted(positions, key=lambda at: order[self.parameters[at]])
+        return [ordered[k] for k in _torch.order_of_norms([self.parameters[at] for at in ordered])]
 
     def _with_updates(self, program: Program) -> Program:
         if not self._updated:
