@@ -7,7 +7,7 @@ import torch
 
 from tightrope.core import TightropeError, View
 from tightrope.core.values import EMPTY, views
-from tightrope.fuse.program import FusedProgram
+from tightrope.fuse.program import FusedCall, FusedProgram
 from tightrope.fuse.views import Move, moves
 from tightrope.price.kernels import dtype_of, resolve, value_of
 
@@ -16,7 +16,7 @@ Function = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 
 
 def function_of(program: FusedProgram) -> Function:
-    """Write a program as a function that calls its ops one by one.
+    """Write a program as a function that calls its ops one by one; values go after their last use.
 
     Raises:
         TightropeError: a value is looked at in a way that no op here gives.
@@ -24,6 +24,7 @@ def function_of(program: FusedProgram) -> Function:
     roots = {result.view.base: result.view for call in program.calls for result in call.results}
     ways = {view: _way(roots, view) for view in _views(program)}
     kernels = [resolve(call.target) for call in program.calls]
+    dying = _dying(program)
 
     def run(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         values: dict[int, torch.Tensor] = dict(enumerate(given))
@@ -33,12 +34,15 @@ def function_of(program: FusedProgram) -> Function:
                 return torch.empty_strided(view.shape, view.strides, dtype=dtype_of(view.dtype))
             return moved(values[view.base], ways[view])
 
-        for call, kernel in zip(program.calls, kernels, strict=True):
+        for call, kernel, gone in zip(program.calls, kernels, dying, strict=True):
             arguments = [value_of(value, tensor) for value in call.arguments]
             keywords = {name: value_of(value, tensor) for name, value in call.keywords}
             found: Any = kernel(*arguments, **keywords)
             for result in call.results:
                 values[result.view.base] = found if result.position < 0 else found[result.position]
+            del arguments, keywords, found
+            for number in gone:
+                del values[number]
         return tuple(laid_out(values[number], roots[number]) for number in program.outputs)
 
     return run
@@ -66,13 +70,25 @@ def laid_out(tensor: torch.Tensor, view: View) -> torch.Tensor:
 
 
 def _views(program: FusedProgram) -> list[View]:
-    return [
-        view
-        for call in program.calls
-        for value in (*call.arguments, *(item for _, item in call.keywords))
-        for view in views(value)
-        if view.base != EMPTY
-    ]
+    return [view for call in program.calls for view in _read(call)]
+
+
+def _read(call: FusedCall) -> list[View]:
+    values = (*call.arguments, *(item for _, item in call.keywords))
+    return [view for value in values for view in views(value) if view.base != EMPTY]
+
+
+def _dying(program: FusedProgram) -> list[list[int]]:
+    """List for every call the values that nothing needs after it."""
+    last: dict[int, int] = {}
+    for number, call in enumerate(program.calls):
+        touched = [*_read(call), *(result.view for result in call.results)]
+        last.update((view.base, number) for view in touched)
+    found: list[list[int]] = [[] for _ in program.calls]
+    for base, number in last.items():
+        if base not in program.outputs:
+            found[number].append(base)
+    return found
 
 
 def _way(roots: dict[int, View], view: View) -> tuple[Move, ...]:

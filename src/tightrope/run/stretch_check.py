@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from tightrope.core import Bytes, Fused, Graph, VerificationError
-from tightrope.core.values import ITEM_BYTES
 from tightrope.fuse.build import Compiled
 from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.fuse.tolerance import difference, tolerance
@@ -70,7 +69,6 @@ class StretchCheck:
             return False
         made = [result.view for call in program.calls for result in call.results]
         need = 2 * sum(view.end + 2 * self.graph.alignment for view in made)
-        need += 16 * max((view.end // ITEM_BYTES[view.dtype] for view in made), default=0)  # in float64
         stats, limit = self.allocator.stats(), self.allocator.limit
         return stats.live + need <= self.ceiling and (limit is None or stats.charged + need <= limit)
 
