@@ -111,6 +111,35 @@ def test_a_planned_run_is_recorded(net: Path, tmp_path: Path) -> None:
     assert trace.summary.budget > 0
 
 
+def test_a_fused_run_is_recorded(tmp_path: Path) -> None:
+    code, file = tmp_path / "wide.py", tmp_path / "fused.trace"
+    code.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.up = nn.Linear(64, 256)\n"
+        "    def forward(self, x):\n"
+        "        y = self.up(x)\n"
+        "        y = 0.5 * y * (1.0 + torch.tanh(0.8 * (y + 0.04 * y.pow(3))))\n"
+        "        return y.square().mean()\n"
+        "def build():\n    return Net(), (torch.ones(512, 64),)\n"
+    )
+    done = run_process("record", f"{code}:build", "--budget", "200%", "--fuse", "-o", file)
+    assert done.code == 0, done.err
+    assert any(event.name.startswith("fused: ") for event in read(file).events)
+    small = tmp_path / "small.py"
+    small.write_text(
+        "import torch\ndef build():\n"
+        "    class Net(torch.nn.Linear):\n"
+        "        def forward(self, x):\n            return super().forward(x).sum()\n"
+        "    return Net(4, 4), (torch.ones(2, 4),)\n"
+    )
+    done = run_process("record", f"{small}:build", "--budget", "64MiB", "--fuse", "-o", file)
+    assert done.code == 0, done.err
+    assert "not fused: no stretch has several ops" in done.err
+
+
 def test_a_budget_that_is_refused_counts_no_optimizer_and_the_named_one_works(
     net: Path, tmp_path: Path
 ) -> None:
@@ -192,6 +221,7 @@ def test_a_plan_of_another_model_or_a_wrong_one_is_not_run(
         (("--save-plan", "new.plan.json"), "an eager run has no plan to write"),
         (("--save-graph", "new.graph.json"), "an eager run has no plan to write"),
         (("--graph", "step.graph.json"), "add --plan FILE"),
+        (("--fuse",), "add --budget"),
         (("--plan", "step.plan.json", "--save-plan", "step.plan.json"), "would be overwritten"),
     ],
 )

@@ -29,10 +29,11 @@ from tightrope.core.executable_check import check_executable
 from tightrope.core.values import INNER
 from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
-from tightrope.judge import walk_executable
+from tightrope.judge import compare_traces, walk_executable
 from tightrope.lower import lower
 from tightrope.lower.writes import written as written_over
 from tightrope.record.forecast import forecast
+from tightrope.record.planned import record_run
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 from tightrope.run.prepared import Prepared
@@ -130,6 +131,30 @@ def test_the_page_shows_a_fused_plan(fused: nn.Module) -> None:
     names = [event.name for event in forecast(made.graph, made.plan).events]
     assert sum(name.startswith("fused: ") for name in names) == len(made.plan.stretches)
     assert tightrope.report(fused).html()
+
+
+def test_a_fused_step_is_recorded_to_the_byte_and_not_saved(tmp_path: Path) -> None:
+    model, batch = net_with_lone_ops(), torch.randn(ROWS, WIDTH)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = tightrope.step(
+        lambda x: model(x).square().mean(), budget="200%", model=model, optimizer=sgd, fuse=True, verify=None
+    )
+    step(batch)
+    with record_run(step) as recording:
+        step(batch)
+    seen, said = recording.trace, forecast(recording.graph, recording.plan)
+    assert compare_traces(said, seen).equal
+    assert said.profile() == seen.profile()
+    assert [(b.creator, b.readers, b.storage, b.offset) for b in seen.buffers] == [
+        (b.creator, b.readers, b.storage, b.offset) for b in said.buffers
+    ]
+    assert [(e.name, e.op, e.phase) for e in seen.events] == [(e.name, e.op, e.phase) for e in said.events]
+    stretches = [event for event in seen.events if event.name.startswith("fused: ")]
+    assert len(stretches) == len(recording.plan.stretches) > 0
+    assert any(seen.lines[event.line].count("test_fuse.py:") > 1 for event in stretches)
+    with pytest.raises(TightropeError, match="Compile without fuse=True"):
+        tightrope.save(step, tmp_path / "fused.step", (batch,))
+    assert not list(tmp_path.iterdir())
 
 
 def changed(executable: Executable, change: Callable[[Fused], Fused]) -> Executable:

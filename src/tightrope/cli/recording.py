@@ -1,5 +1,6 @@
 """The command ``record``, without its words."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from tightrope.cli.target import Built
 from tightrope.core import Graph, Plan, TightropeError, Trace
 from tightrope.record import Recording, record_eager, record_run
 from tightrope.run.compile import compile as planned
+from tightrope.run.report import report
 from tightrope.run.status import NO_LIMIT
 
 _UNLIMITED = NO_LIMIT
@@ -18,10 +20,11 @@ _UNLIMITED = NO_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
-    """How the command line asks to run: eagerly, under a budget, or by a plan."""
+    """How the command line asks to run: eagerly, under a budget, fused or not, or by a plan."""
 
     budget: str | None
     sound: Sound | None
+    fuse: bool = False
 
     def check(self, *, save: bool, graph: bool) -> None:
         """Refuse options that contradict each other.
@@ -33,6 +36,8 @@ class RecordingRequest:
             raise TightropeError("--plan has a budget of its own: leave out --budget, or leave out --plan.")
         if graph and self.sound is None:
             raise TightropeError("--graph is the graph of a plan: add --plan FILE.")
+        if self.fuse and self.budget is None:
+            raise TightropeError("--fuse compiles stretches of a plan for a budget: add --budget.")
         if save and self.sound is None and self.budget is None:
             raise TightropeError("an eager run has no plan to write: add --budget, or --plan FILE.")
 
@@ -81,9 +86,11 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
     sound, trained = wanted.sound, [p for p in model.parameters() if p.requires_grad]
     # these steps update nothing: an optimizer without state is there, so that no other one is assumed
     stateless = torch.optim.SGD(trained, lr=0.0) if trained else None
-    planned(model, budget=_UNLIMITED if wanted.budget is None else wanted.budget)
+    planned(model, budget=_UNLIMITED if wanted.budget is None else wanted.budget, fuse=wanted.fuse)
     for _ in range(2):
         step()
+    if wanted.fuse and (why := report(model).why):
+        sys.stderr.write(f"tightrope: {why}\n")
     plan, graph = (sound.plan, sound.graph) if sound is not None else (None, None)
     with record_run(model, plan=plan, graph=graph) as run:
         step()

@@ -28,6 +28,7 @@ _RECORD = """\b
 Examples:
   tightrope record train.py:build -o eager.trace
   tightrope record train.py:build --budget 80% --save-plan step.plan.json --save-graph step.graph.json
+  tightrope record train.py:build --budget 80% --fuse -o fused.trace
   tightrope record train.py:build --plan step.plan.json -o planned.trace"""
 
 
@@ -121,6 +122,9 @@ def record(
     graph: Annotated[
         Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json beside NAME.plan.json.")
     ] = None,
+    fuse: Annotated[
+        bool, typer.Option("--fuse", help="Run stretches of the plan compiled, where that is faster.")
+    ] = False,
     save_plan: Annotated[Path | None, typer.Option(help="Write the plan that ran here.")] = None,
     save_graph: Annotated[Path | None, typer.Option(help="Write the graph of that plan here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -128,7 +132,8 @@ def record(
     """Run a training step as it is, under a budget, or by a plan, and record the third one.
 
     The forward returns the loss. Nothing is updated: there is no optimizer. A plan is judged first, and
-    runs at its own addresses; it holds for the graph that it was made for.
+    runs at its own addresses; it holds for the graph that it was made for. Fused, results are equal
+    within a tolerance, and a stretch is one event.
     """
     from tightrope.cli.recording import RecordingRequest, recorded
     from tightrope.cli.target import build
@@ -136,7 +141,7 @@ def record(
     from tightrope.record import save as save_trace
 
     check_outputs([output, save_plan, save_graph], [plan, graph])
-    wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None)
+    wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None, fuse)
     wanted.check(save=save_plan is not None or save_graph is not None, graph=graph is not None)
     ran = recorded(build(target), wanted)
     found = ran.trace

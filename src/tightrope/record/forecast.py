@@ -4,6 +4,7 @@ Events follow the plan's own clock: ops one after another, copies between tiers 
 own. Ticks inside an op are spread evenly over its time; which tick comes first is exact.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -220,6 +221,12 @@ def _point(plan: Plan) -> BudgetPoint:
     )  # fmt: skip
 
 
+def stretch_text(ops: Sequence[Op]) -> tuple[str, str]:
+    """Name a fused stretch, and list the source lines of its ops, each once."""
+    name = f"fused: {ops[0].target} and {len(ops) - 1} more"
+    return name, ", ".join(dict.fromkeys(op.source for op in ops if op.source))
+
+
 @dataclass
 class _EventTape:
     """Events and the time of every tick so far."""
@@ -289,11 +296,11 @@ class _EventTape:
         end: Nanoseconds,
         base_of: dict[OpId, OpId],
     ) -> None:
-        """One event under its first op; all of its ops read."""
+        """One event under its first op, with the lines of all; all of its ops read."""
         number, ops = len(self.events), [self.graph.op(run.op) for run in runs]
         self.compute(ops[0], inside, start, end, base_of.get(ops[0].id, ops[0].id))
-        name = f"fused: {ops[0].target} and {len(ops) - 1} more"
-        self.events[number] = replace(self.events[number], name=name)
+        name, source = stretch_text(ops)
+        self.events[number] = replace(self.events[number], name=name, line=self.lines.at(source))
         for op in ops[1:]:
             self.seen.add(base_of.get(op.id, op.id))
             for storage in set(op.reads) & set(self.live):

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from tightrope.core import (
+    Alloc,
     Buffer,
     Bytes,
     Counter,
@@ -39,7 +40,7 @@ from tightrope.lower import problems
 from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
 from tightrope.record.attribution import attribute
-from tightrope.record.forecast import describe, held, summary
+from tightrope.record.forecast import describe, held, stretch_text, summary
 from tightrope.record.tables import ModuleTree, Texts
 from tightrope.run.calls import Calls
 from tightrope.run.compile import compiled_of
@@ -50,9 +51,15 @@ from tightrope.run.unit import Unit
 
 
 class _PlannedRun(NamedTuple):
-    """One run of one op: its time, and allocation events before and after."""
+    """One run of an op or of a fused stretch: its time, and allocation events before and after.
 
-    op: OpId
+    Attributes:
+        ops: in order.
+        made: storage of each allocation that it makes, -1 for temporaries.
+    """
+
+    ops: tuple[OpId, ...]
+    made: tuple[StorageId, ...]
     start: Nanoseconds
     end: Nanoseconds
     first: int
@@ -109,9 +116,10 @@ class Recording:
             self._active, self._done = False, whole
 
     def probe(self, run: Run | Fused, kernel: Kernel) -> Kernel:
-        """Put the probe around the kernel of a run."""
-        assert isinstance(run, Run)
-        return partial(self._call, run.op, kernel)
+        """Put the probe around the kernel of a run, or the function of a stretch."""
+        ops = tuple(one.op for one in run.runs) if isinstance(run, Fused) else (run.op,)
+        made = tuple(event.storage for event in run.inside if isinstance(event, Alloc))
+        return partial(self._call, ops, made, kernel)
 
     def watch(self, code: Code) -> Code:
         """Begin with the first part, end with the last one."""
@@ -134,14 +142,21 @@ class Recording:
 
         return replace(code, parts=tuple(watched(number, part) for number, part in enumerate(code.parts)))
 
-    def _call(self, op: OpId, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self,
+        ops: tuple[OpId, ...],
+        made: tuple[StorageId, ...],
+        target: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if not self._active:
             return target(*args, **kwargs)
         first, start = self._native.num_events(), time.perf_counter_ns()
         result = target(*args, **kwargs)
         end, stats = time.perf_counter_ns(), self._native.stats()
         self._runs.append(
-            _PlannedRun(op, start, end, first, self._native.num_events(), stats.live - self._base)
+            _PlannedRun(ops, made, start, end, first, self._native.num_events(), stats.live - self._base)
         )
         return result
 
@@ -161,7 +176,7 @@ def record_run(
         graph: that ``plan`` was made for; it is judged against it. Needed with ``plan``.
 
     Raises:
-        TightropeError: nothing ran yet, the level is not L1, or the model became several graphs.
+        TightropeError: nothing ran yet, the level is L0, or the model became several graphs.
         FingerprintError: ``plan`` was made for another graph than the one that runs.
         JudgeError: ``plan`` does not hold for ``graph``.
         NativeError: there is no allocator to ask.
@@ -180,11 +195,6 @@ def record_run(
     if prepared is None or native is None or calls.note:
         raise TightropeError(
             f"this step has no planned addresses to record: {calls.note or calls.accounts.note}."
-        )
-    if prepared.plan.stretches:
-        raise TightropeError(
-            "a fused step is not recorded op by op: compile without fuse=True, or draw its forecast with "
-            "tightrope.report(model).html()."
         )
     recording = Recording(unit.graph, prepared.plan, classes, native)
     if plan is not None:
@@ -260,11 +270,12 @@ def _observed(recording: Recording) -> Trace:
     seen: set[OpId] = set()
     events = []
     for run, (begin, end) in zip(runs, times, strict=True):
-        base = base_of.get(run.op, run.op)
-        op, (module, phase) = graph.op(run.op), where[base]
-        phase = EventPhase.RECOMPUTE if base in seen else phase
-        seen.add(base)
-        events.append(Event(begin, end, run.op, op.target, tree.at(module), phase, 0, lines.at(op.source)))
+        bases = [base_of.get(op, op) for op in run.ops]
+        ops, (module, phase) = [graph.op(op) for op in run.ops], where[bases[0]]
+        phase = EventPhase.RECOMPUTE if bases[0] in seen else phase
+        seen.update(bases)
+        name, source = stretch_text(ops) if len(ops) > 1 else (ops[0].target, ops[0].source)
+        events.append(Event(begin, end, run.ops[0], name, tree.at(module), phase, 0, lines.at(source)))
     served = len(buffers) == len(plan.offsets)
     described = describe(
         graph,
@@ -360,17 +371,17 @@ def _links(
     readers: list[list[int]] = [[] for _ in rows.buffers]
     live: dict[StorageId, int] = {}
     for number, run in enumerate(runs):
-        op = graph.op(run.op)
-        for storage in op.reads:
-            if storage in live:
-                readers[live[storage]].append(number)
-        allocations, positions = graph.allocations(op), made.get(number, [])
-        if op.over in live and not positions:  # its result is written there
-            live[op.creates[0]] = live.pop(op.over)
-        if len(allocations) != len(positions):
+        for op in map(graph.op, run.ops):
+            for storage in op.reads:
+                if storage in live and readers[live[storage]][-1:] != [number]:
+                    readers[live[storage]].append(number)
+            if op.over in live and not run.made:  # its result is written there
+                live[op.creates[0]] = live.pop(op.over)
+        positions = made.get(number, [])
+        if len(run.made) != len(positions):
             continue
-        for allocation, position in zip(allocations, positions, strict=True):
-            storages[position] = allocation.storage
-            if allocation.storage >= 0:
-                live[allocation.storage] = position
+        for storage, position in zip(run.made, positions, strict=True):
+            storages[position] = storage
+            if storage >= 0:
+                live[storage] = position
     return readers, storages
