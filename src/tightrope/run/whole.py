@@ -124,6 +124,8 @@ class WholeStep:
 
         They are given to it in the order of the model's parameters, then of the optimizer's.
         """
+        if self.updates.clip.norm is None:
+            return []
         order = {p: number for number, p in enumerate({**self.labels, **self.updates.groups()})}
         ordered = sorted(positions, key=lambda at: order[self.parameters[at]])
         return [ordered[k] for k in _torch.order_of_norms([self.parameters[at] for at in ordered])]
