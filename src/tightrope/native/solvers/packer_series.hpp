@@ -145,7 +145,7 @@ class Series {
                                                          use_(Switch::decomposition), use_(Switch::memory));
         budget.spend(kFusePrice * part_.count() + 8 * subject.overlaps()->count());
         Trial none;
-        const i64 limit = (fused.part.count() + kSpareNodes) * luby(turn_);
+        const i64 limit = (fused.part.count() + kSpareNodes) * std::min(luby(turn_), kFusedPatience);
         const Answer answer = searcher->run(order(subject.keys(), false), capacity, limit, none, budget);
         nodes_ += searcher->nodes();
         if (answer != Answer::found) return Answer::unknown;
@@ -168,7 +168,9 @@ class Series {
 
     static constexpr double kPad = 0.5, kWheels = 0.8, kJoin = 0.85, kApart = 0.1;  // shares of the restarts
     static constexpr double kDoubt = 0.03;  // smallest
-    static constexpr i64 kFusePrice = 200;  // work per buffer
+    // A placement of well fused buffers is found with little backtracking: rather fuse anew than search on.
+    static constexpr i64 kFusedPatience = 4;
+    static constexpr i64 kFusePrice = 800;  // work per buffer
     Subject& subject_;
     const Part& part_;
     Switches use_;
