@@ -173,8 +173,9 @@ class Fuser {
         std::vector<Index> group;
         for (auto rest = lives.all(); !rest.empty();) {
             group.clear();
-            for (const auto life = rest.front().first; !rest.empty() && rest.front().first == life; rest = rest.subspan(1))
-                group.push_back(rest.front().second);
+            const auto [start, end] = rest.front().first;
+            for (const auto& [life, at] : lives.of(start, end)) group.push_back(at);
+            rest = rest.subspan(group.size());
             shuffle(group);
             if (group.size() == 1) continue;
             Piece& below = pieces_[group[0]];

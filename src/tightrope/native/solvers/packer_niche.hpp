@@ -10,8 +10,9 @@
 //           |      |    s    |    |   to spare in s, one of them must
 //           +---------------------> section
 //
-// Idea        Branch in the section with the fewest choices, wherever it lies; sections that failed often
-//             come first. One choice is a forced move. No two branches hold the same solution, so no order
+// Idea        Those that rest on the floor of a niche follow each other from wall to wall; who is in no such row
+//             is no choice. Branch in the section with the fewest choices, wherever it lies; sections that failed
+//             often come first. One choice is a forced move. No two branches hold the same solution, so no order
 //             among the buffers is needed. States that failed are remembered.
 // Source      Smallest domain first is that of exact cover (Knuth, 2000); niches are those of skyline
 //             heuristics for strip packing (Burke, Kendall and Whitwell, 2004); the rest is our own.
@@ -39,7 +40,8 @@ class NicheSearch final : public Searcher {
         low_.resize(n), rank_.resize(n), placed_.resize(n), word_.resize(n), value_.resize(n);
         rest_.resize(part.num_sections), wall_.resize(part.num_sections);
         niche_.resize(part.num_sections), choices_.resize(part.num_sections + 1);
-        from_left_.resize(part.num_sections + 1), from_right_.resize(part.num_sections + 1), wasted_.resize(part.num_sections);
+        from_left_.resize(part.num_sections + 1), from_right_.resize(part.num_sections + 1);
+        wasted_.resize(part.num_sections);
     }
 
     Answer run(const std::vector<Index>& order, Bytes capacity, i64 node_limit, Trial&, Budget& budget) override {
