@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from placements import GAPS, check, load_bound, smallest_peak, tangle, training_step
 
 from benchmarks.placement.generators import perfect
+from benchmarks.placement.tilings import SIDE, Cuts, cut
 from tightrope.core import NativeError, TightropeError
 from tightrope.place import PlaceOptions, place
 from tightrope.place import placer as placer_module
@@ -85,6 +86,18 @@ def test_fused_buffers_lie_where_the_judge_allows():
         assert placement.peak == 100_000
         methods.add(placement.method)
     assert "search on fused buffers" in methods
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_wheels_are_fused_around_bytes_to_spare(seed):
+    """Every cut is a wheel of five, and eight pieces are missing."""
+    draw = random.Random(seed)
+    pieces = cut(draw, Cuts(201, pinwheels=1.0))
+    buffers = [(high - low, start, end) for start, end, low, high in draw.sample(pieces, len(pieces) - 8)]
+    placement = place(buffers, capacity=SIDE, options=only("niches", fusion=True))
+    check(buffers, placement.offsets, peak=placement.peak)
+    assert placement.peak == SIDE
+    assert placement.method == "search on fused buffers"
 
 
 def test_without_search_the_answer_is_valid_and_claims_no_proof_above_the_load(tangles):

@@ -30,7 +30,8 @@ class PlaceOptions:
         weights: restart with orders that favour the instants at which the search failed most.
         trials: give a restart up early unless it is among the deepest tenth of the recent ones.
         niches: search that fills the section with the fewest choices first; it proves what `search` proves.
-        fusion: search on niches after some buffers of equal lives, or of equal sizes in turn, became one.
+        fusion: search on niches after some buffers of equal lives, of equal sizes in turn, or five that turn
+            around a middle one, became one.
     """
 
     scaling: bool = True

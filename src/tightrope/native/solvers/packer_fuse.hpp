@@ -1,20 +1,28 @@
 // Fused buffers: fewer and larger ones, whose placements are placements of the buffers inside them.
 //
 //   address ^
-//           |  +---2---+             0 and 2 live and die together: one buffer of both sizes
-//           |  +---0---+--1--+       0+2 and 1 have one size, and 1 is born when 0+2 dies: one buffer
-//           +--+-------+-----+-->    with both lives, if by then 2 has been fused with 0
+//           |  +---2---+             stack: 0 and 2 live and die together: one piece of both sizes
+//           |  +---0---+--1--+       join:  0+2 and 1 have one size, and 1 is born when 0+2 dies: one
+//           +--+-------+-----+-->           piece with both lives, if by then 2 has been fused with 0
+//
+//           |  +---+------y-----+    wheel: five pieces turn around the middle one, l = m + y bytes and
+//           |  |   +--m---+     |           r = x + m bytes; together they are one piece
+//           |  | l |------+  r  |
+//           |  +---x------+-----+
 //
 // Idea        Buffers that were cut from one, or that take turns in one place, look like this, and nearly
-//             every placement problem has many. Which of them are fused is drawn at random.
-// Source      our own
+//             every placement problem has many. Coincidences that are hardly accidental come first: wheels,
+//             then joins by how many others could have met by chance. Bytes to spare may become pieces of
+//             their own (`pad`), so that what lies around them fuses too.
+// Source      Rectangles cut by lines and wheels are the hierarchical floorplans of order five (Wang and Wong,
+//             1990); the rest is our own.
 // Guarantee   A placement of the fused buffers is one of the buffers themselves.
-// Complexity  O(n log n) a round, at most 20 rounds.
+// Complexity  O(n log n) a round where few buffers are alike, at most 100 rounds.
 // Gaps        When the fused buffers have no placement, nothing follows. Buffers that are not alike in this
 //             sense are searched one by one; shortened lives hide what belongs together.
 #pragma once
 
-#include <map>
+#include <span>
 
 #include "packer_model.hpp"
 
@@ -34,17 +42,43 @@ struct Fused {
 
 class Fuser {
    public:
-    // Fuse a pair that qualifies with probability `share`.
-    Fuser(const Part& part, double share, Random& random) : share_(share), random_(random) {
+    // Keep a piece as it is with probability `apart`: no coincidence is certain.
+    Fuser(const Part& part, double apart, Random& random) : part_(part), apart_(apart), random_(random) {
         for (Index j = 0; j < part.count(); ++j)
-            pieces_.push_back({part.start[j], part.end[j], part.size[j], part.width[j], {{j, 0}}});
+            add({part.start[j], part.end[j], part.size[j], part.width[j], {{j, 0}}});
     }
 
-    // Fuse equal lives and, if asked, lives that follow each other, until nothing more qualifies.
-    Fused run(bool one_after_another) {
+    // Add pieces of nothing until every section carries the largest load. A step of the load up and a later one
+    // down by as much are taken for the ends of one piece.
+    void pad() {
+        const auto loads = part_.loads();
+        std::vector<Piece> open;
+        Bytes spare = 0;
+        for (Section s = 0; s <= part_.num_sections; ++s) {
+            const Bytes now = s < part_.num_sections ? part_.load - loads[s] : 0;
+            if (now > spare) open.push_back({s, s, now - spare, 0, {}});
+            for (Bytes less = spare - now; less > 0;) {
+                std::size_t at = random_.below(open.size());
+                for (std::size_t other = 0; other < open.size(); ++other)
+                    if (open[other].size == less) at = other;
+                Piece ended = open[at];
+                ended.size = std::min(less, ended.size), ended.end = s, ended.width = s - ended.start;
+                open[at].size -= ended.size, less -= ended.size;
+                if (open[at].size == 0) std::swap(open[at], open.back()), open.pop_back();
+                add(std::move(ended));
+            }
+            spare = now;
+        }
+    }
+
+    // Stack and, if asked, turn wheels and join, until nothing more qualifies. `doubt` = number of accidental
+    // joins up to which one is accepted, 0 = none is.
+    Fused run(bool wheels, double doubt) {
+        double level = std::min(doubt, kFirstDoubt);
         for (int round = 0; round < kRounds; ++round) {
-            const bool stacked = stack(), joined = one_after_another && join();
-            if (!stacked && !joined) break;
+            if ((wheels && wheel()) || join(level) || stack()) continue;
+            if (level >= doubt) break;
+            level = std::min(doubt, 4 * level);
         }
         Fused fused;
         Part& part = fused.part;
@@ -65,64 +99,160 @@ class Fuser {
         Bytes size;
         i64 width;
         std::vector<std::pair<Index, Offset>> members;
+        bool apart = false;
     };
-    static constexpr int kRounds = 20;
 
-    void shuffle(std::vector<Index>& list) {
+    // Pieces by a key of two values.
+    class Table {
+       public:
+        using Entry = std::pair<std::pair<i64, i64>, Index>;
+
+        template <class Key>
+        Table(const std::vector<Piece>& pieces, Key&& key) {
+            for (std::size_t at = 0; at < pieces.size(); ++at)
+                if (!pieces[at].apart) entries_.push_back({key(pieces[at]), static_cast<Index>(at)});
+            std::sort(entries_.begin(), entries_.end());
+        }
+        std::span<const Entry> all() const { return entries_; }
+        std::span<const Entry> of(i64 first, i64 second) const { return between({first, second}, {first, second + 1}); }
+        std::span<const Entry> of(i64 first) const { return between({first, 0}, {first + 1, 0}); }
+
+       private:
+        std::span<const Entry> between(std::pair<i64, i64> from, std::pair<i64, i64> to) const {
+            const auto before = [](const Entry& entry, const std::pair<i64, i64>& key) { return entry.first < key; };
+            const auto first = std::lower_bound(entries_.begin(), entries_.end(), from, before);
+            return {first, std::lower_bound(first, entries_.end(), to, before)};
+        }
+        std::vector<Entry> entries_;
+    };
+
+    static constexpr int kRounds = 100;
+    static constexpr double kFirstDoubt = 0.02;
+
+    void add(Piece piece) {
+        pieces_.push_back(std::move(piece));
+        grown(pieces_.back());
+    }
+    void grown(Piece& piece) { piece.apart = random_.unit() < apart_; }
+
+    Table by_life() const {
+        return {pieces_, [](const Piece& piece) { return std::pair<i64, i64>{piece.start, piece.end}; }};
+    }
+    Table by_size() const {
+        return {pieces_, [](const Piece& piece) { return std::pair<i64, i64>{piece.size, piece.start}; }};
+    }
+    Table by_end() const {
+        return {pieces_, [](const Piece& piece) { return std::pair<i64, i64>{piece.end, piece.start}; }};
+    }
+
+    template <class List>
+    void shuffle(List& list) {
         for (std::size_t at = list.size(); at > 1; --at) std::swap(list[at - 1], list[random_.below(at)]);
+    }
+
+    std::vector<Index> shuffled() {
+        std::vector<Index> order(pieces_.size());
+        std::iota(order.begin(), order.end(), 0);
+        shuffle(order);
+        return order;
+    }
+
+    // Remove the pieces that went into others; false when there are none.
+    bool drop(const std::vector<char>& gone) {
+        std::vector<Piece> left;
+        for (std::size_t at = 0; at < gone.size(); ++at)
+            if (!gone[at]) left.push_back(std::move(pieces_[at]));
+        pieces_ = std::move(left);
+        return pieces_.size() < gone.size();
     }
 
     // Put pieces of equal lives on top of each other.
     bool stack() {
-        std::map<std::pair<Section, Section>, std::vector<Index>> alike;
-        for (Index at = 0; at < std::ssize(pieces_); ++at) alike[{pieces_[at].start, pieces_[at].end}].push_back(at);
-        std::vector<Piece> stacked;
-        for (auto& [life, group] : alike) {
-            shuffle(group);
-            for (std::size_t at = 0; at < group.size(); ++at) {
-                if (at == 0 || random_.unit() >= share_) {
-                    stacked.push_back(std::move(pieces_[group[at]]));
-                    continue;
-                }
-                Piece &below = stacked.back(), &above = pieces_[group[at]];
-                for (const auto& [j, low] : above.members) below.members.emplace_back(j, below.size + low);
-                below.size += above.size;
-            }
-        }
-        const bool changed = stacked.size() < pieces_.size();
-        pieces_ = std::move(stacked);
-        return changed;
-    }
-
-    // Let a piece go on as one of equal size that is born when it dies.
-    bool join() {
-        std::map<std::pair<Bytes, Section>, std::vector<Index>> born;
-        std::vector<Index> order(pieces_.size());
-        std::iota(order.begin(), order.end(), 0);
-        for (Index at : order) born[{pieces_[at].size, pieces_[at].start}].push_back(at);
-        shuffle(order);
         std::vector<char> gone(pieces_.size(), 0);
-        for (Index at : order) {
-            Piece& piece = pieces_[at];
-            const auto found = gone[at] ? born.end() : born.find({piece.size, piece.end});
-            if (found == born.end() || found->second.empty() || random_.unit() >= share_) continue;
-            auto& heirs = found->second;
-            std::swap(heirs[random_.below(heirs.size())], heirs.back());
-            Piece& heir = pieces_[heirs.back()];
-            gone[heirs.back()] = 1, heirs.pop_back();
-            piece.members.insert(piece.members.end(), heir.members.begin(), heir.members.end());
-            piece.end = heir.end, piece.width += heir.width;
+        const Table lives = by_life();
+        std::vector<Index> group;
+        for (auto rest = lives.all(); !rest.empty();) {
+            group.clear();
+            const auto [start, end] = rest.front().first;
+            for (const auto& [life, at] : lives.of(start, end)) group.push_back(at);
+            rest = rest.subspan(group.size());
+            shuffle(group);
+            if (group.size() == 1) continue;
+            Piece& below = pieces_[group[0]];
+            for (std::size_t at = 1; at < group.size(); ++at) {
+                const Piece& above = pieces_[group[at]];
+                for (const auto& [j, low] : above.members) below.members.emplace_back(j, below.size + low);
+                below.size += above.size, gone[group[at]] = 1;
+            }
+            grown(below);
         }
-        const std::size_t before = pieces_.size();
-        std::vector<Piece> left;
-        for (std::size_t at = 0; at < before; ++at)
-            if (!gone[at]) left.push_back(std::move(pieces_[at]));
-        pieces_ = std::move(left);
-        return pieces_.size() < before;
+        return drop(gone);
     }
 
+    // Let a piece go on as one of equal size that is born when it dies, if not too many others could have met
+    // there by chance.
+    bool join(double doubt) {
+        std::vector<double> born(part_.num_sections + 1, 0), died(part_.num_sections + 1, 0);
+        for (const Piece& piece : pieces_) ++born[piece.start], ++died[piece.end];
+        const Table sizes = by_size();
+        const double most = doubt * static_cast<double>(pieces_.size());
+        std::vector<char> gone(pieces_.size(), 0);
+        std::vector<Index> heirs;
+        for (Index at : shuffled()) {
+            Piece& piece = pieces_[at];
+            if (gone[at] || piece.apart || died[piece.end] * born[piece.end] > most) continue;
+            heirs.clear();
+            for (const auto& [key, heir] : sizes.of(piece.size, piece.end))
+                if (!gone[heir]) heirs.push_back(heir);
+            const double alike = static_cast<double>(sizes.of(piece.size).size());
+            if (heirs.empty() || died[piece.end] * born[piece.end] * alike > most) continue;
+            const Index next = heirs[random_.below(heirs.size())];
+            Piece& heir = pieces_[next];
+            gone[next] = 1;
+            piece.members.insert(piece.members.end(), heir.members.begin(), heir.members.end());
+            piece.end = heir.end, piece.width += heir.width, grown(piece);
+        }
+        return drop(gone);
+    }
+
+    bool wheel() {
+        const Table lives = by_life(), sizes = by_size(), ends = by_end();
+        std::vector<char> gone(pieces_.size(), 0);
+        const auto turned = [&](Index m, Index x) {
+            const Piece &middle = pieces_[m], &low = pieces_[x];
+            for (const auto& [left_key, l] : lives.of(low.start, middle.start)) {
+                if (gone[l] || pieces_[l].size <= middle.size) continue;
+                for (const auto& [top_key, y] : sizes.of(pieces_[l].size - middle.size, middle.start)) {
+                    if (gone[y] || y == m || pieces_[y].end <= middle.end) continue;
+                    for (const auto& [right_key, r] : lives.of(middle.end, pieces_[y].end)) {
+                        if (gone[r] || pieces_[r].size != low.size + middle.size) continue;
+                        turn(m, x, y, l, r), gone[x] = gone[y] = gone[l] = gone[r] = 1;
+                        return true;
+                    }
+                }
+            }
+            return false;
+        };
+        for (Index m : shuffled()) {
+            if (gone[m] || pieces_[m].apart) continue;
+            for (const auto& [key, x] : ends.of(pieces_[m].end))
+                if (key.second >= pieces_[m].start || (!gone[x] && turned(m, x))) break;
+        }
+        return drop(gone);
+    }
+
+    // Make the middle of a wheel all of it.
+    void turn(Index m, Index x, Index y, Index l, Index r) {
+        const Bytes low = pieces_[x].size, high = low + pieces_[m].size;
+        Piece all{pieces_[x].start, pieces_[y].end, high + pieces_[y].size, pieces_[x].width + pieces_[r].width, {}};
+        for (const auto& [at, bottom] : {std::pair{m, low}, {x, Bytes{0}}, {y, high}, {l, low}, {r, Bytes{0}}})
+            for (const auto& [j, offset] : pieces_[at].members) all.members.emplace_back(j, bottom + offset);
+        pieces_[m] = std::move(all), grown(pieces_[m]);
+    }
+
+    const Part& part_;
     std::vector<Piece> pieces_;
-    double share_;
+    double apart_;
     Random& random_;
 };
 

@@ -10,8 +10,9 @@
 //           |      |    s    |    |   to spare in s, one of them must
 //           +---------------------> section
 //
-// Idea        Branch in the section with the fewest choices, wherever it lies; sections that failed often
-//             come first. One choice is a forced move. No two branches hold the same solution, so no order
+// Idea        Those that rest on the floor of a niche follow each other from wall to wall; who is in no such row
+//             is no choice. Branch in the section with the fewest choices, wherever it lies; sections that failed
+//             often come first. One choice is a forced move. No two branches hold the same solution, so no order
 //             among the buffers is needed. States that failed are remembered.
 // Source      Smallest domain first is that of exact cover (Knuth, 2000); niches are those of skyline
 //             heuristics for strip packing (Burke, Kendall and Whitwell, 2004); the rest is our own.
@@ -39,6 +40,8 @@ class NicheSearch final : public Searcher {
         low_.resize(n), rank_.resize(n), placed_.resize(n), word_.resize(n), value_.resize(n);
         rest_.resize(part.num_sections), wall_.resize(part.num_sections);
         niche_.resize(part.num_sections), choices_.resize(part.num_sections + 1);
+        from_left_.resize(part.num_sections + 1), from_right_.resize(part.num_sections + 1);
+        wasted_.resize(part.num_sections);
     }
 
     Answer run(const std::vector<Index>& order, Bytes capacity, i64 node_limit, Trial&, Budget& budget) override {
@@ -102,9 +105,9 @@ class NicheSearch final : public Searcher {
         for (Index at = 0; at < span.second; ++at) right = std::max(right, part_.end[list_[span.first + at]]);
         if (!settle(span, left, right)) return Answer::none;
         const Section section = narrowest(span, left, right);
-        const Answer answer = branch(span, section, right, outside);
+        const Answer answer = section < 0 ? Answer::none : branch(span, section, right, outside);
         if (answer != Answer::none) return answer;
-        failures_[section] += 1;
+        if (section >= 0) failures_[section] += 1;
         if (memory_ && nodes_ > before && failed_.size() < kRememberedStates) failed_.insert(state);
         return answer;
     }
@@ -123,7 +126,8 @@ class NicheSearch final : public Searcher {
         return fits;
     }
 
-    // Choose the section of a niche with the fewest choices; sections that failed often come first.
+    // Choose the section of a niche with the fewest choices; sections that failed often come first. -1 = some
+    // niche cannot be filled.
     Section narrowest(Span span, Section left, Section right) {
         for (Section first = left, last = left; first < right; first = last) {
             while (last < right && floors_[last] == floors_[first]) ++last;
@@ -131,18 +135,15 @@ class NicheSearch final : public Searcher {
                              (last == right || floors_[last] > floors_[first]);
             std::fill(niche_.begin() + first, niche_.begin() + last, low ? first : -1);
         }
+        if (!tile(span, left, right)) return -1;
         std::fill(choices_.begin() + left, choices_.begin() + right + 1, 0);
-        for (Index at = 0; at < span.second; ++at) {
-            const Index j = list_[span.first + at];
-            if (niche_[part_.start[j]] < 0 || low_[j] != floors_[part_.start[j]]) continue;
-            ++choices_[part_.start[j]], --choices_[part_.end[j]];
-        }
+        for (Index j : tiles_) ++choices_[part_.start[j]], --choices_[part_.end[j]];
         Section best = -1;
         double least = std::numeric_limits<double>::infinity();
         for (Section s = left, starting = 0; s < right; ++s) {
             starting += choices_[s];
             if (niche_[s] < 0) continue;
-            const bool spare = floors_[s] < capacity_ - rest_[s];
+            const bool spare = wasted_[s];
             if (starting + spare == 1) return s;
             const double value = (starting + spare) * (spare ? 1.5 : 1.0) / (1 + failures_[s]);
             if (value < least) least = value, best = s;
@@ -150,13 +151,57 @@ class NicheSearch final : public Searcher {
         return best;
     }
 
+    // The buffers that rest on the floor of a niche, and sections left to waste, follow each other from wall to
+    // wall without a gap. Collect the buffers that take part in some such row; false when a niche has no row.
+    bool tile(Span span, Section left, Section right) {
+        // from_left_[s] = the boundary before s is reached by a row from the left wall
+        std::fill(from_left_.begin() + left, from_left_.begin() + right + 1, char{0});
+        std::fill(from_right_.begin() + left, from_right_.begin() + right + 1, char{0});
+        std::fill(wasted_.begin() + left, wasted_.begin() + right, char{0});
+        tiles_.clear();
+        Index at = 0;
+        for (Section s = left; s < right; ++s) {
+            if (niche_[s] < 0) continue;
+            if (niche_[s] == s) from_left_[s] = 1;
+            const bool open = from_left_[s];
+            while (at < span.second && part_.start[list_[span.first + at]] < s) ++at;
+            for (; at < span.second && part_.start[list_[span.first + at]] == s; ++at) {
+                const Index j = list_[span.first + at];
+                if (!open || low_[j] != floors_[s]) continue;
+                tiles_.push_back(j), from_left_[part_.end[j]] = 1;
+            }
+            if (open && floors_[s] < capacity_ - rest_[s]) wasted_[s] = 1, from_left_[s + 1] = 1;
+        }
+        std::size_t kept = tiles_.size();
+        for (Section s = right; s-- > left;) {
+            if (niche_[s] < 0) continue;
+            if (s + 1 == right || niche_[s + 1] != niche_[s]) {
+                if (!from_left_[s + 1]) {
+                    while (!from_left_[s]) --s;
+                    failures_[s] += 1;
+                    return false;
+                }
+                from_right_[s + 1] = 1;
+            }
+            wasted_[s] = wasted_[s] && from_right_[s + 1];
+            bool reached = wasted_[s];
+            for (; kept > 0 && part_.start[tiles_[kept - 1]] == s; --kept) {
+                Index& j = tiles_[kept - 1];
+                if (from_right_[part_.end[j]]) reached = true;
+                else j = -1;
+            }
+            from_right_[s] = reached;
+        }
+        std::erase(tiles_, -1);
+        return true;
+    }
+
     Answer branch(Span span, Section section, Section right, State outside) {
         const std::size_t first = list_.size(), mark = trail_.size();
         const H floor = floors_[section], spare = capacity_ - rest_[section] - floor;
-        for (Index at = 0; at < span.second; ++at) {
-            const Index j = list_[span.first + at];
-            if (part_.start[j] <= section && section < part_.end[j] && low_[j] == floor) list_.push_back(j);
-        }
+        const bool wasted = wasted_[section];
+        for (Index j : tiles_)
+            if (part_.start[j] <= section && section < part_.end[j]) list_.push_back(j);
         const std::size_t last = list_.size();
         rate(first, last, niche_[section], right);
         for (std::size_t at = first; at < last; ++at) {
@@ -173,7 +218,7 @@ class NicheSearch final : public Searcher {
             rewind(mark), total_ = before;
         }
         Answer answer = Answer::none;
-        if (spare > 0) {
+        if (wasted) {
             const State before = total_;
             if (lift(span, section, floor, spare)) answer = expand(span, outside);
             if (answer == Answer::none) rewind(mark), total_ = before;
@@ -260,7 +305,8 @@ class NicheSearch final : public Searcher {
     std::vector<Index> rank_, value_, list_;
     std::vector<Section> niche_;  // first section of the niche, -1 = in none
     std::vector<Index> choices_;
-    std::vector<char> placed_;
+    std::vector<char> placed_, from_left_, from_right_, wasted_;
+    std::vector<Index> tiles_;  // buffers that may rest on the floor of their niche
     std::vector<State> word_;
     std::vector<Change> trail_;
     std::unordered_set<State, StateHash> failed_;

@@ -134,14 +134,18 @@ class Series {
 
     // Search a part whose buffers were fused at random.
     Answer fused(Bytes capacity, Budget& budget) {
-        const double share = 1 - 0.7 * random_.unit();
-        const Fused fused = Fuser(part_, share, random_).run(random_.unit() < 0.7);
+        const double apart = kApart * std::pow(random_.unit(), 2);
+        Fuser fuser(part_, apart, random_);
+        const bool padded = random_.unit() < kPad, wheels = random_.unit() < kWheels, joins = random_.unit() < kJoin;
+        if (padded) fuser.pad();
+        const double doubt = joins ? kDoubt * std::pow(100, random_.unit()) : 0;
+        const Fused fused = fuser.run(wheels, doubt);
         Subject subject(fused.part);
         const auto searcher = make_searcher<NicheSearch>(fused.part, largest_, subject.overlaps(),
                                                          use_(Switch::decomposition), use_(Switch::memory));
         budget.spend(kFusePrice * part_.count() + 8 * subject.overlaps()->count());
         Trial none;
-        const i64 limit = (fused.part.count() + kSpareNodes) * luby(turn_);
+        const i64 limit = (fused.part.count() + kSpareNodes) * std::min(luby(turn_), kFusedPatience);
         const Answer answer = searcher->run(order(subject.keys(), false), capacity, limit, none, budget);
         nodes_ += searcher->nodes();
         if (answer != Answer::found) return Answer::unknown;
@@ -162,7 +166,11 @@ class Series {
         return weighted;
     }
 
-    static constexpr i64 kFusePrice = 200;  // work per buffer
+    static constexpr double kPad = 0.5, kWheels = 0.8, kJoin = 0.85, kApart = 0.1;  // shares of the restarts
+    static constexpr double kDoubt = 0.03;  // smallest
+    // A placement of well fused buffers is found with little backtracking: rather fuse anew than search on.
+    static constexpr i64 kFusedPatience = 4;
+    static constexpr i64 kFusePrice = 800;  // work per buffer
     Subject& subject_;
     const Part& part_;
     Switches use_;

@@ -126,11 +126,11 @@ class Task {
     void open_lanes() {
         const auto open = [&](Aim aim, i64 share) {
             const bool plain = part_.plain;
-            if (plain && use_(Switch::niches)) lanes_.push_back({aim, Kind::niches, 3 * share});
-            if (plain && use_(Switch::niches) && use_(Switch::fusion)) lanes_.push_back({aim, Kind::fused, 6 * share});
+            if (plain && use_(Switch::niches)) lanes_.push_back({aim, Kind::niches, 2 * share});
+            if (plain && use_(Switch::niches) && use_(Switch::fusion)) lanes_.push_back({aim, Kind::fused, 8 * share});
             if (use_(Switch::search)) lanes_.push_back({aim, Kind::canonical, 2 * share});
         };
-        open(Aim::bound, 4), open(Aim::half, 2), open(Aim::far, 2), open(Aim::near, 2), open(Aim::asked, 1);
+        open(Aim::bound, 8), open(Aim::half, 2), open(Aim::far, 2), open(Aim::near, 2), open(Aim::asked, 1);
         if (use_(Switch::neighbourhoods)) lanes_.push_back({Aim::around, Kind::canonical, 6});
     }
 
