@@ -257,11 +257,15 @@ def tracing_joint_graphs() -> Iterator[None]:
 
 
 @contextmanager
-def gradients_from(choose: Callable[[dict[int, torch.Tensor]], Collection[int]]) -> Iterator[None]:
+def gradients_from(
+    choose: Callable[[dict[int, torch.Tensor]], Collection[int]],
+    count: Callable[[dict[int, torch.Tensor], Sequence[torch.Tensor]], None],
+) -> Iterator[None]:
     """Let AOTAutograd trace the backward from some outputs alone: what eager runs where no others are read.
 
     Args:
         choose: numbers of these, given all outputs that can have gradients, by number.
+        count: called with the traced inputs that have gradients, by number, and all these outputs.
     """
     from torch._functorch._aot_autograd import graph_capture_wrappers
 
@@ -274,6 +278,9 @@ def gradients_from(choose: Callable[[dict[int, torch.Tensor]], Collection[int]])
             ends = {
                 numbers[id(given)]: (out, given) for out, given in zip(outputs, grad_outputs, strict=True)
             }
+            wanted = {id(given) for given in inputs}
+            primals = enumerate(caller.f_locals["primals"])
+            count({number: given for number, given in primals if id(given) in wanted}, outputs)
             chosen = sorted(choose({number: output for number, (output, _) in ends.items()}))
             outputs, grad_outputs = zip(*(ends[number] for number in chosen), strict=True)
         return grad(outputs, inputs, grad_outputs, **options)

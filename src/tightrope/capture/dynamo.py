@@ -24,6 +24,7 @@ from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Program
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.typed import label, tensor_of
+from tightrope.capture.uses import Rest, Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
 from tightrope.core import CaptureError, Kind, TightropeError
 from tightrope.lower.remainder import loses_results
@@ -124,7 +125,7 @@ class CapturedCall:
         self.kinds: dict[str, Kind] = {}
         self.environment: tuple[tuple[str, str], ...] = ()
         self.inputs: list[Any] = []
-        self.computed: list[bool] = []
+        self.uses = Uses(())
         self.told: list[str] = []
 
     def compiled(self, host: Host, example: list[Any], choose: _Choose) -> Any:
@@ -135,7 +136,7 @@ class CapturedCall:
         """
         runners: list[Runner] = []
         real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), _Ends(choose)
-        self.environment, self.computed = environment(real), [_is_computed(value) for value in real]
+        self.environment, self.uses = environment(real), Uses(real)
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
@@ -162,13 +163,27 @@ class CapturedCall:
             program = replace(program, changed=_changed(part, len(_flat(part))))
             return boxed(host(program, real).inference)
 
+        later: list[Rest] = []
+
+        def forward(args: list[Any]) -> list[Any]:
+            results = runners[-1].forward(args)
+            (results[-1].later,) = later
+            return results
+
+        def backward(args: list[Any]) -> list[Any]:
+            rest: Rest = args[0].later
+            gradients = runners[-1].backward(args)
+            first = len(gradients) - len(rest)
+            rest[:] = gradients[first:]
+            return gradients[:first]
+
         compiled = _torch.aot_backend(
             partition,
-            lambda _part, _inputs: boxed(runners[-1].forward),
-            lambda _part, _inputs: boxed(runners[-1].backward),
+            lambda _part, _inputs: boxed(forward),
+            lambda _part, _inputs: boxed(backward),
             inference,
         )
-        with eager_kernels(), _torch.gradients_from(ends):
+        with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
             run = compiled(self.module, example)
         if not runners:
             return run
@@ -176,7 +191,9 @@ class CapturedCall:
             self.inputs = _torch.without_values(example)
 
         def call(*args: Any) -> Any:
-            outputs = run(*args)
+            given, rest = self.uses.handed_on(args)
+            later[:] = [rest]
+            outputs = run(*given)
             _torch.let_gradients_be_missing(outputs)
             return outputs
 
@@ -202,7 +219,7 @@ class CapturedCall:
                 states.enter_context(casting)
             for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
                 states.enter_context(state)
-            states.enter_context(_torch.gradients_from(ends))
+            states.enter_context(_torch.gradients_from(ends, self.uses.count))
             compiled(self.module, list(self.inputs))
         (program,) = found
         return program
@@ -212,7 +229,9 @@ class CapturedCall:
         norms_without_waste(joint.graph)
         layers_as_eager(joint.graph)
         unlike = share_casts(joint, num_forward_outputs, remembered=self.remembered)
-        unlike += [*_summed(joint, num_forward_outputs, self.computed), *self.told]
+        changed = _changed(joint, num_forward_outputs)
+        unlike += self.uses.return_terms(joint, num_forward_outputs, {given for _, given in changed})
+        unlike += self.told
         program = build_program(
             joint,
             self.kinds,
@@ -224,7 +243,7 @@ class CapturedCall:
         )
         return replace(
             program,
-            changed=_changed(joint, num_forward_outputs),
+            changed=changed,
             unlike=tuple(unlike),
             ends=ends.every,
             read=ends.read,
@@ -305,24 +324,6 @@ def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tup
     return tuple(found)
 
 
-def _is_computed(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
-
-
-def _summed(joint: torch.fx.GraphModule, num_forward_outputs: int, computed: Sequence[bool]) -> list[str]:
-    """Name the sums that are gradients of inputs which the caller computed.
-
-    Where the caller uses such an input again later, eager begins the sum with the gradient of that use.
-    """
-    pairs = zip(_flat(joint)[num_forward_outputs:], computed, strict=False)
-    return [
-        gradient.name
-        for gradient, was_computed in pairs
-        if was_computed and isinstance(gradient, torch.fx.Node)
-        if gradient.target is torch.ops.aten.add.Tensor
-    ]
-
-
 def _never(*_: Any) -> Any:
     raise CaptureError("a stub module was run: the compiled callables must replace it.")
 
@@ -336,12 +337,12 @@ def _stubs(
     """
     with _torch.real_tensors():  # AOTAutograd donates what is fake to one backward, and refuses a second one
         token_value = torch.empty(0)
-    outputs = _flat(joint)
     forward, backward = torch.fx.Graph(), torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
         if not str(node.target).startswith("tangents"):
             copies[node] = _placeholder(forward, node)
+    outputs = _flat(joint)[: num_forward_outputs + len(copies)]
     results = [_result(forward, node, copies) for node in outputs[:num_forward_outputs]]
     token = forward.call_function(_never, ())
     token.meta["val"] = token_value
