@@ -8,7 +8,7 @@ empty tensor on which the run hangs whatever its plan keeps. When autograd drops
 token dies and everything kept dies with it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import zip_longest
@@ -21,7 +21,7 @@ from tightrope.capture import _torch
 from tightrope.capture._eager import eager_kernels, told_compiled
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
-from tightrope.capture.program import Program
+from tightrope.capture.program import Arrived, Program
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.typed import label, tensor_of
 from tightrope.capture.uses import Rest, Uses
@@ -98,10 +98,15 @@ def _foreseen(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
 
 
 class _Ends:
-    """Chooses the outputs from which a backward starts, and remembers which."""
+    """Chooses the outputs from which a backward starts, and remembers which.
 
-    def __init__(self, choose: _Choose) -> None:
-        self._choose = choose
+    Args:
+        choose: see there.
+        layouts: of gradients that are laid out otherwise than their outputs.
+    """
+
+    def __init__(self, choose: _Choose, layouts: _torch.Layouts = ()) -> None:
+        self._choose, self.layouts = choose, layouts
         self.every: dict[int, str] = {}
         self.read: frozenset[int] = frozenset()
 
@@ -145,10 +150,10 @@ class CapturedCall:
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             self.kinds = _kinds(joint, real, static)
             program = self._program(joint, num_fwd_outputs, ends)
-            if len(program.read) < len(program.ends) and loses_results(program.graph):
+            if len(program.start.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
             runners.append(host(program, real))
-            return _stubs(joint, num_fwd_outputs, some=len(program.read) < len(program.ends))
+            return _stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             dropouts_as_eager(part.graph)
@@ -187,8 +192,7 @@ class CapturedCall:
             run = compiled(self.module, example)
         if not runners:
             return run
-        if len(ends.every) > 1:
-            self.inputs = _torch.without_values(example)
+        self.inputs = _torch.without_values(example)
 
         def call(*args: Any) -> Any:
             given, rest = self.uses.handed_on(args)
@@ -199,8 +203,8 @@ class CapturedCall:
 
         return call
 
-    def traced_from(self, read: frozenset[int]) -> Program:
-        """Trace the call once more, with a backward that starts from these outputs alone."""
+    def traced_from(self, start: Arrived) -> Program:
+        """Trace the call once more, with a backward that starts from these gradients alone."""
         found: list[Program] = []
 
         def partition(
@@ -212,14 +216,15 @@ class CapturedCall:
         def unused(*_: Any) -> Any:
             return boxed(_never)
 
-        ends, compiled = _Ends(lambda _: read), _torch.aot_backend(partition, unused, unused, unused)
+        ends = _Ends(lambda _: start.read, start.layouts)
+        compiled = _torch.aot_backend(partition, unused, unused, unused)
         with ExitStack() as states:
             for device, enabled, dtype in self.casting:
                 casting = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=self.cached)
                 states.enter_context(casting)
             for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
                 states.enter_context(state)
-            states.enter_context(_torch.gradients_from(ends, self.uses.count))
+            states.enter_context(_torch.gradients_from(ends, self.uses.count, ends.layouts))
             compiled(self.module, list(self.inputs))
         (program,) = found
         return program
@@ -246,7 +251,9 @@ class CapturedCall:
             changed=changed,
             unlike=tuple(unlike),
             ends=ends.every,
-            read=ends.read,
+            strides=_strides(joint, ends.every),
+            start=Arrived(ends.read, ends.layouts),
+            terms=self.uses.split or (),
             traced_from=self.traced_from,
         )
 
@@ -305,6 +312,13 @@ def _written(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list[str]
     """Inputs that get new values when the forward returns (batch norm's running statistics)."""
     placeholders = joint.graph.find_nodes(op="placeholder")
     return [placeholders[given].name for _, given in _changed(joint, num_forward_outputs)]
+
+
+def _strides(joint: torch.fx.GraphModule, ends: Collection[int]) -> dict[int, tuple[int, ...]]:
+    """How the gradient of each output has to be laid out."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    tangents = [node for node in placeholders if str(node.target).startswith("tangents")]
+    return {number: tensor_of(tangents[number]).stride() for number in ends}
 
 
 def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tuple[int, int], ...]:

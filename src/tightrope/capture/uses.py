@@ -76,7 +76,9 @@ class Uses:
 
         return came
 
-    def return_terms(self, joint: torch.fx.GraphModule, num_forward: int, fixed: Collection[int]) -> list[str]:
+    def return_terms(
+        self, joint: torch.fx.GraphModule, num_forward: int, fixed: Collection[int]
+    ) -> list[str]:
         """Let a joint graph return the terms of sums, behind its other outputs.
 
         Args:
@@ -92,8 +94,8 @@ class Uses:
         inputs = joint.graph.find_nodes(op="placeholder")
         if self.split is None:
             seen = {_torch.storage_key(tensor_of(node)) for node in results[:num_forward] if _is_tensor(node)}
-            free = [number for number in sorted(self.computed) if self.most.get(number, 0) > 1]
-            free = [n for n in free if n not in fixed and _torch.storage_key(tensor_of(inputs[n])) not in seen]
+            free = [number for number in sorted(self.computed - set(fixed)) if self.most.get(number, 0) > 1]
+            free = [number for number in free if _torch.storage_key(tensor_of(inputs[number])) not in seen]
             self.split = tuple((number, self.most[number] - 1) for number in free)
         rest: list[Any] = []
         for number, num in self.split:
@@ -131,7 +133,7 @@ class _PerUse(torch.autograd.Function):
         return given
 
     @staticmethod
-    def backward(ctx: Any, first: torch.Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, first: torch.Tensor | None) -> Any:
         more = ctx.rest[ctx.mine]
         ctx.rest[ctx.mine] = [None] * len(more)
         return first, None, None, *more

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture.program import Program
+from tightrope.capture.program import Arrived, Program
 from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts
@@ -342,10 +342,11 @@ class Calls:
             self.accounts.explain("")
             again = _torch.keeps_graph()
             pending.check()
-            read = self.forms.read(pending, tangents)
-            if not read:
+            came = self.forms.arrived(pending, tangents)
+            if not came.read:
                 return self._nothing(pending, again=again)
-            number = self._form(pending, read)
+            number = self._form(pending, came)
+            self.forms.laid_out(number, tangents)
             if again or number != pending.turn.graph or not self._resumed(pending):
                 gradients = self._backward_of_rest(pending, number, tangents, again=again)
             else:
@@ -371,9 +372,9 @@ class Calls:
             pending.finish()
         return [None] * len(self.captured[pending.turn.graph].graph.parts[1].outputs)
 
-    def _form(self, pending: Pending, read: frozenset[int]) -> int:
+    def _form(self, pending: Pending, came: Arrived) -> int:
         """The form of the graph for a backward; later steps expect what is learned from it."""
-        number, following = self.forms.learn(pending, read)
+        number, following = self.forms.learn(pending, came)
         self._turns = [
             replace(turn, graph=following) if turn.call == pending.call else turn for turn in self._turns
         ]
