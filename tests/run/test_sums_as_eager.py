@@ -1,5 +1,6 @@
 """Gradients that eager sums across graphs, or that come laid out otherwise than their outputs."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -176,3 +177,22 @@ def test_layouts_that_change_from_step_to_step() -> None:
         return cross_entropy(out, target) if next(turns) else (out.t().contiguous().cos()).square().mean()
 
     as_eager(lambda: nn.Linear(24, 8), loss_of)
+
+
+@pytest.mark.parametrize("spare", [0, 16 * 1024])
+def test_a_budget_that_is_named_works_whatever_the_layout(spare: int) -> None:
+    x = torch.randn(32, 50, 12, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(50, 12, generator=torch.Generator().manual_seed(1))
+
+    def loss_of(model: Any) -> Tensor:
+        return (model(x) * weight).square().mean()
+
+    with pytest.raises(tightrope.InfeasibleError) as refused:
+        loss_of(tightrope.compile(built(lambda: Turned(breaks=False)), budget=1024, progress=False))
+    named = refused.value.smallest_found
+    assert named is not None
+    del refused
+    gc.collect()
+    model = tightrope.compile(built(lambda: Turned(breaks=False)), budget=named + spare, progress=False)
+    play(model, loop_over(loss_of))
+    assert tightrope.report(model).level == "L1"

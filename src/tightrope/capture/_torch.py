@@ -58,6 +58,8 @@ PROBES: dict[str, str] = {
     "what is traced": "torch._dynamo.trace_rules.get_torch_obj_rule_map",
     "constants": "torch._dynamo.variables.ConstantVariable",
     "tracing": "torch._dynamo.symbolic_convert.InstructionTranslator",
+    "context variables": "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
+    "end of a graph": "torch._dynamo.output_graph.OutputGraph",
     "branches": "torch._dynamo.symbolic_convert.InliningInstructionTranslator",
     "another attempt": "torch._dynamo.exc.RestartAnalysis",
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",

@@ -22,7 +22,7 @@ import torch
 
 from tightrope.capture import _torch
 from tightrope.capture.program import Arrived, Program
-from tightrope.core import Bytes, InfeasibleError, format_bytes
+from tightrope.core import Bytes, InfeasibleError, JudgeError, TightropeError, format_bytes
 from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts
 from tightrope.run.captured import Captured
@@ -346,6 +346,9 @@ class Calls:
             if not came.read:
                 return self._nothing(pending, again=again)
             number = self._form(pending, came)
+            if came.layouts and number != pending.turn.graph and not self._has_room(pending, number):
+                number = self._form(pending, replace(came, layouts=()))
+                self._form(pending, came)  # from the next step on
             self.forms.laid_out(number, tangents)
             if again or number != pending.turn.graph or not self._resumed(pending):
                 gradients = self._backward_of_rest(pending, number, tangents, again=again)
@@ -379,6 +382,16 @@ class Calls:
             replace(turn, graph=following) if turn.call == pending.call else turn for turn in self._turns
         ]
         return number
+
+    def _has_room(self, pending: Pending, number: int) -> bool:
+        """Tell whether the backward of another form can be made from what the forward left."""
+        try:
+            self._begin(self.forms.rest(pending, number), (Turn(0, number, True),), but=pending).close()
+        except JudgeError:
+            raise
+        except TightropeError:
+            return False
+        return True
 
     def _number_of(self, pending: Pending) -> int:
         """The number under which the forward of a call stands among the turns."""
