@@ -68,7 +68,7 @@ PROBES: dict[str, str] = {
     "fake copies": "torch._subclasses.fake_tensor.FakeCopyMode",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
     "joint graph": "torch._functorch._aot_autograd.graph_capture_wrappers.create_joint",
-    "layouts of gradients": "torch._functorch._aot_autograd.graph_capture.aot_dispatch_autograd_graph",
+    "layouts of gradients": "torch._functorch._aot_autograd.graph_compile.aot_dispatch_autograd_graph",
     "expected layout": "torch._functorch._aot_autograd.schemas.MemoryFormatMeta",
     "gradient of a plain tensor": "torch._functorch._aot_autograd.schemas.PlainTensorMeta",
     "storage id": "torch.multiprocessing.reductions.StorageWeakRef",
