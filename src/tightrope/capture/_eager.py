@@ -9,6 +9,7 @@ is over.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import cache, partial, partialmethod
 from pathlib import Path
@@ -45,12 +46,14 @@ class _Answers:
         yes: who has to be told so.
         asked: who was told "no", in order, and nothing failed since.
         failed: where the last attempt failed.
+        contexts: context variables that are set in what is traced, with (token, value) for each time.
     """
 
     whole: bool
     yes: dict[_Asking, None] = field(default_factory=dict)
     asked: dict[_Asking, None] = field(default_factory=dict)
     failed: str = ""
+    contexts: dict[ContextVar[Any], list[tuple[Any, Any]]] = field(default_factory=dict)
 
 
 _TRACE: Final = threading.local()
@@ -66,7 +69,8 @@ def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
     Attention in evaluation mode has a kernel of its own, which torch leaves out where it is told of a
     trace. A tensor that is unpacked is unbound, not indexed once per row: the gradient of an index is as
     large as the tensor. Code that asks whether it is compiled is told that it is not, where it can be traced
-    so; see `told_compiled` for the rest.
+    so; see `told_compiled` for the rest. Context variables are followed from where they are set to where they
+    are put back.
     """
     before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
     with _LOCK:
@@ -93,9 +97,11 @@ _ENTERED: Final[list[ExitStack]] = []
 def _taught() -> Iterator[None]:
     """Change what torch's tracing does, for all threads."""
     import torch._dynamo.variables.torch as variables
+    from torch._dynamo.output_graph import OutputGraph
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch._dynamo.variables.tensor import TensorVariable
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
     from torch.nn.modules.activation import _is_make_fx_tracing
 
     states, unpack, run = (
@@ -120,6 +126,11 @@ def _taught() -> Iterator[None]:
         )
         stack.enter_context(patch.object(TensorVariable, "unpack_var_sequence", rows))
         stack.enter_context(patch.object(InstructionTranslator, "run", partialmethod(_run_again, run)))
+        for kind, name, ours in (
+            (UserDefinedObjectVariable, "call_method", _with_contexts),
+            (OutputGraph, "compile_subgraph", _without_contexts),
+        ):
+            stack.enter_context(patch.object(kind, name, partialmethod(ours, getattr(kind, name))))
         stack.enter_context(_entered(variables.TorchInGraphFunctionVariable._get_handlers(), told))
         kinds = dict.fromkeys(capturing, variables.TorchInGraphFunctionVariable)
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
@@ -187,6 +198,7 @@ def _run_again(translator: Any, run: Callable[[Any], None]) -> None:
         run(translator)
         return
     answers.asked.clear()
+    answers.contexts.clear()
     try:
         run(translator)
     except (exc.Unsupported, exc.UserError, exc.TorchRuntimeError) as error:
@@ -198,6 +210,37 @@ def _run_again(translator: Any, run: Callable[[Any], None]) -> None:
         answers.failed = place
         translator.speculation_log.clear()
         raise exc.RestartAnalysis(restart_reason="asked whether it is compiled") from None
+
+
+def _with_contexts(
+    variable: Any, call: Callable[..., Any], tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Trace a call of a method, also of a context variable that is set here or was in the same trace."""
+    context, answers = getattr(variable, "value", None), getattr(_TRACE, "answers", None)
+    if isinstance(context, ContextVar) and answers is not None and answers.whole and not kwargs:
+        known = answers.contexts.get(context, [])
+        if name == "set" and len(args) == 1:
+            token = type(variable)(copy_context().run(context.set, None))
+            answers.contexts[context] = [*known, (token, args[0])]
+            return token
+        if name == "get" and known:
+            return known[-1][1]
+        if name == "reset" and known and len(args) == 1 and args[0] is known[-1][0]:
+            from torch._dynamo.variables import ConstantVariable
+
+            answers.contexts[context] = known[:-1]
+            return ConstantVariable.create(None)
+    return call(variable, tx, name, args, kwargs)
+
+
+def _without_contexts(output: Any, compile_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """End a graph: what is set in it and not put back would not be set when it runs."""
+    from torch._dynamo import exc
+
+    answers: _Answers | None = getattr(_TRACE, "answers", None)
+    if answers is not None and any(answers.contexts.values()):
+        raise exc.Unsupported("a context variable is set in what is traced, and not put back")
+    return compile_(output, *args, **kwargs)
 
 
 @cache

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from types import FunctionType
-from typing import Any, Final
-from unittest.mock import patch
+from typing import Any, Final, TypeAlias
+from unittest.mock import ANY, patch
 
 import torch
 import torch.fx
@@ -23,6 +23,8 @@ from tightrope.capture._eager import traced_as_eager
 from tightrope.core import TightropeError
 
 TESTED_MINORS = ("2.11", "2.12", "2.13")
+Layouts: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
+"""(Number of an output, strides of its gradient)."""
 
 
 def _resolve(path: str) -> object:
@@ -57,6 +59,8 @@ PROBES: dict[str, str] = {
     "what is traced": "torch._dynamo.trace_rules.get_torch_obj_rule_map",
     "constants": "torch._dynamo.variables.ConstantVariable",
     "tracing": "torch._dynamo.symbolic_convert.InstructionTranslator",
+    "context variables": "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
+    "end of a graph": "torch._dynamo.output_graph.OutputGraph",
     "branches": "torch._dynamo.symbolic_convert.InliningInstructionTranslator",
     "another attempt": "torch._dynamo.exc.RestartAnalysis",
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
@@ -65,6 +69,9 @@ PROBES: dict[str, str] = {
     "fake copies": "torch._subclasses.fake_tensor.FakeCopyMode",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
     "joint graph": "torch._functorch._aot_autograd.graph_capture_wrappers.create_joint",
+    "layouts of gradients": "torch._functorch._aot_autograd.graph_compile.aot_dispatch_autograd_graph",
+    "expected layout": "torch._functorch._aot_autograd.schemas.MemoryFormatMeta",
+    "gradient of a plain tensor": "torch._functorch._aot_autograd.schemas.PlainTensorMeta",
     "storage id": "torch.multiprocessing.reductions.StorageWeakRef",
     "functional call": "torch.func.functional_call",
     "custom partitioner": "torch._inductor.custom_graph_pass.CustomPartitionerFn",
@@ -140,7 +147,7 @@ def without_values(tensors: Sequence[Any]) -> list[Any]:
 
     mode = FakeTensorMode()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        warnings.filterwarnings("ignore", message=_NOT_A_LEAF)
         return [mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in tensors]
 
 
@@ -259,15 +266,34 @@ def tracing_joint_graphs() -> Iterator[None]:
 
 
 @contextmanager
-def gradients_from(choose: Callable[[dict[int, torch.Tensor]], Collection[int]]) -> Iterator[None]:
+def gradients_from(
+    choose: Callable[[dict[int, torch.Tensor]], Collection[int]],
+    count: Callable[[dict[int, torch.Tensor], Sequence[torch.Tensor]], None],
+    layouts: Layouts = (),
+) -> Iterator[None]:
     """Let AOTAutograd trace the backward from some outputs alone: what eager runs where no others are read.
+
+    When it runs, gradients arrive as they are laid out; AOTAutograd would copy them to the layouts of their
+    outputs.
 
     Args:
         choose: numbers of these, given all outputs that can have gradients, by number.
+        count: called with the traced inputs that have gradients, by number, and all these outputs.
+        layouts: of gradients that are laid out otherwise than their outputs.
     """
-    from torch._functorch._aot_autograd import graph_capture_wrappers
+    from torch._functorch._aot_autograd import graph_capture, graph_capture_wrappers, graph_compile
+    from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensorMeta
 
-    grad = torch.autograd.grad
+    grad, trace = torch.autograd.grad, graph_capture.aot_dispatch_autograd_graph
+
+    def as_they_come(*args: Any, fw_metadata: Any, **options: Any) -> Any:
+        tangents = fw_metadata.traced_tangents
+        for number, strides in layouts:
+            tangents[number] = tangents[number].new_empty_strided(tangents[number].shape, strides)
+        for known in fw_metadata.subclass_tangent_meta:
+            if isinstance(known, PlainTensorMeta):
+                known.memory_format = MemoryFormatMeta(size=ANY, stride=ANY)
+        return trace(*args, fw_metadata=fw_metadata, **options)
 
     def from_some(outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> Any:
         caller = sys._getframe(1)
@@ -276,11 +302,17 @@ def gradients_from(choose: Callable[[dict[int, torch.Tensor]], Collection[int]])
             ends = {
                 numbers[id(given)]: (out, given) for out, given in zip(outputs, grad_outputs, strict=True)
             }
+            wanted = {id(given) for given in inputs}
+            primals = enumerate(caller.f_locals["primals"])
+            count({number: given for number, given in primals if id(given) in wanted}, outputs)
             chosen = sorted(choose({number: output for number, (output, _) in ends.items()}))
             outputs, grad_outputs = zip(*(ends[number] for number in chosen), strict=True)
         return grad(outputs, inputs, grad_outputs, **options)
 
-    with patch.object(torch.autograd, "grad", from_some):
+    with (
+        patch.object(torch.autograd, "grad", from_some),
+        patch.object(graph_compile, "aot_dispatch_autograd_graph", as_they_come),
+    ):
         yield
 
 
@@ -303,10 +335,12 @@ _MOST_VIEWS: Final = 4
 
 
 _THREAD = threading.local()
+_NOT_A_LEAF: Final = "The .grad attribute of a Tensor that is not a leaf"
+"""How the warning begins that torch gives where anybody asks a computed tensor for its gradient."""
 
 
 def _begin_tracing(_: object) -> None:
-    """Silence the warning that Dynamo causes, for itself, whenever it meets a custom autograd.Function.
+    """Silence warnings that Dynamo causes, for itself: of custom autograd.Functions, of computed inputs.
 
     The filters are touched while a graph is traced and at no other time: each change makes Python
     forget which warnings it has shown.
@@ -316,6 +350,7 @@ def _begin_tracing(_: object) -> None:
         _THREAD.filters.__enter__()
         text = "<class 'torch.autograd.function.Function'> should not be instantiated"
         warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=_NOT_A_LEAF)
     _tell(True)
 
 

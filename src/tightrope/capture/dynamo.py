@@ -8,7 +8,7 @@ empty tensor on which the run hangs whatever its plan keeps. When autograd drops
 token dies and everything kept dies with it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import zip_longest
@@ -21,9 +21,10 @@ from tightrope.capture import _torch
 from tightrope.capture._eager import eager_kernels, told_compiled
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
-from tightrope.capture.program import Program
+from tightrope.capture.program import Arrived, Program
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.typed import label, tensor_of
+from tightrope.capture.uses import Rest, Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
 from tightrope.core import CaptureError, Kind, TightropeError
 from tightrope.lower.remainder import loses_results
@@ -97,10 +98,15 @@ def _foreseen(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
 
 
 class _Ends:
-    """Chooses the outputs from which a backward starts, and remembers which."""
+    """Chooses the outputs from which a backward starts, and remembers which.
 
-    def __init__(self, choose: _Choose) -> None:
-        self._choose = choose
+    Args:
+        choose: see there.
+        layouts: of gradients that are laid out otherwise than their outputs.
+    """
+
+    def __init__(self, choose: _Choose, layouts: _torch.Layouts = ()) -> None:
+        self._choose, self.layouts = choose, layouts
         self.every: dict[int, str] = {}
         self.read: frozenset[int] = frozenset()
 
@@ -124,7 +130,7 @@ class CapturedCall:
         self.kinds: dict[str, Kind] = {}
         self.environment: tuple[tuple[str, str], ...] = ()
         self.inputs: list[Any] = []
-        self.computed: list[bool] = []
+        self.uses = Uses(())
         self.told: list[str] = []
 
     def compiled(self, host: Host, example: list[Any], choose: _Choose) -> Any:
@@ -135,7 +141,7 @@ class CapturedCall:
         """
         runners: list[Runner] = []
         real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), _Ends(choose)
-        self.environment, self.computed = environment(real), [_is_computed(value) for value in real]
+        self.environment, self.uses = environment(real), Uses(real)
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
@@ -144,10 +150,10 @@ class CapturedCall:
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             self.kinds = _kinds(joint, real, static)
             program = self._program(joint, num_fwd_outputs, ends)
-            if len(program.read) < len(program.ends) and loses_results(program.graph):
+            if len(program.start.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
             runners.append(host(program, real))
-            return _stubs(joint, num_fwd_outputs, some=len(program.read) < len(program.ends))
+            return _stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             dropouts_as_eager(part.graph)
@@ -162,28 +168,43 @@ class CapturedCall:
             program = replace(program, changed=_changed(part, len(_flat(part))))
             return boxed(host(program, real).inference)
 
+        later: list[Rest] = []
+
+        def forward(args: list[Any]) -> list[Any]:
+            results = runners[-1].forward(args)
+            (results[-1].later,) = later
+            return results
+
+        def backward(args: list[Any]) -> list[Any]:
+            rest: Rest = args[0].later
+            gradients = runners[-1].backward(args)
+            first = len(gradients) - len(rest)
+            rest[:] = gradients[first:]
+            return gradients[:first]
+
         compiled = _torch.aot_backend(
             partition,
-            lambda _part, _inputs: boxed(runners[-1].forward),
-            lambda _part, _inputs: boxed(runners[-1].backward),
+            lambda _part, _inputs: boxed(forward),
+            lambda _part, _inputs: boxed(backward),
             inference,
         )
-        with eager_kernels(), _torch.gradients_from(ends):
+        with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
             run = compiled(self.module, example)
         if not runners:
             return run
-        if len(ends.every) > 1:
-            self.inputs = _torch.without_values(example)
+        self.inputs = _torch.without_values(example)
 
         def call(*args: Any) -> Any:
-            outputs = run(*args)
+            given, rest = self.uses.handed_on(args)
+            later[:] = [rest]
+            outputs = run(*given)
             _torch.let_gradients_be_missing(outputs)
             return outputs
 
         return call
 
-    def traced_from(self, read: frozenset[int]) -> Program:
-        """Trace the call once more, with a backward that starts from these outputs alone."""
+    def traced_from(self, start: Arrived) -> Program:
+        """Trace the call once more, with a backward that starts from these gradients alone."""
         found: list[Program] = []
 
         def partition(
@@ -195,14 +216,15 @@ class CapturedCall:
         def unused(*_: Any) -> Any:
             return boxed(_never)
 
-        ends, compiled = _Ends(lambda _: read), _torch.aot_backend(partition, unused, unused, unused)
+        ends = _Ends(lambda _: start.read, start.layouts)
+        compiled = _torch.aot_backend(partition, unused, unused, unused)
         with ExitStack() as states:
             for device, enabled, dtype in self.casting:
                 casting = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=self.cached)
                 states.enter_context(casting)
             for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
                 states.enter_context(state)
-            states.enter_context(_torch.gradients_from(ends))
+            states.enter_context(_torch.gradients_from(ends, self.uses.count, ends.layouts))
             compiled(self.module, list(self.inputs))
         (program,) = found
         return program
@@ -212,7 +234,9 @@ class CapturedCall:
         norms_without_waste(joint.graph)
         layers_as_eager(joint.graph)
         unlike = share_casts(joint, num_forward_outputs, remembered=self.remembered)
-        unlike += [*_summed(joint, num_forward_outputs, self.computed), *self.told]
+        changed = _changed(joint, num_forward_outputs)
+        unlike += self.uses.return_terms(joint, num_forward_outputs, {given for _, given in changed})
+        unlike += self.told
         program = build_program(
             joint,
             self.kinds,
@@ -224,10 +248,12 @@ class CapturedCall:
         )
         return replace(
             program,
-            changed=_changed(joint, num_forward_outputs),
+            changed=changed,
             unlike=tuple(unlike),
             ends=ends.every,
-            read=ends.read,
+            strides=_strides(joint, ends.every),
+            start=Arrived(ends.read, ends.layouts),
+            terms=self.uses.split or (),
             traced_from=self.traced_from,
         )
 
@@ -288,6 +314,13 @@ def _written(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list[str]
     return [placeholders[given].name for _, given in _changed(joint, num_forward_outputs)]
 
 
+def _strides(joint: torch.fx.GraphModule, ends: Collection[int]) -> dict[int, tuple[int, ...]]:
+    """How the gradient of each output has to be laid out."""
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    tangents = [node for node in placeholders if str(node.target).startswith("tangents")]
+    return {number: tensor_of(tangents[number]).stride() for number in ends}
+
+
 def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tuple[int, int], ...]:
     """Pairs (output, input): the output is the new value of the input when the forward returns."""
     (output,) = joint.graph.find_nodes(op="output")
@@ -305,24 +338,6 @@ def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tup
     return tuple(found)
 
 
-def _is_computed(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
-
-
-def _summed(joint: torch.fx.GraphModule, num_forward_outputs: int, computed: Sequence[bool]) -> list[str]:
-    """Name the sums that are gradients of inputs which the caller computed.
-
-    Where the caller uses such an input again later, eager begins the sum with the gradient of that use.
-    """
-    pairs = zip(_flat(joint)[num_forward_outputs:], computed, strict=False)
-    return [
-        gradient.name
-        for gradient, was_computed in pairs
-        if was_computed and isinstance(gradient, torch.fx.Node)
-        if gradient.target is torch.ops.aten.add.Tensor
-    ]
-
-
 def _never(*_: Any) -> Any:
     raise CaptureError("a stub module was run: the compiled callables must replace it.")
 
@@ -336,12 +351,12 @@ def _stubs(
     """
     with _torch.real_tensors():  # AOTAutograd donates what is fake to one backward, and refuses a second one
         token_value = torch.empty(0)
-    outputs = _flat(joint)
     forward, backward = torch.fx.Graph(), torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
         if not str(node.target).startswith("tangents"):
             copies[node] = _placeholder(forward, node)
+    outputs = _flat(joint)[: num_forward_outputs + len(copies)]
     results = [_result(forward, node, copies) for node in outputs[:num_forward_outputs]]
     token = forward.call_function(_never, ())
     token.meta["val"] = token_value

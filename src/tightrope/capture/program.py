@@ -6,7 +6,21 @@ from dataclasses import dataclass, field
 import torch
 import torch.fx
 
+from tightrope.capture._torch import Layouts
 from tightrope.core import Graph, StorageId
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """The gradients that come to a backward.
+
+    Attributes:
+        read: numbers of the outputs that they are of.
+        layouts: of those that are laid out otherwise than their outputs.
+    """
+
+    read: frozenset[int]
+    layouts: Layouts = ()
 
 
 @dataclass(frozen=True)
@@ -22,7 +36,10 @@ class Program:
         unlike: names of ops that eager may call otherwise; what else may differ, in words.
         rebuild: reads a module with changed layouts as this one was read.
         ends: number -> dtype and shape of an output, for the gradients that a backward may start from.
-        read: those from which this one starts.
+        strides: number -> how such a gradient has to be laid out.
+        start: the gradients from which this one starts.
+        terms: (input, number) for gradients that are returned term by term: all but the first of each stand
+            behind the gradients of all inputs.
         traced_from: traces the same call with a backward that starts from others.
     """
 
@@ -34,8 +51,10 @@ class Program:
     unlike: tuple[str, ...] = ()
     rebuild: "Callable[[torch.fx.GraphModule], Program] | None" = None
     ends: Mapping[int, str] = field(default_factory=dict)
-    read: frozenset[int] = frozenset()
-    traced_from: "Callable[[frozenset[int]], Program] | None" = None
+    strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    start: Arrived = Arrived(frozenset())
+    terms: tuple[tuple[int, int], ...] = ()
+    traced_from: "Callable[[Arrived], Program] | None" = None
 
     @property
     def has_backward(self) -> bool:

@@ -21,8 +21,8 @@ from typing import Any, Final
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture.program import Program
-from tightrope.core import Bytes, InfeasibleError, format_bytes
+from tightrope.capture.program import Arrived, Program
+from tightrope.core import Bytes, InfeasibleError, JudgeError, TightropeError, format_bytes
 from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts
 from tightrope.run.captured import Captured
@@ -342,10 +342,14 @@ class Calls:
             self.accounts.explain("")
             again = _torch.keeps_graph()
             pending.check()
-            read = self.forms.read(pending, tangents)
-            if not read:
+            came = self.forms.arrived(pending, tangents)
+            if not came.read:
                 return self._nothing(pending, again=again)
-            number = self._form(pending, read)
+            number = self._form(pending, came)
+            if came.layouts and number != pending.turn.graph and not self._has_room(pending, number):
+                number = self._form(pending, replace(came, layouts=()))
+                self._form(pending, came)  # from the next step on
+            self.forms.laid_out(number, tangents)
             if again or number != pending.turn.graph or not self._resumed(pending):
                 gradients = self._backward_of_rest(pending, number, tangents, again=again)
             else:
@@ -371,13 +375,23 @@ class Calls:
             pending.finish()
         return [None] * len(self.captured[pending.turn.graph].graph.parts[1].outputs)
 
-    def _form(self, pending: Pending, read: frozenset[int]) -> int:
+    def _form(self, pending: Pending, came: Arrived) -> int:
         """The form of the graph for a backward; later steps expect what is learned from it."""
-        number, following = self.forms.learn(pending, read)
+        number, following = self.forms.learn(pending, came)
         self._turns = [
             replace(turn, graph=following) if turn.call == pending.call else turn for turn in self._turns
         ]
         return number
+
+    def _has_room(self, pending: Pending, number: int) -> bool:
+        """Tell whether the backward of another form can be made from what the forward left."""
+        try:
+            self._begin(self.forms.rest(pending, number), (Turn(0, number, True),), but=pending).close()
+        except JudgeError:
+            raise
+        except TightropeError:
+            return False
+        return True
 
     def _number_of(self, pending: Pending) -> int:
         """The number under which the forward of a call stands among the turns."""

@@ -99,7 +99,7 @@ class CompiledModel:
         number = self.calls.add(program, real)
         self.hold()
         graph = _CompiledGraph(weakref.ref(self), number)
-        return graph if self.twin is None else self.twin.watching(graph)
+        return graph if self.twin is None else self.twin.watching(graph, program)
 
     def compared(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call, beside the model as it is where that was asked for."""

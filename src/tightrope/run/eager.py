@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -23,6 +25,7 @@ from torch.func import functional_call
 
 from tightrope.capture._eager import kernels_called, tensors_in, uncompiled, with_tensors
 from tightrope.capture.dynamo import Runner
+from tightrope.capture.program import Program
 from tightrope.core import Phase, VerificationError
 from tightrope.run.accounts import Accounts
 from tightrope.run.calls import Calls
@@ -121,9 +124,9 @@ class EagerTwin:
         self._model, self._accounts = model, accounts
         self._open: _TwinCall | None = None
 
-    def watching(self, runner: Runner) -> Runner:
+    def watching(self, runner: Runner, program: Program) -> Runner:
         """Look at what a captured graph is given and gives."""
-        return _Watched(self, runner)
+        return _Watched(self, runner, program)
 
     def around(self, run: Callable[..., Any], args: Any, kwargs: Any, calls: Calls) -> Any:
         """Make a call, and compare it unless all plans that ran it were compared before.
@@ -205,9 +208,10 @@ class EagerTwin:
         """
         every = (*self._module().parameters(), *call.start.inputs())
         known = {_place(tensor) for tensor in every if tensor.requires_grad}
-        for place, gradient in zip(places, gradients, strict=False):
-            if place in known and place is not None:
-                call.gradients.append((place, digest(gradient)))
+        with self._accounts.aside():
+            for place, gradient in zip(places, gradients, strict=False):
+                if place in known and place is not None:
+                    call.gradients.append((place, digest(gradient)))
         call.num_waiting -= 1
         if call.num_waiting or not call.said:
             return
@@ -320,8 +324,8 @@ class EagerTwin:
 class _Watched:
     """A captured graph that is looked at; see `tightrope.capture.dynamo.Runner`."""
 
-    def __init__(self, twin: EagerTwin, runner: Runner) -> None:
-        self._twin, self._runner = weakref.ref(twin), runner
+    def __init__(self, twin: EagerTwin, runner: Runner, program: Program) -> None:
+        self._twin, self._runner, self._terms = weakref.ref(twin), runner, program.terms
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the ops before the hand-over; return the outputs and then the token."""
@@ -340,8 +344,15 @@ class _Watched:
         twin = self._twin()
         if watch is not None and twin is not None:
             call, places = watch
-            twin.gave(call, places, gradients)
+            twin.gave(call, places, self._summed(gradients))
         return gradients
+
+    def _summed(self, gradients: Sequence[Any]) -> Iterator[Any]:
+        """Add up gradients that come term by term, one after another."""
+        later = iter(gradients[len(gradients) - sum(num for _, num in self._terms) :])
+        more = {number: list(islice(later, num)) for number, num in self._terms}
+        for number, first in enumerate(gradients):
+            yield reduce(torch.add, (term for term in more.get(number, ()) if term is not None), first)
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""

@@ -1,21 +1,23 @@
-"""The forms of captured graphs: one forward, and a backward from the outputs that a loss reads.
+"""The forms of captured graphs: one forward, and a backward from the gradients that come.
 
 Idea        A model may return more than its loss: logits, hidden states, a cache. Eager runs no backward
-            from an output that no loss reads, so neither does a plan: a backward is traced from those
-            outputs alone for which gradients came, and the next call is planned with it.
+            from an output that no loss reads, so neither does a plan: a backward is traced from the
+            gradients that came, laid out as they came, and the next call is planned with it.
 Guarantee   Gradients are those of the ops that eager runs. What was read once is counted as read from then
             on; a backward from fewer outputs, or from others, is made from what the forward left.
 Gaps        Where an output is read that never was, and the forward read tensors that have changed since,
-            that backward is refused; the next step is planned for it.
+            that backward is refused; the next step is planned for it. A gradient whose elements overlap, as
+            that of a sum, is copied to the layout of its output.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakMethod
 
 import torch
 
-from tightrope.capture.program import Program
+from tightrope.capture.program import Arrived, Program
 from tightrope.core import StorageId, TightropeError
 from tightrope.lower.remainder import loses_results, same_storages
 from tightrope.run.running import Pending
@@ -33,7 +35,7 @@ class Forms:
 
     def __init__(self, units: Units, add: Callable[[Program, Sequence[Any], str], int]) -> None:
         self._units, self._add = units, WeakMethod(add)
-        self._number: dict[tuple[int, frozenset[int]], int] = {}
+        self._number: dict[tuple[int, Arrived], int] = {}
         self._read: dict[tuple[int, int], frozenset[int]] = {}
         self._next: dict[tuple[int, int], int] = {}
         self._same: dict[tuple[int, int], dict[StorageId, StorageId]] = {}
@@ -47,33 +49,50 @@ class Forms:
         """
         return self._next.get((first, before), self._next.get((first, 0), first))
 
-    def read(self, pending: Pending, tangents: Sequence[Any]) -> frozenset[int]:
-        """List the gradients that came, of those from which a backward may start."""
+    def arrived(self, pending: Pending, tangents: Sequence[Any]) -> Arrived:
+        """Describe the gradients that came, of those from which a backward may start."""
         came = (number for number, tangent in enumerate(tangents) if isinstance(tangent, torch.Tensor))
-        return frozenset(self._program(pending.turn.graph).ends).intersection(came)
+        program = self._program(pending.first)
+        read = frozenset(program.ends).intersection(came)
+        layouts = (
+            (number, tangents[number].stride())
+            for number in sorted(read)
+            if _is_otherwise(tangents[number], program.strides[number]) and _is_dense(tangents[number])
+        )
+        return Arrived(read, tuple(layouts))
 
-    def learn(self, pending: Pending, read: frozenset[int]) -> tuple[int, int]:
+    def learn(self, pending: Pending, came: Arrived) -> tuple[int, int]:
         """Note which gradients came; return the form of this backward, and the form to expect next."""
         first, given = pending.first, self._given(pending)
         key = first, pending.before
-        self._read[key] = ever = self._read.get(key, read) | read
-        now, following = self._of(first, read, given), self._of(first, ever, given)
-        if loses_results(self._units.captured[following].graph):
-            following = self._of(first, frozenset(self._program(first).ends), given)
+        self._read[key] = ever = self._read.get(key, came.read) | came.read
+        now, following = self._of(first, came, given), self._of(first, replace(came, read=ever), given)
+        every = frozenset(self._program(first).ends)
+        if ever < every and loses_results(self._units.captured[following].graph):
+            following = self._of(first, replace(came, read=every), given)
         self._next[key] = following
         return now, following
 
-    def _of(self, first: int, read: frozenset[int], given: Sequence[Any]) -> int:
+    def _of(self, first: int, start: Arrived, given: Sequence[Any]) -> int:
         one = self._program(first)
-        if one.read == read:
+        if one.start == start:
             return first
-        if (first, read) not in self._number:
+        if (first, start) not in self._number:
             assert one.traced_from is not None
-            why = f"a loss reads {len(read)} of {len(one.ends)} outputs, not {len(one.read)}"
+            why = f"a loss reads {len(start.read)} of {len(one.ends)} outputs, not {len(one.start.read)}"
+            if one.start.read == start.read:
+                why = "a gradient came that is laid out otherwise than its output"
             add = self._add()
             assert add is not None
-            self._number[first, read] = add(one.traced_from(read), given, why)
-        return self._number[first, read]
+            self._number[first, start] = add(one.traced_from(start), given, why)
+        return self._number[first, start]
+
+    def laid_out(self, number: int, tangents: list[Any]) -> None:
+        """Copy gradients that are not laid out as a form of a graph reads them."""
+        for end, strides in self._program(number).strides.items():
+            came = tangents[end]
+            if isinstance(came, torch.Tensor) and came.stride() != strides:
+                tangents[end] = came.new_empty_strided(came.shape, strides).copy_(came)
 
     def _program(self, number: int) -> Program:
         return self._units.captured[number].program
@@ -122,3 +141,21 @@ class Forms:
             self._same[ran, number] = same_storages(*graphs)
         same = self._same[ran, number]
         return {same[storage]: tensor for storage, tensor in live.items() if storage in same}
+
+
+def _is_otherwise(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Tell whether the elements of a tensor are laid out otherwise than these strides say."""
+    return any(
+        size > 1 and mine != step
+        for size, mine, step in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is a permutation of one without gaps."""
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True

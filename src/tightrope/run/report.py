@@ -311,7 +311,9 @@ def _unread(calls: Calls) -> tuple[str, ...]:
     """Outputs of the graphs that ran last from which their backward does not start."""
     graphs = dict.fromkeys(turn.graph for running in calls.recent for turn in running.turns)
     programs = [calls.captured[graph].program for graph in graphs]
-    return tuple(what for one in programs for number, what in one.ends.items() if number not in one.read)
+    return tuple(
+        what for one in programs for number, what in one.ends.items() if number not in one.start.read
+    )
 
 
 def _unlike_eager(calls: Calls) -> tuple[str, ...]:
