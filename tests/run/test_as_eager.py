@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.variables.tensor import TensorVariable
 from torch.nn import functional as F
 
 import tightrope
 from tests.run.training import digest
+from tightrope.capture import _eager
 from tightrope.run.accounts import accounts
 
 Around = Callable[[], AbstractContextManager[Any]]
@@ -320,3 +322,16 @@ def test_a_gradient_that_the_caller_goes_on_to_sum_is_named() -> None:
         step(model, (given(8, 32),))
     (line,) = tightrope.report(model).unlike_eager
     assert "add" in line
+
+
+def test_a_trace_teaches_torch_where_an_earlier_one_failed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(_eager, "_taught", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError), _eager.traced_as_eager():
+            pass
+    unpack = TensorVariable.unpack_var_sequence
+    with _eager.traced_as_eager():
+        with _eager.traced_as_eager():
+            assert TensorVariable.unpack_var_sequence is not unpack
+        assert TensorVariable.unpack_var_sequence is not unpack
+    assert TensorVariable.unpack_var_sequence is unpack

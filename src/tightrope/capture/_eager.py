@@ -68,25 +68,27 @@ def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
     large as the tensor. Code that asks whether it is compiled is told that it is not, where it can be traced
     so; see `told_compiled` for the rest.
     """
-    before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
+    global _tracing
     with _LOCK:
-        if not _ENTERED:
-            _ENTERED.append(ExitStack())
-            _ENTERED[0].enter_context(_taught())
-        _ENTERED.append(_ENTERED[0])
+        if not _tracing:
+            _TEACHING.enter_context(_taught())
+        _tracing += 1
+    before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
     try:
         yield
     finally:
         _TRACE.answers = before
         with _LOCK:
-            _ENTERED.pop()
-            if len(_ENTERED) == 1:
-                _ENTERED.pop().close()
+            _tracing -= 1
+            if not _tracing:
+                _TEACHING.close()
 
 
 _LOCK = threading.Lock()
-_ENTERED: Final[list[ExitStack]] = []
-"""What puts torch back once the last of all threads that trace is done, once more for each of them."""
+_TEACHING: Final = ExitStack()
+"""Puts torch back once the last of all threads that trace is done."""
+_tracing = 0
+"""How many traces run now, in all threads."""
 
 
 @contextmanager
