@@ -78,9 +78,7 @@ def test_a_module_on_the_meta_device_needs_the_same_bytes(net: Path) -> None:
     assert real == meta
     assert "not included" in real["note"]
     here, there = (printed("estimate", f"{net}:{name}", "--json") for name in ("build", "meta"))
-    assert (
-        here["smallest_bytes"] >= 0.98 * there["smallest_bytes"]
-    )  # the profile knows no temporaries, and no writes
+    assert here["smallest_bytes"] >= there["smallest_bytes"]
     assert "measured" in here["note"]
 
 
