@@ -1,6 +1,7 @@
 """Wrong calls of models that run: what torch would do, or a refusal by name, in whatever order they come."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ class Fixed(nn.Module):
         return x + 1
 
 
+def doubled(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 2
+
+
 def linear(budget: Any = "64MiB") -> nn.Module:
     return tightrope.compile(nn.Linear(8, 8), budget=budget, progress=False)
 
@@ -57,6 +63,31 @@ def test_a_percentage_of_a_model_in_pieces_is_refused_at_every_call() -> None:
     for _ in range(2):
         with pytest.raises(TightropeError, match="a budget in percent needs a captured graph"):
             model(X)
+
+
+@pytest.mark.parametrize("change", [nn.Module.bfloat16, nn.Module.double, doubled])
+def test_weights_in_other_memory_before_the_backward_are_refused(
+    change: Callable[[nn.Module], object],
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    tightrope.compile(model, budget="64MiB", progress=False)
+    loss = model(X).sum()
+    change(model)
+    with pytest.raises(TightropeError, match=r"given other memory, as by model\.bfloat16\(\): do so after"):
+        loss.backward()
+    x = X.to(next(model.parameters()).dtype)
+    model(x).sum().backward()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_second_derivatives_are_refused_with_torch_s_text_and_what_to_do(steps: int) -> None:
+    model = linear()
+    for _ in range(steps):
+        gradients = torch.autograd.grad(model(X).square().sum(), list(model.parameters()), create_graph=True)
+        penalty = torch.stack([one.square().sum() for one in gradients]).sum()
+        with pytest.raises(TightropeError, match=r"create_graph=True: .*double backward.*tightrope\.replay"):
+            penalty.backward()
+    model(X).sum().backward()
 
 
 @pytest.mark.parametrize("wrong", [object(), "text", [1.0]])

@@ -177,7 +177,7 @@ class CapturedCall:
 
         def call(*args: Any) -> Any:
             outputs = run(*args)
-            _torch.let_gradients_be_missing(outputs)
+            _torch.prepare_backward(outputs)
             return outputs
 
         return call
