@@ -6,9 +6,10 @@ is compiled. The values differ in their last bits, or the bytes differ. All of t
 is over.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial, partialmethod
 from pathlib import Path
@@ -127,7 +128,37 @@ def _taught() -> Iterator[None]:
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
         for kind, table in _known_branches():
             stack.enter_context(patch.object(kind, "dispatch_table", table))
+        stack.enter_context(_without_logs())
         yield
+
+
+_META_FAILS: Final = "failed while attempting to run meta for"
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Keep from the log what traces of ours report anyway: ops that fail, and breaks at `item`."""
+    from torch._dynamo.variables.tensor import TensorVariable
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def ours() -> bool:
+        return getattr(_TRACE, "answers", None) is not None
+
+    def shown(record: logging.LogRecord) -> bool:
+        return not (ours() and str(record.msg).startswith(_META_FAILS))
+
+    log, item = logging.getLogger(FakeTensorMode.__module__), "_warn_capture_scalar_outputs"
+    warn = getattr(TensorVariable, item, None)  # told once per process: not used up here
+    log.addFilter(shown)
+    try:
+        with (
+            patch.object(TensorVariable, item, staticmethod(lambda: ours() or warn()))
+            if warn
+            else nullcontext()
+        ):
+            yield
+    finally:
+        log.removeFilter(shown)
 
 
 @contextmanager
