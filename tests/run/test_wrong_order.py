@@ -138,6 +138,12 @@ def test_a_saved_step_refuses_what_it_cannot_run_on(file: Path, wrong: dict[str,
             step(wrong.get("inputs"), tangents=wrong.get("tangents"))
 
 
+@pytest.mark.parametrize("wrong", [3, ValueError("x"), None, nn.Linear])
+def test_saving_refuses_what_was_never_compiled(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(TightropeError, match=r"step=.*: give what tightrope\.step or compile returned"):
+        tightrope.save(wrong, tmp_path / "x.step", (X,))
+
+
 @pytest.mark.parametrize("wrong", [[[1]], 3, {1: X}, "x"])
 def test_saving_refuses_keyword_arguments_that_are_none(wrong: Any, tmp_path: Path) -> None:
     model = linear()
