@@ -144,6 +144,14 @@ def test_saving_refuses_what_was_never_compiled(wrong: Any, tmp_path: Path) -> N
         tightrope.save(wrong, tmp_path / "x.step", (X,))
 
 
+@pytest.mark.parametrize("path", ["", ".", Path(), "/"])
+def test_saving_refuses_a_path_without_a_name(path: str | Path) -> None:
+    model = linear()
+    model(X).sum().backward()
+    with pytest.raises(TightropeError, match=r"path='[./]': give the path of the file to write|path='':"):
+        tightrope.save(model, path, (X,))
+
+
 @pytest.mark.parametrize("wrong", [[[1]], 3, {1: X}, "x"])
 def test_saving_refuses_keyword_arguments_that_are_none(wrong: Any, tmp_path: Path) -> None:
     model = linear()

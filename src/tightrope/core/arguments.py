@@ -43,12 +43,14 @@ def check_path(value: object, give: str) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Refuse a file whose folder does not exist, before any work is done for it.
+    """Refuse a file without a name, or whose folder does not exist, before any work is done for it.
 
     Raises:
-        TightropeError: names the folder.
+        TightropeError: quotes the path, or names the folder.
     """
     folder = Path(path).parent
+    if not Path(path).name:
+        refuse_argument("path", str(path), "the path of the file to write")
     if not folder.is_dir():
         raise TightropeError(f"no folder {str(folder)!r} to write {Path(path).name!r} in: make it first.")
 
