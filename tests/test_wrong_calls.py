@@ -10,6 +10,7 @@ import torch
 import tightrope
 from tightrope import Graph, Machine, Plan, TightropeError
 from tightrope.core import Forecast, Op, Schedule, Storage
+from tightrope.run.accounts import accounts
 
 GRAPH = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),))
 PLAN = Plan("0" * 64, Schedule(()), (), 1024, Forecast(0, 0, 0))
@@ -79,6 +80,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "compile, overwrite text": (compiling(overwrite="no"), "overwrite='no': give True or False"),
     "compile, overwrite None": (compiling(overwrite=None), "overwrite=None: give True or False"),
     "compile, fuse 1": (compiling(fuse=1), "fuse=1: give True or False"),
+    "compile, seconds huge": (compiling(seconds=1e40), r"seconds=1e\+40: give .*at most 1000000"),
+    "compile, seconds digits": (compiling(seconds=10**400), "seconds=1000.*: give .*at most 1000000"),
     "compile, progress text": (compiling(progress="yes"), "progress='yes': give True, False"),
     "compile, example 3": (compiling(example=3), r"example=3: give a tuple .*example=\(x,\)"),
     "compile, example tensor": (compiling(example=BATCH), r"example=tensor\(.*example=\(x,\)"),
@@ -97,6 +100,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "step, seed": (stepping(seed=1.5), r"seed=1\.5: give a whole number"),
     "step, seconds": (stepping(seconds=-1), "seconds=-1: give"),
     "step, overwrite": (stepping(overwrite="no"), "overwrite='no': give True or False"),
+    "step, seconds huge": (stepping(seconds=1e40), "seconds=1e.40: give"),
     "step, progress": (stepping(progress=BATCH), r"progress=tensor\("),
     # replay
     "replay None": (replaying(None), "budget None"),
@@ -112,6 +116,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "replay, warmup None": (replaying(warmup=None), "warmup=None: give"),
     "replay, seconds text": (replaying(seconds="long"), "seconds='long': give"),
     "replay, seconds nan": (replaying(seconds=math.nan), "seconds=nan: give"),
+    "replay, seconds huge": (replaying(seconds=1e40), "seconds=1e.40: give"),
     # capture
     "capture 3": (lambda: tightrope.capture(3), r"model=3: give a torch\.nn\.Module"),
     "capture None": (lambda: tightrope.capture(None), "model=None: give"),
@@ -131,6 +136,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "plan, planner list": (planning(planner=[]), r"no planner \[\]; there are: auto"),
     "plan, planner name": (planning(planner="best"), "no planner 'best'; there are: auto"),
     "plan, seconds": (planning(seconds="x"), "seconds='x': give"),
+    "plan, seconds huge": (planning(seconds=1e40), "seconds=1e.40: give"),
     "plan, seed": (planning(seed="x"), "seed='x': give"),
     # report
     "report 3": (lambda: tightrope.report(3), r"report of 3: give .*compile"),
@@ -160,9 +166,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.fixture(autouse=True)
 def _no_budget_is_left() -> Iterator[None]:
-    before = tightrope.run.accounts.accounts().budget
+    before = accounts().budget
     yield
-    assert tightrope.run.accounts.accounts().budget == before, "a refused call holds the process to nothing"
+    assert accounts().budget == before, "a refused call holds the process to nothing"
 
 
 @pytest.mark.parametrize("name", WRONG)

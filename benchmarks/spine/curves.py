@@ -5,7 +5,6 @@ above what is held at its start; for planned steps it is everything charged, the
 included, which is never less.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -83,19 +82,12 @@ def planned_row(
         try:
             equal = bits_of_step(net.loop) == want
         except InfeasibleError as error:
-            found = error.smallest_found
-            least = "none" if found is None else f"{(found - net.held) / peak:.3f}"
-            return {"refused": True, "note": f"refused: smallest found {least}"}
+            return {"refused": True, "note": net.refused(error, peak)}
         except TightropeError as error:
             return {"failed": str(error), "note": str(error)}
-        net.loop.step()
-        net.loop.clear()
-        gc.collect()
-        base = native().stats().charged - net.report.arena
-        net.loop.step()
-        seen = net.report
+        taken, seen = net.share_of(peak), net.report
         row: Row = {
-            "share": (seen.observed_total - base) / peak,
+            "share": taken,
             "live": seen.observed_peak / peak,
             "tdi": seen.overhead,
             "equal": equal,

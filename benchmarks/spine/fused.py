@@ -5,7 +5,6 @@ a plan is made, run op by op (L1) and fused (L2), and every one is paired with p
 step. The bytes of a plan are everything charged in a step above what is held, the whole arena included.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from math import exp, log
 
@@ -64,18 +63,11 @@ def _planned(
         try:
             net.loop.step()
         except InfeasibleError as error:
-            found = error.smallest_found
-            least = "none" if found is None else f"{(found - net.held) / peak:.3f}"
-            return {"note": f"refused: smallest found {least}"}
+            return {"note": net.refused(error, peak)}
         net.loop.clear()
-        net.loop.step()
-        net.loop.clear()
-        gc.collect()
-        base = native().stats().charged - net.report.arena
-        net.loop.step()
-        seen = net.report
+        taken, seen = net.share_of(peak), net.report
         row: Row = {
-            "share": (seen.observed_total - base) / peak,
+            "share": taken,
             "tdi": seen.overhead,
             "gap": seen.forecast_peak - seen.observed_peak,
             "stretches": sum(len(plan.stretches) for _, plan in seen.planned),

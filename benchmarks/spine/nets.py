@@ -97,6 +97,20 @@ class Planned:
         """The captured graph with measured costs."""
         return self.compiled.calls.captured[-1].graph
 
+    def share_of(self, peak: Bytes) -> float:
+        """Run two steps; return what is charged in the second above what is held, by ``peak``."""
+        self.loop.step()
+        self.loop.clear()
+        gc.collect()
+        before = native().stats().charged - self.report.arena
+        self.loop.step()
+        return (self.report.observed_total - before) / peak
+
+    def refused(self, error: InfeasibleError, peak: Bytes) -> str:
+        """Say which share of ``peak`` a refusal names."""
+        found = error.smallest_found
+        return f"refused: smallest found {'none' if found is None else f'{(found - self.held) / peak:.3f}'}"
+
     @property
     def plan(self) -> Plan:
         """The plan in use."""

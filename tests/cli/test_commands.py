@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from command import run, run_process
 
+from tightrope.cli import doctor
 from tightrope.cli.machines import names
-from tightrope.core import Plan
+from tightrope.core import NativeError, Plan
 from tightrope.core.codec import load_graph, read_file
 
 Files = tuple[Path, Path]
@@ -78,9 +79,7 @@ def test_a_module_on_the_meta_device_needs_the_same_bytes(net: Path) -> None:
     assert real == meta
     assert "not included" in real["note"]
     here, there = (printed("estimate", f"{net}:{name}", "--json") for name in ("build", "meta"))
-    assert (
-        here["smallest_bytes"] >= 0.98 * there["smallest_bytes"]
-    )  # the profile knows no temporaries, and no writes
+    assert here["smallest_bytes"] >= there["smallest_bytes"]
     assert "measured" in here["note"]
 
 
@@ -271,6 +270,15 @@ def test_doctor_lists_versions_and_the_native_parts() -> None:
     assert found["tightrope"]
     assert found["native allocator"].startswith(("ready", "unavailable"))
     assert "native allocator" in run("doctor").out
+
+
+def test_doctor_says_why_a_native_part_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise NativeError(f"the library {name!r} was built but does not load")
+
+    monkeypatch.setattr(doctor, "load", load)
+    found = printed("doctor", "--json")["native batch norm"]
+    assert found == "unavailable: the library 'batch_norm' was built but does not load"
 
 
 def test_a_user_function_that_fails_is_an_error_of_one_line(net: Path) -> None:

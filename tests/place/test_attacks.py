@@ -61,7 +61,7 @@ def test_what_is_no_whole_number_is_refused(ask: object) -> None:
         ({"alignments": [1]}, "one alignment each"),
         ({"buffers": None}, "buffers must be"),
         ({"buffers": [(8, 0)]}, "buffers must be"),
-        ({"seconds": None}, "seconds is None"),
+        ({"seconds": None}, "seconds=None: give"),
         ({"seed": 1.5}, r"seed is 1\.5"),
     ],
 )

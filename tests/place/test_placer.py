@@ -214,7 +214,7 @@ def test_empty_and_zero_sized():
         ([(64, 0, 2), (64, 1, 3)], {"fixed": {0: 0, 1: 32}}, "overlap in time and in address"),
         ([(64, 0, 1)], {"capacity": -1}, "must not be negative"),
         ([(64, 0, 1)], {"capacity": "64"}, "capacity is '64'"),
-        ([(64, 0, 1)], {"seconds": None}, "seconds is None"),
+        ([(64, 0, 1)], {"seconds": None}, "seconds=None: give"),
         ([(64, 0, 1)], {"seed": 0.5}, r"seed is 0\.5"),
         ([(64, 0, 1)], {"fixed": [0]}, r"mapping from buffers, not \[0\]"),
         ([(64, 0, 1)], {"options": 3}, "must be PlaceOptions, not 3"),

@@ -1,10 +1,12 @@
 """A compiled model gives eager's bits, unplanned in no more bytes: one net for each way to miss that."""
 
 import gc
+import logging
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.variables.tensor import TensorVariable
 from torch.nn import functional as F
 
 import tightrope
 from tests.run.training import digest
+from tightrope.capture import _eager
 from tightrope.run.accounts import accounts
 
 Around = Callable[[], AbstractContextManager[Any]]
@@ -358,3 +362,55 @@ def test_a_context_variable_is_followed_where_it_is_put_back(put_back: bool) -> 
         assert report.unlike_eager == ()
     else:  # told so, and named: what runs would not set it
         assert any("is_compiling() decides at" in line for line in report.unlike_eager)
+
+
+class Wrong(nn.Module):
+    """Shapes that do not go together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x
+
+
+class Reading(nn.Module):
+    """A graph break at `item`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[: int(x.abs().sum().item()) % 5 + 1]
+
+
+@pytest.mark.parametrize("build", [Wrong, Reading])
+def test_torch_logs_nothing_about_traces_that_are_reported_and_all_about_others(
+    build: type[nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    x = given(8, 32)
+
+    def call(model: Any) -> list[str]:
+        caplog.clear()
+        with warnings.catch_warnings(), suppress(RuntimeError), caplog.at_level("WARNING"):
+            warnings.simplefilter("ignore")
+            model(x)
+        return [record.name for record in caplog.records if record.levelno >= logging.WARNING]
+
+    for name in ("torch", "torch._dynamo"):  # torch's loggers hand nothing on to others
+        caplog.handler.setLevel("WARNING")
+        logging.getLogger(name).addHandler(caplog.handler)
+    try:
+        assert call(tightrope.compile(build(), budget=AMPLE, progress=False)) == []
+        torch._dynamo.reset()
+        assert call(torch.compile(build(), backend="eager")) != []
+    finally:
+        for name in ("torch", "torch._dynamo"):
+            logging.getLogger(name).removeHandler(caplog.handler)
+
+
+def test_a_trace_teaches_torch_where_an_earlier_one_failed_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(_eager, "_taught", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError), _eager.traced_as_eager():
+            pass
+    unpack = TensorVariable.unpack_var_sequence
+    with _eager.traced_as_eager():
+        with _eager.traced_as_eager():
+            assert TensorVariable.unpack_var_sequence is not unpack
+        assert TensorVariable.unpack_var_sequence is not unpack
+    assert TensorVariable.unpack_var_sequence is unpack

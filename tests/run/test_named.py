@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import tightrope
+from benchmarks.witness.families.kernels import Unique
+from benchmarks.witness.families.plain import Complex, Table
 from tightrope.core import InfeasibleError
 from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.run.accounts import accounts
@@ -36,44 +38,6 @@ class Recurrent(nn.Module):
         return loss
 
 
-class Complex(nn.Module):
-    """Kept out of graphs: its numbers are complex."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(128, 128, dtype=torch.complex64) / 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = torch.tanh((x @ self.weight).real) + 1j * x.imag
-        return x.abs().square().mean()
-
-
-class Sparse(nn.Module):
-    """Kept out of graphs, and not to be rehearsed: its gradient is sparse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(20_000, 32, sparse=True), nn.Linear(32, 8)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        loss: Tensor = self.head(self.table(ids)).square().mean()
-        return loss
-
-
-class Unique(nn.Module):
-    """In pieces, with a kernel between them that takes memory elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(5_000, 32), nn.Linear(32, 8)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        rows, where = torch.unique(ids, return_inverse=True)
-        loss: Tensor = self.head(self.table(rows))[where].square().mean()
-        return loss
-
-
 class Growing(nn.Module):
     """In pieces, the later one much larger."""
 
@@ -90,7 +54,7 @@ class Growing(nn.Module):
 INPUTS: dict[type[nn.Module], Callable[[], Tensor]] = {
     Recurrent: lambda: torch.randn(16, 24, 32),
     Complex: lambda: torch.randn(256, 128, dtype=torch.complex64),
-    Sparse: lambda: torch.randint(20_000, (64, 32)),
+    Table: lambda: torch.randint(20_000, (64, 32)),
     Unique: lambda: torch.randint(5_000, (100_000,)),
     Growing: lambda: torch.randn(512, 32),
 }
@@ -152,8 +116,8 @@ def test_a_kernel_between_pieces_is_in_the_first_number() -> None:
 
 @pytest.mark.filterwarnings("ignore:tightrope. level")
 def test_where_a_call_cannot_be_rehearsed_the_number_is_said_to_be_the_next_try() -> None:
-    assert rehearsed(Sparse(), (torch.randint(20_000, (64, 32)),), {}) is None
-    _, said = refused(Sparse, lambda p: torch.optim.SGD(p, lr=0.1), 1 << 20)
+    assert rehearsed(Table(), (torch.randint(20_000, (64, 32)),), {}) is None
+    _, said = refused(Table, lambda p: torch.optim.SGD(p, lr=0.1), 1 << 20)
     assert "next: it allows this request" in said
 
 

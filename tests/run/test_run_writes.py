@@ -15,7 +15,7 @@ from tightrope.capture import capture_program, measured
 from tightrope.core import Executable, Run
 from tightrope.lower.writes import FORMS
 from tightrope.native.build import compiler
-from tightrope.native.kernels.batch_norm import available
+from tightrope.native.kernels import batch_norm
 from tightrope.price.kernels import norm_backward, resolve
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
@@ -100,7 +100,7 @@ def test_a_tensor_on_both_sides_of_an_op_may_be_written_over(target: str) -> Non
 @pytest.mark.parametrize("shape", [(4, 8, 14, 14), (1, 3, 7, 5), (16, 10), (5, 4, 9), (2, 3, 4, 5, 6)])
 @pytest.mark.parametrize("wanted", [[True, True, True], [True, False, False]])
 def test_the_backward_of_batch_norm_has_the_bits_of_torch(shape: tuple[int, ...], wanted: list[bool]) -> None:
-    assert available()
+    assert not batch_norm.missing()
     for dtype in (torch.float32, torch.float64):
         given, gradient = (torch.randn(shape, dtype=dtype) for _ in range(2))
         weight = torch.randn(shape[1], dtype=dtype)
@@ -124,6 +124,17 @@ def test_a_captured_batch_norm_allocates_its_gradient_once() -> None:
     (norm,) = [op for op in graph.ops if op.target == "tightrope.norm_backward"]
     sizes = [row.bytes for row in graph.allocations(norm)]
     assert sizes.count(2 * 8 * 8 * 8 * 4) == 1
+
+
+@enforced
+@pytest.mark.parametrize("why", ["", "the library does not load"])
+def test_a_report_says_where_torch_s_own_batch_norm_runs(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_norm, "missing", lambda: why)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    tightrope.compile(model, budget=accounts().charged() + (64 << 20), progress=False)
+    model(torch.randn(2, 3, 10, 10)).sum().backward()
+    said = f"the backward of batch norm is torch's, with a tensor that it drops unused: {why}"
+    assert tightrope.report(model).why == (said if why else "")
 
 
 class Net(nn.Module):

@@ -1,6 +1,7 @@
 """Wrong calls of models that run: what torch would do, or a refusal by name, in whatever order they come."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tightrope
-from tightrope import TightropeError
+from tightrope import InfeasibleError, TightropeError
 
 X = torch.ones(2, 8)
 
@@ -37,6 +38,11 @@ class Fixed(nn.Module):
         return x + 1
 
 
+def doubled(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 2
+
+
 def linear(budget: Any = "64MiB") -> nn.Module:
     return tightrope.compile(nn.Linear(8, 8), budget=budget, progress=False)
 
@@ -59,6 +65,31 @@ def test_a_percentage_of_a_model_in_pieces_is_refused_at_every_call() -> None:
             model(X)
 
 
+@pytest.mark.parametrize("change", [nn.Module.bfloat16, nn.Module.double, doubled])
+def test_weights_in_other_memory_before_the_backward_are_refused(
+    change: Callable[[nn.Module], object],
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    tightrope.compile(model, budget="64MiB", progress=False)
+    loss = model(X).sum()
+    change(model)
+    with pytest.raises(TightropeError, match=r"given other memory, as by model\.bfloat16\(\): do so after"):
+        loss.backward()
+    x = X.to(next(model.parameters()).dtype)
+    model(x).sum().backward()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_second_derivatives_are_refused_with_torch_s_text_and_what_to_do(steps: int) -> None:
+    model = linear()
+    for _ in range(steps):
+        gradients = torch.autograd.grad(model(X).square().sum(), list(model.parameters()), create_graph=True)
+        penalty = torch.stack([one.square().sum() for one in gradients]).sum()
+        with pytest.raises(TightropeError, match=r"create_graph=True: .*double backward.*tightrope\.replay"):
+            penalty.backward()
+    model(X).sum().backward()
+
+
 @pytest.mark.parametrize("wrong", [object(), "text", [1.0]])
 def test_an_input_that_torch_refuses_is_refused_by_torch_under_a_percentage_too(wrong: object) -> None:
     with pytest.raises(TypeError) as plain:
@@ -74,8 +105,10 @@ def test_level_0_below_what_is_held_is_refused_with_what_is_held() -> None:
         warnings.simplefilter("ignore")
         model = tightrope.compile(Fixed(), budget=2**17, progress=False)
         for _ in range(2):
-            with pytest.raises(TightropeError, match=r"asked .*Raise the budget.*Try budget="):
+            with pytest.raises(InfeasibleError, match=r"asked .*131072.*Raise the.*Try budget=") as found:
                 model(X)
+            assert found.value.smallest_found is not None
+            assert found.value.smallest_found > held.nbytes
     del held
 
 
@@ -103,6 +136,20 @@ def test_a_saved_step_refuses_what_it_cannot_run_on(file: Path, wrong: dict[str,
         step = tightrope.load(file)
         with pytest.raises(TightropeError, match=says):
             step(wrong.get("inputs"), tangents=wrong.get("tangents"))
+
+
+@pytest.mark.parametrize("wrong", [3, ValueError("x"), None, nn.Linear])
+def test_saving_refuses_what_was_never_compiled(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(TightropeError, match=r"step=.*: give what tightrope\.step or compile returned"):
+        tightrope.save(wrong, tmp_path / "x.step", (X,))
+
+
+@pytest.mark.parametrize("path", ["", ".", Path(), "/"])
+def test_saving_refuses_a_path_without_a_name(path: str | Path) -> None:
+    model = linear()
+    model(X).sum().backward()
+    with pytest.raises(TightropeError, match=r"path='[./]': give the path of the file to write|path='':"):
+        tightrope.save(model, path, (X,))
 
 
 @pytest.mark.parametrize("wrong", [[[1]], 3, {1: X}, "x"])

@@ -19,7 +19,7 @@ class _TopK(nn.Module):
         return found
 
 
-class _Unique(nn.Module):
+class Unique(nn.Module):
     """Rows of a table, each looked up once however often it is named."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ def _grouped() -> Trial:
 
 FAMILIES = (
     Family("topk", lambda: ordinary(_TopK(), torch.randn(1_000_000))),
-    Family("unique", lambda: ordinary(_Unique(), torch.randint(5_000, (100_000,)))),
+    Family("unique", lambda: ordinary(Unique(), torch.randint(5_000, (100_000,)))),
     Family("embedding_bag", lambda: _bags("sum")),
     Family("bag_mean", lambda: _bags("mean")),
     Family("svd", lambda: ordinary(_Svd(), torch.randn(256, 64))),

@@ -37,7 +37,7 @@ class _Transformer(nn.Module):
         return found
 
 
-class _Table(nn.Module):
+class Table(nn.Module):
     """An embedding with sparse gradients."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class _Images(nn.Module):
         return F.mse_loss(self.body(x), x)
 
 
-class _Complex(nn.Module):
+class Complex(nn.Module):
     """Products of complex numbers."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ def _lbfgs() -> Trial:
 
 
 def _sparse() -> Trial:
-    return ordinary(_Table(), torch.randint(20_000, (64, 32)), make=lambda p, lr: torch.optim.SGD(p, lr=lr))
+    return ordinary(Table(), torch.randint(20_000, (64, 32)), make=lambda p, lr: torch.optim.SGD(p, lr=lr))
 
 
 FAMILIES = (
@@ -217,7 +217,7 @@ FAMILIES = (
     Family("sparse_embedding", _sparse),
     Family("images", lambda: ordinary(_Images(), torch.randn(8, 3, 48, 48))),
     Family("channels_last", _channels_last),
-    Family("complex", lambda: ordinary(_Complex(), torch.randn(256, 128, dtype=torch.complex64))),
+    Family("complex", lambda: ordinary(Complex(), torch.randn(256, 128, dtype=torch.complex64))),
     Family("float64", _double),
     Family("autocast", _autocast),
     Family("gan", _gan),

@@ -6,9 +6,10 @@ is compiled. The values differ in their last bits, or the bytes differ. All of t
 is over.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from functools import cache, partial, partialmethod
@@ -72,25 +73,27 @@ def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
     so; see `told_compiled` for the rest. Context variables are followed from where they are set to where they
     are put back.
     """
-    before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
+    global _tracing
     with _LOCK:
-        if not _ENTERED:
-            _ENTERED.append(ExitStack())
-            _ENTERED[0].enter_context(_taught())
-        _ENTERED.append(_ENTERED[0])
+        if not _tracing:
+            _TEACHING.enter_context(_taught())
+        _tracing += 1
+    before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
     try:
         yield
     finally:
         _TRACE.answers = before
         with _LOCK:
-            _ENTERED.pop()
-            if len(_ENTERED) == 1:
-                _ENTERED.pop().close()
+            _tracing -= 1
+            if not _tracing:
+                _TEACHING.close()
 
 
 _LOCK = threading.Lock()
-_ENTERED: Final[list[ExitStack]] = []
-"""What puts torch back once the last of all threads that trace is done, once more for each of them."""
+_TEACHING: Final = ExitStack()
+"""Puts torch back once the last of all threads that trace is done."""
+_tracing = 0
+"""How many traces run now, in all threads."""
 
 
 @contextmanager
@@ -136,7 +139,37 @@ def _taught() -> Iterator[None]:
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
         for kind, table in _known_branches():
             stack.enter_context(patch.object(kind, "dispatch_table", table))
+        stack.enter_context(_without_logs())
         yield
+
+
+_META_FAILS: Final = "failed while attempting to run meta for"
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Keep from the log what traces of ours report anyway: ops that fail, and breaks at `item`."""
+    from torch._dynamo.variables.tensor import TensorVariable
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def ours() -> bool:
+        return getattr(_TRACE, "answers", None) is not None
+
+    def shown(record: logging.LogRecord) -> bool:
+        return not (ours() and str(record.msg).startswith(_META_FAILS))
+
+    log, item = logging.getLogger(FakeTensorMode.__module__), "_warn_capture_scalar_outputs"
+    warn = getattr(TensorVariable, item, None)  # told once per process: not used up here
+    log.addFilter(shown)
+    try:
+        with (
+            patch.object(TensorVariable, item, staticmethod(lambda: ours() or warn()))
+            if warn
+            else nullcontext()
+        ):
+            yield
+    finally:
+        log.removeFilter(shown)
 
 
 @contextmanager

@@ -198,7 +198,7 @@ class CapturedCall:
             given, rest = self.uses.handed_on(args)
             later[:] = [rest]
             outputs = run(*given)
-            _torch.let_gradients_be_missing(outputs)
+            _torch.prepare_backward(outputs)
             return outputs
 
         return call

@@ -87,7 +87,7 @@ def dropouts_as_eager(graph: torch.fx.Graph) -> None:
 def norms_without_waste(graph: torch.fx.Graph) -> None:
     """Let the backward of batch norms on a CPU run without a tensor that torch makes and drops unused."""
     for node in graph.find_nodes(op="call_function", target=_BATCH_NORM_BACKWARD):
-        if batch_norm.available() and tensor_of(node)[0].device.type == "cpu":
+        if not batch_norm.missing() and tensor_of(node)[0].device.type == "cpu":
             node.meta[KERNEL] = norm_backward
 
 

@@ -4,7 +4,6 @@ Exit codes: 0 it fits / the plan holds, 3 it does not, 2 error. Results go to st
 errors are one line on standard error. With ``--json`` a refusal (exit code 3) is a JSON object too.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -18,6 +17,7 @@ from tightrope.cli import curve, place, report, saved, show, trace
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
+from tightrope.core.arguments import check_seconds
 from tightrope.core.codec import dump_graph
 
 
@@ -51,8 +51,8 @@ def _print_version(asked: bool) -> None:
 
 
 def _positive(seconds: float | None) -> float | None:
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise typer.BadParameter("seconds are a finite number above 0.")
+    if seconds is not None:
+        check_seconds("--seconds", seconds)
     return seconds
 
 

@@ -7,6 +7,7 @@ import typer
 from tightrope.cli import show
 from tightrope.cli.output import console, emit_json
 from tightrope.core import Graph, Machine, Plan, TightropeError, format_bytes, format_time
+from tightrope.core.arguments import check_seconds
 
 SECONDS: Final = 15.0
 """Of search for a whole curve; with the last search it stays under about 20."""
@@ -65,13 +66,12 @@ def curve_plans(
     """Plan at every budget of a curve, with progress on standard error.
 
     Raises:
-        TightropeError: seconds are not a finite number above 0.
+        TightropeError: seconds are no number above 0, or beyond a million.
     """
     from tightrope.plan import plan_curve
     from tightrope.run.status import StatusLine
 
-    if not 0 < seconds < float("inf"):
-        raise TightropeError(f"--seconds {seconds}: give a finite number above 0.")
+    check_seconds("--seconds", seconds)
     text = f"planning for a curve of budgets, about {seconds:.0f} s at most"
     with StatusLine(lines=True).task(text, 1) as tick:
         return plan_curve(graph, machine=machine, seconds=seconds, placed=placed, progress=tick)

@@ -4,12 +4,14 @@ import importlib.metadata
 import os
 import platform
 import time
+from collections.abc import Callable
 
 import torch
 
 from tightrope.capture import _torch
 from tightrope.core import NativeError, format_bytes
 from tightrope.native import compiler, library
+from tightrope.native.interface import load
 
 _PACKAGES = ("tightrope", "torch", "numpy", "msgspec", "highspy", "transformers", "torchvision", "triton")
 
@@ -34,16 +36,17 @@ def examine() -> dict[str, str]:
     found["cuda"] = "available" if torch.cuda.is_available() else "not available"
     found["compiler"] = compiler() or "none: budgets are checked, not enforced"
     for part in ("allocator", "solver", "packer"):
-        found[f"native {part}"] = _native(part)
+        found[f"native {part}"] = _native(part, library)
+    found["native batch norm"] = _native("batch_norm", load)
     for name, there in _torch.probe().items():
         found[f"torch: {name}"] = "present" if there else "missing"
     return found
 
 
-def _native(part: str) -> str:
+def _native(part: str, make: Callable[[str], object]) -> str:
     start = time.perf_counter()
     try:
-        library(part)
+        make(part)
     except NativeError as error:
         return f"unavailable: {error}"
     return f"ready ({time.perf_counter() - start:.1f} s)"

@@ -8,7 +8,7 @@ import torch
 from tightrope.capture import Program, measured
 from tightrope.cli.target import Built, build, capture_target, is_on_meta
 from tightrope.core import Buffer, Graph, Machine, TightropeError, parse_bytes
-from tightrope.lower import lower, timeline
+from tightrope.lower import lower, timeline, with_writes
 from tightrope.plan import base_schedule, lower_bound
 from tightrope.price import price_graph
 from tightrope.run.accounts import accounts
@@ -67,7 +67,7 @@ def _priced(program: Program, real: list[Any], machine: Machine | None) -> tuple
     if machine is None and not is_on_meta(real):
         return measured(program, real, accounts().allocator).graph, "every op was measured alone"
     note = "tensor bytes are exact; the kernels' own work space is not included until ops are measured"
-    return price_graph(program.graph, machine or Machine.here()), note
+    return with_writes(price_graph(program.graph, machine or Machine.here())), note
 
 
 def _update(name: str, trained: list[torch.nn.Parameter]) -> UpdateBytes:

@@ -14,9 +14,6 @@ from tightrope.run.compile import compile as planned
 from tightrope.run.report import report
 from tightrope.run.status import NO_LIMIT
 
-_UNLIMITED = NO_LIMIT
-"""Budget of a run whose plan is given: the plan decides, and every plan fits."""
-
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
@@ -86,7 +83,8 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
     sound, trained = wanted.sound, [p for p in model.parameters() if p.requires_grad]
     # these steps update nothing: an optimizer without state is there, so that no other one is assumed
     stateless = torch.optim.SGD(trained, lr=0.0) if trained else None
-    planned(model, budget=_UNLIMITED if wanted.budget is None else wanted.budget, fuse=wanted.fuse)
+    # where the plan is given it decides, and every plan fits
+    planned(model, budget=NO_LIMIT if wanted.budget is None else wanted.budget, fuse=wanted.fuse)
     for _ in range(2):
         step()
     if wanted.fuse and (why := report(model).why):

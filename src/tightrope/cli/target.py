@@ -20,6 +20,7 @@ from tightrope.capture import Program, capture_program, measured
 from tightrope.capture.whole import tangent_shapes
 from tightrope.core import Graph, Machine, TightropeError
 from tightrope.formats import Source, read_source
+from tightrope.lower import with_writes
 from tightrope.native.hook.allocator import allocator
 from tightrope.price import price_graph
 
@@ -163,7 +164,7 @@ def source_of(target: str, machine: Machine | None = None) -> Source:
 def _priced(target: str, machine: Machine | None) -> Graph:
     program, real = captured(target)
     if machine is not None:
-        return price_graph(program.graph, machine)
+        return with_writes(price_graph(program.graph, machine))
     if is_on_meta(real):
         raise TightropeError(
             f"{target!r} has tensors on the meta device, so its ops cannot be measured: "

@@ -8,11 +8,14 @@ import os
 from numbers import Real
 from pathlib import Path
 from types import UnionType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from tightrope.core.errors import TightropeError
 from tightrope.core.json_text import MAX_INT
 from tightrope.core.units import is_whole, shown
+
+MOST_SECONDS: Final = 1_000_000
+"""Some eleven days: who asks for more meant something else."""
 
 
 def refuse_argument(name: str, value: object, give: str) -> NoReturn:
@@ -40,12 +43,14 @@ def check_path(value: object, give: str) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Refuse a file whose folder does not exist, before any work is done for it.
+    """Refuse a file without a name, or whose folder does not exist, before any work is done for it.
 
     Raises:
-        TightropeError: names the folder.
+        TightropeError: quotes the path, or names the folder.
     """
     folder = Path(path).parent
+    if not Path(path).name:
+        refuse_argument("path", str(path), "the path of the file to write")
     if not folder.is_dir():
         raise TightropeError(f"no folder {str(folder)!r} to write {Path(path).name!r} in: make it first.")
 
@@ -61,14 +66,15 @@ def check_count(name: str, value: object) -> None:
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
-    """Refuse what is not a finite number above 0; with ``zero``, 0 is allowed.
+    """Refuse what is not a number above 0 and at most `MOST_SECONDS`; with ``zero``, 0 is allowed.
 
     Raises:
         TightropeError: quotes the value.
     """
-    number = float(value) if isinstance(value, Real) else math.nan
-    if not 0 <= number < math.inf or (number == 0 and not zero):
-        refuse_argument(name, value, "a number of seconds, such as 5" + " or 0" * zero)
+    number = value if isinstance(value, int) else float(value) if isinstance(value, Real) else math.nan
+    if not 0 <= number <= MOST_SECONDS or (number == 0 and not zero):
+        give = f"a number of seconds, such as 5{' or 0' * zero}, at most {MOST_SECONDS}"
+        refuse_argument(name, value, give)
 
 
 def check_search(*, seed: object, seconds: object, progress: object = None) -> None:

@@ -3,7 +3,7 @@
 import math
 from itertools import accumulate
 
-from tightrope.core import Bytes, Graph, JudgeError, Machine, Plan
+from tightrope.core import Bytes, Graph, JudgeError, Machine, Plan, StorageId
 from tightrope.judge.footprint import Walk
 
 
@@ -85,12 +85,18 @@ def check_reasons(graph: Graph, plan: Plan, walk: Walk) -> None:
     paged = {transfer.storage for transfer in walk.transfers if transfer.inwards}
     for reason in plan.reasons:
         copies = walk.copies[reason.storage] + walk.values[reason.storage]
-        decision = "paged" if reason.storage in paged else "kept" if copies == 1 else "recomputed"
-        decision = decision if walk.copies[reason.storage] else "fused"
-        if (reason.decision, reason.copies) != (decision, copies):
+        if (reason.decision, reason.copies) != (_decision(reason.storage, walk, paged), copies):
             raise JudgeError(
                 f"reasons: storage {reason.storage} is said to be {reason.decision} with "
                 f"{reason.copies} copies; the instructions make {copies}."
             )
         if reason.bytes not in (graph.storages[reason.storage].bytes, graph.storages[reason.storage].size):
             raise JudgeError(f"reasons: storage {reason.storage} is said to have {reason.bytes} bytes.")
+
+
+def _decision(storage: StorageId, walk: Walk, paged: set[StorageId]) -> str:
+    if not walk.copies[storage]:
+        return "fused"
+    if storage in paged:
+        return "paged"
+    return "kept" if walk.copies[storage] + walk.values[storage] == 1 else "recomputed"

@@ -3,7 +3,7 @@
 Idea        Kernels that work element by element, or row by row, have an ``out=`` form that computes the
             same where ``out`` is one of the inputs. Where that input dies at the op, the result takes its
             buffer: nothing is allocated, and the two never lie side by side.
-Guarantee   Results are equal to the bit (`tests/run/test_writes.py` compares every form and dtype). Only
+Guarantee   Results are equal to the bit (`tests/run/test_run_writes.py` compares every form and dtype). Only
             storages that ops of the graph make are written over, never what the caller holds, gets, or
             what stays to the end; layouts are equal and dense.
 Complexity  Linear in ops and their arguments.

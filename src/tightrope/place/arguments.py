@@ -1,12 +1,12 @@
 """Refuse arguments that are not the numbers asked for, before anything is placed."""
 
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from tightrope.core import TightropeError
+from tightrope.core.arguments import check_seconds
 from tightrope.core.units import is_whole
 from tightrope.native.solvers.packer import Integers
 
@@ -24,13 +24,12 @@ def check_whole(name: str, value: object) -> None:
 
 
 def check_effort(seconds: object, seed: object = 0) -> None:
-    """Refuse seconds that are not a number of at least 0, and a seed that is not a whole one.
+    """Refuse seconds that are not a number from 0 to a million, and a seed that is not a whole one.
 
     Raises:
         TightropeError: quotes the value.
     """
-    if not isinstance(seconds, Real) or not float(seconds) >= 0:
-        raise TightropeError(f"seconds is {seconds!r:.60}: it must be a number, and it must not be negative.")
+    check_seconds("seconds", seconds, zero=True)
     check_whole("seed", seed)
 
 

@@ -20,6 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan
+from tightrope.core.arguments import check_seconds
 from tightrope.plan.api import whole_bytes
 from tightrope.plan.cache import PlanCache, with_budget
 from tightrope.plan.reasons import reasons
@@ -63,6 +64,7 @@ def plan_curve(
         >>> [plan.budget for plan in plan_curve(graph)]
         [128]
     """
+    check_seconds("seconds", seconds)
     whole, end = whole_bytes(graph), time.monotonic() + seconds
     cache = PlanCache()
     found: dict[Bytes, Plan] = {}

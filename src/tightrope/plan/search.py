@@ -11,13 +11,13 @@ Complexity  at most six searches and placements per planner of the portfolio
 Gaps        Placement does not steer the search except through the target.
 """
 
-import math
 from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan, TightropeError, format_bytes
+from tightrope.core.arguments import check_search
 from tightrope.plan.anneal import shrink
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
@@ -81,7 +81,7 @@ def solve(
 
     Raises:
         InfeasibleError: no plan was found; names the smallest budget found and a proved bound.
-        TightropeError: no such planner, or the budget or seconds are not positive.
+        TightropeError: no such planner, or the budget, the seed or the seconds are no such numbers.
 
     Example:
         >>> from tightrope.core import Op, Storage
@@ -90,8 +90,9 @@ def solve(
         128
     """
     members(planner)
-    if budget <= 0 or (seconds is not None and not 0 < seconds < math.inf):
-        raise TightropeError(f"budget ({budget} bytes) and seconds ({seconds}) must be positive and finite.")
+    check_search(seed=seed, seconds=seconds)
+    if budget <= 0:
+        raise TightropeError(f"budget={budget}: give a number of bytes above 0.")
     if cache is not None and order != "given":
         raise TightropeError("a cache keeps plans in base order: leave it out, or ask for that order.")
     known = cache.exact(graph, budget=budget, planner=planner, placed=placed) if cache is not None else None

@@ -20,12 +20,7 @@ from tightrope.capture.api import RECOMPILE_LIMIT, check_model
 from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway, reason_of
 from tightrope.capture.program import Program
-from tightrope.core import (
-    CaptureError,
-    InfeasibleError,
-    Machine,
-    TightropeError,
-)
+from tightrope.core import CaptureError, InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_fuse, check_switch, check_verify, parse_budget
@@ -150,9 +145,16 @@ class CompiledModel:
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
             )
+        held, enough = self.accounts.charged(), self.accounts.enough
+        if budget < held < enough:
+            raise InfeasibleError(
+                f"asked {format_bytes(budget)} ({budget} bytes); {held} bytes are held already. Raise the "
+                f"budget. Try budget={enough}: by the shapes it is enough; less may do.",
+                asked=budget, smallest_found=enough, lower_bound=held,
+            )  # fmt: skip
         self.calls.close()
         self.beside.close()
-        self.accounts.hold(self, budget)
+        self.accounts.hold(self, budget)  # where none is known to be enough, a refused request names the next
         self.replay = replay(budget=budget)
         self.level, self.why, self.in_pieces = "L0", reason, False
         warnings.warn(

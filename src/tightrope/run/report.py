@@ -9,6 +9,7 @@ import torch
 
 from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
 from tightrope.core.units import shown
+from tightrope.native.kernels import batch_norm
 from tightrope.price import StepTime, clock_here, summed
 from tightrope.run.accounts import accounts
 from tightrope.run.calls import Calls
@@ -277,7 +278,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     """
     parts = [_running_report(calls, running) for running in calls.recent]
     first = parts[0]
-    notes = [why, *(part.why for part in parts), calls.accounts.note, calls.note]
+    notes = [why, *(part.why for part in parts), calls.accounts.note, _norms(calls), calls.note]
     if len(parts) > 1:
         because = f" ({calls.why_apart})" if calls.why_apart else ""
         notes.insert(1, f"{len(parts)} calls were planned one by one{because}")
@@ -305,6 +306,14 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         time=summed(part.time for part in parts),
         unread=_unread(calls),
     )
+
+
+def _norms(calls: Calls) -> str:
+    """Say where the backward of batch norms makes a tensor that it drops, for want of a kernel of ours."""
+    why, ops = batch_norm.missing(), (op.target for one in calls.captured for op in one.graph.ops)
+    if not why or "aten.native_batch_norm_backward.default" not in ops:
+        return ""
+    return f"the backward of batch norm is torch's, with a tensor that it drops unused: {why}"
 
 
 def _unread(calls: Calls) -> tuple[str, ...]:

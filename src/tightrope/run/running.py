@@ -152,7 +152,8 @@ class Pending:
 
 _CHANGED = (
     "a tensor that the backward needs (a parameter, an input or an output of the model) was changed in place "
-    "between forward and backward: change it after the backward, or change a clone."
+    "between forward and backward, or given other memory, as by model.bfloat16(): do so after the backward, "
+    "or change a clone."
 )
 
 
@@ -326,6 +327,6 @@ class Running:
             self._arenas.finish(arena, retire=bool(self.divergences))
 
 
-def version_of(tensor: Any) -> int:
-    """The version of a tensor: it rises with every change in place."""
-    return int(tensor._version) if isinstance(tensor, torch.Tensor) else 0
+def version_of(tensor: Any) -> tuple[int, int]:
+    """The version of a tensor, which rises with every change in place, and where its memory is."""
+    return (int(tensor._version), tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else (0, 0)

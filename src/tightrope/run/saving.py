@@ -14,7 +14,7 @@ import torch
 
 from tightrope.capture.api import check_call
 from tightrope.core import Bytes, Graph, Kind, StorageId, TightropeError, View
-from tightrope.core.arguments import check_folder, check_path, refuse_argument
+from tightrope.core.arguments import check_folder, check_kind, check_path, refuse_argument
 from tightrope.core.bundle import Bundle, Named, Role, UpdateRow, extents_of, write_bundle
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope.run.compile import CompiledModel, compiled_of
@@ -100,6 +100,7 @@ def save(
         isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)
     ):
         refuse_argument("kwargs", kwargs, 'a dict of arguments by name, such as {"mask": mask}')
+    check_kind("step", step, TrainingStep | torch.nn.Module, "what tightrope.step or compile returned")
     owner = step if isinstance(step, TrainingStep) else compiled_of(step)
     model = step.model if isinstance(step, TrainingStep) else step
     called = step.fn if isinstance(step, TrainingStep) else step.forward

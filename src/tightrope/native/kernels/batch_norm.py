@@ -5,20 +5,17 @@ from collections.abc import Sequence
 from functools import cache
 
 from tightrope.core import NativeError
-from tightrope.native.build import compiler
 from tightrope.native.interface import INTEGER, POINTER, REAL, integers, load
 
 
 @cache
-def available() -> bool:
-    """Tell whether there is a compiler, and torch's kernel can be called here."""
-    if compiler() is None:
-        return False
+def missing() -> str:
+    """Say why torch's kernel cannot be called here; the empty string = it can."""
     try:
         _library()
-    except NativeError:
-        return False
-    return True
+    except NativeError as error:
+        return str(error)
+    return ""
 
 
 @cache
