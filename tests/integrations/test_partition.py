@@ -12,7 +12,7 @@ import torch._functorch.config as functorch
 from torch import Tensor, nn
 
 from benchmarks.planners.partition import Dropped
-from tightrope.capture import _torch
+from tightrope.capture import _inductor, _torch
 from tightrope.capture._torch import reset_dynamo
 from tightrope.capture.partition import read_joint, split_joint
 from tightrope.core import BudgetSyntaxError, CaptureError, InfeasibleError
@@ -203,13 +203,13 @@ def test_what_torch_puts_into_cache_keys_can_be_pickled_and_names_the_budget() -
 
 
 def test_a_split_that_would_draw_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    split = _torch.split_joint
+    split = _inductor.split_joint
 
     def forgetful(joint: Any, saved: Any, **options: Any) -> Any:
         placeholders = [node for node in saved if node.op == "placeholder"]
         return split(joint, placeholders, **options)
 
-    monkeypatch.setattr(_torch, "split_joint", forgetful)
+    monkeypatch.setattr(_inductor, "split_joint", forgetful)
     seen: list[str] = []
 
     def ours(joint: Any, _inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Torch's compiler for loops under its private names; the third such module, beside `_torch`, `_eager`."""
+"""Torch's compiler for loops, and how it cuts joint graphs; a third such module beside `_torch`, `_eager`."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -76,6 +76,43 @@ def compile_loops(
         getattr(compiled, "current_callable", None) or compiled
     )
     return found
+
+
+def tidy_joint(joint: torch.fx.GraphModule) -> None:
+    """Drop dead nodes and merge equal ones in place, as torch's own partitioner does first."""
+    import torch._functorch.config as config
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    joint.graph.eliminate_dead_code()
+    if config.cse:
+        joint.graph = fx_graph_cse(joint.graph)
+    joint.recompile()
+
+
+def split_joint(
+    joint: torch.fx.GraphModule,
+    saved: Sequence[torch.fx.Node],
+    *,
+    num_forward_outputs: int,
+    static: Sequence[int] = (),
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Cut a joint graph into a forward that returns ``saved`` and a backward that takes it.
+
+    The backward makes everything else again, each value right before its first reader.
+    """
+    from torch._functorch import partitioners
+    from torch._functorch.compile_utils import raise_getitems
+
+    info = partitioners.classify_nodes(joint, list(static), num_forward_outputs)
+    forward, backward = partitioners._extract_fwd_bwd_modules(
+        joint,
+        list(saved),
+        saved_sym_nodes=[],
+        num_fwd_outputs=num_forward_outputs,
+        static_lifetime_input_nodes=info.static_lifetime_input_nodes,
+    )
+    backward = partitioners.reordering_to_mimic_autograd_engine(backward)
+    return raise_getitems(forward), raise_getitems(backward)
 
 
 def custom_partitioner(

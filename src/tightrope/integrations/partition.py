@@ -27,7 +27,7 @@ from typing import Any
 
 import torch.fx
 
-from tightrope.capture import _inductor, _torch
+from tightrope.capture import _inductor
 from tightrope.capture import partition as capture_partition
 from tightrope.capture.partition import Joint, joint_of, mark_nodes, must_keep, read_joint, split_joint
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, StorageId, format_bytes, parse_bytes
@@ -148,7 +148,7 @@ def split_within(
         CaptureError: dynamic shapes, or an op that is half a view.
         InfeasibleError: no choice fits.
     """
-    _torch.tidy_joint(module)
+    _inductor.tidy_joint(module)
     joint = read_joint(module, num_forward_outputs=num_forward_outputs)
     kept = frozenset[StorageId]()
     if _has_backward(joint):
