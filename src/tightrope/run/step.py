@@ -27,7 +27,7 @@ from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import check_fuse, check_verify, parse_budget
+from tightrope.run.asked import check_fuse, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
@@ -52,6 +52,7 @@ def step(
     seconds: float | None = None,
     progress: bool | None = None,
     overwrite: bool = True,
+    chunk: str | int = "auto",
 ) -> "TrainingStep":
     """Hold whole training steps (forward, backward, update) to a number of bytes.
 
@@ -83,6 +84,10 @@ def step(
             the reason and the seconds; False = nothing.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits. Not
             together with ``fuse``.
+        chunk: where no plan fits otherwise, split the loss over a large vocabulary (or a stretch like it)
+            into chunks of rows, forward and backward of one before the next: sums over the rows, as the
+            gradient of the last weight, are then equal within a tolerance. ``"auto"`` = into as many as it
+            takes, a number = into that many, False = never. ``verify="eager"`` turns ``"auto"`` off.
 
     Returns:
         A callable that runs one training step per call.
@@ -107,7 +112,7 @@ def step(
     check_fuse(fuse, verify)
     settings = Settings(
         parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
-        writes=overwrite and not fuse,
+        writes=overwrite and not fuse, chunk=parse_chunk(chunk, verify),
     )  # fmt: skip
     return TrainingStep(fn, model, Updates(optimizer), settings, status=StatusLine(shown=progress))
 
