@@ -8,7 +8,7 @@ rows of the result, or what the rows add to a sum over all.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -100,6 +100,19 @@ def _view(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     return Recipe(_target(node), (Part(source), [NumRows(), *shape[lead:]]), {}, lead)
 
 
+def _reshaped(rows: Rows, node: torch.fx.Node) -> Recipe | None:
+    found = _view(rows, node)
+    return found and replace(found, target=_aten.view.default)
+
+
+def _expanded(rows: Rows, node: torch.fx.Node) -> Recipe | None:
+    source, shape = _args(node)[0], tuple(tensor_of(node).shape)
+    lead, before = rows.lead[source], tuple(tensor_of(source).shape)
+    if lead < 1 or len(before) != len(shape) or before[:lead] != shape[:lead]:
+        return None
+    return Recipe(_target(node), (Part(source), [NumRows(), *shape[lead:]]), {}, lead)
+
+
 def _same(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     return Recipe(_target(node), (Part(_args(node)[0]),), {}, rows.lead[_args(node)[0]])
 
@@ -176,7 +189,8 @@ def _along_a_row(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     )
 
 
-def _sum(rows: Rows, node: torch.fx.Node) -> Recipe | None:
+def _reduction(rows: Rows, node: torch.fx.Node) -> Recipe | None:
+    """Along each row; or a sum over the rows, and dimensions behind them."""
     source, dims, *_ = _args(node)
     keep = _args(node)[2] if len(_args(node)) > 2 else False
     lead, num = rows.lead[source], tensor_of(source).dim()
@@ -186,10 +200,14 @@ def _sum(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     if found[0] >= lead:
         shifted = [dim - lead + 1 for dim in found]
         return Recipe(_target(node), (Part(source), shifted, keep), node.kwargs, lead)
-    if found[:lead] == list(range(lead)):
+    if found[:lead] == list(range(lead)) and _target(node) is _aten.sum.dim_IntList:
         shifted = [0, *(dim - lead + 1 for dim in found[lead:])]
         return Recipe(_target(node), (Part(source), shifted, False), node.kwargs, 0)
     return None
+
+
+def _sum_of_all(rows: Rows, node: torch.fx.Node) -> Recipe | None:
+    return Recipe(_target(node), (Part(_args(node)[0]),), node.kwargs, 0)
 
 
 def _gather(rows: Rows, node: torch.fx.Node) -> Recipe | None:
@@ -217,7 +235,9 @@ def _rules() -> dict[Any, Rule]:
         _aten._softmax.default: _along_a_row, _aten._log_softmax.default: _along_a_row,
         _aten._softmax_backward_data.default: _along_a_row,
         _aten._log_softmax_backward_data.default: _along_a_row,
-        _aten.sum.dim_IntList: _sum, _aten.gather.default: _gather,
+        _aten.sum.dim_IntList: _reduction, _aten.logsumexp.default: _reduction, _aten.amax.default: _reduction,
+        _aten.sum.default: _sum_of_all, _aten.gather.default: _gather,
+        _aten.unsqueeze.default: _reshaped, _aten.squeeze.dim: _reshaped, _aten.expand.default: _expanded,
         _aten.nll_loss_backward.default: _loss_backward,
     }  # fmt: skip
     for name in ("add", "sub", "mul", "div"):

@@ -12,6 +12,7 @@ from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
 from tightrope.capture.whole import Update, whole_program, with_updates
 from tightrope.core import InfeasibleError, TightropeError
+from tightrope.plan.bound import lower_bound
 from tightrope.run.accounts import Accounts
 from tightrope.run.calls import Calls
 from tightrope.run.captured import Split
@@ -133,18 +134,26 @@ class WholeStep:
             if split is None:
                 continue
             self._num_chunks = num
-            whole = self._with_updates(program).graph
-            why = f"in {self._num_chunks} chunks of rows: no plan fits with fewer"
+            why = f"in {num} chunks of rows: no plan fits with fewer"
             limit = nullcontext() if self.num_steps else self.accounts.unlimited()  # as for the whole graph
             try:
                 with limit:
-                    self.number = self.calls.add(
-                        split, given, why, finish=self._with_updates, split=Split(whole, self._num_chunks)
-                    )
-                return
+                    whole = Split(self._with_updates(program).graph, num)
+                    self.number = self.calls.add(split, given, why, finish=self._with_updates, split=whole)
             except InfeasibleError as missed:
-                self._refused[self._num_chunks] = missed.with_traceback(None)
+                self._refused[num] = missed.with_traceback(None)
+                continue
+            floor = self._floor()
+            if not self._counts or floor.lower_bound <= self.calls.budget:
+                return
+            self._refused[num] = floor
         raise best_of(self._refused)
+
+    def _floor(self) -> InfeasibleError:
+        """What is proved of the bytes that the graph needs, without a search."""
+        graph, asked = self.calls.captured[self.number].graph, self.calls.budget
+        bound, op = lower_bound(graph)
+        return InfeasibleError("too small", asked=asked, lower_bound=bound, op=graph.ops[op].describe())
 
     def _wanted(self) -> list[Any]:
         """What updates need; state made here is held from now on, so it counts as held at the mark."""
