@@ -6,6 +6,7 @@ Run them with ``python -m benchmarks spine``. One file holds one question; `BARS
 from benchmarks.spine import (
     beforehand,
     budgets,
+    chunks,
     curves,
     estimates,
     fused,
@@ -31,5 +32,6 @@ BARS: tuple[Bar, ...] = (
     beforehand.BAR,
     shown.BAR,
     fused.BAR,
+    chunks.BAR,
 )
 """All bars, in the order in which they are run."""

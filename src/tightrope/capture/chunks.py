@@ -63,7 +63,7 @@ def counts(program: Program) -> tuple[int, ...]:
     if found is None:
         return ()
     most = min(found.num_rows // _LEAST_ROWS, _MOST)
-    return tuple(sorted({min(count, most) for count in (4, 16, _MOST)} - {0, 1}))
+    return tuple(2**power for power in range(1, most.bit_length()))
 
 
 def chunked(program: Program, num: int) -> Program | None:

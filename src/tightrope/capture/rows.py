@@ -191,8 +191,8 @@ def _along_a_row(rows: Rows, node: torch.fx.Node) -> Recipe | None:
 
 def _reduction(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     """Along each row; or a sum over the rows, and dimensions behind them."""
-    source, dims, *_ = _args(node)
-    keep = _args(node)[2] if len(_args(node)) > 2 else False
+    source, *rest = _args(node)
+    dims, keep = (*rest, *((), False)[len(rest) :])[:2]
     lead, num = rows.lead[source], tensor_of(source).dim()
     if lead < 1 or not isinstance(dims, list | tuple) or not dims:
         return None
@@ -235,8 +235,8 @@ def _rules() -> dict[Any, Rule]:
         _aten._softmax.default: _along_a_row, _aten._log_softmax.default: _along_a_row,
         _aten._softmax_backward_data.default: _along_a_row,
         _aten._log_softmax_backward_data.default: _along_a_row,
-        _aten.sum.dim_IntList: _reduction, _aten.logsumexp.default: _reduction, _aten.amax.default: _reduction,
-        _aten.sum.default: _sum_of_all, _aten.gather.default: _gather,
+        _aten.sum.dim_IntList: _reduction, _aten.logsumexp.default: _reduction,
+        _aten.amax.default: _reduction, _aten.sum.default: _sum_of_all, _aten.gather.default: _gather,
         _aten.unsqueeze.default: _reshaped, _aten.squeeze.dim: _reshaped, _aten.expand.default: _expanded,
         _aten.nll_loss_backward.default: _loss_backward,
     }  # fmt: skip

@@ -19,12 +19,13 @@ def best_of(refused: Mapping[int, InfeasibleError]) -> InfeasibleError:
         refused: number of chunks -> why no plan fits; 1 = the whole graph.
     """
     num, best = min(refused.items(), key=lambda item: (item[1].smallest_found or sys.maxsize, item[0]))
-    if len(refused) == 1:
+    others = [str(count) if count > 1 else "1 (whole)" for count in refused if count != num]
+    if not others:
         return best
     bound = min(error.lower_bound for error in refused.values())
     return InfeasibleError(
-        f"{best} This is with rows of the loss in {num} chunks; in other numbers of chunks, of which "
-        f"{len(refused)} were tried, it is proved that more than {format_bytes(bound)} are needed.",
+        f"{best} These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it needs at least "
+        f"{format_bytes(bound)}, which is proved too.",
         asked=best.asked,
         smallest_found=best.smallest_found,
         lower_bound=bound,
