@@ -24,8 +24,8 @@ def best_of(refused: Mapping[int, InfeasibleError]) -> InfeasibleError:
         return best
     bound = min(error.lower_bound for error in refused.values())
     return InfeasibleError(
-        f"{best} These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it needs at least "
-        f"{format_bytes(bound)}, which is proved too.",
+        f"{best} These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it is proved "
+        f"to need at least {format_bytes(bound)}.",
         asked=best.asked,
         smallest_found=best.smallest_found,
         lower_bound=bound,

@@ -143,6 +143,8 @@ class WholeStep:
             except InfeasibleError as missed:
                 self._refused[num] = missed.with_traceback(None)
                 continue
+            except torch.OutOfMemoryError:  # so much is held that nothing can be measured
+                break
             floor = self._floor()
             if not self._counts or floor.lower_bound <= self.calls.budget:
                 return
@@ -152,7 +154,7 @@ class WholeStep:
     def _floor(self) -> InfeasibleError:
         """What is proved of the bytes that the graph needs, without a search."""
         graph, asked = self.calls.captured[self.number].graph, self.calls.budget
-        bound, op = lower_bound(graph)
+        bound, op = lower_bound(graph, free_order=True)
         return InfeasibleError("too small", asked=asked, lower_bound=bound, op=graph.ops[op].describe())
 
     def _wanted(self) -> list[Any]:
