@@ -119,15 +119,15 @@ def test_no_more_chunks_than_it_takes() -> None:
 
 
 def test_the_comparison_finds_a_chunk_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = chunks._Writer.written
+    written = chunks._ChunkWriter.written
 
-    def short(self: chunks._Writer) -> torch.fx.Graph:
+    def short(self: chunks._ChunkWriter) -> torch.fx.Graph:
         graph = written(self)
         gone = graph.find_nodes(op="call_function", target=torch.ops.aten.addmm_.default)[0]
         graph.erase_node(gone)
         return graph
 
-    monkeypatch.setattr(chunks._Writer, "written", short)
+    monkeypatch.setattr(chunks._ChunkWriter, "written", short)
     train = stepping(smallest(chunk=4) + 2**16, verify="graph", chunk=4)
     with pytest.raises(VerificationError, match="differs"):
         train(*batch())

@@ -26,7 +26,7 @@ import torch.fx
 
 from tightrope.capture import _torch
 from tightrope.capture.program import Program
-from tightrope.capture.rows import TRANSPOSED, NumRows, Part, Recipe, Rows, Slice
+from tightrope.capture.rows import TRANSPOSED, NumRows, Recipe, RowPart, Rows, RowSlice
 from tightrope.capture.typed import tensor_of
 from tightrope.capture.variants import members
 from tightrope.core import Bytes
@@ -41,7 +41,7 @@ _IGNORED: Final = -100
 
 
 @dataclasses.dataclass(frozen=True)
-class Stretch:
+class RowStretch:
     """Ops that may run on some of the rows at a time.
 
     Attributes:
@@ -80,7 +80,7 @@ def chunked(program: Program, num: int) -> Program | None:
     stretch = _stretch(graph) if len(program.graph.parts) == 1 else None
     if stretch is None or num < 2 or stretch.num_rows < num or program.rebuild is None:
         return None
-    writer = _Writer(graph, stretch, num)
+    writer = _ChunkWriter(graph, stretch, num)
     module = torch.fx.GraphModule(program.module, writer.written())
     if not writer.alike:
         return None
@@ -96,7 +96,7 @@ def _bytes(node: torch.fx.Node) -> Bytes:
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
-def _stretch(graph: torch.fx.Graph) -> Stretch | None:
+def _stretch(graph: torch.fx.Graph) -> RowStretch | None:
     """Find the stretch that begins with the widest product whose results stay inside."""
     products = [node for node in graph.nodes if node.target in (_aten.mm.default, _aten.addmm.default)]
     for seed in sorted(products, key=_bytes, reverse=True):
@@ -108,7 +108,7 @@ def _stretch(graph: torch.fx.Graph) -> Stretch | None:
     return None
 
 
-def _grown(nodes: list[torch.fx.Node], seed: torch.fx.Node) -> Stretch | None:
+def _grown(nodes: list[torch.fx.Node], seed: torch.fx.Node) -> RowStretch | None:
     """The stretch that begins with a product, if all that leaves it is narrow."""
     rows, recipes, wide = Rows(tensor_of(seed).shape[0]), _begin(seed), _bytes(seed)
     rows.lead[seed] = 1
@@ -134,12 +134,12 @@ def _grown(nodes: list[torch.fx.Node], seed: torch.fx.Node) -> Stretch | None:
     before = _needed({source for node in inside for source in node.all_input_nodes}, inside, set(between))
     if any(_has_effect(node) for node in between) or not _shrinks(inside, wide):
         return None
-    return Stretch(rows.num, {node: recipes[node] for node in nodes if node in inside}, before, wide)
+    return RowStretch(rows.num, {node: recipes[node] for node in nodes if node in inside}, before, wide)
 
 
 def _begin(seed: torch.fx.Node) -> dict[torch.fx.Node, Recipe]:
     at, args, target = int(seed.target is _aten.addmm.default), list[Any](seed.args), seed.target
-    args[at] = Slice(args[at], 1)
+    args[at] = RowSlice(args[at], 1)
     return {seed: Recipe(cast(Callable[..., Any], target), tuple(args), seed.kwargs, 1)}
 
 
@@ -258,10 +258,10 @@ def _write_plain_loss(copies: _Copies, node: torch.fx.Node) -> None:
     }
 
 
-class _Writer:
+class _ChunkWriter:
     """The new graph while it is written; lives for one call of `chunked`."""
 
-    def __init__(self, graph: torch.fx.Graph, stretch: Stretch, num: int) -> None:
+    def __init__(self, graph: torch.fx.Graph, stretch: RowStretch, num: int) -> None:
         self.nodes, self.stretch = list(graph.nodes), stretch
         size = -(-stretch.num_rows // num)
         self.bounds = [(at, min(at + size, stretch.num_rows)) for at in range(0, stretch.num_rows, size)]
@@ -300,9 +300,9 @@ class _Writer:
         self, arg: Any, parts: dict[torch.fx.Node, list[torch.fx.Node]], start: int, end: int
     ) -> Any:
         match arg:
-            case Part(node):
+            case RowPart(node):
                 return parts[node][-1]
-            case Slice(node, lead):
+            case RowSlice(node, lead):
                 return self._slice(node, lead, start, end)
             case NumRows():
                 return end - start

@@ -22,13 +22,13 @@ TRANSPOSED: Final = -1
 """In place of a number of leading dimensions: the rows are the last dimension of a matrix."""
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """Stands in arguments for the part of a value with rows that a chunk has."""
 
     node: torch.fx.Node
 
 
-class Slice(NamedTuple):
+class RowSlice(NamedTuple):
     """Stands for the rows of a value from elsewhere, whose leading dimensions (or last one) count them."""
 
     node: torch.fx.Node
@@ -45,7 +45,7 @@ class Recipe:
 
     Attributes:
         target: what is called.
-        args: arguments, with `Part`, `Slice` and `NumRows` in them.
+        args: arguments, with `RowPart`, `RowSlice` and `NumRows` in them.
         kwargs: keyword arguments.
         lead: leading dimensions of the whole result that count rows, or `TRANSPOSED`; 0 = the result is a sum
             over the rows.
@@ -74,11 +74,11 @@ class Rows:
         """The number of leading dimensions that together count the rows."""
         return next((k for k in range(1, len(shape) + 1) if math.prod(shape[:k]) == self.num), None)
 
-    def slice(self, node: torch.fx.Node, lead: int, shape: tuple[int, ...]) -> Slice | None:
+    def slice(self, node: torch.fx.Node, lead: int, shape: tuple[int, ...]) -> RowSlice | None:
         """The rows of a value from elsewhere, if its leading dimensions are those of ``shape``."""
         value = tensor_of(node)
         alike = value.dim() >= lead and tuple(value.shape[:lead]) == shape[:lead]
-        return Slice(node, lead) if alike and (lead == 1 or value.is_contiguous()) else None
+        return RowSlice(node, lead) if alike and (lead == 1 or value.is_contiguous()) else None
 
 
 Rule = Callable[[Rows, torch.fx.Node], Recipe | None]
@@ -97,7 +97,7 @@ def _view(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     lead = rows.leading(shape)
     if lead is None or rows.lead[source] == TRANSPOSED:
         return None
-    return Recipe(_target(node), (Part(source), [NumRows(), *shape[lead:]]), {}, lead)
+    return Recipe(_target(node), (RowPart(source), [NumRows(), *shape[lead:]]), {}, lead)
 
 
 def _reshaped(rows: Rows, node: torch.fx.Node) -> Recipe | None:
@@ -110,18 +110,18 @@ def _expanded(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     lead, before = rows.lead[source], tuple(tensor_of(source).shape)
     if lead < 1 or len(before) != len(shape) or before[:lead] != shape[:lead]:
         return None
-    return Recipe(_target(node), (Part(source), [NumRows(), *shape[lead:]]), {}, lead)
+    return Recipe(_target(node), (RowPart(source), [NumRows(), *shape[lead:]]), {}, lead)
 
 
 def _same(rows: Rows, node: torch.fx.Node) -> Recipe | None:
-    return Recipe(_target(node), (Part(_args(node)[0]),), {}, rows.lead[_args(node)[0]])
+    return Recipe(_target(node), (RowPart(_args(node)[0]),), {}, rows.lead[_args(node)[0]])
 
 
 def _transpose(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     source = _args(node)[0]
     if tensor_of(source).dim() != 2 or rows.lead[source] not in (1, TRANSPOSED):
         return None
-    return Recipe(_target(node), (Part(source),), {}, -rows.lead[source])
+    return Recipe(_target(node), (RowPart(source),), {}, -rows.lead[source])
 
 
 def _product(rows: Rows, node: torch.fx.Node) -> Recipe | None:
@@ -129,11 +129,11 @@ def _product(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     one, two = _args(node)
     leads = rows.lead.get(one, 0), rows.lead.get(two, 0)
     if leads == (1, 0):
-        return Recipe(_target(node), (Part(one), two), {}, 1)
+        return Recipe(_target(node), (RowPart(one), two), {}, 1)
     sides = {
-        (TRANSPOSED, 1): (Part(one), Part(two)),
-        (TRANSPOSED, 0): (Part(one), Slice(two, 1)),
-        (0, 1): (Slice(one, TRANSPOSED), Part(two)),
+        (TRANSPOSED, 1): (RowPart(one), RowPart(two)),
+        (TRANSPOSED, 0): (RowPart(one), RowSlice(two, 1)),
+        (0, 1): (RowSlice(one, TRANSPOSED), RowPart(two)),
     }
     return Recipe(_target(node), sides[leads], {}, 0) if leads in sides else None
 
@@ -143,7 +143,7 @@ def _product_and_bias(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     plain = bias not in rows.lead and two not in rows.lead and not node.kwargs
     if not plain or rows.lead.get(one) != 1 or tensor_of(bias).dim() != 1:
         return None
-    return Recipe(_target(node), (bias, Part(one), two), {}, 1)
+    return Recipe(_target(node), (bias, RowPart(one), two), {}, 1)
 
 
 def _element_by_element(rows: Rows, node: torch.fx.Node) -> Recipe | None:
@@ -168,7 +168,9 @@ def _element(rows: Rows, arg: Any, lead: int, shape: tuple[int, ...]) -> Any:
         return arg
     value = tensor_of(arg)
     if arg in rows.lead:
-        return Part(arg) if value.dim() == len(shape) and tuple(value.shape[:lead]) == shape[:lead] else None
+        return (
+            RowPart(arg) if value.dim() == len(shape) and tuple(value.shape[:lead]) == shape[:lead] else None
+        )
     if value.dim() <= len(shape) - lead:
         return arg
     return rows.slice(arg, lead, shape) if value.dim() == len(shape) else None
@@ -185,7 +187,7 @@ def _along_a_row(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     if lead < 1 or dim < lead:
         return None
     return Recipe(
-        _target(node), (*map(Part, sources), dim - lead + 1, *_args(node)[at + 1 :]), node.kwargs, lead
+        _target(node), (*map(RowPart, sources), dim - lead + 1, *_args(node)[at + 1 :]), node.kwargs, lead
     )
 
 
@@ -199,15 +201,15 @@ def _reduction(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     found = sorted(int(dim) % num for dim in dims)
     if found[0] >= lead:
         shifted = [dim - lead + 1 for dim in found]
-        return Recipe(_target(node), (Part(source), shifted, keep), node.kwargs, lead)
+        return Recipe(_target(node), (RowPart(source), shifted, keep), node.kwargs, lead)
     if found[:lead] == list(range(lead)) and _target(node) is _aten.sum.dim_IntList:
         shifted = [0, *(dim - lead + 1 for dim in found[lead:])]
-        return Recipe(_target(node), (Part(source), shifted, False), node.kwargs, 0)
+        return Recipe(_target(node), (RowPart(source), shifted, False), node.kwargs, 0)
     return None
 
 
 def _sum_of_all(rows: Rows, node: torch.fx.Node) -> Recipe | None:
-    return Recipe(_target(node), (Part(_args(node)[0]),), node.kwargs, 0)
+    return Recipe(_target(node), (RowPart(_args(node)[0]),), node.kwargs, 0)
 
 
 def _gather(rows: Rows, node: torch.fx.Node) -> Recipe | None:
@@ -215,7 +217,7 @@ def _gather(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     flat = tensor_of(source).dim() == 2 and rows.lead[source] == 1 and dim in (1, -1)
     if not flat or index in rows.lead or tensor_of(index).shape[0] != rows.num:
         return None
-    return Recipe(_target(node), (Part(source), 1, Slice(index, 1)), node.kwargs, 1)
+    return Recipe(_target(node), (RowPart(source), 1, RowSlice(index, 1)), node.kwargs, 1)
 
 
 def _loss_backward(rows: Rows, node: torch.fx.Node) -> Recipe | None:
@@ -223,7 +225,7 @@ def _loss_backward(rows: Rows, node: torch.fx.Node) -> Recipe | None:
     gradient, source, target, weight, reduction, ignored, total = _args(node)
     if {gradient, target, weight, total} & rows.lead.keys() or reduction == 0 or rows.lead[source] != 1:
         return None
-    args = (gradient, Part(source), Slice(target, 1), weight, reduction, ignored, total)
+    args = (gradient, RowPart(source), RowSlice(target, 1), weight, reduction, ignored, total)
     return Recipe(_target(node), args, {}, 1)
 
 

@@ -25,7 +25,7 @@ from tightrope.capture.program import Program
 from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts
-from tightrope.run.captured import Captured, Split
+from tightrope.run.captured import Captured, ChunkedFrom
 from tightrope.run.foresee import Foresight
 from tightrope.run.forms import Forms
 from tightrope.run.gaps import Gaps
@@ -93,7 +93,7 @@ class Calls:
         why: str = "",
         *,
         finish: Callable[[Program], Program] = lambda program: program,
-        split: Split | None = None,
+        split: ChunkedFrom | None = None,
     ) -> int:
         """Measure a captured graph and return its number.
 

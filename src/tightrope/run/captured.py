@@ -37,7 +37,7 @@ def _then_without_writes(finish: Callable[[Program], Program]) -> Callable[[Prog
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class ChunkedFrom:
     """A graph of which a stretch runs in chunks of rows.
 
     Attributes:
@@ -71,7 +71,7 @@ class Captured:
     num_measured: int = 1
     finish: Callable[[Program], Program] = _unchanged
     why: str = ""
-    split: Split | None = None
+    split: ChunkedFrom | None = None
 
     @property
     def graph(self) -> Graph:

@@ -20,7 +20,7 @@ from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
 from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
-from tightrope.run.captured import Split
+from tightrope.run.captured import ChunkedFrom
 from tightrope.run.headroom import Headroom
 from tightrope.run.prepared import Prepared, Proof, prepare
 from tightrope.run.refusal import Refusal
@@ -101,7 +101,7 @@ class Unit:
         split: what it computes in chunks; None = nothing.
     """
 
-    split: Split | None = None
+    split: ChunkedFrom | None = None
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from tightrope.core import InfeasibleError, TightropeError
 from tightrope.plan.bound import lower_bound
 from tightrope.run.accounts import Accounts
 from tightrope.run.calls import Calls
-from tightrope.run.captured import Split
+from tightrope.run.captured import ChunkedFrom
 from tightrope.run.foresee import Foresight
 from tightrope.run.refusal import best_of
 from tightrope.run.status import StatusLine
@@ -138,7 +138,7 @@ class WholeStep:
             limit = nullcontext() if self.num_steps else self.accounts.unlimited()  # as for the whole graph
             try:
                 with limit:
-                    whole = Split(self._with_updates(program).graph, num)
+                    whole = ChunkedFrom(self._with_updates(program).graph, num)
                     self.number = self.calls.add(split, given, why, finish=self._with_updates, split=whole)
             except InfeasibleError as missed:
                 self._refused[num] = missed.with_traceback(None)
