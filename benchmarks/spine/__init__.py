@@ -6,6 +6,7 @@ Run them with ``python -m benchmarks spine``. One file holds one question; `BARS
 from benchmarks.spine import (
     beforehand,
     budgets,
+    chunks,
     curves,
     estimates,
     frontier,
@@ -33,5 +34,6 @@ BARS: tuple[Bar, ...] = (
     shown.BAR,
     fused.BAR,
     frontier.BAR,
+    chunks.BAR,
 )
 """All bars, in the order in which they are run."""

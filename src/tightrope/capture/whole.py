@@ -281,7 +281,7 @@ def _ready_after(program: Program, whole: Whole) -> dict[int, OpId]:
     for op in program.graph.ops:
         for storage in (*op.reads, *op.creates):
             last[storage] = max(op.id, again.get(op.id, -1), last.get(storage, -1))
-    made = {storage: op.id for op in program.graph.ops for storage in op.creates}
+    made = {storage: op.id for op in program.graph.ops for storage in (*op.creates, *op.mutates)}
     found = {}
     for at, nodes in whole.trained.items():
         parameter, gradient, state, _ = _views(program, nodes)

@@ -1,7 +1,8 @@
 """Independent checkers of executables, offsets, certificates, traces and gradients.
 
-Nothing here shares code with the planners, the placers or the runtime that it checks. The gradient
-check needs torch and is imported by its own name, ``tightrope.judge.gradients``.
+Nothing here shares code with the planners, the placers or the runtime that it checks. The checks of
+gradients and of values need torch and are imported by their own names, ``tightrope.judge.gradients``
+and ``tightrope.judge.values``.
 """
 
 from tightrope.judge.blocks import check_blocks

@@ -51,6 +51,26 @@ def check_switch(name: str, value: object) -> None:
         refuse_argument(name, value, "True or False")
 
 
+def parse_chunk(chunk: object, verify: object) -> int | None:
+    """Read how many chunks of rows a loss may be split into: 0 = none, None = as many as it takes.
+
+    Raises:
+        TightropeError: quotes what is neither "auto", nor False, nor a whole number from 2.
+    """
+    if chunk == "auto" and isinstance(chunk, str):
+        return 0 if verify == "eager" else None
+    if chunk is False or chunk is None:
+        return 0
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 2:
+        refuse_argument("chunk", chunk, '"auto", False, or a number of chunks from 2')
+    if verify == "eager":
+        raise TightropeError(
+            'verify="eager" compares bit for bit, and sums over chunks are equal within a tolerance: use '
+            'verify="graph", which compares within it, or chunk=False.'
+        )
+    return chunk
+
+
 def check_fuse(fuse: object, verify: object) -> None:
     """Refuse what is neither True nor False, and bits that fused results cannot have.
 

@@ -25,7 +25,7 @@ from tightrope.capture.program import Arrived, Program
 from tightrope.core import Bytes, InfeasibleError, JudgeError, TightropeError, format_bytes
 from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts
-from tightrope.run.captured import Captured
+from tightrope.run.captured import Captured, ChunkedFrom
 from tightrope.run.foresee import Foresight
 from tightrope.run.forms import Forms
 from tightrope.run.gaps import Gaps
@@ -93,6 +93,7 @@ class Calls:
         why: str = "",
         *,
         finish: Callable[[Program], Program] = lambda program: program,
+        split: ChunkedFrom | None = None,
     ) -> int:
         """Measure a captured graph and return its number.
 
@@ -101,6 +102,7 @@ class Calls:
             real: what it is given.
             why: cause of its first plan; default: the graph is new.
             finish: completes the priced program.
+            split: what it computes in chunks; None = nothing.
         """
         self.accounts.note_tensors(real)
         self.accounts.note_tensors(tensor.grad for tensor in real if isinstance(tensor, torch.nn.Parameter))
@@ -109,7 +111,7 @@ class Calls:
             one = Captured.of(program, real, self.accounts.allocator, self.status, finish, writes=writes)
         except InfeasibleError as error:
             raise self.prospects.unmeasured(program.graph, error, self._expected_need()) from None
-        one.why = why
+        one.why, one.split = why, split
         self.captured.append(one)
         self.accounts.hold_back(self, one.graph.hidden)
         self.prospects.raise_share([one], waiting=False)

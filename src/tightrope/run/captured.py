@@ -36,6 +36,19 @@ def _then_without_writes(finish: Callable[[Program], Program]) -> Callable[[Prog
     return finished
 
 
+@dataclass(frozen=True, eq=False)
+class ChunkedFrom:
+    """A graph of which a stretch runs in chunks of rows.
+
+    Attributes:
+        whole: the graph that it was made from.
+        num: of chunks.
+    """
+
+    whole: Graph
+    num: int
+
+
 @dataclass
 class Captured:
     """One captured graph.
@@ -48,6 +61,7 @@ class Captured:
         num_measured: times that it was measured.
         finish: what to do to the program once it is priced.
         why: cause of its first plan, where it is not that the graph is new.
+        split: what it computes in chunks; None = nothing.
     """
 
     raw: Program
@@ -57,6 +71,7 @@ class Captured:
     num_measured: int = 1
     finish: Callable[[Program], Program] = _unchanged
     why: str = ""
+    split: ChunkedFrom | None = None
 
     @property
     def graph(self) -> Graph:

@@ -44,6 +44,7 @@ class Proof:
         reference: what it was compared with besides, in words.
         unfused: why no stretch runs fused, where that was asked for.
         fused: how its fused stretches were compared with their ops, in words.
+        num_chunks: in which a stretch of it runs; 0 = none does.
     """
 
     executable: str
@@ -58,6 +59,7 @@ class Proof:
     reference: str = ""
     fused: str = ""
     unfused: str = ""
+    num_chunks: int = 0
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.judged))

@@ -4,10 +4,33 @@ One number is named, and it holds the whole training step: the plan and what sta
 forward and backward, and the first update of the optimizer, whichever takes most.
 """
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope.run.room import CAPTURE_SLACK, RESERVE
+
+
+def best_of(refused: Mapping[int, InfeasibleError]) -> InfeasibleError:
+    """Find the refusal with the smallest budget, and bounds that hold for every number of chunks.
+
+    Args:
+        refused: number of chunks -> why no plan fits; 1 = the whole graph.
+    """
+    num, best = min(refused.items(), key=lambda item: (item[1].smallest_found or sys.maxsize, item[0]))
+    others = [str(count) if count > 1 else "1 (whole)" for count in refused if count != num]
+    if not others:
+        return best
+    bound = min(error.lower_bound for error in refused.values())
+    return InfeasibleError(
+        f"{best} These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it is proved "
+        f"to need at least {format_bytes(bound)}.",
+        asked=best.asked,
+        smallest_found=best.smallest_found,
+        lower_bound=bound,
+        op=best.op,
+    )
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Report:
         unlike_eager: ops and lines of code where eager may go another way, so that last bits may differ.
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
         unread: dtype and shape of outputs that are taken to be read by no loss: no backward starts from them.
+        num_chunks: chunks of rows in which the loss, or a stretch like it, ran; 0 = it ran whole.
     """
 
     level: str
@@ -81,6 +82,7 @@ class Report:
     unlike_eager: tuple[str, ...] = ()
     time: StepTime = field(default_factory=StepTime)
     unread: tuple[str, ...] = ()
+    num_chunks: int = 0
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -136,6 +138,11 @@ class Report:
             f"no plan needs less than {format_bytes(self.bound)}",
             f"verified: {self.verified}",
         ]
+        if self.num_chunks:
+            lines.append(
+                f"the loss ran in {self.num_chunks} chunks of rows: sums over rows, as the gradient of its "
+                "weight, are added in another order, so results are equal within a tolerance"
+            )
         if self.unread:
             count = Counter(self.unread).items()
             said = ", ".join(f"{num} x {what}" if num > 1 else what for what, num in count)
@@ -371,5 +378,6 @@ def _running_report(calls: Calls, running: Running) -> Report:
         recomputed=tuple((graph.ops[op].module, graph.ops[op].target, n) for n, op in again),
         planned=((graph, plan),),
         hidden=calls.accounts.hidden,
+        num_chunks=prepared.proof.num_chunks,
         time=prepared.times.found(clock=clock_here()[0]),
     )

@@ -184,6 +184,7 @@ class Running:
         held: Bytes = 0,
         storages: Mapping[tuple[int, StorageId], StorageId] | None = None,
         verify: str | None,
+        whole: Graph | None = None,
     ) -> None:
         self.prepared, self.turns, self.accounts, self.held = prepared, turns, accounts, held
         self.storages = storages or {}
@@ -203,7 +204,8 @@ class Running:
         if verify is not None and not prepared.proof.checked:
             self._code, self._check = prepared.watched()
             if verify == "graph":
-                self._reference = Reference(prepared.graph, accounts, tolerant=bool(prepared.plan.stretches))
+                tolerant = bool(prepared.plan.stretches) or whole is not None
+                self._reference = Reference(whole or prepared.graph, accounts, tolerant=tolerant)
 
     @property
     def over(self) -> bool:

@@ -27,7 +27,7 @@ from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import check_clip, check_fuse, check_switch, check_verify, parse_budget
+from tightrope.run.asked import check_clip, check_fuse, check_switch, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
@@ -55,6 +55,7 @@ def step(
     seconds: float | None = None,
     progress: bool | None = None,
     overwrite: bool = True,
+    chunk: str | int = "auto",
 ) -> "TrainingStep":
     """Hold whole training steps (forward, backward, update) to a number of bytes.
 
@@ -90,6 +91,10 @@ def step(
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
+        chunk: where no plan fits otherwise, split the loss over a large vocabulary (or a stretch like it)
+            into chunks of rows, forward and backward of one before the next: sums over the rows, as the
+            gradient of the last weight, are then equal within a tolerance. ``"auto"`` = into as many as it
+            takes, a number = into that many, False = never. ``verify="eager"`` turns ``"auto"`` off.
 
     Returns:
         A callable that runs one training step per call.
@@ -116,7 +121,7 @@ def step(
     clip = check_clip(clip_norm, norm_type, clip_value, optimizer)
     settings = Settings(
         parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
-        writes=overwrite,
+        writes=overwrite, chunk=parse_chunk(chunk, verify),
     )  # fmt: skip
     return TrainingStep(fn, model, Updates(optimizer, clip), settings, status=StatusLine(shown=progress))
 

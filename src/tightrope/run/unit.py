@@ -20,6 +20,7 @@ from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
 from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
+from tightrope.run.captured import ChunkedFrom
 from tightrope.run.headroom import Headroom
 from tightrope.run.prepared import Prepared, Proof, prepare
 from tightrope.run.refusal import Refusal
@@ -43,6 +44,7 @@ class Settings:
         planner: name in the registry.
         fuse: whether stretches of a plan may run as compiled functions, within a tolerance.
         writes: whether ops may write over inputs that nothing needs any more.
+        chunk: chunks of rows that a loss may be split into where nothing fits without; 0 = none, None = any.
     """
 
     budget: Bytes | Callable[[Bytes], Bytes]
@@ -52,6 +54,7 @@ class Settings:
     planner: str = "auto"
     fuse: bool = False
     writes: bool = True
+    chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,10 @@ class Unit:
         arenas: for its plans; None without a hook.
         prepared: what ran last, or runs next.
         proofs: one per plan that was made, in order.
+        split: what it computes in chunks; None = nothing.
     """
+
+    split: ChunkedFrom | None = None
 
     def __init__(
         self,
@@ -179,6 +185,7 @@ class Unit:
         return Running(
             prepared, turns, self.accounts, self.arenas, arena,
             held=self.room.held, storages=self.storages, verify=self.settings.verify,
+            whole=None if self.split is None else self.split.whole,
         )  # fmt: skip
 
     def suit(self, room: Room, expected: Callable[[], Expected]) -> Prepared:
@@ -225,6 +232,7 @@ class Unit:
                         plan, unfused = self._fused(plan, room.available - beside + self.graph.persistent)
                     made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
                     made.proof.unfused = unfused
+                    made.proof.num_chunks = self.split.num if self.split is not None else 0
                     return made, beside
         assert self._missed is not None
         raise self._refusal(room, expected()).restated(self._missed) from None

@@ -80,7 +80,9 @@ class Units:
             (one,) = (self.captured[number] for number in graphs)
             why = self.why if len(self.captured) == 1 else one.why or ANOTHER_GRAPH
             why = why if one.num_measured == 1 else "allocations differed from the plan: measured again"
-            return self._new(one.graph, headroom, why)
+            made = self._new(one.graph, headroom, why)
+            made.split = one.split
+            return made
         identity = {(n, s): name for n in graphs for s, name in self.captured[n].identity.items()}
         joint = join(graphs, pattern, identity=identity, dropped=dropped)
         why = f"{len(rooms)} calls follow each other in a step: planned together"

@@ -1,18 +1,23 @@
 """Run one captured whole step: the graph with its updates, one part, one arena."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture.chunks import chunked, counts
 from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
-from tightrope.capture.whole import whole_program, with_updates
-from tightrope.core import TightropeError
+from tightrope.capture.whole import Update, whole_program, with_updates
+from tightrope.core import InfeasibleError, TightropeError
+from tightrope.plan.bound import lower_bound
 from tightrope.run.accounts import Accounts
 from tightrope.run.calls import Calls
+from tightrope.run.captured import ChunkedFrom
 from tightrope.run.foresee import Foresight
+from tightrope.run.refusal import best_of
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
 
@@ -33,7 +38,7 @@ class WholeStep:
 
     Attributes:
         parts: the graph without its updates, and where its inputs and outputs stand.
-        number: of the graph in ``calls``.
+        number: in ``calls`` of the graph that runs: the whole one, or one in chunks where that does not fit.
         calls: what runs the graph.
         num_steps: that ran.
         total_norm: of the gradients of the last run before they were clipped; None where they are not
@@ -67,7 +72,17 @@ class WholeStep:
         others = [parameter for at, parameter in parameters.items() if at not in chosen]
         self.calls = Calls(settings, accounts, status, Foresight(others, accounts.allocator))
         self.calls.units.why = why
-        self.number = self.calls.add(self.parts.program, self._extended(real), finish=self._with_updates)
+        self._counts: list[int] | None = (
+            None if settings.chunk is None else [settings.chunk] * (settings.chunk > 0)
+        )
+        self._refused: dict[int, InfeasibleError] = {}
+        self._num_chunks = 1
+        self._priced: list[Update] | None = None
+        extended = self._extended(real)
+        try:
+            self.number = self.calls.add(self.parts.program, extended, finish=self._with_updates)
+        except InfeasibleError as error:
+            self._chunk(extended, error)
 
     def outdated(self) -> bool:
         """Tell whether the optimizer wants other parameters updated, or in another way, than planned."""
@@ -78,7 +93,12 @@ class WholeStep:
         self._check(args)
         extended = self._extended(args)
         args.clear()
-        results = self.calls.inference(self.number, extended, trains=True)
+        while True:
+            try:
+                results = self.calls.inference(self.number, extended, trains=True)
+                break
+            except InfeasibleError as error:  # before anything ran
+                self._chunk(extended, error)
         self.num_steps += 1
         gradients = results[self.parts.num_outputs :]
         del results[self.parts.num_outputs :]
@@ -110,6 +130,45 @@ class WholeStep:
         """Give everything back that no step is using."""
         self.calls.close()
 
+    def _chunk(self, given: Sequence[Any], error: InfeasibleError) -> None:
+        """Take the graph in more chunks from now on.
+
+        Raises:
+            InfeasibleError: no more chunks can be made: the best of what was found.
+        """
+        program = self.parts.program
+        self._refused[self._num_chunks] = error.with_traceback(None)
+        while self._counts is None or self._counts:
+            with self.accounts.unlimited():  # shapes alone, and scalars
+                self._counts = list(counts(program)) if self._counts is None else self._counts
+                num = self._counts.pop(0) if self._counts else 0
+                split = chunked(program, num)
+            if split is None:
+                continue
+            self._num_chunks = num
+            why = f"in {num} chunks of rows: no plan fits with fewer"
+            limit = nullcontext() if self.num_steps else self.accounts.unlimited()  # as for the whole graph
+            try:
+                with limit:
+                    whole = ChunkedFrom(self._with_updates(program).graph, num)
+                    self.number = self.calls.add(split, given, why, finish=self._with_updates, split=whole)
+            except InfeasibleError as missed:
+                self._refused[num] = missed.with_traceback(None)
+                continue
+            except torch.OutOfMemoryError:  # so much is held that nothing can be measured
+                break
+            floor = self._floor()
+            if not self._counts or floor.lower_bound <= self.calls.budget:
+                return
+            self._refused[num] = floor
+        raise best_of(self._refused)
+
+    def _floor(self) -> InfeasibleError:
+        """What is proved of the bytes that the graph needs, without a search."""
+        graph, asked = self.calls.captured[self.number].graph, self.calls.budget
+        bound, op = lower_bound(graph, free_order=True)
+        return InfeasibleError("too small", asked=asked, lower_bound=bound, op=graph.ops[op].describe())
+
     def _wanted(self) -> list[Any]:
         """What updates need; state made here is held from now on, so it counts as held at the mark."""
         if not self._updated:
@@ -133,10 +192,11 @@ class WholeStep:
     def _with_updates(self, program: Program) -> Program:
         if not self._updated:
             return program
-        with _torch.real_tensors():
-            labels = [self.labels.get(parameter, "") for parameter in self._updated]
-            priced = self.updates.priced(self._updated, labels, self.accounts.allocator)
-        return with_updates(self.parts, program, dict(zip(self.parts.trained, priced, strict=True)))
+        if self._priced is None:
+            with _torch.real_tensors():
+                labels = [self.labels.get(parameter, "") for parameter in self._updated]
+                self._priced = self.updates.priced(self._updated, labels, self.accounts.allocator)
+        return with_updates(self.parts, program, dict(zip(self.parts.trained, self._priced, strict=True)))
 
     def _extended(self, args: Sequence[Any]) -> list[Any]:
         """The arguments of the whole step: as captured, then optimizer state, then settings."""
