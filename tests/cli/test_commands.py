@@ -272,6 +272,13 @@ def test_doctor_lists_versions_and_the_native_parts() -> None:
     assert "native allocator" in run("doctor").out
 
 
+def test_a_long_name_of_a_demo_network_is_quoted_in_short() -> None:
+    found = run("demo", "--net", "x" * 5000)
+    assert found.code == 2
+    assert "give gpt2 or" in found.err
+    assert len(found.err) < 300
+
+
 def test_doctor_says_why_a_native_part_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str) -> None:
         raise NativeError(f"the library {name!r} was built but does not load")

@@ -20,6 +20,7 @@ from rich.console import Console
 from tightrope.capture import capture_program, measured
 from tightrope.cli.demo_nets import JOBS
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError, format_bytes, parse_bytes
+from tightrope.core.units import shown
 from tightrope.plan import smallest, solve
 from tightrope.run.accounts import accounts
 from tightrope.run.check import digest
@@ -85,7 +86,7 @@ def run_demo(
         TightropeError: there is no such network.
     """
     if net is not None and net not in JOBS:
-        raise TightropeError(f"no demo network {net!r}: choose {' or '.join(JOBS)}.")
+        raise TightropeError(f"no demo network {shown(net)}: give {' or '.join(JOBS)}.")
     rows: list[Row] = []
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
