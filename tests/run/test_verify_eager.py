@@ -178,7 +178,9 @@ def test_what_differs_from_eager_is_known_beforehand() -> None:
     assert "eager may go another way, last bits may differ: aten._to_copy" in str(report)
 
 
-def test_a_gradient_that_differs_is_named() -> None:
+def test_a_gradient_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightrope.run.forms._is_dense", lambda _: False)  # it is copied
+
     class Late(nn.Module):
         """Its output is laid out otherwise than the gradient of it."""
 
