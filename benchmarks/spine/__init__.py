@@ -7,6 +7,7 @@ from benchmarks.spine import (
     beforehand,
     budgets,
     chunks,
+    compiling,
     curves,
     estimates,
     frontier,
@@ -34,6 +35,7 @@ BARS: tuple[Bar, ...] = (
     shown.BAR,
     fused.BAR,
     frontier.BAR,
+    compiling.BAR,
     chunks.BAR,
 )
 """All bars, in the order in which they are run."""

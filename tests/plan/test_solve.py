@@ -190,7 +190,7 @@ def test_arguments_are_checked() -> None:
     graph = chain(2)
     with pytest.raises(TightropeError, match="no planner 'best'; there are: auto, given, greedy, anneal"):
         solve(graph, budget=100, planner="best")
-    with pytest.raises(TightropeError, match="must be positive"):
+    with pytest.raises(TightropeError, match="budget=0: give a number of bytes above 0"):
         solve(graph, budget=0)
 
 

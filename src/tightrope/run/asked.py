@@ -41,16 +41,6 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
     return size
 
 
-def check_switch(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        TightropeError: quotes it.
-    """
-    if not isinstance(value, bool):
-        refuse_argument(name, value, "True or False")
-
-
 def parse_chunk(chunk: object, verify: object) -> int | None:
     """Read how many chunks of rows a loss may be split into: 0 = none, None = as many as it takes.
 
@@ -71,13 +61,15 @@ def parse_chunk(chunk: object, verify: object) -> int | None:
     return chunk
 
 
-def check_fuse(fuse: object, verify: object) -> None:
+def check_switches(fuse: object, overwrite: object, verify: object) -> None:
     """Refuse what is neither True nor False, and bits that fused results cannot have.
 
     Raises:
         TightropeError: quotes it.
     """
-    check_switch("fuse", fuse)
+    for name, value in (("fuse", fuse), ("overwrite", overwrite)):
+        if not isinstance(value, bool):
+            refuse_argument(name, value, "True or False")
     if fuse and verify == "eager":
         raise TightropeError(
             'verify="eager" compares bit for bit, and fuse=True gives results that are equal within a '

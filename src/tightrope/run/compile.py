@@ -23,7 +23,7 @@ from tightrope.capture.program import Program
 from tightrope.core import CaptureError, InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
 from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import check_fuse, check_switch, check_verify, parse_budget
+from tightrope.run.asked import check_switches, check_verify, parse_budget
 from tightrope.run.beside import Beside
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
@@ -308,8 +308,7 @@ def compile(
     """
     check_model(model)
     check_verify(verify, ("first", "graph", "eager"))
-    check_fuse(fuse, verify)
-    check_switch("overwrite", overwrite)
+    check_switches(fuse, overwrite, verify)
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_example(example)
     size = parse_budget(budget, machine)

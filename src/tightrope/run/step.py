@@ -27,7 +27,7 @@ from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import check_clip, check_fuse, check_switch, check_verify, parse_budget, parse_chunk
+from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
@@ -84,17 +84,14 @@ def step(
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
             again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with an eager
             step, in runs of their own; None checks nothing while it runs.
-        fuse: compile stretches of the plan into loops where that is faster: results are then equal within a
-            tolerance.
+        fuse: run stretches of the plan as loops, compiled, where that is faster; equal within a tolerance.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
-        progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
-            the reason and the seconds; False = nothing.
+        progress: on standard error; default: on a terminal, elsewhere one line per plan; False = nothing.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
-        chunk: where no plan fits otherwise, split the loss over a large vocabulary (or a stretch like it)
-            into chunks of rows, forward and backward of one before the next: sums over the rows, as the
-            gradient of the last weight, are then equal within a tolerance. ``"auto"`` = into as many as it
-            takes, a number = into that many, False = never. ``verify="eager"`` turns ``"auto"`` off.
+        chunk: where no plan fits otherwise, split a loss over many classes into chunks of rows; sums over
+            rows are then equal within a tolerance. ``"auto"`` = as many as it takes (none with
+            ``verify="eager"``), a number = so many, False = never.
 
     Returns:
         A callable that runs one training step per call.
@@ -116,8 +113,7 @@ def step(
     check_model(model)
     check_verify(verify, ("first", "graph", "eager"))
     check_search(seed=seed, seconds=seconds, progress=progress)
-    check_fuse(fuse, verify)
-    check_switch("overwrite", overwrite)
+    check_switches(fuse, overwrite, verify)
     clip = check_clip(clip_norm, norm_type, clip_value, optimizer)
     settings = Settings(
         parse_budget(budget, None), verify=verify, seed=seed, seconds=seconds, fuse=fuse,
