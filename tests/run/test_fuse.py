@@ -1,7 +1,7 @@
 """Fused plans: budget, forecast and random streams of the unfused ones; values within a tolerance."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,10 +80,11 @@ def prepared_of(model: nn.Module) -> Prepared:
 
 
 @pytest.fixture(scope="module")
-def fused() -> nn.Module:
+def fused() -> Iterator[nn.Module]:
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     train(model)
-    return model
+    yield model
+    accounts().release(compiled_of(model))
 
 
 @pytest.mark.parametrize("budget", ["64MiB", "75%"])
@@ -242,12 +243,13 @@ def net_with_lone_ops() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def written() -> nn.Module:
+def written() -> Iterator[nn.Module]:
     model = tightrope.compile(net_with_lone_ops(), budget="64MiB", fuse=True)
     found, wanted = train(model), train(net_with_lone_ops())
     with accounts().unlimited():
         assert max(map(difference, found[:-1], wanted[:-1])) <= WHOLE_STEP
-    return model
+    yield model
+    accounts().release(compiled_of(model))
 
 
 def writing(made: Prepared) -> list[Run]:

@@ -19,7 +19,7 @@ from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
 from tightrope.core import TightropeError
 from tightrope.core.arguments import check_search
-from tightrope.run.asked import check_fuse, check_verify, parse_budget
+from tightrope.run.asked import check_switches, check_verify, parse_budget
 from tightrope.run.compile import CompiledModel, host_of, note_graph
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
@@ -67,7 +67,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
         raise TightropeError(f"no option is called {unknown[0]!r}; there are: {', '.join(_KNOWN)}.")
     given = {**_KNOWN, **flat}
     check_search(seed=given["seed"], seconds=given["seconds"], progress=given["progress"])
-    check_fuse(given["fuse"], given["verify"])
+    check_switches(given["fuse"], True, given["verify"])
     if given["budget"] is None:
         given["budget"] = os.environ.get(VARIABLE)
     if given["budget"] is None:
