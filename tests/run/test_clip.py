@@ -387,3 +387,43 @@ def test_wrong_clips_are_refused_by_name(wrong: Clip, message: str) -> None:
     given = {"optimizer": SGD(model.parameters()), **wrong}
     with pytest.raises(TightropeError, match=message):
         step(loss_of(model), budget="64MiB", model=model, **given)
+
+
+class Gated(nn.Module):
+    """A number of a narrower dtype than the norm of all gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.gate = nn.Parameter(torch.tensor(0.7, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.gate
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_number_keeps_its_dtype_when_it_is_clipped(make: type[torch.optim.Optimizer]) -> None:
+    def trained(planned: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Gated()
+        options: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.1, "foreach": False}
+        optimizer = make(model.parameters(), **options)
+        x = torch.rand(8, 16)
+
+        def loss() -> Tensor:
+            return model(x).square().mean()
+
+        run = (
+            step(loss, budget="64MiB", model=model, optimizer=optimizer, clip_norm=0.01) if planned else None
+        )
+        for _ in range(20):
+            if run is not None:
+                run()
+                continue
+            optimizer.zero_grad()
+            loss().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    assert all(map(torch.equal, trained(True), trained(False)))

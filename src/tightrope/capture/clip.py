@@ -100,10 +100,19 @@ def write_clipped(
     factor = _call(graph, clip_factor, total, clip.norm)
     place = {node: position for position, node in enumerate(graph.nodes)}
     order = sorted(range(len(gradients)), key=lambda position: place[gradients[position]])
-    scaled = {
-        position: _call(graph, torch.ops.aten.mul.Tensor, gradients[position], factor) for position in order
-    }
+    scaled = {position: _scaled(graph, gradients[position], factor) for position in order}
     return [scaled[position] for position in range(len(gradients))], total
+
+
+def _scaled(graph: torch.fx.Graph, gradient: torch.fx.Node, factor: torch.fx.Node) -> torch.fx.Node:
+    """Multiply as in place: a number of a narrower dtype than the factor keeps its own."""
+    made = _call(graph, torch.ops.aten.mul.Tensor, gradient, factor)
+    dtype = tensor_of(gradient).dtype
+    if tensor_of(made).dtype == dtype:
+        return made
+    node = _call(graph, torch.ops.aten._to_copy.default, made)
+    node.kwargs, node.meta["val"] = {"dtype": dtype}, tensor_of(made).to(dtype)
+    return node
 
 
 def _behind(
