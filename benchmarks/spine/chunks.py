@@ -120,7 +120,8 @@ def verdicts(found: Sequence[Row], settings: Settings) -> list[Verdict]:
     if there is None or least is None:
         return [Verdict("U6", False, "not measured")]
     exact = not there["gap"] and not least["gap"] and there["same"] and least["same"]
-    met = least["fall"] >= _FALL and there["ratio"] <= _SLOWER and exact
+    fast = max(there["ratio"], least["ratio"]) <= _SLOWER
+    met = least["fall"] >= _FALL and fast and exact
     return [
         Verdict(
             "U6",

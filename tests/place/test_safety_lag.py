@@ -120,9 +120,12 @@ def test_a_budget_that_addresses_miss_is_refused_with_what_was_found() -> None:
     assert refusal.value.smallest_found > load == refusal.value.lower_bound
 
 
-@pytest.mark.parametrize("bad", [{"capacity": -1}, {"capacity": 1, "seconds": -1.0}])
-def test_negative_arguments_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(TightropeError, match=r"negative|seconds=-1\.0: give"):
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [({"capacity": -1}, "negative"), ({"capacity": 1, "seconds": -1.0}, r"seconds=-1\.0: give")],
+)
+def test_negative_arguments_are_refused(bad: dict[str, float], message: str) -> None:
+    with pytest.raises(TightropeError, match=message):
         bounded_lag(StreamGraph.of([0], []), **bad)  # type: ignore[arg-type]
 
 

@@ -110,9 +110,7 @@ def _scaled(graph: torch.fx.Graph, gradient: torch.fx.Node, factor: torch.fx.Nod
     dtype = tensor_of(gradient).dtype
     if tensor_of(made).dtype == dtype:
         return made
-    node = _call(graph, torch.ops.aten._to_copy.default, made)
-    node.kwargs, node.meta["val"] = {"dtype": dtype}, tensor_of(made).to(dtype)
-    return node
+    return _call(graph, torch.ops.aten._to_copy.default, made, dtype=dtype)
 
 
 def _behind(
@@ -122,11 +120,11 @@ def _behind(
         return _call(graph, target, source, *more)
 
 
-def _call(graph: torch.fx.Graph, target: Callable[..., Any], *args: Any) -> torch.fx.Node:
-    node = graph.call_function(target, args)
+def _call(graph: torch.fx.Graph, target: Callable[..., Any], *args: Any, **options: Any) -> torch.fx.Node:
+    node = graph.call_function(target, args, options)
     node.meta["partitioner_tag"] = "is_backward"
     source = args[0] if isinstance(args[0], torch.fx.Node) else None
     if source is not None:
         node.meta.update({name: source.meta[name] for name in _NOTES if name in source.meta})
-    node.meta["val"] = target(*torch.fx.node.map_arg(args, tensor_of))
+    node.meta["val"] = target(*torch.fx.node.map_arg(args, tensor_of), **options)
     return node

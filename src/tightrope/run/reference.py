@@ -156,9 +156,9 @@ _EXACT: Final = (
     "An op that is not deterministic may be the cause: try torch.use_deterministic_algorithms(True)."
 )
 _TOLERANT: Final = (
-    "Each fused stretch gives what its ops give within a tolerance, and their rounding may add up, above all "
-    "where terms cancel, as in a gradient that is zero but for rounding. Compile without fuse=True for equal "
-    'bits, or with verify="first", which compares stretch by stretch.'
+    "Fused stretches, and losses in chunks of rows, round otherwise than the graph, and their rounding may "
+    "add up, above all where terms cancel, as in a gradient that is zero but for rounding. For equal bits, "
+    'leave out fuse=True, and give a step chunk=False; verify="first" compares fused stretches one by one.'
 )
 
 

@@ -146,7 +146,7 @@ class WholeStep:
             if split is None:
                 continue
             self._num_chunks = num
-            why = f"in {num} chunks of rows: no plan fits with fewer"
+            why = f"in {num} chunks of rows: no plan fits in fewer of those that were tried"
             limit = nullcontext() if self.num_steps else self.accounts.unlimited()  # as for the whole graph
             try:
                 with limit:
