@@ -69,7 +69,7 @@ def test_recurrent_layers_are_planned_bit_for_bit(case: str) -> None:
 def test_a_layer_of_an_lstm_runs_again() -> None:
     model, batch = made(nn.LSTM, length=40)
     wanted, twin = gradients(model, batch), copy.deepcopy(model)
-    tightrope.compile(twin, budget="92%", progress=False)
+    tightrope.compile(twin, budget="85%", progress=False)
     for _ in range(2):
         assert all(map(torch.equal, wanted, gradients(twin, batch)))
     assert tightrope.report(twin).num_recomputed > 0
