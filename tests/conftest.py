@@ -1,17 +1,20 @@
 """Fixtures for every test: one thread, no plans kept by earlier runs, no limit or recording left behind."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 import torch
+import torch._dynamo.backends.common
 
 from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
 
 torch.set_num_threads(1)
 os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
+gc.freeze()  # what torch's modules hold lives to the end: tests collect often, and need not walk it each time
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Forecast and observed time of a step: which runs count, what the report says, what stays as it is."""
 
+import gc
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ from tightrope.plan import KeptPlans
 from tightrope.plan.cache import graph_key
 from tightrope.record import record_run
 from tightrope.run import running
+from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 
 DATA = torch.ones(4096, 64)
@@ -27,7 +29,7 @@ def ticking(pace: int) -> Callable[[], tuple[str, Callable[[], Nanoseconds]]]:
     return lambda: ("thread CPU time", lambda: next(now) * pace * TICK)
 
 
-def net(budget: str) -> nn.Module:
+def net(budget: str | int) -> nn.Module:
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())]
     return tightrope.compile(nn.Sequential(*layers), budget=budget, progress=False)
@@ -89,10 +91,12 @@ def test_another_budget_is_expected_at_the_pace_that_was_seen_and_nothing_else_c
 ) -> None:
     monkeypatch.setenv("TIGHTROPE_PLANS", str(tmp_path))
     monkeypatch.setattr(running, "clock_here", ticking(3))
+    gc.collect()
+    budget = accounts().charged() + (12 << 20)
     large = net("64MiB")
     seen = train(large, 3).time
     assert seen.ratio
-    small = net("12MiB")
+    small = net(budget)
     report = train(small, 1)
     assert report.num_recomputed
     assert report.time.forecast_ns > seen.forecast_ns
@@ -103,7 +107,7 @@ def test_another_budget_is_expected_at_the_pace_that_was_seen_and_nothing_else_c
     assert plan.forecast.ns == report.time.forecast_ns
     train(large, 3)
     train(small, 3)
-    train(later := net("12MiB"), 1)
+    train(later := net(budget), 1)
     graph = compiled_of(later).calls.captured[0].graph
     assert KeptPlans(0).exact(graph, budget=plan.budget, planner="auto") == plan
 
