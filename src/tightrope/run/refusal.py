@@ -20,12 +20,15 @@ def best_of(refused: Mapping[int, InfeasibleError]) -> InfeasibleError:
     """
     num, best = min(refused.items(), key=lambda item: (item[1].smallest_found or sys.maxsize, item[0]))
     others = [str(count) if count > 1 else "1 (whole)" for count in refused if count != num]
-    if not others:
-        return best
     bound = min(error.lower_bound for error in refused.values())
-    return InfeasibleError(
-        f"{best} These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it is proved "
-        f"to need at least {format_bytes(bound)}.",
+    said = str(best)
+    if others:
+        said += (
+            f" These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it is proved "
+            f"to need at least {format_bytes(bound)}."
+        )
+    return InfeasibleError(  # a new one: what raises it keeps the others
+        said,
         asked=best.asked,
         smallest_found=best.smallest_found,
         lower_bound=bound,

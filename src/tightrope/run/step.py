@@ -197,7 +197,10 @@ class TrainingStep:
                 self._twin.compare(begin, found, self.last, args, kwargs)
             return found
         cause.__context__ = None  # the frames of the capture would hold memory
-        raise cause.with_traceback(None)
+        try:
+            raise cause.with_traceback(None)
+        finally:
+            del cause  # it holds this frame
 
     @property
     def total_norm(self) -> torch.Tensor | None:
