@@ -54,6 +54,7 @@ class Refusal:
         grown: bytes held now and not when the step was planned first.
         least: a budget that is needed anyway.
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
+        returns: whether control goes to the caller between forward and backward.
     """
 
     budget: Bytes
@@ -69,6 +70,7 @@ class Refusal:
     grown: Bytes = 0
     least: Bytes = 0
     in_pieces: bool = False
+    returns: bool = True
 
     def restated(self, error: InfeasibleError) -> InfeasibleError:
         """Restate the planner's numbers: other holders of memory included."""
@@ -129,7 +131,7 @@ class Refusal:
                 f" {format_bytes(self.grown)} more are held than before the first step: optimizer state, "
                 "gradients, and tensors that the loop keeps."
             )
-        elif found is not None and not self.num_waiting:
+        elif found is not None and self.returns and not self.num_waiting:
             hint += " This is for one forward before each backward."
         if self.num_waiting:
             hint += (
