@@ -12,16 +12,19 @@ from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope.run.room import CAPTURE_SLACK, RESERVE
 
 
-def best_of(refused: Mapping[int, InfeasibleError]) -> InfeasibleError:
+def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
     """Find the refusal with the smallest budget, and bounds that hold for every number of chunks.
 
     Args:
         refused: number of chunks -> why no plan fits; 1 = the whole graph.
+        why_whole: what keeps it from more chunks.
     """
     num, best = min(refused.items(), key=lambda item: (item[1].smallest_found or sys.maxsize, item[0]))
     others = [str(count) if count > 1 else "1 (whole)" for count in refused if count != num]
     bound = min(error.lower_bound for error in refused.values())
     said = str(best)
+    if why_whole:
+        said += f" The loss is not split into chunks of rows: {why_whole}."
     if others:
         said += (
             f" These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it is proved "
