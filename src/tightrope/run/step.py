@@ -91,8 +91,7 @@ def step(
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
         chunk: where no plan fits otherwise, split a loss over many classes into chunks of rows; sums over
             rows are then equal within a tolerance. ``"auto"`` = as many as it takes (none with
-            ``verify="eager"``), a number = so many, False = never. A number that an op keeps from being made
-            is refused at the first call.
+            ``verify="eager"``), a number = so many (refused where an op is in the way), False = never.
 
     Returns:
         A callable that runs one training step per call.
