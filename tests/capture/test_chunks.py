@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss
 
 from tightrope.capture.api import capture_program
-from tightrope.capture.chunks import chunked, counts
+from tightrope.capture.chunks import chunked, counts, finer_counts, why_whole
 from tightrope.capture.program import Program
 from tightrope.capture.whole import whole_program
 from tightrope.core import Graph
@@ -88,18 +88,34 @@ def test_rows_in_two_dimensions_and_a_bias() -> None:
     assert differences(program, split.graph, shape) == []
 
 
-UNSPLIT: dict[str, Loss] = {
-    "a weight per class": lambda y, t: cross_entropy(y, t, weight=torch.ones(VOCABULARY)),
-    "its backward needs the loss": lambda y, t: flat(y, t).square(),
-    "the logits stay": lambda y, t: flat(y, t) + y[0, 0] * y.cumsum(0)[-1, -1],
+UNSPLIT: dict[str, tuple[str, Loss]] = {
+    "a weight per class": (
+        "nll_loss_forward.default",
+        lambda y, t: cross_entropy(y, t, weight=torch.ones(VOCABULARY)),
+    ),
+    "its backward needs the loss": ("nll_loss_backward.default", lambda y, t: flat(y, t).square()),
+    "the logits stay": ("select.int", lambda y, t: flat(y, t) + y[0, 0] * y.cumsum(0)[-1, -1]),
+    "some rows": ("slice.Tensor", lambda y, t: flat(y[:-1], t[:-1])),
 }
 
 
 @pytest.mark.parametrize("name", UNSPLIT)
-def test_what_cannot_be_split_is_left_alone(name: str) -> None:
-    program = program_of(UNSPLIT[name])
+def test_what_cannot_be_split_is_left_alone_and_named(name: str) -> None:
+    op, loss = UNSPLIT[name]
+    program = program_of(loss)
     assert counts(program) == ()
+    assert finer_counts(program, 0) == ()
     assert chunked(program, 4) is None
+    assert why_whole(program).startswith(f"aten.{op} (test_chunks.py:")
+
+
+def test_finer_chunks_are_named_where_they_may_save_what_is_missing() -> None:
+    program = program_of(flat)
+    assert counts(program) == (2,)
+    wide = ROWS * VOCABULARY * 4
+    assert finer_counts(program, wide) == (4, 8, 16)
+    assert finer_counts(program, wide + 1) == ()
+    assert why_whole(program) == ""
 
 
 def test_a_small_step_and_a_program_of_two_parts_are_left_alone() -> None:

@@ -47,6 +47,23 @@ def test_peaks_rise_and_can_be_reset(native: Allocator) -> None:
     assert native.stats().live_peak == native.stats().live == before.live
 
 
+def test_what_lives_beside_the_live_peak_is_charged_alone(native: Allocator) -> None:
+    before = native.stats()
+    x = block(640)
+    del x
+    with native.beside_live_peak():
+        x = block(6400)
+        kept = block(64)
+        del x
+    after = native.stats()
+    assert after.live_peak - before.live == 640
+    assert after.charged_peak - before.charged == 6464
+    with native.beside_live_peak():
+        more = block(1280)
+    assert native.stats().live_peak - before.live == 1344
+    del kept, more
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5000)), max_size=60))
 def test_counters_follow_a_model(actions: list[tuple[int, int]]) -> None:

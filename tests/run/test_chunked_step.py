@@ -162,10 +162,38 @@ def test_gradients_of_parameters_without_an_optimizer() -> None:
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("chunk", [True, 1, 0.5, "all", -2])
+@pytest.mark.parametrize("chunk", [True, None, 1, 0.5, "all", -2])
 def test_a_wrong_number_of_chunks_is_refused(chunk: Any) -> None:
     with pytest.raises(TightropeError, match="chunk="):
         stepping("1GiB", chunk=chunk)
+
+
+def weighted(**options: Any) -> TrainingStep:
+    net = model()
+
+    def loss(ids: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(net(ids), labels, weight=torch.ones(VOCABULARY))
+
+    return step(loss, model=net, optimizer=sgd(net), progress=False, **options)
+
+
+def test_a_loss_that_cannot_be_split_is_named_with_what_keeps_it_whole() -> None:
+    why = r"aten.nll_loss_forward.default \(test_chunked_step.py:\d+\) reads aten._log_softmax"
+    with pytest.raises(TightropeError, match=f"chunk=4: the loss cannot be split.*{why}"):
+        weighted(budget="1GiB", chunk=4)(*batch())
+    with pytest.raises(InfeasibleError, match=f"The loss is not split.*{why}"):
+        weighted(budget="1MiB")(*batch())
+    with pytest.raises(InfeasibleError) as refused:
+        weighted(budget="1MiB", chunk=False)(*batch())
+    assert "split" not in str(refused.value)
+    with pytest.raises(InfeasibleError, match=f"nothing wide in it has rows for chunk={2 * ROWS}"):
+        stepping("1MiB", chunk=2 * ROWS)(*batch())
+
+
+def test_where_little_is_missing_finer_chunks_are_tried() -> None:
+    train = stepping(smallest(chunk=16), verify="graph")
+    train(*batch())
+    assert train.report().num_chunks == 16  # 8 have 32 rows each
 
 
 def test_bits_of_eager_leave_the_loss_whole() -> None:

@@ -331,7 +331,7 @@ def test_a_stretch_that_gives_something_else_is_named(monkeypatch: pytest.Monkey
         return lambda given: [tensor + 1 for tensor in run(given)]
 
     monkeypatch.setattr("tightrope.run.emit.compiled", wrong)
-    monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program: True)
+    monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program, allocator: True)
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     with pytest.raises(VerificationError, match=r"runs fused with .* is allowed"):
         train(model, 1)
@@ -348,7 +348,7 @@ def test_only_want_of_memory_leaves_a_stretch_uncompared(
         return run
 
     monkeypatch.setattr("tightrope.run.stretch_check.function_of", fails)
-    monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program: True)
+    monkeypatch.setattr(StretchCheck, "_has_room", lambda self, program, allocator: True)
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     if error is ValueError:
         with pytest.raises(ValueError, match="broken"):
@@ -460,6 +460,8 @@ def test_a_whole_step_runs_fused() -> None:
             seen = step.report()
             assert seen.level == ("L2" if fuse else "L1")
             assert seen.forecast_peak == seen.observed_peak
+            assert seen.verified.count("on the values of a step") == fuse
+            assert "there was no room" not in seen.verified
         return [parameter.detach().clone() for parameter in model.parameters()]
 
     wanted, found = trained(None), trained(True)

@@ -1,9 +1,11 @@
 """Whole steps against eager: the same bits, in fewer bytes."""
 
+import contextlib
 import copy
 import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -255,9 +257,12 @@ def test_a_refused_budget_changes_nothing_and_the_named_one_is_accepted() -> Non
     assert error.smallest_found is not None
     assert error.lower_bound <= error.smallest_found
     assert error.op
+    assert str(error).endswith("a smaller batch or a shorter sequence.")  # nothing of a backward to come
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     step(loss_of(model), budget=error.smallest_found, model=model, optimizer=optimizer)(*batch)
+    with pytest.raises(InfeasibleError, match="one forward before each backward"):
+        tightrope.compile(mlp(), budget="100KiB")(batch[0])
 
 
 @pytest.mark.parametrize("make", [OPTIMIZERS["momentum"], OPTIMIZERS["amsgrad"]])
@@ -393,6 +398,24 @@ def test_gradients_that_are_there_already_and_new_parameters_are_refused() -> No
         train(*batch)
     model.zero_grad()
     train(*batch)
+
+
+def test_a_refused_step_lets_go_of_its_model_at_once() -> None:
+    def refused() -> weakref.ref[nn.Module]:
+        model = mlp()
+        train = step(loss_of(model), budget="100KiB", model=model)
+        for _ in range(2):
+            with contextlib.suppress(InfeasibleError):
+                train(*batches(1)[0])
+        assert not train.wholes[0].num_steps
+        return weakref.ref(model)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert refused()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_report_is_refused_before_the_first_step() -> None:

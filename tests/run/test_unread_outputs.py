@@ -207,6 +207,25 @@ def test_a_model_in_pieces() -> None:
         )
 
 
+class Residual(nn.Module):
+    """Adds to what a product made under another shape: the sum may be written over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        rows = x.view(4, 16, 32)
+        hidden = rows + self.linear(rows)
+        loss = (hidden * hidden.pow(3)).mean()
+        return loss, hidden * 2
+
+
+def test_a_backward_from_what_was_written_over_something_of_another_shape() -> None:
+    model = as_eager(Residual, loop_over(loss_alone))
+    assert "a backward from what its forward left" in causes(model)
+
+
 def test_calls_of_one_step_that_read_other_outputs() -> None:
     def siamese(model: Any, see: Seen) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -25,6 +25,7 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch
+from tightrope.capture.attribution import source_line, target_name
 from tightrope.capture.program import Program
 from tightrope.capture.rows import TRANSPOSED, NumRows, Recipe, RowPart, Rows, RowSlice
 from tightrope.capture.typed import tensor_of
@@ -35,6 +36,10 @@ _aten = torch.ops.aten
 _LEAST_ROWS: Final = 32
 """Rows per chunk below which kernels are slow and little is saved."""
 _MOST: Final = 64
+_FINEST: Final = (4, 256)
+"""Rows per chunk, and chunks, up to which finer ones are worth a try where little is missing."""
+_WIDE_AT_ONCE: Final = 2
+"""Values as wide as the widest one that a stretch may hold at a time."""
 _LEAST_BYTES: Final = 1 << 20
 """Bytes of the widest result below which nothing is worth a split."""
 _IGNORED: Final = -100
@@ -59,11 +64,29 @@ class RowStretch:
 
 def counts(program: Program) -> tuple[int, ...]:
     """List numbers of chunks that are worth a try, fewest first; none where nothing can be split."""
-    found = _stretch(_with_plain_losses(program.module.graph)) if len(program.graph.parts) == 1 else None
-    if found is None:
+    found = _stretch(_with_plain_losses(program.module.graph)) if len(program.graph.parts) == 1 else ""
+    return () if isinstance(found, str) else _powers(found.num_rows, _LEAST_ROWS, _MOST)
+
+
+def finer_counts(program: Program, missing: Bytes) -> tuple[int, ...]:
+    """List numbers of chunks beyond `counts` that may save so many bytes more than its last one."""
+    found = _stretch(_with_plain_losses(program.module.graph))
+    if isinstance(found, str):
         return ()
-    most = min(found.num_rows // _LEAST_ROWS, _MOST)
-    return tuple(2**power for power in range(1, most.bit_length()))
+    usual = _powers(found.num_rows, _LEAST_ROWS, _MOST)
+    more = _powers(found.num_rows, *_FINEST)[len(usual) :]
+    saved = _WIDE_AT_ONCE * found.wide // (usual[-1] if usual else 1)
+    return more if missing <= saved else ()
+
+
+def _powers(num_rows: int, least: int, most: int) -> tuple[int, ...]:
+    return tuple(2**power for power in range(1, min(num_rows // least, most).bit_length()))
+
+
+def why_whole(program: Program) -> str:
+    """Name the op that keeps a loss of many classes, or a stretch like it, from a split; else nothing."""
+    found = _stretch(_with_plain_losses(program.module.graph))
+    return found if isinstance(found, str) else ""
 
 
 def chunked(program: Program, num: int) -> Program | None:
@@ -77,8 +100,8 @@ def chunked(program: Program, num: int) -> Program | None:
         A program with the same inputs and outputs; None where nothing can be split into so many.
     """
     graph = _with_plain_losses(program.module.graph)
-    stretch = _stretch(graph) if len(program.graph.parts) == 1 else None
-    if stretch is None or num < 2 or stretch.num_rows < num or program.rebuild is None:
+    stretch = _stretch(graph) if len(program.graph.parts) == 1 else ""
+    if isinstance(stretch, str) or num < 2 or stretch.num_rows < num or program.rebuild is None:
         return None
     writer = _ChunkWriter(graph, stretch, num)
     module = torch.fx.GraphModule(program.module, writer.written())
@@ -96,20 +119,25 @@ def _bytes(node: torch.fx.Node) -> Bytes:
     return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
-def _stretch(graph: torch.fx.Graph) -> RowStretch | None:
-    """Find the stretch that begins with the widest product whose results stay inside."""
+def _stretch(graph: torch.fx.Graph) -> RowStretch | str:
+    """Find the stretch that begins with the widest product whose results stay inside, or say why none does.
+
+    Nothing is said where no product is wide.
+    """
     products = [node for node in graph.nodes if node.target in (_aten.mm.default, _aten.addmm.default)]
+    why = ""
     for seed in sorted(products, key=_bytes, reverse=True):
         if _bytes(seed) < _LEAST_BYTES:
-            return None
+            break
         found = _grown(list(graph.nodes), seed)
-        if found is not None:
+        if isinstance(found, RowStretch):
             return found
-    return None
+        why = why or found
+    return why
 
 
-def _grown(nodes: list[torch.fx.Node], seed: torch.fx.Node) -> RowStretch | None:
-    """The stretch that begins with a product, if all that leaves it is narrow."""
+def _grown(nodes: list[torch.fx.Node], seed: torch.fx.Node) -> RowStretch | str:
+    """The stretch that begins with a product, if all that leaves it is narrow; else what is in its way."""
     rows, recipes, wide = Rows(tensor_of(seed).shape[0]), _begin(seed), _bytes(seed)
     rows.lead[seed] = 1
     after: set[torch.fx.Node] = set()
@@ -126,15 +154,25 @@ def _grown(nodes: list[torch.fx.Node], seed: torch.fx.Node) -> RowStretch | None
                 recipes[node] = recipe
                 rows.lead |= {node: recipe.lead} if recipe.lead else {}
     inside = _narrowed(recipes, wide)
-    leaving = [node for node in inside if recipes[node].lead and any(u not in inside for u in node.users)]
-    if any(2 * _bytes(node) >= wide or recipes[node].lead == TRANSPOSED for node in leaving):
-        return None
+    for node in filter(inside.__contains__, recipes):
+        reader = next((user for user in node.users if user not in inside), None)
+        lead = recipes[node].lead
+        if reader is not None and lead and (2 * _bytes(node) >= wide or lead == TRANSPOSED):
+            return f"{_described(reader)} reads {_described(node)} and cannot work on some of its rows alone"
     last = max(at for at, node in enumerate(nodes) if node in inside)
     between = nodes[nodes.index(seed) : last]
     before = _needed({source for node in inside for source in node.all_input_nodes}, inside, set(between))
-    if any(_has_effect(node) for node in between) or not _shrinks(inside, wide):
-        return None
+    for node in between:
+        if _has_effect(node):
+            return f"{_described(node)} changes something, or draws random numbers, in between"
+    if not _shrinks(inside, wide):
+        return f"nothing narrow is made of {_described(seed)}"
     return RowStretch(rows.num, {node: recipes[node] for node in nodes if node in inside}, before, wide)
+
+
+def _described(node: torch.fx.Node) -> str:
+    line = source_line(node)
+    return f"{target_name(node.target)} ({line})" if line else target_name(node.target)
 
 
 def _begin(seed: torch.fx.Node) -> dict[torch.fx.Node, Recipe]:

@@ -49,7 +49,7 @@ def parse_chunk(chunk: object, verify: object) -> int | None:
     """
     if chunk == "auto" and isinstance(chunk, str):
         return 0 if verify == "eager" else None
-    if chunk is False or chunk is None:
+    if chunk is False:
         return 0
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 2:
         refuse_argument("chunk", chunk, '"auto", False, or a number of chunks from 2')

@@ -447,7 +447,10 @@ def _captured(
         refused, reason, anyway = None if isinstance(cause, CaptureError) else cause, reason_of(cause), False
     if refused is not None:
         refused.__context__ = None  # the frames of the capture would hold memory
-        raise refused.with_traceback(None)
+        try:
+            raise refused.with_traceback(None)
+        finally:
+            del refused, cause  # they hold this frame
     if anyway:
         trial(*args, **kwargs)
     return None, reason

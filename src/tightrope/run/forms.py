@@ -18,7 +18,7 @@ from weakref import WeakMethod
 import torch
 
 from tightrope.capture.program import Arrived, Program
-from tightrope.core import StorageId, TightropeError
+from tightrope.core import StorageId, TightropeError, View
 from tightrope.lower.remainder import loses_results, same_storages
 from tightrope.run.running import Pending
 from tightrope.run.unit import Unit
@@ -126,8 +126,11 @@ class Forms:
             TightropeError: some of it has changed.
         """
         live = self._live(pending, number)
-        names = [given.name for given in unit.graph.parts[0].inputs]
-        found = [live[int(name.removeprefix("live_"))] for name in names if name.startswith("live_")]
+        found = [
+            _seen_as(live[int(given.name.removeprefix("live_"))], given.view)
+            for given in unit.graph.parts[0].inputs
+            if given.name.startswith("live_") and given.view is not None
+        ]
         pending.check_inputs(unit.graph, len(found))
         return [*found, *self._given(pending), *self._program(number).constants]
 
@@ -141,6 +144,12 @@ class Forms:
             self._same[ran, number] = same_storages(*graphs)
         same = self._same[ran, number]
         return {same[storage]: tensor for storage, tensor in live.items() if storage in same}
+
+
+def _seen_as(tensor: torch.Tensor, view: View) -> torch.Tensor:
+    """Look at a buffer as what was made last in it: that may have been written over another shape."""
+    same = (tuple(tensor.shape), tuple(tensor.stride())) == (view.shape, view.strides)
+    return tensor if same else tensor.as_strided(view.shape, view.strides)
 
 
 def _is_otherwise(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

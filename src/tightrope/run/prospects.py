@@ -132,6 +132,7 @@ class Prospects:
         refusal = Refusal(
             self.budget, others, graph.persistent, beside=error.lower_bound - graph.persistent,
             gradients=expected.gradients, assumed=expected.assumed, in_pieces=expected.in_pieces,
+            returns=len(graph.parts) > 1,
         )  # fmt: skip
         found = InfeasibleError(
             str(error), asked=self.budget, smallest_found=given, lower_bound=error.lower_bound, op=error.op

@@ -12,20 +12,26 @@ from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope.run.room import CAPTURE_SLACK, RESERVE
 
 
-def best_of(refused: Mapping[int, InfeasibleError]) -> InfeasibleError:
+def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
     """Find the refusal with the smallest budget, and bounds that hold for every number of chunks.
 
     Args:
         refused: number of chunks -> why no plan fits; 1 = the whole graph.
+        why_whole: what keeps it from more chunks.
     """
     num, best = min(refused.items(), key=lambda item: (item[1].smallest_found or sys.maxsize, item[0]))
     others = [str(count) if count > 1 else "1 (whole)" for count in refused if count != num]
-    if not others:
-        return best
     bound = min(error.lower_bound for error in refused.values())
-    return InfeasibleError(
-        f"{best} These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it is proved "
-        f"to need at least {format_bytes(bound)}.",
+    said = str(best)
+    if why_whole:
+        said += f" The loss is not split into chunks of rows: {why_whole}."
+    if others:
+        said += (
+            f" These are numbers for the loss in {num} chunks of rows; in {', '.join(others)} it is proved "
+            f"to need at least {format_bytes(bound)}."
+        )
+    return InfeasibleError(  # a new one: what raises it keeps the others
+        said,
         asked=best.asked,
         smallest_found=best.smallest_found,
         lower_bound=bound,
@@ -51,6 +57,7 @@ class Refusal:
         grown: bytes held now and not when the step was planned first.
         least: a budget that is needed anyway.
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
+        returns: whether control goes to the caller between forward and backward.
     """
 
     budget: Bytes
@@ -66,6 +73,7 @@ class Refusal:
     grown: Bytes = 0
     least: Bytes = 0
     in_pieces: bool = False
+    returns: bool = True
 
     def restated(self, error: InfeasibleError) -> InfeasibleError:
         """Restate the planner's numbers: other holders of memory included."""
@@ -126,7 +134,7 @@ class Refusal:
                 f" {format_bytes(self.grown)} more are held than before the first step: optimizer state, "
                 "gradients, and tensors that the loop keeps."
             )
-        elif found is not None and not self.num_waiting:
+        elif found is not None and self.returns and not self.num_waiting:
             hint += " This is for one forward before each backward."
         if self.num_waiting:
             hint += (

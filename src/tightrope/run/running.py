@@ -239,9 +239,6 @@ class Running:
         part = self.position
         if self._reference is not None:
             self._reference.before(part, given)
-        if self._check is not None and self.accounts.allocator is not None:
-            room = max(self.prepared.peaks) - self.prepared.live[part]
-            self._check.stretches.ceiling = self.accounts.allocator.stats().live + room
         with self.accounts.observed(profiled=self._profiled, held=self.prepared.live[part]) as seen:
             outputs, rest = self._served(part, lambda: self._timed(part, kept, given))
         if self._reference is not None:

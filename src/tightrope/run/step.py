@@ -91,7 +91,7 @@ def step(
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
         chunk: where no plan fits otherwise, split a loss over many classes into chunks of rows; sums over
             rows are then equal within a tolerance. ``"auto"`` = as many as it takes (none with
-            ``verify="eager"``), a number = so many, False = never.
+            ``verify="eager"``), a number = so many (refused where an op is in the way), False = never.
 
     Returns:
         A callable that runs one training step per call.
@@ -197,7 +197,10 @@ class TrainingStep:
                 self._twin.compare(begin, found, self.last, args, kwargs)
             return found
         cause.__context__ = None  # the frames of the capture would hold memory
-        raise cause.with_traceback(None)
+        try:
+            raise cause.with_traceback(None)
+        finally:
+            del cause  # it holds this frame
 
     @property
     def total_norm(self) -> torch.Tensor | None:

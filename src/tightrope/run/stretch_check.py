@@ -1,8 +1,8 @@
 """Compare fused stretches with their ops, on the values of a step while it runs.
 
 Idea        Every distinct stretch is run once more op by op, from the same inputs, where that many bytes are
-            free: then neither the limit nor the observed peak changes. A thread of its own runs it, so that
-            the planned addresses of the step are not used.
+            free of the budget. A thread of its own runs it, so that the planned addresses of the step are
+            not used, and the observed peak of the step is without it.
 Guarantee   A stretch that was compared is equal within `tightrope.fuse.tolerance`, or raises.
 Complexity  One run of each distinct stretch.
 Gaps        Where the bytes are not free, made-up values must do, on which every stretch was compared.
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from tightrope.core import Bytes, Fused, Graph, VerificationError
+from tightrope.core import Fused, Graph, VerificationError
 from tightrope.fuse.build import Compiled
 from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.fuse.tolerance import BLOCK, difference, tolerance
@@ -25,14 +25,12 @@ class StretchCheck:
     """State of one run.
 
     Attributes:
-        ceiling: live bytes, of all that the allocator counts, that the step may reach.
         compared: keys of programs that agreed.
         known: keys of all programs.
     """
 
     def __init__(self, graph: Graph, allocator: Allocator | None) -> None:
         self.graph, self.allocator = graph, allocator
-        self.ceiling: Bytes = 0
         self.compared: set[str] = set()
         self.known: set[str] = set()
 
@@ -54,9 +52,10 @@ class StretchCheck:
         def checked(given: list[torch.Tensor]) -> Sequence[torch.Tensor]:
             kept = list(given)
             found = function(given)
-            if program.key not in self.compared and self._has_room(program):
+            if self.allocator is not None and self._has_room(program, self.allocator):
                 try:
-                    self._compare(fused, program, kept, found)
+                    with self.allocator.beside_live_peak():
+                        self._compare(fused, program, kept, found)
                     self.compared.add(program.key)
                 except torch.OutOfMemoryError:  # the estimate was too low: see `__str__`
                     pass
@@ -64,14 +63,13 @@ class StretchCheck:
 
         return checked
 
-    def _has_room(self, program: FusedProgram) -> bool:
-        if self.allocator is None:
+    def _has_room(self, program: FusedProgram, allocator: Allocator) -> bool:
+        if program.key in self.compared:
             return False
         made = [result.view for call in program.calls for result in call.results]
         need = 2 * sum(view.end + 2 * self.graph.alignment for view in made)
         need += 64 * BLOCK  # values in float64, and what stands between them
-        stats, limit = self.allocator.stats(), self.allocator.limit
-        return stats.live + need <= self.ceiling and (limit is None or stats.charged + need <= limit)
+        return allocator.limit is None or allocator.stats().charged + need <= allocator.limit
 
     def _compare(
         self, fused: Fused, program: FusedProgram, given: list[torch.Tensor], found: Sequence[torch.Tensor]

@@ -306,6 +306,7 @@ class Unit:
             grown=0 if expected.held_first is None else max(room.held - expected.held_first, 0),
             least=expected.least,
             in_pieces=expected.in_pieces,
+            returns=len(self.graph.parts) > 1,
         )
 
     def _solve(self, available: Bytes) -> Plan:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture.chunks import chunked, counts
+from tightrope.capture.chunks import chunked, counts, finer_counts, why_whole
 from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
 from tightrope.capture.whole import Update, whole_program, with_updates
@@ -72,12 +72,19 @@ class WholeStep:
         others = [parameter for at, parameter in parameters.items() if at not in chosen]
         self.calls = Calls(settings, accounts, status, Foresight(others, accounts.allocator))
         self.calls.units.why = why
-        self._counts: list[int] | None = (
-            None if settings.chunk is None else [settings.chunk] * (settings.chunk > 0)
-        )
+        self._named = settings.chunk
+        self._counts = [self._named] if self._named else None
+        self._finer = self._named is None
         self._refused: dict[int, InfeasibleError] = {}
         self._num_chunks = 1
         self._priced: list[Update] | None = None
+        with accounts.unlimited():  # shapes alone
+            unfit = why_whole(self.parts.program) if self._named else ""
+        if unfit:
+            raise TightropeError(
+                f"chunk={self._named}: the loss cannot be split into chunks of rows: {unfit}. Leave chunk "
+                "out, or use cross_entropy with a mean or a sum, without weights, of all rows of a product."
+            )
         extended = self._extended(real)
         try:
             self.number = self.calls.add(self.parts.program, extended, finish=self._with_updates)
@@ -138,10 +145,8 @@ class WholeStep:
         """
         program = self.parts.program
         self._refused[self._num_chunks] = error.with_traceback(None)
-        while self._counts is None or self._counts:
+        while num := self._next_count():
             with self.accounts.unlimited():  # shapes alone, and scalars
-                self._counts = list(counts(program)) if self._counts is None else self._counts
-                num = self._counts.pop(0) if self._counts else 0
                 split = chunked(program, num)
             if split is None:
                 continue
@@ -161,7 +166,27 @@ class WholeStep:
             if not self._counts or floor.lower_bound <= self.calls.budget:
                 return
             self._refused[num] = floor
-        raise best_of(self._refused)
+        raise best_of(self._refused, self._why_whole())
+
+    def _why_whole(self) -> str:
+        if self._named == 0 or self._num_chunks > 1:
+            return ""
+        unfit = f"nothing wide in it has rows for chunk={self._named}" if self._named else ""
+        with self.accounts.unlimited():  # shapes alone
+            return why_whole(self.parts.program) or unfit
+
+    def _next_count(self) -> int:
+        """The number of chunks to try next; 0 = none is left."""
+        program = self.parts.program
+        with self.accounts.unlimited():  # shapes alone
+            if self._counts is None:
+                self._counts = [] if self._named == 0 else list(counts(program))
+            if not self._counts and self._finer:
+                self._finer = False
+                least = self._refused[self._num_chunks].smallest_found
+                if least is not None:
+                    self._counts = list(finer_counts(program, least - self.calls.budget))
+        return self._counts.pop(0) if self._counts else 0
 
     def _floor(self) -> InfeasibleError:
         """What is proved of the bytes that the graph needs, without a search."""

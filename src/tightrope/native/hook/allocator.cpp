@@ -193,6 +193,11 @@ void tr_reset_peaks() {
   state->stats.heap_peak = state->stats.heap_live;
 }
 
+void tr_set_live_peak(Bytes bytes) {
+  Lock lock(state->mutex);
+  state->stats.live_peak = std::max(bytes, state->stats.live);
+}
+
 int64_t tr_owns(const void* pointer) {
   Lock lock(state->mutex);
   return state->owns(pointer) ? 1 : 0;

@@ -171,6 +171,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tr_limit": (_I64, ()),
     "tr_stats": (None, (_TABLE,)),
     "tr_reset_peaks": (None, ()),
+    "tr_set_live_peak": (None, (_I64,)),
     "tr_owns": (_I64, (ctypes.c_void_p,)),
     "tr_begin_record": (_I64, ()),
     "tr_num_events": (_I64, ()),
@@ -257,6 +258,15 @@ class Allocator:
     def reset_peaks(self) -> None:
         """Set both peaks to the present values, and forget what was refused."""
         self._native.tr_reset_peaks()
+
+    @contextmanager
+    def beside_live_peak(self) -> Iterator[None]:
+        """Leave what lives inside a ``with`` block, and not behind it, out of the peak of live bytes."""
+        before = self.stats().live_peak
+        try:
+            yield
+        finally:
+            self._native.tr_set_live_peak(before)
 
     def owns(self, address: int) -> bool:
         """Tell whether an address is a live heap block, or lies in an arena, of this allocator."""
