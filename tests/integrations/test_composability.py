@@ -23,7 +23,7 @@ def _environment() -> Iterator[None]:
 
 
 def test_the_page_has_the_table_that_these_tests_prove() -> None:
-    assert set(CELLS) == set([*product(ROWS, COLUMNS)])
+    assert set(CELLS) == set(product(ROWS, COLUMNS))
     assert PAGE.read_text() == page_with(CELLS)
 
 
