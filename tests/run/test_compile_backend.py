@@ -125,3 +125,19 @@ def test_a_wrapped_model_has_the_report_of_the_one_inside() -> None:
     play(wrapped, loop)
     assert tightrope.report(wrapped) == tightrope.report(model)
     assert tightrope.report(wrapped).observed_peak > 0
+
+
+def test_a_second_model_of_the_class_is_held_to_the_budget_after_the_first_is_gone() -> None:
+    def compiled() -> nn.Module:
+        return torch.compile(built(Blocks), backend="tightrope", options={"budget": "8MiB"})  # type: ignore[return-value]
+
+    wanted = play(built(Blocks), loop)
+    first, second = compiled(), compiled()
+    assert play(first, loop) == wanted
+    assert len(tightrope.report(first).proofs) == 2  # training, and the call without gradients
+    second(DATA[0][0])
+    del first
+    gc.collect()
+    assert play(second, loop) == wanted
+    assert allocator().limit is not None
+    assert tightrope.report(second).budget == 8 << 20

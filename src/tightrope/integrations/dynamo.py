@@ -6,6 +6,7 @@ better door where there is a choice: it sees the whole call as one graph. `tight
 models of either.
 """
 
+import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +55,7 @@ def backend(
     """
     given = _given(options or {})
     if any(_symbolic(value) for value in inputs):
-        return _per_size(module, given)
+        return _anew(module, given)
     return _planned(module, list(inputs), given)
 
 
@@ -91,15 +92,23 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
         seconds=given["seconds"],
         fuse=given["fuse"],
     )
-    parameters = [value for value in inputs if isinstance(value, torch.nn.Parameter)]
+    where = [place for place, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
+    parameters = [inputs[place] for place in where]
     compiled = CompiledModel(parameters, wanted, StatusLine(shown=given["progress"]))
     note_graph(compiled, parameters)
     if parameters:  # Dynamo keeps what it compiled, and with it all this, longer than the model
         weakref.finalize(parameters[0], compiled.close)
     compiled.accounts.mark()
     planned = make_backend(host_of(weakref.ref(compiled)), name="torch.compile")(module, inputs)
+    mine = list(zip(where, map(weakref.ref, parameters), strict=True))
+
+    @functools.cache
+    def elsewhere() -> Callable[..., Any]:
+        return _anew(module, given)
 
     def call(*args: Any) -> Any:
+        if any(args[place] is not parameter() for place, parameter in mine):
+            return elsewhere()(*args)  # Dynamo uses what it compiled for other models of the same class, too
         compiled.accounts.mark()
         with _torch.calling(RECOMPILE_LIMIT):
             return planned(*args)
@@ -107,8 +116,8 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
     return call
 
 
-def _per_size(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> Callable[..., Any]:
-    """A plan is for one size: trace the graph again for each that occurs."""
+def _anew(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> Callable[..., Any]:
+    """A plan is for one size and one model: trace the graph again for each that occurs."""
     plain = torch.fx.GraphModule(module, module.graph)  # Dynamo does not trace its own lazy modules
 
     def one_call(*args: Any) -> Any:

@@ -1,0 +1,148 @@
+"""What goes together: `python -m tests.integrations.composing` plays all cells of docs/composability.md."""
+
+import functools
+import gc
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tightrope
+from tests.integrations import owned_loops
+from tests.integrations.owned_loops import NUM_STEPS, Task
+from tests.run.training import Seen, budget_for
+from tightrope.capture._torch import reset_dynamo
+from tightrope.run.accounts import accounts
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "composability.md"
+ROWS: Final[dict[str, Callable[[Task], nn.Module]]] = {
+    "a loop of your own": owned_loops.plain,
+    '`torch.compile(model, backend="tightrope")`': partial(owned_loops.plain, by_name=True),
+    "accelerate, compiled before `prepare`": partial(owned_loops.accelerate, before=True),
+    "accelerate, compiled after `prepare`": partial(owned_loops.accelerate, before=False),
+    "`Trainer` of transformers": owned_loops.transformers,
+    "`Trainer` of Lightning": owned_loops.lightning,
+    "`DistributedDataParallel`, 2 processes": partial(owned_loops.plain, wrap=DistributedDataParallel),
+}
+COLUMNS: Final = (
+    "training",
+    "accumulation",
+    "clipping",
+    "bf16 autocast",
+    "LoRA",
+    "evaluation",
+    "save, resume",
+    "torch's checkpoint",
+)
+MOST_PLANS: Final = 4
+"""Of one loop: two that find out what it reads and holds, one that knows, and one for evaluation."""
+EXTRA: Final = 1 << 20
+"""Bytes that a loop may hold beside a step: the update, and batches that are fetched ahead."""
+Cells = Mapping[tuple[str, str], str]
+
+
+def outcome(row: str, column: str, folder: Path) -> str:
+    """Run one loop without and with a budget, and say how they compare.
+
+    Raises:
+        AssertionError: the budget was not held, or it was no limit, or every step was planned anew.
+    """
+    reset_dynamo()  # compiled code refers to its model
+    gc.collect()
+    with accounts().unlimited():
+        wanted, _ = _played(row, Task(column, Seen(), folder / "plain", None))
+    budget = accounts().charged() + _room(column) + EXTRA
+    found, model = _played(row, Task(column, Seen(), folder / "planned", budget))
+    _check(model)
+    assert len(wanted) == len(found) > NUM_STEPS
+    different = sum(a != b for a, b in zip(wanted, found, strict=True))
+    return f"{different} of {len(found)} values differ" if different else "equal"
+
+
+def outcome_of_two(row: str, column: str, folder: Path) -> str:
+    """Run one loop in two processes that meet in the folder; say what both found."""
+    torch.multiprocessing.spawn(_process, args=(row, column, folder), nprocs=2)
+    return " and ".join({(folder / f"{rank}.txt").read_text() for rank in range(2)})
+
+
+def _process(rank: int, row: str, column: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    mine = folder / f"of {rank}"
+    mine.mkdir()
+    (folder / f"{rank}.txt").write_text(outcome(row, column, mine))
+    distributed.destroy_process_group()
+
+
+def run_cell(row: str, column: str, folder: Path) -> str:
+    """Run one cell of the table in as many processes as it takes."""
+    return (outcome_of_two if "2 processes" in row else outcome)(row, column, folder)
+
+
+def _played(row: str, task: Task) -> tuple[list[str], nn.Module]:
+    task.folder.mkdir()
+    torch.manual_seed(7)
+    model = ROWS[row](task)
+    task.see.all(model)
+    return task.see.bits, model
+
+
+@functools.cache
+def _room(column: str) -> int:
+    """Bytes of a step: the smallest found, and 30 % of what it would take beyond without a plan."""
+    task = Task(column, Seen(), Path(), None)
+    model, batch = task.build(), task.data()[0]
+    with task.autocast:
+        return budget_for(model, (), batch, share=0.3) - accounts().charged()
+
+
+def _check(model: nn.Module) -> None:
+    report = tightrope.report(model)
+    assert report.level == "L1", report.why
+    assert report.enforced
+    assert report.limit == report.budget
+    assert 0 < report.observed_total <= report.budget
+    assert report.divergences == 0
+    assert any(proof.num_again for proof in report.proofs)
+    assert len(report.proofs) <= MOST_PLANS, [proof.cause for proof in report.proofs]
+
+
+def page_with(cells: Cells) -> str:
+    """The page with these cells in its table."""
+    before, rest = PAGE.read_text().split("\n| ", 1)
+    _, after = rest.split("\n\n", 1)
+    lines = [["", *COLUMNS], ["---"] * (len(COLUMNS) + 1)]
+    lines += [[row, *(cells[row, column] for column in COLUMNS)] for row in ROWS]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{before}\n{table}\n\n{after}"
+
+
+def cells_of(page: str) -> dict[tuple[str, str], str]:
+    """The cells of the page's first table."""
+    head, _, *lines = page.split("\n| ", 1)[1].split("\n\n", 1)[0].splitlines()
+    columns = [cell.strip() for cell in head.split("|")[1:-1]]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return {(row[0], column): cell for row in rows for column, cell in zip(columns, row[1:], strict=True)}
+
+
+def main(row_part: str = "", column_part: str = "") -> None:
+    """Run the cells whose row and column have these parts in their names, by default all; write the page."""
+    torch.set_num_threads(1)
+    found = cells_of(PAGE.read_text())
+    for row, column in product(ROWS, COLUMNS):
+        if row_part in row and column_part in column:
+            with tempfile.TemporaryDirectory() as folder:
+                found[row, column] = run_cell(row, column, Path(folder))
+            print(f"{row}, {column}: {found[row, column]}", file=sys.stderr, flush=True)
+    PAGE.write_text(page_with(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

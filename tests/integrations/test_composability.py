@@ -1,0 +1,35 @@
+"""Every cell of the table in docs/composability.md, against the library that it names."""
+
+import os
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.composing import COLUMNS, PAGE, ROWS, cells_of, page_with, run_cell
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, about their own insides
+CELLS = cells_of(PAGE.read_text())
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Put back what accelerate and Lightning leave in the environment."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_the_page_has_the_table_that_these_tests_prove() -> None:
+    assert set(CELLS) == set(product(ROWS, COLUMNS))
+    assert PAGE.read_text() == page_with(CELLS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "column"), [*product(ROWS, COLUMNS)])
+def test_a_cell_is_what_the_page_says(row: str, column: str, tmp_path: Path) -> None:
+    for name in ("accelerate", "peft", "lightning"):
+        pytest.importorskip(name)
+    assert run_cell(row, column, tmp_path) == CELLS[row, column]
