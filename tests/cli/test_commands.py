@@ -135,6 +135,15 @@ def test_a_folder_that_is_missing_is_said_before_any_work(
     assert "no folder 'absent'" in done.err
 
 
+def test_a_name_that_is_too_long_is_said_before_any_work(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("tightrope.cli.target"), "build", None)
+    done = run("record", f"{net}:build", "--budget", "100%", "--save-plan", "a" * 300)
+    assert done.code == 2
+    assert "no file can be called 'aaa" in done.err
+    assert "File name too long. Give another path." in done.err
+    assert len(done.err) < 200
+
+
 def test_estimate_leaves_with_3_one_byte_below_what_the_step_needs(net: Path) -> None:
     needs = printed("estimate", f"{net}:build", "--json")["total_bytes"]
     assert run("estimate", f"{net}:build", "--budget", str(needs)).code == 0
