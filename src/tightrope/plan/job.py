@@ -34,7 +34,7 @@ _MANY_OPS: Final = 400
 """Larger graphs are searched in full once, and from there when the target moves."""
 _FEW_OPS: Final = 200
 _LEAST_GAIN: Final = 300
-"""In a graph of more than `_FEW_OPS`, a search for less than this part of a step's time is not worth its own."""
+"""A search for less than this part of the time of a step of more ops than that is not worth its own."""
 
 
 class Job:
