@@ -281,6 +281,18 @@ def test_doctor_lists_versions_and_the_native_parts() -> None:
     assert "native allocator" in run("doctor").out
 
 
+def test_a_budget_of_the_demo_is_read_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("tightrope.cli.demo"), "_Demo", None)
+    found = run("demo", "--net", "resnet", "--budget", "0%%")
+    assert found.code == 2
+    assert "'0%%'" in found.err
+
+
+def test_only_record_fuses_and_its_help_says_so() -> None:
+    assert "No other command fuses" in run("record", "--help").out
+    assert not [command for command in COMMANDS if "--fuse" in run(command, "--help").out]
+
+
 def test_a_long_name_of_a_demo_network_is_quoted_in_short() -> None:
     found = run("demo", "--net", "x" * 5000)
     assert found.code == 2

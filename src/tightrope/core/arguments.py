@@ -55,7 +55,9 @@ def check_folder(path: str | Path) -> None:
         Path(path).exists()
     except (OSError, ValueError) as error:
         what = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise TightropeError(f"no file can be called {shown(str(path))}: {what}. Give another path.") from error
+        raise TightropeError(
+            f"no file can be called {shown(str(path))}: {what}. Give another path."
+        ) from error
     if not folder.is_dir():
         raise TightropeError(f"no folder {str(folder)!r} to write {Path(path).name!r} in: make it first.")
 

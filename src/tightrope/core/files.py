@@ -133,7 +133,8 @@ def _check_schema(tree: Any, name: str) -> None:
         raise PlanFileError(f"{name}: this file is no {name}: give one. {other}")
     if "schema" not in tree:
         raise PlanFileError(
-            f"{name}: $.schema is missing: every {name} file says the version of its layout; make the {name} again."
+            f"{name}: $.schema is missing: every {name} file says the version of its layout; "
+            f"make the {name} again."
         )
     schema = tree["schema"]
     if isinstance(schema, bool) or not isinstance(schema, int):

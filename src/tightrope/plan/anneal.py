@@ -42,8 +42,8 @@ _MOST_MOVES = 1_500_000
 _MANY_OPS = 2_000
 """Graphs of more ops get no smallest plan from far back."""
 _LARGE_OPS, _FEW_RESTARTS = 400, 2
-"""Graphs of more ops get no more restarts than this, and those only while annealing gains. Their smallest plans
-are bisected from the proved floor (4 times as fast at 640 ops, other sets), with moves as for so many ops."""
+"""Graphs of more ops get at most so many restarts, and only while annealing gains. Their smallest plans are
+bisected from the proved floor (4 times as fast at 640 ops, other sets), with moves as for so many ops."""
 _SLICE = 20_000
 """Moves between two looks at the clock: about 30 ms."""
 
