@@ -135,6 +135,14 @@ def test_a_folder_that_is_missing_is_said_before_any_work(
     assert "no folder 'absent'" in done.err
 
 
+def test_a_link_to_itself_is_no_file(files: Files, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    done = run("report", files[0], "--against", loop, "-o", tmp_path / "x.html")
+    assert done.code == 2
+    assert f"{str(loop)!r}" in done.err
+
+
 def test_a_name_that_is_too_long_is_said_before_any_work(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("tightrope.cli.target"), "build", None)
     done = run("record", f"{net}:build", "--budget", "100%", "--save-plan", "a" * 300)
