@@ -22,8 +22,6 @@ from rich.console import Console
 from benchmarks.wrong.case import Outcome, run_case
 from benchmarks.wrong.files import World, make_world
 
-_SECONDS: Final = 60
-"""After this long without an answer a case hangs."""
 _CHUNK: Final = 20
 """Cases that one process runs, one after another."""
 _MOST_BYTES: Final = 12 * 2**30
@@ -37,6 +35,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--num", type=int, default=300, help="cases")
     parser.add_argument("--quick", action="store_true", help="a tenth of them")
     parser.add_argument("--only", default="", help="numbers of cases, such as 7,12")
+    parser.add_argument("--seconds", type=int, default=60, help="a case without an answer for so long hangs")
     parser.add_argument("--json", type=Path, default=Path("results/wrong.json"))
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a case is wrong")
     asked = parser.parse_args(arguments)
@@ -46,7 +45,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         outcomes = []
-        for found in outcomes_of(Path(folder), asked.seed, numbers):
+        for found in outcomes_of(Path(folder), asked.seed, numbers, asked.seconds):
             outcomes.append(found)
             if found.kind or asked.only:
                 console.print(_line(found), markup=False, soft_wrap=True, highlight=False)
@@ -73,7 +72,7 @@ def _group(found: Outcome) -> str:
     return f"{kind:10} {'WRONG: ' + found.kind if found.kind else 'right: ' + found.how}"
 
 
-def outcomes_of(folder: Path, seed: str, numbers: Sequence[int]) -> Iterator[Outcome]:
+def outcomes_of(folder: Path, seed: str, numbers: Sequence[int], seconds: int) -> Iterator[Outcome]:
     """Run cases, each after others in a forked process; one that hangs or dies gets a fresh process."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -91,7 +90,7 @@ def outcomes_of(folder: Path, seed: str, numbers: Sequence[int]) -> Iterator[Out
         theirs.close()
         for number in waiting[:_CHUNK]:
             kind = "hang"
-            if ours.poll(_SECONDS):
+            if ours.poll(seconds):
                 try:
                     found: Outcome = msgspec.json.decode(ours.recv_bytes(), type=Outcome)
                     waiting.remove(number)
@@ -105,7 +104,7 @@ def outcomes_of(folder: Path, seed: str, numbers: Sequence[int]) -> Iterator[Out
             yield Outcome(number, "?", (), kind, said=f"exit code {child.exitcode}")
             break
         ours.close()
-        child.join(_SECONDS)
+        child.join(seconds)
 
 
 def _make(folder: Path, pipe: _Pipe) -> None:

@@ -135,6 +135,23 @@ def test_a_folder_that_is_missing_is_said_before_any_work(
     assert "no folder 'absent'" in done.err
 
 
+def test_a_link_to_itself_is_no_file(files: Files, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    done = run("report", files[0], "--against", loop, "-o", tmp_path / "x.html")
+    assert done.code == 2
+    assert f"{str(loop)!r}" in done.err
+
+
+def test_a_name_that_is_too_long_is_said_before_any_work(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("tightrope.cli.target"), "build", None)
+    done = run("record", f"{net}:build", "--budget", "100%", "--save-plan", "a" * 300)
+    assert done.code == 2
+    assert "no file can be called 'aaa" in done.err
+    assert "File name too long. Give another path." in done.err
+    assert len(done.err) < 200
+
+
 def test_estimate_leaves_with_3_one_byte_below_what_the_step_needs(net: Path) -> None:
     needs = printed("estimate", f"{net}:build", "--json")["total_bytes"]
     assert run("estimate", f"{net}:build", "--budget", str(needs)).code == 0
@@ -270,6 +287,18 @@ def test_doctor_lists_versions_and_the_native_parts() -> None:
     assert found["tightrope"]
     assert found["native allocator"].startswith(("ready", "unavailable"))
     assert "native allocator" in run("doctor").out
+
+
+def test_a_budget_of_the_demo_is_read_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("tightrope.cli.demo"), "_Demo", None)
+    found = run("demo", "--net", "resnet", "--budget", "0%%")
+    assert found.code == 2
+    assert "'0%%'" in found.err
+
+
+def test_only_record_fuses_and_its_help_says_so() -> None:
+    assert "No other command fuses" in run("record", "--help").out
+    assert not [command for command in COMMANDS if "--fuse" in run(command, "--help").out]
 
 
 def test_a_long_name_of_a_demo_network_is_quoted_in_short() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tightrope import Plan, PlanFileError
-from tightrope.core import Trace
+from tightrope.core import Graph, Trace
+from tightrope.core.codec import dump_graph
 from tightrope.formats import read_source
 from tightrope.record.columns import dump
 from tightrope.record.columns import load as load_trace
@@ -41,3 +42,19 @@ def test_a_plan_or_graph_of_another_kind_is_named(data: bytes, says: str, tmp_pa
 def test_a_zipped_trace_is_named_where_a_trace_is_read() -> None:
     with pytest.raises(PlanFileError, match="It is a trace, gzipped: unzip it"):
         load_trace(gzip.compress(TRACE))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (dump_graph(Graph((), ())), "It is a graph: tightrope plan makes a plan of it"),
+        (b'{"instructions": []}', "It is an executable: nothing here reads it"),
+        (b'{"traceEvents": []}', "It is a profile: tightrope trace reads it"),
+        (b'{"events": []}', "schema is missing: .* make the plan again"),
+    ],
+)
+def test_another_kind_of_json_is_named_where_a_plan_is_read(data: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(data)
+    with pytest.raises(PlanFileError, match=says):
+        Plan.load(path)

@@ -70,6 +70,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, rows, suffix):
         ("id,lower,upper,size\n1,3,3,4\n", "lower < upper"),
         ("id,lower,upper,size\n1,0,3,-4\n", "size >= 0"),
         ('id,lower,upper,size\n"1,0,3,4\n', "cannot read"),
+        (f"id,lower,upper,size\n{'1' * 200_000},0,3,4\n", "larger than field limit .* Give a CSV file"),
     ],
 )
 def test_malformed_files_are_refused_with_the_line(tmp_path, text, message):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import oracles
@@ -20,8 +21,11 @@ from tightrope.judge.bound import lower_bound as judged_bound
 from tightrope.lower import problems
 from tightrope.native.solvers.solver import available
 from tightrope.plan import PLANNERS, Options, PlanCache, Progress, lower_bound, smallest, solve
+from tightrope.plan.anneal import _PairSearch
 from tightrope.plan.cache import graph_key
-from tightrope.plan.model import pairs_of
+from tightrope.plan.engine import open_solver
+from tightrope.plan.job import Job
+from tightrope.plan.model import build, pairs_of
 
 needs_compiler = pytest.mark.skipif(not available(), reason="no C++ compiler")
 
@@ -265,3 +269,38 @@ def test_python_search_serves_without_a_compiler(monkeypatch: pytest.MonkeyPatch
     plan = solve(graph, budget=budget)
     assert plan.planner == "greedy in Python (no C++ compiler)"
     assert problems(graph, plan) == []
+
+
+@pytest.mark.parametrize(("num_layers", "worth"), [(12, True), (80, False)])
+def test_addresses_are_looked_for_again_only_where_enough_time_is_gained(
+    num_layers: int, worth: bool
+) -> None:
+    graph = chain(num_layers)
+    plan = solve(graph, budget=2**40, planner="given")
+    job = Job(graph, plan.forecast.total - 1, None, Options())
+    job.best = msgspec.structs.replace(
+        plan, forecast=msgspec.structs.replace(plan.forecast, ns=plan.forecast.ns + 1)
+    )
+    job.budget = plan.forecast.persistent + plan.forecast.peak
+    wide = msgspec.structs.replace(plan.forecast, arena=plan.forecast.arena + 64)
+    missed = msgspec.structs.replace(plan, forecast=wide)
+    assert job._faster(missed) == worth
+
+
+@needs_compiler
+@pytest.mark.parametrize(("fresh", "num_cycles"), [(True, 2), (False, 1)])
+def test_a_known_set_is_improved_by_one_cycle(
+    fresh: bool, num_cycles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = chain()
+    whole = solve(graph, budget=2**40, planner="given").forecast
+    limit = whole.persistent + whole.peak * 3 // 4
+    known = pairs_of(graph, solve(graph, budget=limit, placed=False).schedule)
+    cycles: list[int] = []
+    monkeypatch.setattr(_PairSearch, "_cycle", lambda _, restart: bool(cycles.append(restart)))
+    model = build(graph)
+    options = Options(fresh=fresh, start=known)
+    search = _PairSearch(open_solver(model, native=True), model, limit - graph.persistent, options, known)
+    search.consider(known)
+    search.run()
+    assert len(cycles) == num_cycles

@@ -83,8 +83,10 @@ def run_demo(
         console: where rows are printed as they are measured; None = nowhere.
 
     Raises:
-        TightropeError: there is no such network.
+        TightropeError: the budget cannot be read, or there is no such network.
     """
+    if budget is not None:
+        parse_bytes(budget, whole=1)
     if net is not None and net not in JOBS:
         raise TightropeError(f"no demo network {shown(net)}: give {' or '.join(JOBS)}.")
     rows: list[Row] = []

@@ -1,5 +1,6 @@
 """Plan files with their graphs, judged before anything is said about them."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -69,7 +70,7 @@ def check_outputs(outputs: Iterable[Path | None], inputs: Iterable[Path | None] 
     for path in outputs:
         if path is not None:
             check_folder(path)
-    read = {path.resolve() for path in inputs if path is not None}
+    read = {os.path.realpath(path) for path in inputs if path is not None}  # also of a link to itself
     for path in outputs:
-        if path is not None and path.resolve() in read:
+        if path is not None and os.path.realpath(path) in read:
             raise TightropeError(f"{str(path)!r} is read and would be overwritten: write to another file.")

@@ -133,7 +133,8 @@ def record(
 
     The forward returns the loss. Nothing is updated: there is no optimizer. A plan is judged first, and
     runs at its own addresses; it holds for the graph that it was made for. Fused, results are equal
-    within a tolerance, and a stretch is one event.
+    within a tolerance, and a stretch is one event. No other command fuses: estimate, plan and curve run
+    no step, which fusing has to measure, and demo compares with eager bit for bit.
     """
     from tightrope.cli.recording import RecordingRequest, recorded
     from tightrope.cli.target import build

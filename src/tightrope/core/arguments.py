@@ -43,7 +43,7 @@ def check_path(value: object, give: str) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Refuse a file without a name, or whose folder does not exist, before any work is done for it.
+    """Refuse a file that cannot be: no name, a longer one than fits, no such folder, before any work is done.
 
     Raises:
         TightropeError: quotes the path, or names the folder.
@@ -51,6 +51,13 @@ def check_folder(path: str | Path) -> None:
     folder = Path(path).parent
     if not Path(path).name:
         refuse_argument("path", str(path), "the path of the file to write")
+    try:
+        Path(path).exists()
+    except (OSError, ValueError) as error:
+        what = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise TightropeError(
+            f"no file can be called {shown(str(path))}: {what}. Give another path."
+        ) from error
     if not folder.is_dir():
         raise TightropeError(f"no folder {str(folder)!r} to write {Path(path).name!r} in: make it first.")
 

@@ -21,6 +21,7 @@ from msgspec import inspect
 from tightrope.core.errors import PlanFileError
 from tightrope.core.graph import SCHEMA_VERSION
 from tightrope.core.json_text import MAX_FILE_BYTES, MAX_INT, check_size, check_values, parse_json, quote
+from tightrope.core.recognize import recognized_fields
 from tightrope.core.units import Bytes, shown
 
 _LOCATION: Final = re.compile(r"\$(?:\.\w+|\[\d+\])*")
@@ -128,8 +129,13 @@ def _as_written(data: bytes, kind: type[_T]) -> _T | None:
 def _check_schema(tree: Any, name: str) -> None:
     if not isinstance(tree, dict):
         raise PlanFileError(f"{name}: $ = {quote(tree)}: a {name} file holds one JSON object: give one.")
+    if other := recognized_fields(tree, name):
+        raise PlanFileError(f"{name}: this file is no {name}: give one. {other}")
     if "schema" not in tree:
-        raise PlanFileError(f"{name}: $.schema is missing: every {name} file says the version of its layout.")
+        raise PlanFileError(
+            f"{name}: $.schema is missing: every {name} file says the version of its layout; "
+            f"make the {name} again."
+        )
     schema = tree["schema"]
     if isinstance(schema, bool) or not isinstance(schema, int):
         raise PlanFileError(f"{name}: $.schema = {quote(schema)}: must be the integer {SCHEMA_VERSION}.")

@@ -1,6 +1,7 @@
-"""What a file is, by how it begins: for messages about a file of another kind."""
+"""What a file is, by how it begins or by its fields: for messages about a file of another kind."""
 
 import zlib
+from collections.abc import Collection
 from typing import Final
 
 _BEGINNINGS: Final = (
@@ -12,6 +13,13 @@ _BEGINNINGS: Final = (
     (b"\xfe\xff", "text in UTF-16", "write it as UTF-8"),
 )
 _ZIPPED: Final = b"\x1f\x8b"
+_FIELDS: Final = (
+    ("schedule", "plan", "a plan", "tightrope explain and tightrope trace read it"),
+    ("ops", "graph", "a graph", "tightrope plan makes a plan of it"),
+    ("instructions", "executable", "an executable", "nothing here reads it"),
+    ("traceEvents", "profile", "a profile", "tightrope trace reads it"),
+)
+"""A field that no other kind has, the kind, in words, what to do with it."""
 
 
 def recognized(data: bytes) -> str:
@@ -26,6 +34,18 @@ def recognized(data: bytes) -> str:
         if start.startswith(beginning):
             return f"It is {what}, gzipped: unzip it; {reader}." if zipped else f"It is {what}: {reader}."
     return "It is gzipped: unzip it first." if zipped else ""
+
+
+def recognized_fields(fields: Collection[str], wanted: str) -> str:
+    """Say what a JSON object with these fields is, where it is not of the kind ``wanted``; else empty.
+
+    >>> recognized_fields({"ops", "storages"}, "plan")
+    'It is a graph: tightrope plan makes a plan of it.'
+    """
+    for field, kind, what, reader in _FIELDS:
+        if field in fields and kind != wanted:
+            return f"It is {what}: {reader}."
+    return ""
 
 
 def _unzipped(data: bytes) -> bytes:

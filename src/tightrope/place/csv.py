@@ -59,7 +59,7 @@ def parse_csv(data: bytes, name: str) -> Instance:
     try:
         return _parse(io.StringIO(data.decode("utf-8-sig"), newline=""), name)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise TightropeError(f"cannot read {name!r} as CSV: {error}.") from error
+        raise TightropeError(f"cannot read {name!r} as CSV: {error}. Give a CSV file in UTF-8.") from error
 
 
 def write_csv(path: str | Path, instance: Instance, offsets: Sequence[Offset] | None = None) -> None:

@@ -32,8 +32,9 @@ _CUTS: Final = 3
 
 _MANY_OPS: Final = 400
 """Larger graphs are searched in full once, and from there when the target moves."""
+_FEW_OPS: Final = 200
 _LEAST_GAIN: Final = 300
-"""In a larger graph than that, a search for less than this part of a step's time is not worth its own."""
+"""A search for less than this part of the time of a step of more ops than that is not worth its own."""
 
 
 class Job:
@@ -114,6 +115,8 @@ class Job:
             else:
                 misses = min(misses, target)
             closed = misses > self.budget or misses - low <= self.budget // 500
+            if missed is not None and len(self.graph.ops) > _FEW_OPS:
+                closed = closed or not self._faster(missed)
             if self.done or closed or (planner == "greedy" and over <= 0):
                 break
             start = self.unplaced if unreached else pairs_of(self.graph, plan.schedule)
@@ -149,7 +152,7 @@ class Job:
         if self.best is None or not over:
             return over
         gain = self.best.forecast.ns - plan.forecast.ns
-        return gain > (self.best.forecast.ns // _LEAST_GAIN if len(self.graph.ops) > _MANY_OPS else 0)
+        return gain > (self.best.forecast.ns // _LEAST_GAIN if len(self.graph.ops) > _FEW_OPS else 0)
 
     def _cut(self, options: Options, plan: Plan) -> None:
         """Ask again near a plan whose addresses miss, with room left where they do."""
