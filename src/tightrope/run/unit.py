@@ -4,6 +4,7 @@ A unit has a graph, and for the room that is left a plan, made ready to run. The
 suits, and known plans are remembered; every new one is judged, and checked in its first run.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 
 from tightrope.capture._inductor import compiler_missing
 from tightrope.core import Bytes, Forecast, Graph, InfeasibleError, JudgeError, Plan, StorageId
-from tightrope.fuse.choose import Chosen, fused
+from tightrope.fuse.choose import Chosen, compile_stretches, fused
 from tightrope.fuse.rounds import fused_rounds
 from tightrope.lower.join import Turn
 from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
@@ -329,22 +330,16 @@ class Unit:
         if missing := compiler_missing():
             return Chosen(plan, missing)
         store = PriceStore(self.graph.environment)
+        threads = torch.get_num_threads()
         with self.status.task("compiling fused stretches", 1) as tick:
-            return fused_rounds(
-                self.graph,
-                plan,
-                budget=budget,
-                search=self._search,
-                fuse=lambda single: fused(
-                    self.graph,
-                    single,
-                    budget=budget,
-                    threads=torch.get_num_threads(),
-                    allocator=self.accounts.allocator,
-                    store=store,
-                    tick=tick,
-                ),
-            )
+            fuse = functools.partial(
+                fused, self.graph, budget=budget, threads=threads, allocator=self.accounts.allocator,
+                store=store, tick=tick,
+            )  # fmt: skip
+            while True:  # every round but the last finds a stretch that is refused from then on
+                chosen = fused_rounds(self.graph, plan, budget=budget, search=self._search, fuse=fuse)
+                if compile_stretches(self.graph, chosen.plan, threads=threads, tick=tick):
+                    return chosen
 
     def least(self) -> Plan:
         """The smallest plan that is found; kept."""
