@@ -1,7 +1,8 @@
 """Fused plans: budget, forecast and random streams of the unfused ones; values within a tolerance."""
 
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 from tightrope.run.prepared import Prepared
 from tightrope.run.stretch_check import StretchCheck
+from tightrope.run.trial import STEPS
 
 ROWS, WIDTH = 512, 128
 
@@ -464,3 +466,27 @@ def test_a_whole_step_runs_fused() -> None:
 
     wanted, found = trained(None), trained(True)
     assert max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True)) < 1e-4
+
+
+def test_a_fused_plan_that_is_slower_in_real_steps_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tightrope.fuse.build.compiled
+
+    def slow(program: FusedProgram) -> tightrope.fuse.build.Compiled:
+        def run(given: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            until = time.thread_time() + 0.003
+            while time.thread_time() < until:
+                pass
+            return real(program)(given)
+
+        return run
+
+    monkeypatch.setattr("tightrope.run.emit.compiled", slow)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    train(model, STEPS)
+    found, wanted = train(model, 1), train(net(), 1)
+    assert all(map(torch.equal, found, wanted))
+    seen = tightrope.report(model)
+    assert seen.level == "L1"
+    assert re.search(r"^not fused: slower, .* a step fused, .* op by op, in turns$", seen.why)
+    assert seen.forecast_peak == seen.observed_peak
+    assert seen.divergences == 0

@@ -28,6 +28,7 @@ from tightrope.run.refusal import Refusal
 from tightrope.run.room import Room, cause_of
 from tightrope.run.running import Running
 from tightrope.run.status import StatusLine
+from tightrope.run.trial import Trial
 
 _MOST_KNOWN: Final = 8
 """Plans of one graph that are kept ready to run: loops may hold more at one call than at another."""
@@ -82,11 +83,12 @@ class Expected:
 
 
 class _Known(NamedTuple):
-    """A plan, the room that it was made for, and what was left free beside it."""
+    """A plan, the room that it was made for, what was left free beside it, and its trial if it is fused."""
 
     prepared: Prepared
     room: Room
     beside: Bytes
+    trial: Trial | None = None
 
 
 class Unit:
@@ -200,7 +202,9 @@ class Unit:
         known = self._best_known(room)
         if known is not None:
             self._room, self.prepared = room, known.prepared
-            return known.prepared
+            if known.trial is not None:
+                self.prepared = known.trial.next(lambda it: room.fits(it.plan.forecast, room.headroom.needed))
+            return self.prepared
         cause = self._why
         if self._known:
             last = self._known[-1]
@@ -208,17 +212,18 @@ class Unit:
             cause = cause_of(last.room, room, last.beside, said, self._aim(room))
         with self.status.planning(room.budget, cause):
             try:
-                self.prepared, beside = self._planned(room, expected, cause)
+                found = self._planned(room, expected, cause)
             except JudgeError as error:
                 if not self._cache.forget(self.graph, str(error)):
                     raise
-                self.prepared, beside = self._planned(room, expected, cause)
+                found = self._planned(room, expected, cause)
+        self.prepared = found.prepared
         self.proofs.append(self.prepared.proof)
         self._room = room
-        self._known = [*self._known[1 - _MOST_KNOWN :], _Known(self.prepared, room, beside)]
+        self._known = [*self._known[1 - _MOST_KNOWN :], found]
         return self.prepared
 
-    def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> tuple[Prepared, Bytes]:
+    def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> _Known:
         """Make a plan for a room, with as much free beside it as there is room for."""
         began = time.perf_counter()
         for beside in room.headroom.candidates():
@@ -228,15 +233,25 @@ class Unit:
                 except InfeasibleError as error:
                     self._missed = error.with_traceback(None)
                 else:
-                    unfused = ""
-                    if self.settings.fuse:
-                        plan, unfused = self._fused(plan, room.available - beside + self.graph.persistent)
-                    made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
-                    made.proof.unfused = unfused
-                    made.proof.num_chunks = self.split.num if self.split is not None else 0
-                    return made, beside
+                    if not self.settings.fuse:
+                        return _Known(self._prepared(plan, cause, began), room, beside)
+                    fused, why = self._fused(plan, room.available - beside + self.graph.persistent)
+                    made = self._prepared(fused, cause, began)
+                    made.proof.unfused = why
+                    trial = Trial(made, functools.partial(self._unfused, plan)) if fused.stretches else None
+                    return _Known(made, room, beside, trial)
         assert self._missed is not None
         raise self._refusal(room, expected()).restated(self._missed) from None
+
+    def _prepared(self, plan: Plan, cause: str, began: float) -> Prepared:
+        made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
+        made.proof.num_chunks = self.split.num if self.split is not None else 0
+        return made
+
+    def _unfused(self, plan: Plan) -> Prepared:
+        made = self._prepared(plan, "to compare with the fused plan", time.perf_counter())
+        self.proofs.append(made.proof)
+        return made
 
     def _may_fit(self, room: Room, beside: Bytes) -> bool:
         """Tell whether a plan with so many bytes free beside it is not known to miss."""
