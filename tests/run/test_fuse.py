@@ -37,9 +37,9 @@ from tightrope.record.forecast import forecast
 from tightrope.record.planned import record_run
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.contest import STEPS
 from tightrope.run.prepared import Prepared
 from tightrope.run.stretch_check import StretchCheck
-from tightrope.run.trial import STEPS
 
 ROWS, WIDTH = 512, 128
 

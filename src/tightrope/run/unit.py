@@ -22,13 +22,13 @@ from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
 from tightrope.run.captured import ChunkedFrom
+from tightrope.run.contest import Contest
 from tightrope.run.headroom import Headroom
 from tightrope.run.prepared import Prepared, Proof, prepare
 from tightrope.run.refusal import Refusal
 from tightrope.run.room import Room, cause_of
 from tightrope.run.running import Running
 from tightrope.run.status import StatusLine
-from tightrope.run.trial import Trial
 
 _MOST_KNOWN: Final = 8
 """Plans of one graph that are kept ready to run: loops may hold more at one call than at another."""
@@ -83,12 +83,12 @@ class Expected:
 
 
 class _Known(NamedTuple):
-    """A plan, the room that it was made for, what was left free beside it, and its trial if it is fused."""
+    """A plan, the room that it was made for, what was left free beside it, and its contest if it is fused."""
 
     prepared: Prepared
     room: Room
     beside: Bytes
-    trial: Trial | None = None
+    contest: Contest | None = None
 
 
 class Unit:
@@ -202,8 +202,10 @@ class Unit:
         known = self._best_known(room)
         if known is not None:
             self._room, self.prepared = room, known.prepared
-            if known.trial is not None:
-                self.prepared = known.trial.next(lambda it: room.fits(it.plan.forecast, room.headroom.needed))
+            if known.contest is not None:
+                self.prepared = known.contest.next(
+                    lambda it: room.fits(it.plan.forecast, room.headroom.needed)
+                )
             return self.prepared
         cause = self._why
         if self._known:
@@ -238,8 +240,10 @@ class Unit:
                     fused, why = self._fused(plan, room.available - beside + self.graph.persistent)
                     made = self._prepared(fused, cause, began)
                     made.proof.unfused = why
-                    trial = Trial(made, functools.partial(self._unfused, plan)) if fused.stretches else None
-                    return _Known(made, room, beside, trial)
+                    contest = (
+                        Contest(made, functools.partial(self._unfused, plan)) if fused.stretches else None
+                    )
+                    return _Known(made, room, beside, contest)
         assert self._missed is not None
         raise self._refusal(room, expected()).restated(self._missed) from None
 

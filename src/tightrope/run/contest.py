@@ -7,7 +7,7 @@ Guarantee   Both forms fit the budget, are judged, and are checked in their firs
             end was not slower in the steps that were timed.
 Complexity  `STEPS` steps, which train like any other; the first one of every block is not timed.
 Gaps        What the caller does between the parts is not counted. Steps that are not run to their end, or
-            run otherwise than planned, are not timed, and the trial waits.
+            run otherwise than planned, are not timed, and the contest waits.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from tightrope.run.prepared import Prepared
 
 _BLOCKS, _TIMED = 3, 3
 STEPS: Final = 2 * (_BLOCKS * (1 + _TIMED) + 1)
-"""Most steps of a trial: two kinds of blocks, and the first run of each form, which is checked."""
+"""Most steps of a contest: two kinds of blocks, and the first run of each form, which is checked."""
 
 
-class Trial:
-    """State of one trial.
+class Contest:
+    """State of one contest.
 
     Args:
         fused: what runs first.
@@ -76,5 +76,5 @@ class Trial:
         fused, plain = (min(map(min, self._times[which])) for which in (True, False))
         self._turn, self._over = (self._plain if plain < fused else self._fused), True
         said = f"{format_time(fused)} a step fused, {format_time(plain)} op by op, in turns"
-        self._fused.proof.trial = said
+        self._fused.proof.contest = said
         self._plain.proof.unfused = f"slower, {said}"

@@ -7,8 +7,8 @@ import pytest
 
 from tightrope.core import Forecast
 from tightrope.price import Paced
+from tightrope.run.contest import STEPS, Contest
 from tightrope.run.prepared import Proof
-from tightrope.run.trial import STEPS, Trial
 
 
 def form(ns: int) -> Any:
@@ -27,20 +27,20 @@ def run(prepared: Any, *, first: int = 0) -> None:
 @pytest.mark.parametrize(("fused_ns", "plain_ns"), [(100, 90), (90, 100)])
 def test_the_faster_form_goes_on(fused_ns: int, plain_ns: int) -> None:
     fused, plain = form(fused_ns), form(plain_ns)
-    trial = Trial(fused, lambda: plain)
+    contest = Contest(fused, lambda: plain)
     before, order = fused, []
     run(fused)
     for _ in range(STEPS - 1):
-        now: Any = trial.next(lambda _: True)
+        now: Any = contest.next(lambda _: True)
         run(now, first=0 if now is before else -50)  # the step behind a change of turns says nothing
         order.append(now is fused)
         before = now
     assert order[:4] == [True] * 4
     assert order.count(False) >= 12
     best: Any = fused if fused_ns < plain_ns else plain
-    assert {id(trial.next(lambda _: True)) for _ in range(3)} == {id(best)}
+    assert {id(contest.next(lambda _: True)) for _ in range(3)} == {id(best)}
     said = f"{fused_ns} ns a step fused, {plain_ns} ns op by op, in turns"
-    assert fused.proof.trial == said
+    assert fused.proof.contest == said
     assert plain.proof.unfused == f"slower, {said}"
     assert said in str(fused.proof)
 
@@ -53,24 +53,24 @@ def test_the_other_form_is_made_once_it_is_its_turn() -> None:
         return made[-1]
 
     fused = form(2)
-    trial = Trial(fused, make)
+    contest = Contest(fused, make)
     for _ in range(5):
-        run(trial.next(lambda _: True))
+        run(contest.next(lambda _: True))
         assert not made
-    assert trial.next(lambda _: True) is made[0]
+    assert contest.next(lambda _: True) is made[0]
     assert "until it is known" in made[0].proof.unfused
 
 
 def test_without_room_for_the_other_form_the_fused_one_runs() -> None:
     fused = form(2)
-    trial = Trial(fused, lambda: form(1))
+    contest = Contest(fused, lambda: form(1))
     for _ in range(2 * STEPS):
-        now: Any = trial.next(lambda _: False)
+        now: Any = contest.next(lambda _: False)
         assert now is fused
         run(now)
 
 
 def test_steps_that_are_not_timed_change_no_turn() -> None:
     fused = form(2)
-    trial = Trial(fused, lambda: form(1))
-    assert all(trial.next(lambda _: True) is fused for _ in range(2 * STEPS))
+    contest = Contest(fused, lambda: form(1))
+    assert all(contest.next(lambda _: True) is fused for _ in range(2 * STEPS))
