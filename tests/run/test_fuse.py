@@ -20,6 +20,7 @@ from tightrope.core import (
     JudgeError,
     Plan,
     PlanFileError,
+    Release,
     Run,
     TightropeError,
     VerificationError,
@@ -28,6 +29,7 @@ from tightrope.core import (
 from tightrope.core.codec import dump_executable, dump_plan, load_executable, load_plan
 from tightrope.core.executable_check import check_executable
 from tightrope.core.values import INNER
+from tightrope.fuse.choose import Candidate, _without_worst
 from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.judge import compare_traces, walk_executable
@@ -490,3 +492,20 @@ def test_a_fused_plan_that_is_slower_in_real_steps_runs_op_by_op(monkeypatch: py
     assert re.search(r"^not fused: slower, .* a step fused, .* op by op, in turns$", seen.why)
     assert seen.forecast_peak == seen.observed_peak
     assert seen.divergences == 0
+
+
+def test_no_choice_of_stretches_helps_an_op_outside_of_them(fused: nn.Module) -> None:
+    made = prepared_of(fused)
+    chosen = [Candidate(stretch, 1) for stretch in made.plan.stretches]
+    live = highest = 0
+    size: dict[int, int] = {}
+    for instruction in made.executable.instructions:
+        for event in instruction.inside if isinstance(instruction, Run | Fused) else (instruction,):
+            if isinstance(event, Alloc) and event.space:
+                size[event.buffer] = made.executable.charged(event)
+                live += size[event.buffer]
+                highest = max(highest, live if isinstance(instruction, Run) else 0)
+            elif isinstance(event, Release):
+                live -= size.get(event.buffer, 0)
+    assert _without_worst(made.executable, chosen, highest - 1) == []
+    assert len(_without_worst(made.executable, chosen, highest)) in range(1, len(chosen))

@@ -216,7 +216,8 @@ def _reason(reason: Reason, in_memory: set[StorageId]) -> Reason:
 def _without_worst(made: Executable, chosen: Sequence[Candidate], room: Bytes) -> list[Candidate]:
     """Leave out stretches that hold more than the room, or else the one at the peak, or that saves least.
 
-    What is live while a stretch runs does not depend on which others are chosen.
+    What is live while a stretch or another op runs does not depend on which stretches are chosen. So where an
+    op outside of them holds more than the room, none is left.
     """
     live: Bytes = 0
     highest, worst, number = -1, 0, -1
@@ -229,7 +230,9 @@ def _without_worst(made: Executable, chosen: Sequence[Candidate], room: Bytes) -
             if isinstance(event, Alloc) and event.space:
                 size[event.buffer] = made.charged(event)
                 live += size[event.buffer]
-                if live > room and isinstance(instruction, Fused):
+                if live > room:
+                    if not isinstance(instruction, Fused):
+                        return []
                     left_out.add(number)
                 if live > highest:
                     highest, worst = live, number if isinstance(instruction, Fused) else least
