@@ -16,6 +16,7 @@ import tightrope.run.unit
 from tightrope.core import (
     Alloc,
     Executable,
+    Flag,
     Fused,
     JudgeError,
     Plan,
@@ -219,6 +220,20 @@ def test_a_view_beyond_a_value_inside_a_stretch_is_refused(fused: nn.Module) -> 
     check_executable(made.executable)
     with pytest.raises(PlanFileError, match="inside its buffer: it ends at byte"):
         check_executable(changed(made.executable, beyond))
+
+
+@pytest.mark.parametrize("flag", [Flag.RANDOM, Flag.IN_PLACE, Flag.SIDE_EFFECT, Flag.NEVER_RECOMPUTE])
+def test_the_judge_refuses_ops_with_effects_inside_stretches(fused: nn.Module, flag: Flag) -> None:
+    made = prepared_of(fused)
+    first = next(i for i in made.executable.instructions if isinstance(i, Fused)).runs[0].op
+    ops = tuple(replace(op, flags=flag) if op.id == first else op for op in made.graph.ops)
+    graph = replace(made.graph, ops=ops)
+    executable = replace(made.executable, graph=graph.fingerprint)
+    if flag is Flag.NEVER_RECOMPUTE:
+        walk_executable(graph, executable)
+    else:
+        with pytest.raises(JudgeError, match="it runs alone"):
+            walk_executable(graph, executable)
 
 
 def test_random_ops_stay_alone(fused: nn.Module) -> None:
@@ -509,3 +524,30 @@ def test_no_choice_of_stretches_helps_an_op_outside_of_them(fused: nn.Module) ->
                 live -= size.get(event.buffer, 0)
     assert _without_worst(made.executable, chosen, highest - 1) == []
     assert len(_without_worst(made.executable, chosen, highest)) in range(1, len(chosen))
+
+
+def image_net() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [
+        (nn.Conv2d(k, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()) for k in (3, 16, 16)
+    ]
+    return nn.Sequential(*(layer for block in blocks for layer in block))
+
+
+def test_batch_norm_joins_its_neighbours() -> None:
+    batch = torch.rand(4, 3, 64, 64)
+    plain, model = image_net(), tightrope.compile(image_net(), budget="64MiB", fuse=True, verify="graph")
+    for _ in range(2):
+        plain(batch).square().mean().backward()
+        model(batch).square().mean().backward()
+    fused = [i for i in prepared_of(model).executable.instructions if isinstance(i, Fused)]
+    inside = {run.target for stretch in fused for run in stretch.runs}
+    assert inside >= {"aten._native_batch_norm_legit_functional.default", "tightrope.norm_backward"}
+    with accounts().unlimited():
+        for one, two in zip(plain.parameters(), model.parameters(), strict=True):
+            assert one.grad is not None
+            assert two.grad is not None
+            assert difference(two.grad, one.grad) <= WHOLE_STEP
+        for one, two in zip(plain.buffers(), model.buffers(), strict=True):
+            assert difference(two, one) <= WHOLE_STEP
+    assert "within a tolerance" in tightrope.report(model).verified

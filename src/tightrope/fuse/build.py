@@ -50,7 +50,7 @@ def compile_programs(programs: Iterable[FusedProgram], *, tick: Tick | None = No
         if program.key in _COMPILED or program.key in _REFUSED or program.key in every:
             continue
         try:
-            function = function_of(program)
+            function = function_of(program, for_compiler=True)
         except TightropeError as error:
             _refuse(program, str(error))
             continue
