@@ -2,7 +2,8 @@
 
 Inductor runs at several shares of the activation memory that it would keep; at the live peak of each,
 a plan is made, run op by op (L1) and fused (L2), and every one is paired with plain eager, step by
-step. The bytes of a plan are everything charged in a step above what is held, the whole arena included.
+step, once its contest is over. The bytes of a plan are everything charged in a step above what is held,
+the whole arena included.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from benchmarks.spine.nets import eager_loop, eager_peak, fresh, native, of_peak
 from benchmarks.spine.peers import activation_memory, compiled_by
 from tightrope.core import Bytes, InfeasibleError
 from tightrope.run.accounts import accounts
+from tightrope.run.contest import STEPS
 
 _NETS = ("gpt2_small_vocab", "bert", "vit", "llama", "resnet18", "unet")
 _SHARES = (1.0, 0.5, 0.3, 0.1, 0.0)
@@ -72,6 +74,10 @@ def _planned(
             "gap": seen.forecast_peak - seen.observed_peak,
             "stretches": sum(len(plan.stretches) for _, plan in seen.planned),
         }
+        for _ in range(STEPS if fuse else 0):
+            net.loop.step()
+            net.loop.clear()
+        row["level"] = net.report.level
         accounts().release(net.compiled)
         net.loop.clear()
         ratio = paired_ratio(net.loop, eager_loop(net.case), num_pairs=settings.num_pairs)
@@ -110,6 +116,7 @@ BAR = Bar(
         Column("against", "/Inductor", 9, share),
         Column("tdi", "TDI %", 6, lambda value: f"{value:.1f}"),
         Column("stretches", "fused", 5),
+        Column("level", "runs", 4),
         Column("gap", "gap", 5),
         Column("note", "note", 36),
     ),

@@ -1,7 +1,8 @@
 """Fused plans: budget, forecast and random streams of the unfused ones; values within a tolerance."""
 
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ import tightrope.run.unit
 from tightrope.core import (
     Alloc,
     Executable,
+    Flag,
     Fused,
     JudgeError,
     Plan,
     PlanFileError,
+    Release,
     Run,
     TightropeError,
     VerificationError,
@@ -27,6 +30,7 @@ from tightrope.core import (
 from tightrope.core.codec import dump_executable, dump_plan, load_executable, load_plan
 from tightrope.core.executable_check import check_executable
 from tightrope.core.values import INNER
+from tightrope.fuse.choose import Candidate, _without_worst
 from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.judge import compare_traces, walk_executable
@@ -36,6 +40,7 @@ from tightrope.record.forecast import forecast
 from tightrope.record.planned import record_run
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.contest import STEPS
 from tightrope.run.prepared import Prepared
 from tightrope.run.stretch_check import StretchCheck
 
@@ -217,6 +222,20 @@ def test_a_view_beyond_a_value_inside_a_stretch_is_refused(fused: nn.Module) -> 
         check_executable(changed(made.executable, beyond))
 
 
+@pytest.mark.parametrize("flag", [Flag.RANDOM, Flag.IN_PLACE, Flag.SIDE_EFFECT, Flag.NEVER_RECOMPUTE])
+def test_the_judge_refuses_ops_with_effects_inside_stretches(fused: nn.Module, flag: Flag) -> None:
+    made = prepared_of(fused)
+    first = next(i for i in made.executable.instructions if isinstance(i, Fused)).runs[0].op
+    ops = tuple(replace(op, flags=flag) if op.id == first else op for op in made.graph.ops)
+    graph = replace(made.graph, ops=ops)
+    executable = replace(made.executable, graph=graph.fingerprint)
+    if flag is Flag.NEVER_RECOMPUTE:
+        walk_executable(graph, executable)
+    else:
+        with pytest.raises(JudgeError, match="it runs alone"):
+            walk_executable(graph, executable)
+
+
 def test_random_ops_stay_alone(fused: nn.Module) -> None:
     made = prepared_of(fused)
     inside = [run for i in made.executable.instructions if isinstance(i, Fused) for run in i.runs]
@@ -368,8 +387,8 @@ def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPat
     assert str(tightrope.report(model)).startswith("level L1 (not fused: torch finds no C++ compiler")
 
 
-def _fails(*_: object) -> object:
-    raise TightropeError("torch's compiler refuses it.")
+def _fails(every: list[object], **_: object) -> list[str]:
+    return ["torch's compiler refuses it." for _ in every]
 
 
 def test_a_compiler_that_fails_leaves_the_step_as_it_was(
@@ -466,3 +485,71 @@ def test_a_whole_step_runs_fused() -> None:
 
     wanted, found = trained(None), trained(True)
     assert max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True)) < 1e-4
+
+
+def test_a_fused_plan_that_is_slower_in_real_steps_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tightrope.fuse.build.compiled
+
+    def slow(program: FusedProgram) -> tightrope.fuse.build.Compiled:
+        def run(given: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            until = time.thread_time() + 0.003
+            while time.thread_time() < until:
+                pass
+            return real(program)(given)
+
+        return run
+
+    monkeypatch.setattr("tightrope.run.emit.compiled", slow)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    train(model, STEPS)
+    found, wanted = train(model, 1), train(net(), 1)
+    assert all(map(torch.equal, found, wanted))
+    seen = tightrope.report(model)
+    assert seen.level == "L1"
+    assert re.search(r"^not fused: slower, .* a step fused, .* op by op, in turns$", seen.why)
+    assert seen.forecast_peak == seen.observed_peak
+    assert seen.divergences == 0
+
+
+def test_no_choice_of_stretches_helps_an_op_outside_of_them(fused: nn.Module) -> None:
+    made = prepared_of(fused)
+    chosen = [Candidate(stretch, 1) for stretch in made.plan.stretches]
+    live = highest = 0
+    size: dict[int, int] = {}
+    for instruction in made.executable.instructions:
+        for event in instruction.inside if isinstance(instruction, Run | Fused) else (instruction,):
+            if isinstance(event, Alloc) and event.space:
+                size[event.buffer] = made.executable.charged(event)
+                live += size[event.buffer]
+                highest = max(highest, live if isinstance(instruction, Run) else 0)
+            elif isinstance(event, Release):
+                live -= size.get(event.buffer, 0)
+    assert _without_worst(made.executable, chosen, highest - 1) == []
+    assert len(_without_worst(made.executable, chosen, highest)) in range(1, len(chosen))
+
+
+def image_net() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [
+        (nn.Conv2d(k, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()) for k in (3, 16, 16)
+    ]
+    return nn.Sequential(*(layer for block in blocks for layer in block))
+
+
+def test_batch_norm_joins_its_neighbours() -> None:
+    batch = torch.rand(4, 3, 64, 64)
+    plain, model = image_net(), tightrope.compile(image_net(), budget="64MiB", fuse=True, verify="graph")
+    for _ in range(2):
+        plain(batch).square().mean().backward()
+        model(batch).square().mean().backward()
+    fused = [i for i in prepared_of(model).executable.instructions if isinstance(i, Fused)]
+    inside = {run.target for stretch in fused for run in stretch.runs}
+    assert inside >= {"aten._native_batch_norm_legit_functional.default", "tightrope.norm_backward"}
+    with accounts().unlimited():
+        for one, two in zip(plain.parameters(), model.parameters(), strict=True):
+            assert one.grad is not None
+            assert two.grad is not None
+            assert difference(two.grad, one.grad) <= WHOLE_STEP
+        for one, two in zip(plain.buffers(), model.buffers(), strict=True):
+            assert difference(two, one) <= WHOLE_STEP
+    assert "within a tolerance" in tightrope.report(model).verified

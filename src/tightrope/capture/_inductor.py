@@ -1,17 +1,72 @@
 """Torch's compiler for loops, and how it cuts joint graphs; a third such module beside `_torch`, `_eager`."""
 
+import hashlib
+import os
+import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import torch
 import torch.fx
 
 from tightrope.capture._torch import real_tensors
-from tightrope.core import TightropeError
 
-_SETTINGS: dict[str, Any] = {"size_asserts": False, "keep_output_stride": True, "fx_graph_cache": True}
+_SETTINGS: dict[str, Any] = {"size_asserts": False, "keep_output_stride": True, "fx_graph_cache": False}
+_LEAST_PER_LIBRARY: Final = 8
+_LAYOUT: Final = 1
+"""Version of what is kept."""
+
+CompiledLoops: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+_BINDING_HEAD: Final = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <cstdlib>
+#include <stdexcept>
+#include <type_traits>
+
+static void* (*data_of)(PyObject*);
+
+template <typename T> static T parsed(PyObject* args, Py_ssize_t n) {
+  PyObject* item = PyTuple_GET_ITEM(args, n);
+  if constexpr (std::is_pointer_v<T>) return static_cast<T>(data_of(item));
+  else if constexpr (std::is_floating_point_v<T>) return static_cast<T>(PyFloat_AsDouble(item));
+  else return static_cast<T>(PyLong_AsSsize_t(item));
+}
+"""
+_BINDING: Final = """
+static PyObject* %(name)s_py(PyObject*, PyObject* args) {
+  try {
+    if (PyTuple_GET_SIZE(args) != %(num)d) throw std::runtime_error("wrong number of arguments");
+    %(name)s(%(given)s);
+    Py_RETURN_NONE;
+  } catch (std::exception const& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+"""
+_BINDING_TAIL: Final = """
+static PyMethodDef methods[] = {%(methods)s{nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "kernel", nullptr, -1, methods};
+
+PyMODINIT_FUNC PyInit_kernel() {
+  const char* address = std::getenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR");
+  if (!address) {
+    PyErr_SetString(PyExc_RuntimeError, "torch did not say where the data of tensors are");
+    return nullptr;
+  }
+  data_of = reinterpret_cast<decltype(data_of)>(std::strtoull(address, nullptr, 10));
+  return PyModule_Create(&definition);
+}
+"""
 
 
 def compiler_missing() -> str:
@@ -25,21 +80,77 @@ def compiler_missing() -> str:
     return ""
 
 
+class Loops(NamedTuple):
+    """A function to compile, for inputs of exactly these layouts.
+
+    Attributes:
+        name: of all that its code depends on, the processor included.
+        function: takes one list, gives a tuple; without random numbers and without changes in place.
+        layouts: shape, strides and dtype of each input.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+
+
+class _LoopKernel(msgspec.Struct, frozen=True):
+    """A C++ function, and where it was built: a library below torch's folder, its key, its name there."""
+
+    arguments: tuple[str, ...]
+    source: str
+    library: tuple[str, str, str] | None = None
+
+
+class _LoopText(msgspec.Struct, frozen=True):
+    """What torch's compiler writes: a Python module and the kernels that it calls."""
+
+    python: str
+    kernels: tuple[_LoopKernel, ...]
+
+
 def compile_loops(
-    function: Callable[..., Any], layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
-) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """Compile a function of tensors into loops, for inputs of exactly these layouts.
+    every: Sequence[Loops], *, tick: Callable[[int], None] = lambda done: None
+) -> list[CompiledLoops | str]:
+    """Compile functions of tensors into loops.
+
+    Torch writes the code of each; the C++ of all is built at once, because reading the headers takes a
+    compiler longer than a kernel. What was built is kept in torch's folder and found again by name.
 
     Args:
-        function: takes one list, gives a tuple; without random numbers and without changes in place.
-        layouts: shape, strides and dtype of each.
+        every: to compile.
+        tick: called with the number that is written, before each.
 
     Returns:
-        What takes a list, which it empties, and gives the outputs.
-
-    Raises:
-        TightropeError: the compiler refuses it; says why.
+        Per function, what takes a list, which it empties, and gives the outputs; or why torch refuses it.
     """
+    written: list[tuple[_LoopText, dict[str, Any]] | str] = []
+    for done, one in enumerate(every):
+        tick(done)
+        kept = _kept(one.name)
+        written.append((kept, {}) if kept is not None else _write(one))
+    kernels = {kernel: kernel for item in written if not isinstance(item, str) for kernel in item[0].kernels}
+    built = _build([kernel for kernel in kernels if kernel.library is None])
+    found: list[CompiledLoops | str] = []
+    for one, item in zip(every, written, strict=True):
+        if isinstance(item, str):
+            found.append(item)
+            continue
+        text, constants = item
+        new = tuple(built.get(kernel, kernel) for kernel in text.kernels)
+        refused = [kernel for kernel in new if isinstance(kernel, str)]
+        if refused:
+            found.append(refused[0])
+            continue
+        ready = _LoopText(text.python, tuple(kernel for kernel in new if not isinstance(kernel, str)))
+        if ready != text and not constants:
+            _keep(one.name, ready)
+        found.append(_load(ready, constants))
+    return found
+
+
+def _write(one: Loops) -> tuple[_LoopText, dict[str, Any]] | str:
+    """Let torch write the code of a function, with the constants that it reads; or say why it does not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, in the modules that it imports
         from torch._guards import TracingContext, tracing
@@ -51,7 +162,12 @@ def compile_loops(
         from torch.fx.experimental.proxy_tensor import make_fx
 
     def flat(*values: torch.Tensor) -> Any:
-        return function(list(values))
+        return one.function(list(values))
+
+    kernels: list[_LoopKernel] = []
+
+    def note(arguments: Sequence[str], source: str) -> None:
+        kernels.append(_LoopKernel(tuple(arguments), source))
 
     try:
         with ExitStack() as stack:
@@ -61,21 +177,144 @@ def compile_loops(
             stack.enter_context(torch.no_grad())
             mode = FakeTensorMode()
             with mode:
-                fake = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in layouts]
+                fake = [
+                    torch.empty_strided(size, strides, dtype=dtype) for size, strides, dtype in one.layouts
+                ]
                 traced = make_fx(flat, decomposition_table=select_decomp_table(), tracing_mode="fake")(*fake)
             stack.enter_context(tracing(TracingContext(mode)))
             stack.enter_context(V.set_fake_mode(mode))
             stack.enter_context(config.patch(_SETTINGS))
+            stack.enter_context(_kernels_by(note))
             compiled: Any = compile_fx_inner(traced, fake)
     except Exception as error:  # whatever a compiler trips over: the caller runs op by op instead
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise TightropeError(
-            f"torch's compiler refuses it ({type(error).__name__}: {reason[0][:200]})."
-        ) from error
-    found: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] = (
-        getattr(compiled, "current_callable", None) or compiled
-    )
+        return _refusal(error)
+    return _LoopText(compiled.source_code, tuple(kernels)), dict(compiled.constants or {})
+
+
+def _refusal(error: Exception) -> str:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return f"torch's compiler refuses it ({type(error).__name__}: {reason[0][:200]})."
+
+
+@contextmanager
+def _kernels_by(make: Callable[[Sequence[str], str], Any]) -> Iterator[None]:
+    """Let ``make`` give the kernels of code that torch writes or loads in this thread."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    own, real = threading.get_ident(), AsyncCompile.cpp_pybinding
+
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
+        if threading.get_ident() != own:
+            return real(self, argtypes, source_code)
+        return make(argtypes, source_code)
+
+    AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        AsyncCompile.cpp_pybinding = real  # type: ignore[method-assign]
+
+
+def _build(kernels: Sequence[_LoopKernel]) -> dict[_LoopKernel, _LoopKernel | str]:
+    """Build kernels in a few libraries, by as many threads; instead of one that is refused, the reason."""
+    if not kernels:
+        return {}
+    from torch._inductor.async_compile import get_compile_threads
+
+    num = min(get_compile_threads(), -(-len(kernels) // _LEAST_PER_LIBRARY))
+    with ThreadPoolExecutor(num, "tightrope loops") as pool:
+        parts = list(pool.map(_built, [kernels[first::num] for first in range(num)]))
+    return {kernel: made for part in parts for kernel, made in part.items()}
+
+
+def _built(kernels: Sequence[_LoopKernel]) -> dict[_LoopKernel, _LoopKernel | str]:
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    names = [f"kernel_{number}" for number in range(len(kernels))]
+    try:
+        module: Any = CppPythonBindingsCodeCache.load(_library_text(kernels, names))
+    except Exception as error:  # torch raises its own classes, by version
+        if len(kernels) == 1:
+            return {kernels[0]: _refusal(error)}
+        return {kernel: made for kernel in kernels for made in _built([kernel]).values()}
+    where = os.path.relpath(module.__file__, _folder())
+    return {
+        kernel: msgspec.structs.replace(kernel, library=(where, module.key, name))
+        for kernel, name in zip(kernels, names, strict=True)
+    }
+
+
+def _library_text(kernels: Sequence[_LoopKernel], names: Sequence[str]) -> str:
+    """Write a Python extension module of kernels, each of which torch calls ``kernel``."""
+    parts = [_BINDING_HEAD]
+    for kernel, name in zip(kernels, names, strict=True):
+        given = (
+            f"parsed<{kind.replace('const ', '')}>(args, {k})" for k, kind in enumerate(kernel.arguments)
+        )
+        parts += [f"#define kernel {name}", kernel.source, "#undef kernel"]
+        parts.append(_BINDING % {"name": name, "num": len(kernel.arguments), "given": ", ".join(given)})
+    methods = "".join(f'{{"{name}", {name}_py, METH_VARARGS, ""}}, ' for name in names)
+    return "\n".join([*parts, _BINDING_TAIL % {"methods": methods}])
+
+
+def _load(text: _LoopText, constants: dict[str, Any]) -> CompiledLoops | str:
+    """Run the module that torch has written, with kernels that are built."""
+    known = {(kernel.arguments, kernel.source): kernel for kernel in text.kernels}
+    scope: dict[str, Any] = {"__name__": "tightrope_loops", **constants}
+    try:
+        with _kernels_by(lambda arguments, source: _function(known[tuple(arguments), source])):
+            exec(compile(text.python, "<tightrope loops>", "exec"), scope)
+    except Exception as error:  # whatever torch's text trips over
+        return _refusal(error)
+    found: CompiledLoops = scope["call"]
     return found
+
+
+def _function(kernel: _LoopKernel) -> Any:
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    assert kernel.library is not None
+    where, key, name = kernel.library
+    return getattr(CppPythonBindingsCodeCache._load_library(str(_folder() / where), key), name)
+
+
+def _folder() -> Path:
+    """Where torch keeps the code that it compiles."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir())
+
+
+def _file_of(name: str) -> Path:
+    """Where the code of a function is kept: torch's folder, as its settings are part of the name."""
+    from torch._inductor import config
+
+    settings = sorted((key, repr(value)) for key, value in config.save_config_portable().items())
+    text = repr((_LAYOUT, name, torch.__version__, settings))
+    return _folder() / "tightrope" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+
+def _kept(name: str) -> _LoopText | None:
+    try:
+        found = msgspec.json.decode(_file_of(name).read_bytes(), type=_LoopText)
+    except (OSError, msgspec.MsgspecError):
+        return None  # it is compiled again
+    there = (kernel.library is not None for kernel in found.kernels)
+    files = {_folder() / kernel.library[0] for kernel in found.kernels if kernel.library}
+    return found if all(there) and all(map(Path.is_file, files)) else None
+
+
+def _keep(name: str, text: _LoopText) -> None:
+    """Keep code for the next process; a folder that cannot be written only costs that its time."""
+    path = _file_of(name)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(text))
+        os.replace(part, path)
+    except OSError:
+        return
 
 
 def tidy_joint(joint: torch.fx.GraphModule) -> None:

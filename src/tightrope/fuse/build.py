@@ -1,20 +1,21 @@
 """Compile programs, measure them, and compare them with op by op runs.
 
-Idea        Every distinct program is compiled once per process, and torch keeps its code on disk. It is
+Idea        Every distinct program is compiled once, many at a time, and its code kept on disk. It is
             measured like an op: on made-up inputs, its time and every allocation that it makes. Its time is
-            taken in turns with that of its ops, so that what else the machine does slows both alike.
+            taken in turns with that of its ops, so that what else the machine does slows both alike. What
+            was measured is kept too, so the next process compiles nothing that it will not run.
 Guarantee   A program that is offered gave the unfused results within `tightrope.fuse.tolerance`, in
             memory of its own, laid out as captured, on these inputs.
 Gaps        Made-up inputs are not the real ones; see `tightrope.run.stretch_check`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
 from msgspec.structs import replace
 
-from tightrope.capture._inductor import compile_loops
+from tightrope.capture._inductor import CompiledLoops, Loops, compile_loops
 from tightrope.core import Nanoseconds, TightropeError, View
 from tightrope.fuse.program import FusedProgram
 from tightrope.fuse.tolerance import difference
@@ -22,9 +23,12 @@ from tightrope.fuse.traced import function_of
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import Kernel, dtype_of
 from tightrope.price.measure import Measured, clock_here, measure
+from tightrope.price.processor import processor
 from tightrope.price.store import PriceStore
 
-Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+Compiled: TypeAlias = CompiledLoops
+Tick: TypeAlias = Callable[[int, int, str], None]
+"""Takes how many are done, of how many, and what comes next."""
 
 _COMPILED: Final[dict[str, Compiled]] = {}
 _MIN_RUNS, _MAX_RUNS = 3, 20
@@ -33,17 +37,68 @@ _REFUSED: Final[dict[str, str]] = {}
 """Why programs cannot be fused, for as long as the process lives: the next one may have another compiler."""
 
 
+def compile_programs(programs: Iterable[FusedProgram], *, tick: Tick | None = None) -> None:
+    """Compile programs together, each once per process; see `refusal` for what the compiler says.
+
+    Args:
+        programs: any.
+        tick: called before each.
+    """
+    every: dict[str, Loops] = {}
+    first: dict[str, str] = {}
+    for program in programs:
+        if program.key in _COMPILED or program.key in _REFUSED or program.key in every:
+            continue
+        try:
+            function = function_of(program, for_compiler=True)
+        except TightropeError as error:
+            _refuse(program, str(error))
+            continue
+        layouts = [(view.shape, view.strides, dtype_of(view.dtype)) for view in program.inputs]
+        every[program.key] = Loops(f"{program.key} {processor()}", function, layouts)
+        first[program.key] = program.calls[0].target
+    if not every:
+        return
+    keys = list(every)
+
+    def ticked(done: int) -> None:
+        if tick is not None:
+            tick(done, len(keys), first[keys[done]])
+
+    for key, found in zip(keys, compile_loops(list(every.values()), tick=ticked), strict=True):
+        if isinstance(found, str):
+            _REFUSED.setdefault(key, found.rstrip("."))
+        else:
+            _COMPILED[key] = found
+
+
+def refusal(program: FusedProgram) -> str:
+    """Say why a program cannot be fused, as far as it was tried; or nothing."""
+    return _REFUSED.get(program.key, "")
+
+
 def compiled(program: FusedProgram) -> Compiled:
     """Compile a program, once per process.
 
     Raises:
         TightropeError: the compiler refuses it.
     """
+    compile_programs((program,))
     if program.key not in _COMPILED:
-        function = function_of(program)
-        layouts = [(view.shape, view.strides, dtype_of(view.dtype)) for view in program.inputs]
-        _COMPILED[program.key] = compile_loops(function, layouts)
+        raise TightropeError(f"{_REFUSED[program.key]}.")
     return _COMPILED[program.key]
+
+
+def known(
+    program: FusedProgram, before: Nanoseconds, *, allocator: Allocator | None, store: PriceStore
+) -> Measured | str | None:
+    """Look up what `price` would say, or None where it would have to compile."""
+    if program.key in _REFUSED:
+        return _REFUSED[program.key]
+    found, ops = store.get(f"stretch {program.key}"), store.get(f"ops of stretch {program.key}")
+    if found is None or ops is None or (allocator is not None and not found.known):
+        return None
+    return replace(found, ns=max(1, round(before * found.ns / ops.ns)))
 
 
 def price(
@@ -60,34 +115,22 @@ def price(
     Returns:
         The price; its time is ``before``, times fused over unfused as measured here.
     """
-    if program.key in _REFUSED:
-        return _REFUSED[program.key]
-    name, name_ops = f"stretch {program.key}", f"ops of stretch {program.key}"
-    found, ops = store.get(name), store.get(name_ops)
-    if found is None or ops is None or (allocator is not None and not found.known):
-        try:
-            found, ops = _measured(program, allocator)
-        except torch.OutOfMemoryError:
-            return "too large to be measured under the limit"  # under another budget there may be room
-        except (TightropeError, RuntimeError) as error:
-            return _refused(program, error)
-        store.put(name, found)
-        store.put(name_ops, ops)
+    said = known(program, before, allocator=allocator, store=store)
+    if said is not None:
+        return said
+    try:
+        found, ops = _measured(program, allocator)
+    except torch.OutOfMemoryError:
+        return "too large to be measured under the limit"  # under another budget there may be room
+    except (TightropeError, RuntimeError) as error:
+        return _refuse(program, str(error) or type(error).__name__)
+    store.put(f"stretch {program.key}", found)
+    store.put(f"ops of stretch {program.key}", ops)
     return replace(found, ns=max(1, round(before * found.ns / ops.ns)))
 
 
-def refused(program: FusedProgram) -> str:
-    """Compile a program; say why it cannot be, or nothing."""
-    try:
-        compiled(program)
-    except TightropeError as error:
-        return _refused(program, error)
-    return ""
-
-
-def _refused(program: FusedProgram, error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return _REFUSED.setdefault(program.key, lines[0].rstrip("."))
+def _refuse(program: FusedProgram, why: str) -> str:
+    return _REFUSED.setdefault(program.key, why.strip().splitlines()[0].rstrip("."))
 
 
 def _measured(program: FusedProgram, allocator: Allocator | None) -> tuple[Measured, Measured]:

@@ -9,6 +9,7 @@ Complexity  One compilation per distinct stretch; one placement per round, of at
 Gaps        Bounds on time and bytes are those of plans that run op by op, so a fused plan claims none.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -32,8 +33,8 @@ from tightrope.core import (
     StorageId,
 )
 from tightrope.core.executable import ARENA, HEAP
-from tightrope.fuse.build import price, refused
-from tightrope.fuse.program import FusedProgram, program_of
+from tightrope.fuse.build import compile_programs, known, price, refusal
+from tightrope.fuse.program import program_of
 from tightrope.fuse.stretches import Region, regions
 from tightrope.lower import contract, lower, simulate, without_writes
 from tightrope.native.hook.allocator import Allocator
@@ -122,12 +123,12 @@ def _candidates(
     programs = [program_of(stretch, threads=threads) for stretch in stretches]
     before = {p.key: sum(run.ns for run in s.runs) for s, (p, _, _) in zip(stretches, programs, strict=True)}
     distinct = {program.key: program for program, _, _ in programs}
-    prices = {}
-    for done, (key, program) in enumerate(distinct.items()):
-        if tick is not None:
-            tick(done, len(distinct), program.calls[0].target)
-        measured = price(program, before[key], allocator=allocator, store=store)
-        prices[key] = _faster(program, before[key], measured)
+    before_of = functools.partial(known, allocator=allocator, store=store)
+    compile_programs((p for k, p in distinct.items() if before_of(p, before[k]) is None), tick=tick)
+    prices = {
+        key: _faster(before[key], price(program, before[key], allocator=allocator, store=store))
+        for key, program in distinct.items()
+    }
     store.save()
     found: list[Candidate] = []
     storage_of = {event.buffer: event.storage for event in bare.flat() if isinstance(event, Alloc)}
@@ -141,10 +142,18 @@ def _candidates(
     return found, _why([measured for measured in prices.values() if isinstance(measured, str)])
 
 
-def _faster(program: FusedProgram, before: Nanoseconds, measured: Measured | str) -> Measured | str:
+def _faster(before: Nanoseconds, measured: Measured | str) -> Measured | str:
     if isinstance(measured, Measured) and measured.ns > before * (1 - _LEAST_GAIN):
         return "not faster than its ops"
-    return measured if isinstance(measured, str) else refused(program) or measured
+    return measured
+
+
+def compile_stretches(graph: Graph, plan: Plan, *, threads: int, tick: Tick | None = None) -> bool:
+    """Compile what a plan runs fused; tell whether the compiler took all of it."""
+    rows = lower(graph, replace(plan, offsets=(), placed=False)).instructions
+    programs = [program_of(item, threads=threads)[0] for item in rows if isinstance(item, Fused)]
+    compile_programs(programs, tick=tick)
+    return not any(map(refusal, programs))
 
 
 def _why(reasons: Sequence[str]) -> str:
@@ -207,7 +216,8 @@ def _reason(reason: Reason, in_memory: set[StorageId]) -> Reason:
 def _without_worst(made: Executable, chosen: Sequence[Candidate], room: Bytes) -> list[Candidate]:
     """Leave out stretches that hold more than the room, or else the one at the peak, or that saves least.
 
-    What is live while a stretch runs does not depend on which others are chosen.
+    What is live while a stretch or another op runs does not depend on which stretches are chosen. So where an
+    op outside of them holds more than the room, none is left.
     """
     live: Bytes = 0
     highest, worst, number = -1, 0, -1
@@ -220,7 +230,9 @@ def _without_worst(made: Executable, chosen: Sequence[Candidate], room: Bytes) -
             if isinstance(event, Alloc) and event.space:
                 size[event.buffer] = made.charged(event)
                 live += size[event.buffer]
-                if live > room and isinstance(instruction, Fused):
+                if live > room:
+                    if not isinstance(instruction, Fused):
+                        return []
                     left_out.add(number)
                 if live > highest:
                     highest, worst = live, number if isinstance(instruction, Fused) else least

@@ -29,11 +29,10 @@ from tightrope.core import (
     View,
 )
 from tightrope.core.values import ITEM_BYTES, views
+from tightrope.fuse.traced import FOR_COMPILERS
 from tightrope.price.kernels import resolve
 
-_SERIAL: Final = (
-    Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.NEVER_RECOMPUTE | Flag.OPAQUE
-)
+_SERIAL: Final = Flag.RANDOM | Flag.IN_PLACE | Flag.COLLECTIVE | Flag.SIDE_EFFECT | Flag.OPAQUE
 _ROWS: Final = frozenset(
     f"aten.{name}"
     for name in (
@@ -42,7 +41,7 @@ _ROWS: Final = frozenset(
         "_log_softmax.default", "_log_softmax_backward_data.default", "native_layer_norm.default",
         "native_layer_norm_backward.default", "native_group_norm.default",
         "native_group_norm_backward.default", "_native_batch_norm_legit_functional.default",
-        "native_batch_norm.default", "native_batch_norm_backward.default", "_fused_rms_norm.default",
+        "native_batch_norm.default", "_fused_rms_norm.default",
         "_fused_rms_norm_backward.default", "cat.default", "stack.default", "clone.default",
         "_to_copy.default", "copy.default", "slice_backward.default", "select_backward.default",
         "full.default", "full_like.default", "zeros.default", "zeros_like.default", "ones_like.default",
@@ -193,9 +192,13 @@ def _views(instruction: Instruction) -> Iterator[View]:
 
 def fusible(op: Op) -> bool:
     """Tell whether an op becomes a loop that can join others."""
-    if op.flags & _SERIAL or op.mutates or not op.target.startswith(("aten.", "prims.")):
+    if op.flags & _SERIAL or op.mutates:
+        return False
+    if not op.target.startswith(("aten.", "prims.")) and op.target not in FOR_COMPILERS:
         return False
     if any(result.view.bits for result in op.results) or not op.results:
         return False
     kernel = resolve(op.target)
-    return op.target in _ROWS or torch.Tag.pointwise in getattr(kernel, "tags", ())
+    return (
+        op.target in _ROWS or op.target in FOR_COMPILERS or torch.Tag.pointwise in getattr(kernel, "tags", ())
+    )

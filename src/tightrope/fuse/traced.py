@@ -1,7 +1,7 @@
 """A program as a Python function of tensors, for a compiler to trace or for op by op runs."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -15,19 +15,27 @@ Function = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 """Takes the inputs of a program and gives its outputs."""
 
 
-def function_of(program: FusedProgram, *, wrap: Callable[[Kernel], Kernel] | None = None) -> Function:
+FOR_COMPILERS: Final = {"tightrope.norm_backward": "aten.native_batch_norm_backward.default"}
+"""Ops that a compiler can read, instead of ours."""
+
+
+def function_of(
+    program: FusedProgram, *, wrap: Callable[[Kernel], Kernel] | None = None, for_compiler: bool = False
+) -> Function:
     """Write a program as a function that calls its ops one by one.
 
     Args:
         program: any.
         wrap: put around the kernel of every op.
+        for_compiler: call ops that a compiler can read.
 
     Raises:
         TightropeError: a value is looked at in a way that no op here gives.
     """
     roots = {result.view.base: result.view for call in program.calls for result in call.results}
     ways = {view: _way(roots, view) for view in _views(program)}
-    kernels = [resolve(call.target) for call in program.calls]
+    instead = FOR_COMPILERS if for_compiler else {}
+    kernels = [resolve(instead.get(call.target, call.target)) for call in program.calls]
     if wrap is not None:
         kernels = [wrap(kernel) for kernel in kernels]
     over = _last_uses(program)

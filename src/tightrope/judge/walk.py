@@ -15,6 +15,7 @@ from tightrope.core import (
     Alloc,
     Copy,
     Executable,
+    Flag,
     Fused,
     Graph,
     Instruction,
@@ -145,7 +146,8 @@ class _Walker(Books):
         inner: list[int] = []
         for run in fused.runs:
             op, first, over = self._op_of(run)
-            if runs_once(op) or op.mutates or over >= 0:
+            pure = op.flags in (Flag.NONE, Flag.NEVER_RECOMPUTE)
+            if not pure or op.mutates or over >= 0:
                 self._fail("draws, changes, sends or writes over something: it runs alone")
             made = self._values(run, op, free, inner, first=first)
             self._ran(run, op, made, first=first)

@@ -34,6 +34,9 @@ class Paced:
         forecast: of the plan.
         plain: whether it runs as it always does; a recording takes longer, and no other plan goes by it.
 
+    Attributes:
+        num_runs: whole runs so far.
+
     Example:
         >>> times = Paced("0" * 64, Forecast(0, 0, 0, ns=100, base_ns=100))
         >>> times.ran(125, 130)
@@ -45,10 +48,12 @@ class Paced:
         self.forecast, self._plain = forecast, plain
         self._key = fingerprint, forecast.base_ns
         self._recent: deque[tuple[Nanoseconds, Nanoseconds]] = deque(maxlen=_RECENT)
+        self.num_runs = 0
 
     def ran(self, ns: Nanoseconds, wall_ns: Nanoseconds) -> None:
         """Note a whole run: what its parts took by the clock of the prices, and by the wall's."""
         self._recent.append((ns, wall_ns))
+        self.num_runs += 1
         if not self._plain:
             return
         _LATEST.pop(self._key, None)
@@ -60,6 +65,11 @@ class Paced:
     def ns(self) -> Nanoseconds | None:
         """Median of the recent runs; None before the first."""
         return median_low(ns for ns, _ in self._recent) if self._recent else None
+
+    @property
+    def latest_ns(self) -> Nanoseconds | None:
+        """Of the latest run; None before the first."""
+        return self._recent[-1][0] if self._recent else None
 
     def found(self, *, clock: str) -> "StepTime":
         """Collect what is known of the time of this plan's steps."""

@@ -45,6 +45,7 @@ class Proof:
         unfused: why no stretch runs fused, where that was asked for.
         fused: how its fused stretches were compared with their ops, in words.
         num_chunks: in which a stretch of it runs; 0 = none does.
+        contest: what its steps took beside those of the same plan op by op, in words.
     """
 
     executable: str
@@ -60,6 +61,7 @@ class Proof:
     fused: str = ""
     unfused: str = ""
     num_chunks: int = 0
+    contest: str = ""
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.judged))
@@ -73,7 +75,7 @@ class Proof:
             text += f", its first {self.num_parts} parts checked, the others did not run"
         else:
             text += ", not checked in a run yet"
-        return text + (f"; {self.reference}" if self.reference else "")
+        return "; ".join(filter(None, (text, self.reference, self.contest)))
 
 
 @dataclass(frozen=True, eq=False)

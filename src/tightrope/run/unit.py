@@ -4,6 +4,7 @@ A unit has a graph, and for the room that is left a plan, made ready to run. The
 suits, and known plans are remembered; every new one is judged, and checked in its first run.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 
 from tightrope.capture._inductor import compiler_missing
 from tightrope.core import Bytes, Forecast, Graph, InfeasibleError, JudgeError, Plan, StorageId
-from tightrope.fuse.choose import Chosen, fused
+from tightrope.fuse.choose import Chosen, compile_stretches, fused
 from tightrope.fuse.rounds import fused_rounds
 from tightrope.lower.join import Turn
 from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
@@ -21,6 +22,7 @@ from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
 from tightrope.run.captured import ChunkedFrom
+from tightrope.run.contest import Contest
 from tightrope.run.headroom import Headroom
 from tightrope.run.prepared import Prepared, Proof, prepare
 from tightrope.run.refusal import Refusal
@@ -81,11 +83,12 @@ class Expected:
 
 
 class _Known(NamedTuple):
-    """A plan, the room that it was made for, and what was left free beside it."""
+    """A plan, the room that it was made for, what was left free beside it, and its contest if it is fused."""
 
     prepared: Prepared
     room: Room
     beside: Bytes
+    contest: Contest | None = None
 
 
 class Unit:
@@ -199,7 +202,11 @@ class Unit:
         known = self._best_known(room)
         if known is not None:
             self._room, self.prepared = room, known.prepared
-            return known.prepared
+            if known.contest is not None:
+                self.prepared = known.contest.next(
+                    lambda it: room.fits(it.plan.forecast, room.headroom.needed)
+                )
+            return self.prepared
         cause = self._why
         if self._known:
             last = self._known[-1]
@@ -207,17 +214,18 @@ class Unit:
             cause = cause_of(last.room, room, last.beside, said, self._aim(room))
         with self.status.planning(room.budget, cause):
             try:
-                self.prepared, beside = self._planned(room, expected, cause)
+                found = self._planned(room, expected, cause)
             except JudgeError as error:
                 if not self._cache.forget(self.graph, str(error)):
                     raise
-                self.prepared, beside = self._planned(room, expected, cause)
+                found = self._planned(room, expected, cause)
+        self.prepared = found.prepared
         self.proofs.append(self.prepared.proof)
         self._room = room
-        self._known = [*self._known[1 - _MOST_KNOWN :], _Known(self.prepared, room, beside)]
+        self._known = [*self._known[1 - _MOST_KNOWN :], found]
         return self.prepared
 
-    def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> tuple[Prepared, Bytes]:
+    def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> _Known:
         """Make a plan for a room, with as much free beside it as there is room for."""
         began = time.perf_counter()
         for beside in room.headroom.candidates():
@@ -227,15 +235,27 @@ class Unit:
                 except InfeasibleError as error:
                     self._missed = error.with_traceback(None)
                 else:
-                    unfused = ""
-                    if self.settings.fuse:
-                        plan, unfused = self._fused(plan, room.available - beside + self.graph.persistent)
-                    made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
-                    made.proof.unfused = unfused
-                    made.proof.num_chunks = self.split.num if self.split is not None else 0
-                    return made, beside
+                    if not self.settings.fuse:
+                        return _Known(self._prepared(plan, cause, began), room, beside)
+                    fused, why = self._fused(plan, room.available - beside + self.graph.persistent)
+                    made = self._prepared(fused, cause, began)
+                    made.proof.unfused = why
+                    contest = (
+                        Contest(made, functools.partial(self._unfused, plan)) if fused.stretches else None
+                    )
+                    return _Known(made, room, beside, contest)
         assert self._missed is not None
         raise self._refusal(room, expected()).restated(self._missed) from None
+
+    def _prepared(self, plan: Plan, cause: str, began: float) -> Prepared:
+        made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
+        made.proof.num_chunks = self.split.num if self.split is not None else 0
+        return made
+
+    def _unfused(self, plan: Plan) -> Prepared:
+        made = self._prepared(plan, "to compare with the fused plan", time.perf_counter())
+        self.proofs.append(made.proof)
+        return made
 
     def _may_fit(self, room: Room, beside: Bytes) -> bool:
         """Tell whether a plan with so many bytes free beside it is not known to miss."""
@@ -330,22 +350,16 @@ class Unit:
         if missing := compiler_missing():
             return Chosen(plan, missing)
         store = PriceStore(self.graph.environment)
+        threads = torch.get_num_threads()
         with self.status.task("compiling fused stretches", 1) as tick:
-            return fused_rounds(
-                self.graph,
-                plan,
-                budget=budget,
-                search=self._search,
-                fuse=lambda single: fused(
-                    self.graph,
-                    single,
-                    budget=budget,
-                    threads=torch.get_num_threads(),
-                    allocator=self.accounts.allocator,
-                    store=store,
-                    tick=tick,
-                ),
-            )
+            fuse = functools.partial(
+                fused, self.graph, budget=budget, threads=threads, allocator=self.accounts.allocator,
+                store=store, tick=tick,
+            )  # fmt: skip
+            while True:  # every round but the last finds a stretch that is refused from then on
+                chosen = fused_rounds(self.graph, plan, budget=budget, search=self._search, fuse=fuse)
+                if compile_stretches(self.graph, chosen.plan, threads=threads, tick=tick):
+                    return chosen
 
     def least(self) -> Plan:
         """The smallest plan that is found; kept."""

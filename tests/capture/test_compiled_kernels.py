@@ -1,0 +1,101 @@
+"""Functions compiled into loops together: one library, kept for the next process, refused one by one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from tightrope.capture import _inductor
+from tightrope.capture._inductor import CompiledLoops, Loops, compile_loops
+
+_LAYOUT = ((8, 64), (64, 1), torch.float32)
+
+
+def _row_sums(given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return ((given[0] * given[1]).sum(1),)
+
+
+def _tanh(given: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return (torch.tanh(given[0]) + 1, given[0] * 2)
+
+
+EVERY = [Loops("row sums", _row_sums, [_LAYOUT, _LAYOUT]), Loops("tanh", _tanh, [_LAYOUT])]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where code is kept; libraries stay in torch's own folder."""
+    monkeypatch.setattr(_inductor, "_file_of", lambda name: tmp_path / f"{name}.json")
+    return tmp_path
+
+
+def fails(*_: Any) -> Any:
+    raise AssertionError("compiled again")
+
+
+def given(loops: Loops) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape) for shape, _, _ in loops.layouts]
+
+
+def check(found: list[CompiledLoops | str]) -> None:
+    for loops, run in zip(EVERY, found, strict=True):
+        assert not isinstance(run, str)
+        taken = given(loops)
+        made = run(taken)
+        assert not taken
+        assert all(map(torch.allclose, made, loops.function(given(loops))))
+
+
+def test_several_functions_share_a_library_that_the_next_process_finds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    check(compile_loops(EVERY, tick=seen.append))
+    assert seen == [0, 1]
+    texts = [_inductor._kept(one.name) for one in EVERY]
+    libraries = {kernel.library[0] for text in texts if text for kernel in text.kernels if kernel.library}
+    assert len(libraries) == 1
+    monkeypatch.setattr(_inductor, "_write", fails)
+    check(compile_loops(EVERY))
+
+
+@pytest.mark.parametrize("change", [lambda text: "{", lambda text: text.replace(".main.so", ".gone.so")])
+def test_what_is_damaged_or_gone_is_compiled_again(
+    folder: Path, change: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(compile_loops(EVERY))
+    for file in folder.iterdir():
+        file.write_text(change(file.read_text()))
+    with monkeypatch.context() as again:
+        again.setattr(_inductor, "_write", fails)
+        with pytest.raises(AssertionError, match="compiled again"):
+            compile_loops(EVERY)
+    check(compile_loops(EVERY))
+
+
+def spoil(real: Callable[[Loops], Any]) -> Callable[[Loops], Any]:
+    """Let torch write C++ that no compiler takes, for one function."""
+
+    def write(one: Loops) -> Any:
+        text, constants = real(one)
+        if one.name == "spoilt":
+            bad = (replace(kernel, source=f"{kernel.source}\n#error spoilt") for kernel in text.kernels)
+            return replace(text, kernels=tuple(bad)), constants
+        return text, constants
+
+    return write
+
+
+def test_one_function_that_is_refused_leaves_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_inductor, "_write", spoil(_inductor._write))
+    fresh = [EVERY[0]._replace(name="fresh"), EVERY[1]._replace(name="spoilt")]
+    kept, refused = compile_loops(fresh)
+    assert not isinstance(kept, str)
+    assert isinstance(refused, str)
+    assert refused.startswith("torch's compiler refuses it (")
