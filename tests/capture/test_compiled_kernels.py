@@ -77,6 +77,18 @@ def test_what_is_damaged_or_gone_is_compiled_again(
     check(compile_loops(EVERY))
 
 
+@pytest.mark.parametrize("open_to_others", ["the file", "its folder"])
+def test_what_others_can_write_is_not_run(
+    folder: Path, open_to_others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(compile_loops(EVERY))
+    for path in [folder] if open_to_others == "its folder" else folder.iterdir():
+        path.chmod(0o777)
+    monkeypatch.setattr(_inductor, "_write", fails)
+    with pytest.raises(AssertionError, match="compiled again"):
+        compile_loops(EVERY)
+
+
 def spoil(real: Callable[[Loops], Any]) -> Callable[[Loops], Any]:
     """Let torch write C++ that no compiler takes, for one function."""
 

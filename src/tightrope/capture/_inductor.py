@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from tightrope.capture._torch import real_tensors
+from tightrope.native import is_safe
 
 _SETTINGS: dict[str, Any] = {"size_asserts": False, "keep_output_stride": True, "fx_graph_cache": False}
 _LEAST_PER_LIBRARY: Final = 8
@@ -295,13 +296,18 @@ def _file_of(name: str) -> Path:
 
 
 def _kept(name: str) -> _LoopText | None:
+    """Read code that was kept, unless somebody else can have written it or its libraries."""
+    path = _file_of(name)
+    if not is_safe(path):
+        return None
     try:
-        found = msgspec.json.decode(_file_of(name).read_bytes(), type=_LoopText)
+        found = msgspec.json.decode(path.read_bytes(), type=_LoopText)
     except (OSError, msgspec.MsgspecError):
         return None  # it is compiled again
-    there = (kernel.library is not None for kernel in found.kernels)
-    files = {_folder() / kernel.library[0] for kernel in found.kernels if kernel.library}
-    return found if all(there) and all(map(Path.is_file, files)) else None
+    there = (
+        kernel.library is not None and is_safe(_folder() / kernel.library[0]) for kernel in found.kernels
+    )
+    return found if all(there) else None
 
 
 def _keep(name: str, text: _LoopText) -> None:

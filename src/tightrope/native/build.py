@@ -116,6 +116,15 @@ def _safe_folder(source: str) -> Path:
         raise NativeError(_cannot_build(source, error)) from error
 
 
+def is_safe(target: Path) -> bool:
+    """Tell whether this is a file of this user, in a folder where nobody else can change or replace it.
+
+    Args:
+        target: a file with code.
+    """
+    return _is_own_file(target) and _exposed(target.parent.resolve()) is None
+
+
 def _exposed(folder: Path) -> str | None:
     """Say how another user could put a library into a folder or take its place; None = in no way.
 
