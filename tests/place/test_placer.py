@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placements import GAPS, check, load_bound, smallest_peak, tangle, training_step
 
+from benchmarks.placement.families import case
 from benchmarks.placement.generators import perfect
 from benchmarks.placement.tilings import SIDE, Cuts, cut
 from tightrope.core import NativeError, TightropeError
@@ -98,6 +99,32 @@ def test_wheels_are_fused_around_bytes_to_spare(seed):
     check(buffers, placement.offsets, peak=placement.peak)
     assert placement.peak == SIDE
     assert placement.method == "search on fused buffers"
+
+
+@pytest.mark.parametrize(("family", "seed"), [("with holes", 2054), ("shortened", 2004), ("shortened", 2092)])
+def test_shared_instants_say_where_bytes_are_to_spare(family, seed):
+    """In sections, which are fewer than instants, buffers seem to meet that never did."""
+    one = case(family, seed)
+    placement = place(one.buffers, capacity=one.known, seconds=0.5)
+    check(one.buffers, placement.offsets, peak=placement.peak)
+    assert placement.peak == one.known
+
+
+def each_event_alone(buffers: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Give every begin and end an instant of its own; the same buffers are alive together."""
+    events = sorted(
+        (time, begins, j) for j, life in enumerate(buffers) for begins, time in enumerate(life[:0:-1])
+    )
+    now = {(begins, j): at for at, (_, begins, j) in enumerate(events)}
+    return [(size, now[1, j], now[0, j]) for j, (size, _, _) in enumerate(buffers)]
+
+
+@pytest.mark.parametrize("seed", [4003, 4018, 4028])
+def test_sections_say_who_follows_whom_where_no_instants_are_shared(seed):
+    one = case("with holes", seed)
+    placement = place(each_event_alone(one.buffers), capacity=one.known, seconds=0.5)
+    check(one.buffers, placement.offsets, peak=placement.peak)
+    assert placement.peak == one.known
 
 
 def test_without_search_the_answer_is_valid_and_claims_no_proof_above_the_load(tangles):
