@@ -190,6 +190,17 @@ def test_equal_seeds_give_equal_answers():
     assert (first.offsets, first.num_nodes) == (second.offsets, second.num_nodes)
 
 
+def test_the_order_of_the_buffers_does_not_matter():
+    draw = random.Random(0)
+    for buffers in (tangle(3, 60, span=20, largest=1000), perfect(80, 2), training_step(12, recompute=True)):
+        first = place(buffers, seconds=0.05)
+        order = draw.sample(range(len(buffers)), len(buffers))
+        again = place([buffers[j] for j in order], seconds=0.05)
+        assert again.num_nodes == first.num_nodes
+        addresses = sorted((*buffers[j], offset) for j, offset in zip(order, again.offsets, strict=True))
+        assert addresses == sorted((*life, at) for life, at in zip(buffers, first.offsets, strict=True))
+
+
 def test_huge_sizes_do_not_overflow():
     buffers = [(2**57 - 1, 0, 2), (2**57 - 3, 1, 3), (2**56, 2, 4)]
     placement = place(buffers)

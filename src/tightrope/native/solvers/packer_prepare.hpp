@@ -1,6 +1,8 @@
 // From the caller's buffers to independent parts: one granule, sections, zero cuts, lifelong buffers.
 #pragma once
 
+#include <tuple>
+
 #include "packer_sections.hpp"
 
 namespace packer {
@@ -32,6 +34,16 @@ inline Bytes granule_of(const Input& in, bool scaling) {
     return follows ? unit : std::gcd(unit, aligned);
 }
 
+// Buffers of any bytes in an order that does not depend on the caller's: equal ones may change places.
+inline std::vector<Index> canonical_order(const Input& in) {
+    std::vector<Index> order;
+    for (Index j = 0; j < in.count; ++j)
+        if (in.size[j] > 0) order.push_back(j);
+    const auto key = [&](Index j) { return std::tuple(in.start[j], in.end[j], in.size[j], in.align[j], in.fixed[j]); };
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return key(a) < key(b); });
+    return order;
+}
+
 // Number the sections and translate every lifetime into them.
 inline Prepared prepare(const Input& in, bool scaling, bool compression) {
     Prepared out;
@@ -48,8 +60,7 @@ inline Prepared prepare(const Input& in, bool scaling, bool compression) {
     }
     out.load = std::max<Bytes>(0, largest) / out.granule;
     Part& part = out.whole;
-    for (Index j = 0; j < in.count; ++j) {
-        if (in.size[j] == 0) continue;
+    for (Index j : canonical_order(in)) {
         const Bytes align = std::max<Bytes>(1, in.align[j] / out.granule);
         part.size.push_back(in.size[j] / out.granule), part.align.push_back(align);
         part.fixed.push_back(in.fixed[j] < 0 ? -1 : in.fixed[j] / out.granule);
