@@ -101,6 +101,17 @@ def test_wheels_are_fused_around_bytes_to_spare(seed):
     assert placement.method == "search on fused buffers"
 
 
+@pytest.mark.parametrize("seed", [0, 12, 15])
+def test_a_wheel_is_not_taken_for_its_old_middle(seed, monkeypatch):
+    """On so coarse a grid many buffers fit by chance where the middle of a finished wheel did."""
+    monkeypatch.setattr("benchmarks.placement.tilings.SIDE", 48)
+    draw = random.Random(seed)
+    pieces = cut(draw, Cuts(150, pinwheels=0.7))
+    buffers = [(high - low, start, end) for start, end, low, high in draw.sample(pieces, len(pieces))]
+    placement = place(buffers, seconds=0.05, options=only("niches", fusion=True))
+    check(buffers, placement.offsets, peak=placement.peak)
+
+
 @pytest.mark.parametrize(("family", "seed"), [("with holes", 2054), ("shortened", 2004), ("shortened", 2092)])
 def test_shared_instants_say_where_bytes_are_to_spare(family, seed):
     """In sections, which are fewer than instants, buffers seem to meet that never did."""

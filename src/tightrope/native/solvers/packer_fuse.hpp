@@ -266,16 +266,19 @@ class Fuser {
 
     bool wheel() {
         const Table lives = by_life(), sizes = by_size(), ends = by_end();
-        std::vector<char> gone(pieces_.size(), 0);
+        // A wheel has other ends than its middle had, by which the tables know it.
+        std::vector<char> gone(pieces_.size(), 0), used(gone);
         const auto turned = [&](Index m, Index x) {
             const Piece &middle = pieces_[m], &low = pieces_[x];
             for (const auto& [left_key, l] : lives.of(low.start, middle.start)) {
-                if (gone[l] || pieces_[l].size <= middle.size) continue;
+                if (used[l] || pieces_[l].size <= middle.size) continue;
                 for (const auto& [top_key, y] : sizes.of(pieces_[l].size - middle.size, middle.start)) {
-                    if (gone[y] || y == m || pieces_[y].end <= middle.end) continue;
+                    if (used[y] || y == m || pieces_[y].end <= middle.end) continue;
                     for (const auto& [right_key, r] : lives.of(middle.end, pieces_[y].end)) {
-                        if (gone[r] || pieces_[r].size != low.size + middle.size) continue;
-                        turn(m, x, y, l, r), gone[x] = gone[y] = gone[l] = gone[r] = 1;
+                        if (used[r] || pieces_[r].size != low.size + middle.size) continue;
+                        turn(m, x, y, l, r);
+                        for (Index at : {x, y, l, r}) gone[at] = used[at] = 1;
+                        used[m] = 1;
                         return true;
                     }
                 }
@@ -283,9 +286,9 @@ class Fuser {
             return false;
         };
         for (Index m : shuffled()) {
-            if (gone[m] || pieces_[m].apart) continue;
+            if (used[m] || pieces_[m].apart) continue;
             for (const auto& [key, x] : ends.of(pieces_[m].end))
-                if (key.second >= pieces_[m].start || (!gone[x] && turned(m, x))) break;
+                if (key.second >= pieces_[m].start || (!used[x] && turned(m, x))) break;
         }
         return drop(gone);
     }
