@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placements import GAPS, check, load_bound, smallest_peak, tangle, training_step
 
+from benchmarks.placement.families import case
 from benchmarks.placement.generators import perfect
 from benchmarks.placement.tilings import SIDE, Cuts, cut
 from tightrope.core import NativeError, TightropeError
@@ -100,6 +101,43 @@ def test_wheels_are_fused_around_bytes_to_spare(seed):
     assert placement.method == "search on fused buffers"
 
 
+@pytest.mark.parametrize("seed", [0, 12, 15])
+def test_a_wheel_is_not_taken_for_its_old_middle(seed, monkeypatch):
+    """On so coarse a grid many buffers fit by chance where the middle of a finished wheel did."""
+    monkeypatch.setattr("benchmarks.placement.tilings.SIDE", 48)
+    draw = random.Random(seed)
+    pieces = cut(draw, Cuts(150, pinwheels=0.7))
+    buffers = [(high - low, start, end) for start, end, low, high in draw.sample(pieces, len(pieces))]
+    placement = place(buffers, seconds=0.05, options=only("niches", fusion=True))
+    check(buffers, placement.offsets, peak=placement.peak)
+
+
+@pytest.mark.parametrize(("family", "seed"), [("with holes", 2054), ("shortened", 2004), ("shortened", 2092)])
+def test_shared_instants_say_where_bytes_are_to_spare(family, seed):
+    """In sections, which are fewer than instants, buffers seem to meet that never did."""
+    one = case(family, seed)
+    placement = place(one.buffers, capacity=one.known, seconds=0.5)
+    check(one.buffers, placement.offsets, peak=placement.peak)
+    assert placement.peak == one.known
+
+
+def each_event_alone(buffers: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Give every begin and end an instant of its own; the same buffers are alive together."""
+    events = sorted(
+        (time, begins, j) for j, life in enumerate(buffers) for begins, time in enumerate(life[:0:-1])
+    )
+    now = {(begins, j): at for at, (_, begins, j) in enumerate(events)}
+    return [(size, now[1, j], now[0, j]) for j, (size, _, _) in enumerate(buffers)]
+
+
+@pytest.mark.parametrize("seed", [4003, 4018, 4028])
+def test_sections_say_who_follows_whom_where_no_instants_are_shared(seed):
+    one = case("with holes", seed)
+    placement = place(each_event_alone(one.buffers), capacity=one.known, seconds=0.5)
+    check(one.buffers, placement.offsets, peak=placement.peak)
+    assert placement.peak == one.known
+
+
 def test_without_search_the_answer_is_valid_and_claims_no_proof_above_the_load(tangles):
     for buffers, optimum in tangles:
         placement = place(buffers, options=PlaceOptions(search=False, niches=False), seconds=0.01)
@@ -161,6 +199,17 @@ def test_equal_seeds_give_equal_answers():
     buffers = tangle(3, 60, span=20, largest=1000)
     first, second = (place(buffers, seconds=0.05, seed=9) for _ in range(2))
     assert (first.offsets, first.num_nodes) == (second.offsets, second.num_nodes)
+
+
+def test_the_order_of_the_buffers_does_not_matter():
+    draw = random.Random(0)
+    for buffers in (tangle(3, 60, span=20, largest=1000), perfect(80, 2), training_step(12, recompute=True)):
+        first = place(buffers, seconds=0.05)
+        order = draw.sample(range(len(buffers)), len(buffers))
+        again = place([buffers[j] for j in order], seconds=0.05)
+        assert again.num_nodes == first.num_nodes
+        addresses = sorted((*buffers[j], offset) for j, offset in zip(order, again.offsets, strict=True))
+        assert addresses == sorted((*life, at) for life, at in zip(buffers, first.offsets, strict=True))
 
 
 def test_huge_sizes_do_not_overflow():

@@ -12,8 +12,10 @@
 //
 // Idea        Buffers that were cut from one, or that take turns in one place, look like this, and nearly
 //             every placement problem has many. Coincidences that are hardly accidental come first: wheels,
-//             then joins by how many others could have met by chance. Bytes to spare may become pieces of
-//             their own (`pad`), so that what lies around them fuses too.
+//             then joins by how many others could have met by chance. Who meets whom is read off the instants
+//             of the caller, of which sections keep only some, or off sections, where few instants are shared.
+//             Bytes to spare may become pieces of their own (`pad`), so that what lies around them fuses too;
+//             those that fuse with nothing are dropped again.
 // Source      Rectangles cut by lines and wheels are the hierarchical floorplans of order five (Wang and Wong,
 //             1990); the rest is our own.
 // Guarantee   A placement of the fused buffers is one of the buffers themselves.
@@ -24,7 +26,7 @@
 
 #include <span>
 
-#include "packer_model.hpp"
+#include "packer_sections.hpp"
 
 namespace packer {
 
@@ -40,29 +42,64 @@ struct Fused {
     }
 };
 
+// Lives of buffers in ticks: sections, or the instants at which some buffer begins or ends.
+struct Lives {
+    std::vector<Section> start, end;
+    std::vector<i64> time;  // of every tick
+
+    static Lives in_sections(const Part& part) { return {part.start, part.end, part.times()}; }
+    static Lives in_instants(const Part& part) {
+        Lives lives;
+        lives.time = part.born;
+        lives.time.insert(lives.time.end(), part.died.begin(), part.died.end());
+        std::sort(lives.time.begin(), lives.time.end());
+        lives.time.erase(std::unique(lives.time.begin(), lives.time.end()), lives.time.end());
+        const auto tick = [&](i64 now) {
+            return static_cast<Section>(std::lower_bound(lives.time.begin(), lives.time.end(), now) - lives.time.begin());
+        };
+        for (i64 now : part.born) lives.start.push_back(tick(now));
+        for (i64 now : part.died) lives.end.push_back(tick(now));
+        return lives;
+    }
+    // Share of the lives that begin where another one ends.
+    double meeting() const {
+        std::vector<char> ended(time.size(), 0);
+        for (Section tick : end) ended[tick] = 1;
+        const auto meet = std::count_if(start.begin(), start.end(), [&](Section tick) { return ended[tick]; });
+        return static_cast<double>(meet) / static_cast<double>(start.size());
+    }
+    Section num_ticks() const { return static_cast<Section>(time.size()) - 1; }
+};
+
 class Fuser {
    public:
     // Keep a piece as it is with probability `apart`: no coincidence is certain.
-    Fuser(const Part& part, double apart, Random& random) : part_(part), apart_(apart), random_(random) {
+    Fuser(const Part& part, const Lives& lives, double apart, Random& random)
+        : part_(part), lives_(lives), apart_(apart), random_(random) {
         for (Index j = 0; j < part.count(); ++j)
-            add({part.start[j], part.end[j], part.size[j], part.width[j], {{j, 0}}});
+            add({lives.start[j], lives.end[j], part.size[j], part.born[j], part.died[j], {{j, 0}}});
     }
 
-    // Add pieces of nothing until every section carries the largest load. A step of the load up and a later one
+    // Add pieces of nothing until every tick carries the largest load. A step of the load up and a later one
     // down by as much are taken for the ends of one piece.
     void pad() {
-        const auto loads = part_.loads();
+        std::vector<Bytes> spare_after(lives_.num_ticks() + 1, 0);
+        for (Index j = 0; j < part_.count(); ++j)
+            spare_after[lives_.start[j]] -= part_.size[j], spare_after[lives_.end[j]] += part_.size[j];
+        spare_after[0] += part_.load;
+        std::partial_sum(spare_after.begin(), spare_after.end(), spare_after.begin());
+        spare_after.back() = 0;
         std::vector<Piece> open;
         Bytes spare = 0;
-        for (Section s = 0; s <= part_.num_sections; ++s) {
-            const Bytes now = s < part_.num_sections ? part_.load - loads[s] : 0;
-            if (now > spare) open.push_back({s, s, now - spare, 0, {}});
+        for (Section tick = 0; tick <= lives_.num_ticks(); ++tick) {
+            const Bytes now = spare_after[tick];
+            if (now > spare) open.push_back({tick, tick, now - spare, lives_.time[tick], 0, {}});
             for (Bytes less = spare - now; less > 0;) {
                 std::size_t at = random_.below(open.size());
                 for (std::size_t other = 0; other < open.size(); ++other)
                     if (open[other].size == less) at = other;
                 Piece ended = open[at];
-                ended.size = std::min(less, ended.size), ended.end = s, ended.width = s - ended.start;
+                ended.size = std::min(less, ended.size), ended.end = tick, ended.died = lives_.time[tick];
                 open[at].size -= ended.size, less -= ended.size;
                 if (open[at].size == 0) std::swap(open[at], open.back()), open.pop_back();
                 add(std::move(ended));
@@ -80,27 +117,39 @@ class Fuser {
             if (level >= doubt) break;
             level = std::min(doubt, 4 * level);
         }
-        Fused fused;
-        Part& part = fused.part;
-        for (Piece& piece : pieces_) {
-            part.size.push_back(piece.size), part.align.push_back(1), part.fixed.push_back(-1);
-            part.start.push_back(piece.start), part.end.push_back(piece.end), part.width.push_back(piece.width);
-            part.id.push_back(part.count() - 1), part.num_sections = std::max(part.num_sections, piece.end);
-            fused.members.push_back(std::move(piece.members));
-        }
-        const auto loads = part.loads();
-        part.load = *std::max_element(loads.begin(), loads.end());
-        return fused;
+        return finish();
     }
 
    private:
     struct Piece {
-        Section start, end;
+        Section start, end;  // in ticks
         Bytes size;
-        i64 width;
+        i64 born, died;  // in the caller's time
         std::vector<std::pair<Index, Offset>> members;
         bool apart = false;
     };
+
+    // Bytes to spare that belong to no piece are left out: nobody knows where they lie.
+    Fused finish() {
+        std::erase_if(pieces_, [](const Piece& piece) { return piece.members.empty(); });
+        std::vector<Event> events;
+        for (Index at = 0; const Piece& piece : pieces_)
+            events.push_back({piece.start, true, at}), events.push_back({piece.end, false, at++});
+        sort_events(events);
+        Sections sections(pieces_.size(), events, true);
+        Fused fused;
+        Part& part = fused.part;
+        part.start = std::move(sections.first), part.end = std::move(sections.last);
+        for (Piece& piece : pieces_) {
+            part.size.push_back(piece.size), part.align.push_back(1), part.fixed.push_back(-1);
+            part.born.push_back(piece.born), part.died.push_back(piece.died), part.id.push_back(part.count() - 1);
+            fused.members.push_back(std::move(piece.members));
+        }
+        part.num_sections = *std::max_element(part.end.begin(), part.end.end());
+        const auto loads = part.loads();
+        part.load = *std::max_element(loads.begin(), loads.end());
+        return fused;
+    }
 
     // Pieces by a key of two values.
     class Table {
@@ -192,7 +241,7 @@ class Fuser {
     // Let a piece go on as one of equal size that is born when it dies, if not too many others could have met
     // there by chance.
     bool join(double doubt) {
-        std::vector<double> born(part_.num_sections + 1, 0), died(part_.num_sections + 1, 0);
+        std::vector<double> born(lives_.num_ticks() + 1, 0), died(born);
         for (const Piece& piece : pieces_) ++born[piece.start], ++died[piece.end];
         const Table sizes = by_size();
         const double most = doubt * static_cast<double>(pieces_.size());
@@ -210,23 +259,26 @@ class Fuser {
             Piece& heir = pieces_[next];
             gone[next] = 1;
             piece.members.insert(piece.members.end(), heir.members.begin(), heir.members.end());
-            piece.end = heir.end, piece.width += heir.width, grown(piece);
+            piece.end = heir.end, piece.died = heir.died, grown(piece);
         }
         return drop(gone);
     }
 
     bool wheel() {
         const Table lives = by_life(), sizes = by_size(), ends = by_end();
-        std::vector<char> gone(pieces_.size(), 0);
+        // A wheel has other ends than its middle had, by which the tables know it.
+        std::vector<char> gone(pieces_.size(), 0), used(gone);
         const auto turned = [&](Index m, Index x) {
             const Piece &middle = pieces_[m], &low = pieces_[x];
             for (const auto& [left_key, l] : lives.of(low.start, middle.start)) {
-                if (gone[l] || pieces_[l].size <= middle.size) continue;
+                if (used[l] || pieces_[l].size <= middle.size) continue;
                 for (const auto& [top_key, y] : sizes.of(pieces_[l].size - middle.size, middle.start)) {
-                    if (gone[y] || y == m || pieces_[y].end <= middle.end) continue;
+                    if (used[y] || y == m || pieces_[y].end <= middle.end) continue;
                     for (const auto& [right_key, r] : lives.of(middle.end, pieces_[y].end)) {
-                        if (gone[r] || pieces_[r].size != low.size + middle.size) continue;
-                        turn(m, x, y, l, r), gone[x] = gone[y] = gone[l] = gone[r] = 1;
+                        if (used[r] || pieces_[r].size != low.size + middle.size) continue;
+                        turn(m, x, y, l, r);
+                        for (Index at : {x, y, l, r}) gone[at] = used[at] = 1;
+                        used[m] = 1;
                         return true;
                     }
                 }
@@ -234,9 +286,9 @@ class Fuser {
             return false;
         };
         for (Index m : shuffled()) {
-            if (gone[m] || pieces_[m].apart) continue;
+            if (used[m] || pieces_[m].apart) continue;
             for (const auto& [key, x] : ends.of(pieces_[m].end))
-                if (key.second >= pieces_[m].start || (!gone[x] && turned(m, x))) break;
+                if (key.second >= pieces_[m].start || (!used[x] && turned(m, x))) break;
         }
         return drop(gone);
     }
@@ -244,13 +296,14 @@ class Fuser {
     // Make the middle of a wheel all of it.
     void turn(Index m, Index x, Index y, Index l, Index r) {
         const Bytes low = pieces_[x].size, high = low + pieces_[m].size;
-        Piece all{pieces_[x].start, pieces_[y].end, high + pieces_[y].size, pieces_[x].width + pieces_[r].width, {}};
+        Piece all{pieces_[x].start, pieces_[y].end, high + pieces_[y].size, pieces_[x].born, pieces_[y].died, {}};
         for (const auto& [at, bottom] : {std::pair{m, low}, {x, Bytes{0}}, {y, high}, {l, low}, {r, Bytes{0}}})
             for (const auto& [j, offset] : pieces_[at].members) all.members.emplace_back(j, bottom + offset);
         pieces_[m] = std::move(all), grown(pieces_[m]);
     }
 
     const Part& part_;
+    const Lives& lives_;
     std::vector<Piece> pieces_;
     double apart_;
     Random& random_;

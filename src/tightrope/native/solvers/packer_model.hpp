@@ -33,19 +33,29 @@ struct Part {
     std::vector<Bytes> align;
     std::vector<Offset> fixed;  // -1 = free to move
     std::vector<Section> start, end;
-    std::vector<i64> width;  // life length in the caller's time
-    std::vector<Index> id;   // of the caller's buffer
+    std::vector<i64> born, died;  // in the caller's time
+    std::vector<Index> id;        // of the caller's buffer
     Section num_sections = 0;
     Offset base = 0;  // address of the part's zero
     Bytes load = 0;   // largest sum of sizes in one section, or fixed top: a lower bound on the peak
     bool plain = true;  // no alignment above the granule, no fixed offset
 
     Index count() const { return static_cast<Index>(size.size()); }
+    i64 width(Index j) const { return died[j] - born[j]; }
+
+    // When every section begins, and when the last one ends, in the caller's time.
+    std::vector<i64> times() const {
+        std::vector<i64> time(num_sections + 1, std::numeric_limits<i64>::max());
+        for (Index j = 0; j < count(); ++j) time[start[j]] = std::min(time[start[j]], born[j]);
+        time.back() = *std::max_element(died.begin(), died.end());
+        for (Section s = num_sections; s-- > 0;) time[s] = std::min(time[s], time[s + 1]);
+        return time;
+    }
 
     void push(const Part& from, Index j, Section first) {
         size.push_back(from.size[j]), align.push_back(from.align[j]), fixed.push_back(from.fixed[j]);
         start.push_back(from.start[j] - first), end.push_back(from.end[j] - first);
-        width.push_back(from.width[j]), id.push_back(from.id[j]);
+        born.push_back(from.born[j]), died.push_back(from.died[j]), id.push_back(from.id[j]);
         num_sections = std::max(num_sections, from.end[j] - first);
     }
 

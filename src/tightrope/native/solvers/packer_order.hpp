@@ -2,7 +2,7 @@
 //
 // Letters: T = largest load of any section that the buffer spans, W = life length, A = size * life,
 // Z = size, O = number of conflicts, S = number of sections spanned. "TWA" sorts by T, then W, then A,
-// larger first; what is still equal keeps the caller's order.
+// larger first; what is still equal keeps the order of the part, which is not the caller's.
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ inline Features features(const Part& part) {
     std::partial_sum(begun.begin(), begun.end(), begun.begin());
     std::partial_sum(ended.begin(), ended.end(), ended.begin());
     for (Index j = 0; j < n; ++j) {
-        const double width = static_cast<double>(part.width[j]), size = static_cast<double>(part.size[j]);
+        const double width = static_cast<double>(part.width(j)), size = static_cast<double>(part.size[j]);
         f[1][j] = width, f[2][j] = size * width, f[3][j] = size;
         f[4][j] = static_cast<double>(begun[part.end[j] - 1] - ended[part.start[j]]);
         f[5][j] = part.end[j] - part.start[j];
@@ -81,13 +81,13 @@ inline std::vector<Index> fit_order(const Part& part, Fit fit, Tie tie) {
     const Index n = part.count();
     std::vector<std::pair<double, i64>> key(n);
     for (Index j = 0; j < n; ++j) {
-        const double life = static_cast<double>(part.width[j]);
+        const double life = static_cast<double>(part.width(j));
         const double factor = fit == Fit::size              ? 1.0
                               : fit == Fit::size_log_life   ? std::log2(life + 1)
                               : fit == Fit::size_sqrt_life  ? std::sqrt(life)
                                                             : life;
         key[j].first = -static_cast<double>(part.size[j]) * factor;
-        key[j].second = tie == Tie::index ? 0 : tie == Tie::life ? -part.width[j] : part.start[j];
+        key[j].second = tie == Tie::index ? 0 : tie == Tie::life ? -part.width(j) : part.start[j];
     }
     std::vector<Index> order(n);
     std::iota(order.begin(), order.end(), 0);

@@ -1,7 +1,9 @@
 // From the caller's buffers to independent parts: one granule, sections, zero cuts, lifelong buffers.
 #pragma once
 
-#include "packer_model.hpp"
+#include <tuple>
+
+#include "packer_sections.hpp"
 
 namespace packer {
 
@@ -32,42 +34,39 @@ inline Bytes granule_of(const Input& in, bool scaling) {
     return follows ? unit : std::gcd(unit, aligned);
 }
 
+// Buffers of any bytes in an order that does not depend on the caller's: equal ones may change places.
+inline std::vector<Index> canonical_order(const Input& in) {
+    std::vector<Index> order;
+    for (Index j = 0; j < in.count; ++j)
+        if (in.size[j] > 0) order.push_back(j);
+    const auto key = [&](Index j) { return std::tuple(in.start[j], in.end[j], in.size[j], in.align[j], in.fixed[j]); };
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return key(a) < key(b); });
+    return order;
+}
+
 // Number the sections and translate every lifetime into them.
 inline Prepared prepare(const Input& in, bool scaling, bool compression) {
     Prepared out;
     out.granule = granule_of(in, scaling);
-    struct Event {
-        i64 time;
-        bool begins;
-        Index buffer;
-    };
     std::vector<Event> events;
     for (Index j = 0; j < in.count; ++j)
         if (in.size[j] > 0) events.push_back({in.start[j], true, j}), events.push_back({in.end[j], false, j});
-    std::sort(events.begin(), events.end(),
-              [](const Event& a, const Event& b) { return a.time != b.time ? a.time < b.time : a.begins < b.begins; });
-    std::vector<Section> first(in.count, 0), last(in.count, 0);
-    Section section = -1;
-    bool growing = false;  // the last event was a beginning
+    sort_events(events);
+    const Sections sections(in.count, events, compression);
     Bytes load = 0, largest = -1;
-    for (std::size_t at = 0; at < events.size(); ++at) {
-        const auto [time, begins, j] = events[at];
-        if (compression ? begins && !growing : at == 0 || time != events[at - 1].time) ++section;
-        (begins ? first : last)[j] = section + (compression && !begins ? 1 : 0);
-        growing = begins;
+    for (const auto [time, begins, j] : events) {
         load += begins ? in.size[j] : -in.size[j];
         if (load > largest) largest = load, out.witness_time = time;
     }
     out.load = std::max<Bytes>(0, largest) / out.granule;
     Part& part = out.whole;
-    for (Index j = 0; j < in.count; ++j) {
-        if (in.size[j] == 0) continue;
+    for (Index j : canonical_order(in)) {
         const Bytes align = std::max<Bytes>(1, in.align[j] / out.granule);
         part.size.push_back(in.size[j] / out.granule), part.align.push_back(align);
         part.fixed.push_back(in.fixed[j] < 0 ? -1 : in.fixed[j] / out.granule);
-        part.start.push_back(first[j]), part.end.push_back(last[j]);
-        part.width.push_back(in.end[j] - in.start[j]), part.id.push_back(j);
-        part.num_sections = std::max(part.num_sections, last[j]);
+        part.start.push_back(sections.first[j]), part.end.push_back(sections.last[j]);
+        part.born.push_back(in.start[j]), part.died.push_back(in.end[j]), part.id.push_back(j);
+        part.num_sections = std::max(part.num_sections, sections.last[j]);
         part.plain = part.plain && align == 1 && in.fixed[j] < 0;
     }
     return out;
@@ -130,7 +129,7 @@ class Splitter {
         for (Index j = 0; j < part.count(); ++j)
             if (lifelong(j)) buried.push_back(j);
         if (buried.empty()) return false;
-        std::stable_sort(buried.begin(), buried.end(), [&](Index a, Index b) { return part.width[a] > part.width[b]; });
+        std::stable_sort(buried.begin(), buried.end(), [&](Index a, Index b) { return part.width(a) > part.width(b); });
         for (Index j : buried) offset_[part.id[j]] = rest.base, rest.base += part.size[j];
         for (Index j = 0; j < part.count(); ++j)
             if (!lifelong(j)) rest.push(part, j, 0);

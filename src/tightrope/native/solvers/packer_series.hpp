@@ -71,10 +71,17 @@ class Subject {
         return overlaps_;
     }
 
+    // In instants as often as buffers begin at the very instant at which others end, else in sections.
+    const Lives& lives(Random& random) {
+        if (instants_.time.empty()) instants_ = Lives::in_instants(part), sections_ = Lives::in_sections(part);
+        return random.unit() < instants_.meeting() ? instants_ : sections_;
+    }
+
     const Part& part;
 
    private:
     Features keys_;
+    Lives instants_, sections_;
     Shared overlaps_;
 };
 
@@ -135,7 +142,7 @@ class Series {
     // Search a part whose buffers were fused at random.
     Answer fused(Bytes capacity, Budget& budget) {
         const double apart = kApart * std::pow(random_.unit(), 2);
-        Fuser fuser(part_, apart, random_);
+        Fuser fuser(part_, subject_.lives(random_), apart, random_);
         const bool padded = random_.unit() < kPad, wheels = random_.unit() < kWheels, joins = random_.unit() < kJoin;
         if (padded) fuser.pad();
         const double doubt = joins ? kDoubt * std::pow(100, random_.unit()) : 0;
@@ -166,7 +173,7 @@ class Series {
         return weighted;
     }
 
-    static constexpr double kPad = 0.5, kWheels = 0.8, kJoin = 0.85, kApart = 0.1;  // shares of the restarts
+    static constexpr double kPad = 0.5, kWheels = 0.9, kJoin = 0.95, kApart = 0.1;  // shares of the restarts
     static constexpr double kDoubt = 0.03;  // smallest
     // A placement of well fused buffers is found with little backtracking: rather fuse anew than search on.
     static constexpr i64 kFusedPatience = 4;

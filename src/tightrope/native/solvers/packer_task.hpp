@@ -169,12 +169,13 @@ class Task {
         const auto first = static_cast<Section>(std::find_if(loads.begin(), loads.end(), hot) - loads.begin());
         const auto last = static_cast<Section>(loads.rend() - std::find_if(loads.rbegin(), loads.rend(), hot));
         if (last - first == part_.num_sections || *std::max_element(part_.fixed.begin(), part_.fixed.end()) >= 0) return;
+        const auto times = part_.times();
         Part core, whole = part_;
         for (Index j = 0; j < part_.count(); ++j) {
             if (part_.end[j] <= first || part_.start[j] >= last) continue;
             core.push(part_, j, first);
-            core.start.back() = std::max(core.start.back(), 0);
-            core.end.back() = std::min(core.end.back(), last - first);
+            if (part_.start[j] < first) core.start.back() = 0, core.born.back() = times[first];
+            if (part_.end[j] > last) core.end.back() = last - first, core.died.back() = times[last];
             core.id.back() = j;
         }
         core.num_sections = last - first, core.plain = part_.plain;
