@@ -14,7 +14,14 @@ from tightrope.native.hook.allocator import allocator
 
 torch.set_num_threads(1)
 os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
-gc.freeze()  # what torch's modules hold lives to the end: tests collect often, and need not walk it each time
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_walks() -> None:
+    """Let collections skip what lives to the end, which is most: tests collect often."""
+    torch._dynamo.reset()  # it holds models
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
