@@ -1,5 +1,6 @@
 """Functions compiled into loops together: one library, kept for the next process, refused one by one."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,35 @@ def test_what_is_damaged_or_gone_is_compiled_again(
         with pytest.raises(AssertionError, match="compiled again"):
             compile_loops(EVERY)
     check(compile_loops(EVERY))
+
+
+def test_a_library_that_does_not_load_is_built_again(folder: Path) -> None:
+    one = [Loops("half written", lambda given: (given[0].exp() * 3,), [_LAYOUT])]
+    assert callable(compile_loops(one)[0])
+    text = _inductor._kept("half written")
+    assert text is not None
+    (kernel,) = text.kernels
+    assert kernel.library is not None
+    library = _inductor._folder() / kernel.library[0]
+    copied = library.with_name("half.so")
+    copied.write_bytes(library.read_bytes()[:64])
+    copied.chmod(0o700)
+    _inductor._keep("half written", replace(text, kernels=(replace(kernel, library=(
+        f"{Path(kernel.library[0]).parent}/half.so", "half", kernel.library[2])),)))  # fmt: skip
+    assert callable(compile_loops(one)[0])
+    assert not copied.exists()
+    kept = _inductor._kept("half written")
+    assert kept is not None
+    assert kept.kernels == text.kernels
+
+
+def test_libraries_are_found_again_where_groups_may_write_new_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0o002)
+    try:
+        assert callable(compile_loops([Loops("shared", lambda given: (given[0].exp() * 5,), [_LAYOUT])])[0])
+    finally:
+        os.umask(before)
+    assert _inductor._kept("shared") is not None
 
 
 @pytest.mark.parametrize("open_to_others", ["the file", "its folder"])

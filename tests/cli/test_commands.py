@@ -150,6 +150,9 @@ def test_a_name_that_is_too_long_is_said_before_any_work(net: Path, monkeypatch:
     assert "no file can be called 'aaa" in done.err
     assert "File name too long. Give another path." in done.err
     assert len(done.err) < 200
+    done = run("record", f"{net}:build", "--budget", "100%", "--save-plan", "a\0b")
+    assert done.code == 2
+    assert "embedded null" in done.err
 
 
 def test_estimate_leaves_with_3_one_byte_below_what_the_step_needs(net: Path) -> None:

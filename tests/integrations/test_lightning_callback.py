@@ -46,6 +46,20 @@ class Coder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Validated(Coder):
+    """Validation calls the whole; training a part, and fails when it is told to."""
+
+    fails = False
+
+    def validation_step(self, batch: Tensor, _: int) -> None:
+        self(batch)
+
+    def training_step(self, batch: Tensor, number: int) -> Tensor:
+        if self.fails:
+            raise ValueError("as told")
+        return super().training_step(batch, number)
+
+
 def fit(module: LightningModule, budget: str = "1GiB") -> LightningModule:
     trainer = Trainer(
         accelerator="cpu",
@@ -56,7 +70,8 @@ def fit(module: LightningModule, budget: str = "1GiB") -> LightningModule:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, torch.utils.data.DataLoader(torch.ones(64, 8), batch_size=16))
+    data = torch.utils.data.DataLoader(torch.ones(64, 8), batch_size=16)
+    trainer.fit(module, data, data if isinstance(module, Validated) else None)
     return module
 
 
@@ -75,6 +90,20 @@ def test_what_the_training_step_calls_is_planned(calls: str, expected: set[str])
         assert tightrope.report(module.get_submodule(name)).level == "L1"
 
 
+def test_validation_before_the_first_step_plans_nothing_and_takes_nothing_away() -> None:
+    module = fit(Validated("one part"))
+    assert planned(module) == {"encoder"}
+    assert tightrope.report(module.encoder).level == "L1"
+
+
+def test_a_fit_that_fails_leaves_modules_as_they_were() -> None:
+    module = Validated("one part")
+    module.fails = True
+    with pytest.raises(ValueError, match="as told"):
+        fit(module)
+    assert planned(module) == set()
+
+
 def test_a_second_fit_takes_the_second_budget() -> None:
     module = fit(fit(Coder("itself")), "2GiB")
     assert planned(module) == {""}
@@ -89,3 +118,5 @@ def test_a_step_that_goes_past_every_module_is_refused() -> None:
 def test_a_wrong_budget_is_refused_when_the_callback_is_made() -> None:
     with pytest.raises(BudgetSyntaxError, match="8 apples"):
         TightropeCallback(budget="8 apples")
+    with pytest.raises(TypeError, match="seed_"):
+        TightropeCallback(budget="1GiB", seed_=3)

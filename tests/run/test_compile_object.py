@@ -261,13 +261,14 @@ def test_importing_tightrope_imports_no_compiler() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_interpreter_ends_quietly() -> None:
+@pytest.mark.parametrize("kept", ["", "import builtins; builtins.kept = model\n"])
+def test_the_interpreter_ends_quietly(kept: str) -> None:
     code = (
         "import torch, tightrope\n"
         "model = tightrope.compile(torch.nn.Linear(8, 8), budget='64MiB', progress=False)\n"
         "loss = model(torch.ones(2, 8)).sum()\n"
         "loss.backward()\n"
-        "loss = model(torch.ones(2, 8)).sum()\n"
+        "loss = model(torch.ones(2, 8)).sum()\n" + kept
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

@@ -5,9 +5,9 @@ import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -125,16 +125,14 @@ def compile_loops(
     Returns:
         Per function, what takes a list, which it empties, and gives the outputs; or why torch refuses it.
     """
-    written: list[tuple[_LoopText, dict[str, Any]] | str] = []
+    written: list[tuple[_LoopText, dict[str, Any]] | CompiledLoops | str] = []
     for done, one in enumerate(every):
         tick(done)
-        kept = _kept(one.name)
-        written.append((kept, {}) if kept is not None else _write(one))
-    kernels = {kernel: kernel for item in written if not isinstance(item, str) for kernel in item[0].kernels}
-    built = _build([kernel for kernel in kernels if kernel.library is None])
+        written.append(_again(one.name) or _write(one))
+    built = _build({kernel for item in written if isinstance(item, tuple) for kernel in item[0].kernels})
     found: list[CompiledLoops | str] = []
     for one, item in zip(every, written, strict=True):
-        if isinstance(item, str):
+        if not isinstance(item, tuple):
             found.append(item)
             continue
         text, constants = item
@@ -216,10 +214,11 @@ def _kernels_by(make: Callable[[Sequence[str], str], Any]) -> Iterator[None]:
         AsyncCompile.cpp_pybinding = real  # type: ignore[method-assign]
 
 
-def _build(kernels: Sequence[_LoopKernel]) -> dict[_LoopKernel, _LoopKernel | str]:
+def _build(every: Collection[_LoopKernel]) -> dict[_LoopKernel, _LoopKernel | str]:
     """Build kernels in a few libraries, by as many threads; instead of one that is refused, the reason."""
-    if not kernels:
+    if not every:
         return {}
+    kernels = sorted(every, key=lambda kernel: kernel.source)
     from torch._inductor.async_compile import get_compile_threads
 
     num = min(get_compile_threads(), -(-len(kernels) // _LEAST_PER_LIBRARY))
@@ -238,11 +237,19 @@ def _built(kernels: Sequence[_LoopKernel]) -> dict[_LoopKernel, _LoopKernel | st
         if len(kernels) == 1:
             return {kernels[0]: _refusal(error)}
         return {kernel: made for kernel in kernels for made in _built([kernel]).values()}
+    _close_to_others(Path(module.__file__))
     where = os.path.relpath(module.__file__, _folder())
     return {
         kernel: msgspec.structs.replace(kernel, library=(where, module.key, name))
         for kernel, name in zip(kernels, names, strict=True)
     }
+
+
+def _close_to_others(file: Path) -> None:
+    """Let nobody else write a library: where torch made its folder, groups may by default (umask 002)."""
+    for path in (file, file.parent):
+        with suppress(OSError):  # it is another user's: then it is not used again
+            path.chmod(path.stat().st_mode & ~0o022)
 
 
 def _library_text(kernels: Sequence[_LoopKernel], names: Sequence[str]) -> str:
@@ -308,6 +315,20 @@ def _kept(name: str) -> _LoopText | None:
         kernel.library is not None and is_safe(_folder() / kernel.library[0]) for kernel in found.kernels
     )
     return found if all(there) else None
+
+
+def _again(name: str) -> CompiledLoops | None:
+    """Load code that was kept; remove a library that does not load, so that it is built again."""
+    text = _kept(name)
+    if text is None:
+        return None
+    found = _load(text, {})
+    if not isinstance(found, str):
+        return found
+    for kernel in text.kernels:
+        if kernel.library is not None:
+            (_folder() / kernel.library[0]).unlink(missing_ok=True)
+    return None
 
 
 def _keep(name: str, text: _LoopText) -> None:

@@ -5,6 +5,7 @@ They are checked before anything else happens, so a wrong one never turns up as 
 
 import math
 import os
+from contextlib import suppress
 from numbers import Real
 from pathlib import Path
 from types import UnionType
@@ -52,7 +53,8 @@ def check_folder(path: str | Path) -> None:
     if not Path(path).name:
         refuse_argument("path", str(path), "the path of the file to write")
     try:
-        Path(path).exists()
+        with suppress(FileNotFoundError):
+            os.lstat(path)
     except (OSError, ValueError) as error:
         what = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise TightropeError(

@@ -210,7 +210,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
                 if d in decisions or d != "fused"
             ),
             "proved": f"no plan needs less than {format_bytes(self.certificate.lower_bound)}"
-            + ("; none is faster" if self.certificate.proved else ""),
+            + ("; none is faster" if self.certificate.proved and self.forecast.ns else ""),
             "planner": self.planner,
         }
 

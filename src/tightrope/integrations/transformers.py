@@ -6,6 +6,7 @@ or `enable` for a trainer, or a model, that is there already. Nothing else in th
 plans what is computed again, so checkpointing by `transformers` beside it is refused, under either name.
 """
 
+import inspect
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ class TightropeTrainerCallback(TrainerCallback):
 
     Raises:
         BudgetSyntaxError: the budget is not an amount of memory.
+        TypeError: `tightrope.compile` has no such argument.
         TightropeError: when the trainer is made, or begins to train: its own checkpointing is on, or
             ``torch_compile``.
 
@@ -38,6 +40,7 @@ class TightropeTrainerCallback(TrainerCallback):
     """
 
     def __init__(self, *, budget: str | int, **options: Any) -> None:
+        inspect.signature(compile).bind(None, budget=budget, **options)
         parse_budget(budget, options.get("machine"))
         self._options = {"budget": budget, **options}
 
@@ -102,8 +105,7 @@ def _check_model(model: torch.nn.Module) -> None:
     if on:
         raise TightropeError(
             f"checkpointing is on in {on[0]} of this {type(model).__name__}: Tightrope plans what is "
-            "computed again under the budget, and cannot undo what was checkpointed. Call "
-            f"model.{_switch_off(model)}() first."
+            f"computed again under the budget, and cannot undo what was checkpointed. {_switch_off(model)}"
         )
 
 
@@ -112,5 +114,7 @@ def _checkpoints(part: torch.nn.Module) -> bool:
 
 
 def _switch_off(model: torch.nn.Module) -> str:
-    new = "activation_checkpointing_disable"
-    return new if hasattr(model, new) else "gradient_checkpointing_disable"
+    for name in ("activation_checkpointing_disable", "gradient_checkpointing_disable"):
+        if hasattr(model, name):
+            return f"Call model.{name}() first."
+    return "Switch it off there first."

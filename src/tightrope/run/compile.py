@@ -6,6 +6,7 @@ captured and planned once.
 """
 
 import gc
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -73,8 +74,9 @@ class CompiledModel:
         self.calls.when_fits = _weakly(this, CompiledModel.hold_again)
         self.calls.prospects.raised = _weakly(this, CompiledModel.hold)
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():  # else modules are empty already
+            self.close()
 
     def close(self) -> None:
         """Lift the budget and give back what no step is using."""

@@ -27,6 +27,9 @@ class Contest:
     Args:
         fused: what runs first.
         plain: makes the same plan ready op by op; called once it is its turn.
+
+    Attributes:
+        over: whether it is known which is faster.
     """
 
     def __init__(self, fused: Prepared, plain: Callable[[], Prepared]) -> None:
@@ -36,7 +39,7 @@ class Contest:
         self._seen = 0
         self._block: list[Nanoseconds] = []
         self._times: dict[bool, list[list[Nanoseconds]]] = {False: [], True: []}
-        self._over = False
+        self.over = False
 
     def next(self, fits: Callable[[Prepared], bool]) -> Prepared:
         """Choose what runs next.
@@ -44,7 +47,7 @@ class Contest:
         Args:
             fits: tells whether there is room for it now; the fused form is known to fit.
         """
-        if not self._over:
+        if not self.over:
             self._note()
         if self._turn is not self._fused and not fits(self._turn):
             return self._fused
@@ -74,7 +77,7 @@ class Contest:
     def _decide(self) -> None:
         assert self._plain is not None
         fused, plain = (min(map(min, self._times[which])) for which in (True, False))
-        self._turn, self._over = (self._plain if plain < fused else self._fused), True
+        self._turn, self.over = (self._plain if plain < fused else self._fused), True
         said = f"{format_time(fused)} a step fused, {format_time(plain)} op by op, in turns"
         self._fused.proof.contest = said
         self._plain.proof.unfused = f"slower, {said}"

@@ -136,7 +136,7 @@ def _snapshot(what: Any, given: Sequence[Any]) -> _Snapshot:
 def _ran(unit: Unit | None) -> Prepared:
     if unit is None or unit.prepared is None:
         raise TightropeError("this call has not been planned: make it once, then save it.")
-    if unit.prepared.plan.stretches:
+    if unit.prepared.plan.stretches or not unit.settled:
         raise TightropeError(
             "a fused step cannot be saved: its code is for this processor. Compile without fuse=True."
         )

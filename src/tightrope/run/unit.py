@@ -225,6 +225,11 @@ class Unit:
         self._known = [*self._known[1 - _MOST_KNOWN :], found]
         return self.prepared
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is known of every plan in use if it runs fused in the end."""
+        return all(known.contest is None or known.contest.over for known in self._known)
+
     def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> _Known:
         """Make a plan for a room, with as much free beside it as there is room for."""
         began = time.perf_counter()

@@ -150,7 +150,6 @@ class WholeStep:
                 split = chunked(program, num)
             if split is None:
                 continue
-            self._num_chunks = num
             why = f"in {num} chunks of rows: no plan fits in fewer of those that were tried"
             limit = nullcontext() if self.num_steps else self.accounts.unlimited()  # as for the whole graph
             try:
@@ -158,10 +157,12 @@ class WholeStep:
                     whole = ChunkedFrom(self._with_updates(program).graph, num)
                     self.number = self.calls.add(split, given, why, finish=self._with_updates, split=whole)
             except InfeasibleError as missed:
+                self._num_chunks = num
                 self._refused[num] = missed.with_traceback(None)
                 continue
             except torch.OutOfMemoryError:  # so much is held that nothing can be measured
                 break
+            self._num_chunks = num
             floor = self._floor()
             if not self._counts or floor.lower_bound <= self.calls.budget:
                 return
