@@ -75,8 +75,8 @@ def _planned(
             "stretches": sum(len(plan.stretches) for _, plan in seen.planned),
         }
         for _ in range(STEPS if fuse else 0):
-            net.loop.step()
             net.loop.clear()
+            net.loop.step()
         row["level"] = net.report.level
         accounts().release(net.compiled)
         net.loop.clear()

@@ -141,3 +141,35 @@ def test_one_function_that_is_refused_leaves_the_others(
     assert not isinstance(kept, str)
     assert isinstance(refused, str)
     assert refused.startswith("torch's compiler refuses it (")
+
+
+def test_of_vector_instructions_only_those_in_use_are_tried_and_nothing_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor import cpu_vec_isa
+
+    kinds: Any = cpu_vec_isa.valid_vec_isa_list
+    if len(kinds()) < 2:
+        pytest.skip("this processor has one kind of vector instructions, or none")
+    tried: list[str] = []
+
+    def check_build(self: Any, code: str) -> bool:
+        tried.append(f"{self} {code == cpu_vec_isa.VecISA._avx_code}")
+        return True
+
+    def forget() -> None:
+        cpu_vec_isa.VecISA.__dict__["_VecISA__bool__impl"].cache_clear()
+        for known in (kinds, *(type(kind).__bool__ for kind in cpu_vec_isa.supported_vec_isa_list)):
+            getattr(known, "cache_clear", lambda: None)()
+
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", check_build)
+    best, lesser = (f"{kind} True" for kind in kinds()[:2])
+    forget()
+    with _inductor._one_probe():
+        assert cpu_vec_isa.pick_vec_isa() is kinds()[0]
+    assert best in tried
+    assert lesser not in tried
+    assert not kinds.cache_info().currsize
+    kinds()
+    assert lesser in tried
+    forget()

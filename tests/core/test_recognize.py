@@ -19,9 +19,9 @@ TRACE = dump(Trace("observed", ()))
     ("data", "says"),
     [
         (TRACE, "It is a trace: tightrope trace reads it"),
-        (gzip.compress(TRACE), "It is a trace, gzipped: unzip it; tightrope trace reads it"),
-        (gzip.compress(b"{}"), "It is gzipped: unzip it first"),
-        (gzip.compress(TRACE)[:12], "It is gzipped: unzip it first"),
+        (gzip.compress(TRACE, mtime=0), "It is a trace, gzipped: unzip it; tightrope trace reads it"),
+        (gzip.compress(b"{}", mtime=0), "It is gzipped: unzip it first"),
+        (gzip.compress(TRACE, mtime=0)[:12], "It is gzipped: unzip it first"),
         (b"\x1f\x8bno zip", "It is gzipped"),
         (b"tightrope step 1\0\0\xff", "It is a saved step: tightrope run reads it"),
         (b"PK\x03\x04\xff", "It is a zip file, such as torch.save writes"),
@@ -41,7 +41,7 @@ def test_a_plan_or_graph_of_another_kind_is_named(data: bytes, says: str, tmp_pa
 
 def test_a_zipped_trace_is_named_where_a_trace_is_read() -> None:
     with pytest.raises(PlanFileError, match="It is a trace, gzipped: unzip it"):
-        load_trace(gzip.compress(TRACE))
+        load_trace(gzip.compress(TRACE, mtime=0))
 
 
 @pytest.mark.parametrize(

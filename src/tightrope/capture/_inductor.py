@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,6 +19,7 @@ from tightrope.capture._torch import real_tensors
 from tightrope.native import is_safe
 
 _SETTINGS: dict[str, Any] = {"size_asserts": False, "keep_output_stride": True, "fx_graph_cache": False}
+_BELIEVED: Final = "cpp.vec_isa_ok"
 _LEAST_PER_LIBRARY: Final = 8
 _LAYOUT: Final = 1
 """Version of what is kept."""
@@ -125,11 +126,13 @@ def compile_loops(
     Returns:
         Per function, what takes a list, which it empties, and gives the outputs; or why torch refuses it.
     """
+    kept = [_again(one.name) for one in every]
     written: list[tuple[_LoopText, dict[str, Any]] | CompiledLoops | str] = []
-    for done, one in enumerate(every):
-        tick(done)
-        written.append(_again(one.name) or _write(one))
-    built = _build({kernel for item in written if isinstance(item, tuple) for kernel in item[0].kernels})
+    with nullcontext() if all(kept) else _one_probe():
+        for done, (one, old) in enumerate(zip(every, kept, strict=True)):
+            tick(done)
+            written.append(old or _write(one))
+        built = _build({kernel for item in written if isinstance(item, tuple) for kernel in item[0].kernels})
     found: list[CompiledLoops | str] = []
     for one, item in zip(every, written, strict=True):
         if not isinstance(item, tuple):
@@ -193,6 +196,36 @@ def _write(one: Loops) -> tuple[_LoopText, dict[str, Any]] | str:
 def _refusal(error: Exception) -> str:
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return f"torch's compiler refuses it ({type(error).__name__}: {reason[0][:200]})."
+
+
+@contextmanager
+def _one_probe() -> Iterator[None]:
+    """Let torch try the vector instructions that it takes, and not each kind that the processor has.
+
+    It builds and loads a library per kind, some two seconds each, and then takes the first that works.
+    Here the first is tried; where that works, the others are believed, to the end of the ``with`` block.
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    kinds: Any = cpu_vec_isa.valid_vec_isa_list
+    asked = (config.cpp.vec_isa_ok, config.cpp.simdlen, os.environ.get("ATEN_CPU_CAPABILITY"))
+    if any(value is not None for value in asked) or kinds.cache_info().currsize:
+        yield
+        return
+
+    def forget() -> None:
+        for known in (kinds, *(type(kind).__bool__ for kind in cpu_vec_isa.supported_vec_isa_list)):
+            getattr(known, "cache_clear", lambda: None)()
+
+    try:
+        with config.patch({_BELIEVED: True}):
+            best = kinds()[:1]
+        forget()
+        with config.patch({_BELIEVED: True if all(best) else None}):
+            kinds()
+            yield
+    finally:
+        forget()
 
 
 @contextmanager
@@ -297,7 +330,8 @@ def _file_of(name: str) -> Path:
     """Where the code of a function is kept: torch's folder, as its settings are part of the name."""
     from torch._inductor import config
 
-    settings = sorted((key, repr(value)) for key, value in config.save_config_portable().items())
+    portable = config.save_config_portable().items()
+    settings = sorted((key, repr(value)) for key, value in portable if key != _BELIEVED)
     text = repr((_LAYOUT, name, torch.__version__, settings))
     return _folder() / "tightrope" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 

@@ -91,6 +91,8 @@ PROBES: dict[str, str] = {
     "kernels of loops": "torch._inductor.async_compile.AsyncCompile",
     "libraries of kernels": "torch._inductor.codecache.CppPythonBindingsCodeCache",
     "threads that compile": "torch._inductor.async_compile.get_compile_threads",
+    "vector instructions": "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
+    "kinds of them": "torch._inductor.cpu_vec_isa.supported_vec_isa_list",
     "folder of code": "torch._inductor.runtime.cache_dir_utils.cache_dir",
     "compiler in use": "torch._inductor.cpp_builder.get_cpp_compiler",
     "groups of gradients": "torch.utils._foreach_utils._group_tensors_by_device_and_dtype",
