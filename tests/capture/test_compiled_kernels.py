@@ -1,6 +1,5 @@
 """Functions compiled into loops together: one library, kept for the next process, refused one by one."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 
 from tightrope.capture import _inductor
 from tightrope.capture._inductor import CompiledLoops, Loops, compile_loops
+from tightrope.native import is_safe
 
 _LAYOUT = ((8, 64), (64, 1), torch.float32)
 
@@ -31,6 +31,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where code is kept; libraries stay in torch's own folder."""
     monkeypatch.setattr(_inductor, "_file_of", lambda name: tmp_path / f"{name}.json")
     return tmp_path
+
+
+def _library_of(name: str) -> Path:
+    text = _inductor._kept(name)
+    assert text is not None
+    assert text.kernels[0].library is not None
+    return _inductor._folder() / text.kernels[0].library[0]
 
 
 def fails(*_: Any) -> Any:
@@ -85,7 +92,7 @@ def test_a_library_that_does_not_load_is_built_again(folder: Path) -> None:
     assert text is not None
     (kernel,) = text.kernels
     assert kernel.library is not None
-    library = _inductor._folder() / kernel.library[0]
+    library = _library_of("half written")
     copied = library.with_name("half.so")
     copied.write_bytes(library.read_bytes()[:64])
     copied.chmod(0o700)
@@ -98,13 +105,20 @@ def test_a_library_that_does_not_load_is_built_again(folder: Path) -> None:
     assert kept.kernels == text.kernels
 
 
-def test_libraries_are_found_again_where_groups_may_write_new_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = os.umask(0o002)
+def test_libraries_are_found_again_though_a_group_may_write_those_of_torch(folder: Path) -> None:
+    one = [Loops("shared", lambda given: (given[0].exp() * 5,), [_LAYOUT])]
+    compile_loops(one)
+    library = next(iter(_library_of("shared").parent.parent.glob(f"*/{_library_of('shared').name}")))
+    modes = {path: path.stat().st_mode for path in (library, library.parent)}
+    for path, mode in modes.items():
+        path.chmod(mode | 0o020)
     try:
-        assert callable(compile_loops([Loops("shared", lambda given: (given[0].exp() * 5,), [_LAYOUT])])[0])
+        (folder / "shared.json").unlink()
+        assert callable(compile_loops(one)[0])
+        assert is_safe(_library_of("shared"))
     finally:
-        os.umask(before)
-    assert _inductor._kept("shared") is not None
+        for path, mode in modes.items():
+            path.chmod(mode)
 
 
 @pytest.mark.parametrize("open_to_others", ["the file", "its folder"])

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,6 +15,7 @@ import torch
 import torch.fx
 
 from tightrope.capture._torch import real_tensors
+from tightrope.capture.loop_text import LoopKernel, LoopText, library_text, replace_file
 from tightrope.native import is_safe
 
 _SETTINGS: dict[str, Any] = {"size_asserts": False, "keep_output_stride": True, "fx_graph_cache": False}
@@ -25,50 +25,6 @@ _LAYOUT: Final = 1
 """Version of what is kept."""
 
 CompiledLoops: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-
-_BINDING_HEAD: Final = """
-#include <torch/csrc/inductor/cpp_prefix.h>
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <cstdlib>
-#include <stdexcept>
-#include <type_traits>
-
-static void* (*data_of)(PyObject*);
-
-template <typename T> static T parsed(PyObject* args, Py_ssize_t n) {
-  PyObject* item = PyTuple_GET_ITEM(args, n);
-  if constexpr (std::is_pointer_v<T>) return static_cast<T>(data_of(item));
-  else if constexpr (std::is_floating_point_v<T>) return static_cast<T>(PyFloat_AsDouble(item));
-  else return static_cast<T>(PyLong_AsSsize_t(item));
-}
-"""
-_BINDING: Final = """
-static PyObject* %(name)s_py(PyObject*, PyObject* args) {
-  try {
-    if (PyTuple_GET_SIZE(args) != %(num)d) throw std::runtime_error("wrong number of arguments");
-    %(name)s(%(given)s);
-    Py_RETURN_NONE;
-  } catch (std::exception const& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
-}
-"""
-_BINDING_TAIL: Final = """
-static PyMethodDef methods[] = {%(methods)s{nullptr, nullptr, 0, nullptr}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "kernel", nullptr, -1, methods};
-
-PyMODINIT_FUNC PyInit_kernel() {
-  const char* address = std::getenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR");
-  if (!address) {
-    PyErr_SetString(PyExc_RuntimeError, "torch did not say where the data of tensors are");
-    return nullptr;
-  }
-  data_of = reinterpret_cast<decltype(data_of)>(std::strtoull(address, nullptr, 10));
-  return PyModule_Create(&definition);
-}
-"""
 
 
 def compiler_missing() -> str:
@@ -96,21 +52,6 @@ class Loops(NamedTuple):
     layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
 
 
-class _LoopKernel(msgspec.Struct, frozen=True):
-    """A C++ function, and where it was built: a library below torch's folder, its key, its name there."""
-
-    arguments: tuple[str, ...]
-    source: str
-    library: tuple[str, str, str] | None = None
-
-
-class _LoopText(msgspec.Struct, frozen=True):
-    """What torch's compiler writes: a Python module and the kernels that it calls."""
-
-    python: str
-    kernels: tuple[_LoopKernel, ...]
-
-
 def compile_loops(
     every: Sequence[Loops], *, tick: Callable[[int], None] = lambda done: None
 ) -> list[CompiledLoops | str]:
@@ -127,7 +68,7 @@ def compile_loops(
         Per function, what takes a list, which it empties, and gives the outputs; or why torch refuses it.
     """
     kept = [_again(one.name) for one in every]
-    written: list[tuple[_LoopText, dict[str, Any]] | CompiledLoops | str] = []
+    written: list[tuple[LoopText, dict[str, Any]] | CompiledLoops | str] = []
     with nullcontext() if all(kept) else _one_probe():
         for done, (one, old) in enumerate(zip(every, kept, strict=True)):
             tick(done)
@@ -144,14 +85,14 @@ def compile_loops(
         if refused:
             found.append(refused[0])
             continue
-        ready = _LoopText(text.python, tuple(kernel for kernel in new if not isinstance(kernel, str)))
+        ready = LoopText(text.python, tuple(kernel for kernel in new if not isinstance(kernel, str)))
         if ready != text and not constants:
             _keep(one.name, ready)
         found.append(_load(ready, constants))
     return found
 
 
-def _write(one: Loops) -> tuple[_LoopText, dict[str, Any]] | str:
+def _write(one: Loops) -> tuple[LoopText, dict[str, Any]] | str:
     """Let torch write the code of a function, with the constants that it reads; or say why it does not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, in the modules that it imports
@@ -166,10 +107,10 @@ def _write(one: Loops) -> tuple[_LoopText, dict[str, Any]] | str:
     def flat(*values: torch.Tensor) -> Any:
         return one.function(list(values))
 
-    kernels: list[_LoopKernel] = []
+    kernels: list[LoopKernel] = []
 
     def note(arguments: Sequence[str], source: str) -> None:
-        kernels.append(_LoopKernel(tuple(arguments), source))
+        kernels.append(LoopKernel(tuple(arguments), source))
 
     try:
         with ExitStack() as stack:
@@ -190,7 +131,7 @@ def _write(one: Loops) -> tuple[_LoopText, dict[str, Any]] | str:
             compiled: Any = compile_fx_inner(traced, fake)
     except Exception as error:  # whatever a compiler trips over: the caller runs op by op instead
         return _refusal(error)
-    return _LoopText(compiled.source_code, tuple(kernels)), dict(compiled.constants or {})
+    return LoopText(compiled.source_code, tuple(kernels)), dict(compiled.constants or {})
 
 
 def _refusal(error: Exception) -> str:
@@ -247,7 +188,7 @@ def _kernels_by(make: Callable[[Sequence[str], str], Any]) -> Iterator[None]:
         AsyncCompile.cpp_pybinding = real  # type: ignore[method-assign]
 
 
-def _build(every: Collection[_LoopKernel]) -> dict[_LoopKernel, _LoopKernel | str]:
+def _build(every: Collection[LoopKernel]) -> dict[LoopKernel, LoopKernel | str]:
     """Build kernels in a few libraries, by as many threads; instead of one that is refused, the reason."""
     if not every:
         return {}
@@ -260,45 +201,35 @@ def _build(every: Collection[_LoopKernel]) -> dict[_LoopKernel, _LoopKernel | st
     return {kernel: made for part in parts for kernel, made in part.items()}
 
 
-def _built(kernels: Sequence[_LoopKernel]) -> dict[_LoopKernel, _LoopKernel | str]:
+def _built(kernels: Sequence[LoopKernel]) -> dict[LoopKernel, LoopKernel | str]:
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     names = [f"kernel_{number}" for number in range(len(kernels))]
     try:
-        module: Any = CppPythonBindingsCodeCache.load(_library_text(kernels, names))
+        module: Any = CppPythonBindingsCodeCache.load(library_text(kernels, names))
     except Exception as error:  # torch raises its own classes, by version
         if len(kernels) == 1:
             return {kernels[0]: _refusal(error)}
         return {kernel: made for kernel in kernels for made in _built([kernel]).values()}
-    _close_to_others(Path(module.__file__))
-    where = os.path.relpath(module.__file__, _folder())
+    where = os.path.relpath(_own_copy(Path(module.__file__)), _folder())
     return {
         kernel: msgspec.structs.replace(kernel, library=(where, module.key, name))
         for kernel, name in zip(kernels, names, strict=True)
     }
 
 
-def _close_to_others(file: Path) -> None:
-    """Let nobody else write a library: where torch made its folder, groups may by default (umask 002)."""
-    for path in (file, file.parent):
-        with suppress(OSError):  # it is another user's: then it is not used again
-            path.chmod(path.stat().st_mode & ~0o022)
+def _own_copy(library: Path) -> Path:
+    """Copy a library to where nobody else can write: torch's folders may be a group's, or open to one.
+
+    Where that cannot be done the library stays where it is, and the next process builds it again.
+    """
+    target = _own_folder() / library.name
+    with suppress(OSError):
+        replace_file(target, library.read_bytes())
+    return target if target.is_file() else library
 
 
-def _library_text(kernels: Sequence[_LoopKernel], names: Sequence[str]) -> str:
-    """Write a Python extension module of kernels, each of which torch calls ``kernel``."""
-    parts = [_BINDING_HEAD]
-    for kernel, name in zip(kernels, names, strict=True):
-        given = (
-            f"parsed<{kind.replace('const ', '')}>(args, {k})" for k, kind in enumerate(kernel.arguments)
-        )
-        parts += [f"#define kernel {name}", kernel.source, "#undef kernel"]
-        parts.append(_BINDING % {"name": name, "num": len(kernel.arguments), "given": ", ".join(given)})
-    methods = "".join(f'{{"{name}", {name}_py, METH_VARARGS, ""}}, ' for name in names)
-    return "\n".join([*parts, _BINDING_TAIL % {"methods": methods}])
-
-
-def _load(text: _LoopText, constants: dict[str, Any]) -> CompiledLoops | str:
+def _load(text: LoopText, constants: dict[str, Any]) -> CompiledLoops | str:
     """Run the module that torch has written, with kernels that are built."""
     known = {(kernel.arguments, kernel.source): kernel for kernel in text.kernels}
     scope: dict[str, Any] = {"__name__": "tightrope_loops", **constants}
@@ -311,7 +242,7 @@ def _load(text: _LoopText, constants: dict[str, Any]) -> CompiledLoops | str:
     return found
 
 
-def _function(kernel: _LoopKernel) -> Any:
+def _function(kernel: LoopKernel) -> Any:
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     assert kernel.library is not None
@@ -326,23 +257,28 @@ def _folder() -> Path:
     return Path(cache_dir())
 
 
+def _own_folder() -> Path:
+    """Where this user's code is kept: below torch's folder, as torch's settings are part of the names."""
+    return _folder() / f"tightrope-{os.geteuid()}"
+
+
 def _file_of(name: str) -> Path:
-    """Where the code of a function is kept: torch's folder, as its settings are part of the name."""
+    """Name the file that keeps the code of a function."""
     from torch._inductor import config
 
     portable = config.save_config_portable().items()
     settings = sorted((key, repr(value)) for key, value in portable if key != _BELIEVED)
     text = repr((_LAYOUT, name, torch.__version__, settings))
-    return _folder() / "tightrope" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    return _own_folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
-def _kept(name: str) -> _LoopText | None:
+def _kept(name: str) -> LoopText | None:
     """Read code that was kept, unless somebody else can have written it or its libraries."""
     path = _file_of(name)
     if not is_safe(path):
         return None
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_LoopText)
+        found = msgspec.json.decode(path.read_bytes(), type=LoopText)
     except (OSError, msgspec.MsgspecError):
         return None  # it is compiled again
     there = (
@@ -365,17 +301,10 @@ def _again(name: str) -> CompiledLoops | None:
     return None
 
 
-def _keep(name: str, text: _LoopText) -> None:
+def _keep(name: str, text: LoopText) -> None:
     """Keep code for the next process; a folder that cannot be written only costs that its time."""
-    path = _file_of(name)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(text))
-        os.replace(part, path)
-    except OSError:
-        return
+    with suppress(OSError):
+        replace_file(_file_of(name), msgspec.json.encode(text))
 
 
 def tidy_joint(joint: torch.fx.GraphModule) -> None:

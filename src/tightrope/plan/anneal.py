@@ -43,7 +43,7 @@ _MANY_OPS = 2_000
 """Graphs of more ops get no smallest plan from far back."""
 _LARGE_OPS, _FEW_RESTARTS = 400, 2
 """Graphs of more ops get at most so many restarts, and only while annealing gains. Their smallest plans are
-bisected from the proved floor (4 times as fast at 640 ops, other sets), with moves as for so many ops."""
+bisected from the proved floor, which finds other sets sooner, with moves as for so many ops."""
 _SLICE = 20_000
 """Moves between two looks at the clock: about 30 ms."""
 
