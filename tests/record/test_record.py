@@ -277,6 +277,8 @@ NAN: int = math.nan  # type: ignore[assignment]
 EVIL: list[tuple[dict[str, object], str]] = [
     ({"events": (Event(0, 1, 0, module=3),)}, r"events\[0\].module"),
     ({"events": (Event(0, 1, 0, line=0),)}, r"events\[0\].line"),
+    ({"events": (Event(0, 1, 0, callers=0),)}, r"events\[0\].callers"),
+    ({"callers": ((0,),)}, r"callers\[0\]"),
     ({"events": (Event(NAN, 1, 0),)}, r"events\[0\].start"),
     ({"events": (Event(0, NAN, 0),)}, r"events\[0\].end"),
     ({"events": (Event(0, 2**53, 0),)}, r"events\[0\].end = 9007199254740992: .* below 2\^53"),

@@ -49,7 +49,11 @@ def trace_of(num_events: int, *, num_blocks: int = 24, seed: int = 0, buffers: b
         phase = EventPhase.LOSS if k == half - 1 else phase
         phase = EventPhase.RECOMPUTE if not forward and k % 17 == 0 else phase
         duration = draw.choice((900, 2_000, 7_000, 40_000)) + draw.randrange(600)
-        events.append(Event(now, now + duration, k, OPS[k % len(OPS)], at, phase, line=(at - 3) % 4))
+        line = (at - 3) % 4
+        called = 0 if line == 0 else -1
+        events.append(
+            Event(now, now + duration, k, OPS[k % len(OPS)], at, phase, line=line, callers=called)
+        )
         now += duration + (draw.randrange(300) if k % 4 == 0 else 0)
     rows, ticks = _buffers(events, half, draw) if buffers else ([], [])
     arena = max((row.offset + row.size for row in rows), default=0)
@@ -64,6 +68,7 @@ def trace_of(num_events: int, *, num_blocks: int = 24, seed: int = 0, buffers: b
         reasons=tuple(_reason(row) for row in rows),
         held=(Held(Category.PARAMETER, 4096 * 64),),
         summary=_summary(arena, now),
+        callers=((1, 2),),
     )
 
 

@@ -64,6 +64,15 @@ def test_lines_come_before_ops_in_lists_and_at_the_side(shown: Opened, trace: Tr
     assert format_bytes(by_line(trace)[line]) in shown.text("#details")
 
 
+def test_a_line_says_where_it_was_called_from(shown: Opened, trace: Trace) -> None:
+    event = next(k for k, one in enumerate(trace.events) if one.callers == 0)
+    shown.page.evaluate(f"select('event', {event})")
+    assert "Called from\nnet.py:32, from net.py:33" in shown.text("#details")
+    event = next(k for k, one in enumerate(trace.events) if one.callers < 0)
+    shown.page.evaluate(f"select('event', {event})")
+    assert "Called from" not in shown.text("#details")
+
+
 def test_a_search_finds_a_line(shown: Opened, trace: Trace) -> None:
     shown.page.fill("#search", "net.py:32")
     ops = sum(event.line == 1 for event in trace.events)

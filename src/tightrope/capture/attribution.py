@@ -4,12 +4,14 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 import torch.fx
 
 from tightrope.core import Phase
 
+MAX_FRAMES: Final = 8
+"""Lines that are kept of a call stack."""
 _OWN = PurePath(__file__).parents[1]
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _ROOT = re.compile(r"^[LG]\['\w+'\](?:\.__closure__\.\d+\.cell_contents)?\.?")
@@ -108,8 +110,14 @@ def _bare(node: torch.fx.Node) -> str:
 
 def source_line(node: torch.fx.Node) -> str:
     """Name the user's line that made ``node`` as ``file.py:123``, or the empty string."""
-    for file, line in reversed(_FRAME.findall(node.meta.get("stack_trace") or "")):
-        path = PurePath(file)
-        if not path.is_relative_to(_OWN):
-            return f"{path.name}:{line}"
-    return ""
+    return next(iter(source_lines(node)), "")
+
+
+def source_lines(node: torch.fx.Node) -> tuple[str, ...]:
+    """Name the user's lines that made ``node``: where it is, then where that was called, as ``file.py:123``.
+
+    At most `MAX_FRAMES` of them, the nearest.
+    """
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    paths = [(PurePath(file), line) for file, line in reversed(frames)]
+    return tuple(f"{path.name}:{line}" for path, line in paths if not path.is_relative_to(_OWN))[:MAX_FRAMES]

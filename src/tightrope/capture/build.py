@@ -20,7 +20,7 @@ import torch.fx
 from msgspec.structs import replace
 
 from tightrope.capture import _torch, variants
-from tightrope.capture.attribution import module_paths, source_line, target_name
+from tightrope.capture.attribution import module_paths, source_line, source_lines, target_name
 from tightrope.capture.program import Program
 from tightrope.capture.typed import Writer, label, tensor_of, view_of
 from tightrope.core import (
@@ -289,11 +289,12 @@ class _GraphBuilder:
         if variant is not None:
             flags |= Flag.NEVER_RECOMPUTE  # its variant runs instead
             self.again.append((len(self.ops), variant))
+        source, *callers = source_lines(node) or ("",)
         self.ops.append(
             Op(
                 len(self.ops), node.name, target_name(variants.called(node)), _bases(arguments, keywords),
                 tuple(result.view.base for result in made), mutates, flags=flags, phase=self.phase_of(node),
-                module=self.paths[node], source=source_line(node),
+                module=self.paths[node], source=source, callers=tuple(callers),
                 arguments=arguments, keywords=keywords, results=tuple(made),
             )
         )  # fmt: skip
@@ -381,7 +382,7 @@ class _GraphBuilder:
             again.append(
                 Op(
                     identity, f"{base.name}_again", variant.target, reads, created, phase=base.phase,
-                    module=base.module, source=base.source,
+                    module=base.module, source=base.source, callers=base.callers,
                     arguments=arguments, keywords=keywords, results=results,
                 )
             )  # fmt: skip

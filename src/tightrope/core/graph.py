@@ -150,6 +150,7 @@ class Op(msgspec.Struct, frozen=True):
         results: how the storages that it creates look, one each.
         hidden: most bytes that its kernel takes behind the allocator while it runs.
         over: storage that it may write its result over, where nothing else needs it any more; -1 = none.
+        callers: lines of the user's code from which ``source`` was called, nearest first.
     """
 
     id: OpId
@@ -170,6 +171,7 @@ class Op(msgspec.Struct, frozen=True):
     results: tuple[Result, ...] = ()
     hidden: Bytes = 0
     over: StorageId = -1
+    callers: tuple[str, ...] = ()
 
     @property
     def recomputable(self) -> bool:

@@ -10,7 +10,7 @@ ticks, one per allocation or release, so that lifetimes are exact whatever the t
               [event 0 )[event 1 )         Event(start=ns, end=ns)
 
 Tables point into each other by position: an event's ``module`` into ``modules`` (0 is the root), its
-``line`` into ``lines``, a buffer's ``creator`` and ``readers`` into ``events``, its ``reason`` into
+``line`` into ``lines``, its ``callers`` into ``callers``, a buffer's ``creator`` and ``readers`` into ``events``, its ``reason`` into
 ``reasons``. -1 means none.
 """
 
@@ -85,6 +85,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False, repr_omit_de
         thread: 0 is the thread that ran the step.
         line: position in `Trace.lines`, or -1.
         doubt: see `Doubt`.
+        callers: position in `Trace.callers`, or -1.
     """
 
     start: Nanoseconds
@@ -96,6 +97,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False, repr_omit_de
     thread: int = 0
     line: int = -1
     doubt: Doubt = Doubt.NONE
+    callers: int = -1
 
     @property
     def duration(self) -> Nanoseconds:
@@ -290,6 +292,7 @@ class Trace(msgspec.Struct, frozen=True):
         counters: numbers over time.
         held: bytes outside the timeline (parameters and so on), by category.
         summary: figures of the plan.
+        callers: chains of lines that called one, nearest first, as positions in ``lines``.
     """
 
     source: Literal["forecast", "observed"]
@@ -303,6 +306,7 @@ class Trace(msgspec.Struct, frozen=True):
     counters: tuple[Counter, ...] = ()
     held: tuple[Held, ...] = ()
     summary: Summary = Summary()
+    callers: tuple[tuple[int, ...], ...] = ()
     schema: Literal[2] = SCHEMA_VERSION
 
     def profile(self) -> list[Bytes]:

@@ -47,7 +47,7 @@ def check_tables(trace: Trace) -> None:
     Raises:
         PlanFileError: names the field and quotes the value.
     """
-    for name in ("events", "buffers", "modules", "lines", "reasons", "counters", "held"):
+    for name in ("events", "buffers", "modules", "lines", "callers", "reasons", "counters", "held"):
         if len(getattr(trace, name)) > MAX_ROWS:
             _refuse(name, getattr(trace, name), f"an array of at most {MAX_ROWS} items")
     check_modules(trace.modules)
@@ -87,6 +87,8 @@ def _check_events(trace: Trace) -> None:
     _within("events[{}].op", (event.op for event in events), -1, 2**31 - 1)
     _within("events[{}].module", (event.module for event in events), 0, len(trace.modules) - 1)
     _within("events[{}].line", (event.line for event in events), -1, len(trace.lines) - 1)
+    _within("events[{}].callers", (event.callers for event in events), -1, len(trace.callers) - 1)
+    _within("callers[{}]", (line for chain in trace.callers for line in chain), 0, len(trace.lines) - 1)
     _within("events[{}].thread", (event.thread for event in events), 0, 2**31 - 1)
     before = 0
     for position, event in enumerate(events):

@@ -161,6 +161,7 @@ def _columns(trace: Trace, names: dict[str, int]) -> list[tuple[str, bool, Seque
         ("event.thread", False, [event.thread for event in events]),
         ("event.line", False, [event.line for event in events]),
         ("event.doubt", False, [doubts[event.doubt] for event in events]),
+        ("event.callers", False, [event.callers for event in events]),
         ("buffer.bytes", False, [buffer.bytes for buffer in buffers]),
         ("buffer.start", True, [buffer.start for buffer in buffers]),
         ("buffer.length", False, [buffer.end - buffer.start for buffer in buffers]),
@@ -253,6 +254,7 @@ def _events(columns: dict[str, _Ints], names: list[str]) -> tuple[Event, ...]:
     _few("event.phase", columns["event.phase"], len(PHASES))
     doubts = columns.get("event.doubt", np.zeros(len(start), np.int64))  # files from before had none
     _few("event.doubt", doubts, len(DOUBTS))
+    callers = columns.get("event.callers", np.full(len(start), -1))
     rows = zip(
         start.tolist(),
         (start + duration).tolist(),
@@ -263,6 +265,7 @@ def _events(columns: dict[str, _Ints], names: list[str]) -> tuple[Event, ...]:
         columns["event.thread"].tolist(),
         columns["event.line"].tolist(),
         [DOUBTS[number] for number in doubts.tolist()],
+        callers.tolist(),
         strict=True,
     )
     return tuple(Event(*row) for row in rows)

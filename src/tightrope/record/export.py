@@ -118,8 +118,14 @@ def _frames(trace: Trace, number: int) -> list[dict[str, Any]]:
     if creator < 0:
         return []
     event = trace.events[creator]
-    file, _, line = (trace.lines[event.line] if event.line >= 0 else "").rpartition(":")
     name = " ".join(
         part for part in (trace.modules[event.module].path, event.name, event.phase.value) if part
     )
-    return [{"filename": file or "none", "line": int(line) if line.isdigit() else 0, "name": name}]
+    chain = trace.callers[event.callers] if event.callers >= 0 else ()
+    made = _frame(trace.lines[event.line] if event.line >= 0 else "", name)
+    return [made, *(_frame(trace.lines[line], "calls it") for line in chain)]
+
+
+def _frame(source: str, name: str) -> dict[str, Any]:
+    file, _, line = source.rpartition(":")
+    return {"filename": file or "none", "line": int(line) if line.isdigit() else 0, "name": name}

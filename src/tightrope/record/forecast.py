@@ -42,7 +42,7 @@ from tightrope.lower import lower, problems, simulate, timeline
 from tightrope.plan import whole_bytes
 from tightrope.record.attribution import attribute
 from tightrope.record.categories import categories
-from tightrope.record.tables import ModuleTree, Texts, reason_rows
+from tightrope.record.tables import Lines, ModuleTree, reason_rows
 
 COPY_THREAD = 1
 """Thread number of copies between memory tiers in a forecast."""
@@ -103,6 +103,7 @@ def forecast(
         ticks=tuple(tape.ticks),
         modules=tape.tree.rows(),
         lines=tape.lines.rows(),
+        callers=tape.lines.chains(),
         reasons=plan.reasons,
         held=held(graph),
         summary=summary(graph, plan, others),
@@ -221,10 +222,12 @@ def _point(plan: Plan) -> BudgetPoint:
     )  # fmt: skip
 
 
-def stretch_text(ops: Sequence[Op]) -> tuple[str, str]:
-    """Name a fused stretch, and list the source lines of its ops, each once."""
+def stretch_text(ops: Sequence[Op]) -> tuple[str, str, tuple[str, ...]]:
+    """Name a fused stretch, and list the source lines of its ops, each once, and who called them if one did."""
     name = f"fused: {ops[0].target} and {len(ops) - 1} more"
-    return name, ", ".join(dict.fromkeys(op.source for op in ops if op.source))
+    callers = {op.callers for op in ops}
+    sources = ", ".join(dict.fromkeys(op.source for op in ops if op.source))
+    return name, sources, callers.pop() if len(callers) == 1 else ()
 
 
 @dataclass
@@ -234,7 +237,7 @@ class _EventTape:
     graph: Graph
     tree: ModuleTree
     where: dict[OpId, tuple[str, EventPhase]]
-    lines: Texts = field(default_factory=Texts)
+    lines: Lines = field(default_factory=Lines)
     events: list[Event] = field(default_factory=list)
     ticks: list[Nanoseconds] = field(default_factory=list)
     creators: list[int] = field(default_factory=list)
@@ -281,7 +284,10 @@ class _EventTape:
         module, phase = self.where[op.id]
         phase = EventPhase.RECOMPUTE if base in self.seen else phase
         self.seen.add(base)
-        self.events.append(Event(start, end, op.id, op.target, self.tree.at(module), phase, 0, line))
+        callers = self.lines.chain(op.callers)
+        self.events.append(
+            Event(start, end, op.id, op.target, self.tree.at(module), phase, 0, line, callers=callers)
+        )
         for storage in op.reads:
             if storage in self.live:
                 self.readers[self.live[storage]].append(number)
@@ -299,8 +305,10 @@ class _EventTape:
         """One event under its first op, with the lines of all; all of its ops read."""
         number, ops = len(self.events), [self.graph.op(run.op) for run in runs]
         self.compute(ops[0], inside, start, end, base_of.get(ops[0].id, ops[0].id))
-        name, source = stretch_text(ops)
-        self.events[number] = replace(self.events[number], name=name, line=self.lines.at(source))
+        name, source, callers = stretch_text(ops)
+        self.events[number] = replace(
+            self.events[number], name=name, line=self.lines.at(source), callers=self.lines.chain(callers)
+        )
         for op in ops[1:]:
             self.seen.add(base_of.get(op.id, op.id))
             for storage in set(op.reads) & set(self.live):

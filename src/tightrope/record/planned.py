@@ -41,7 +41,7 @@ from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
 from tightrope.record.attribution import attribute
 from tightrope.record.forecast import describe, held, stretch_text, summary
-from tightrope.record.tables import ModuleTree, Texts
+from tightrope.record.tables import Lines, ModuleTree
 from tightrope.run.calls import Calls
 from tightrope.run.compile import compiled_of
 from tightrope.run.emit import Code, PartCode
@@ -264,7 +264,7 @@ def _observed(recording: Recording) -> Trace:
         Buffer(row.bytes, row.start, row.end, -1, storage)
         for row, storage in zip(rows.buffers, storages, strict=True)
     )
-    tree, lines = ModuleTree(recording.classes), Texts()
+    tree, lines = ModuleTree(recording.classes), Lines()
     where = attribute(graph, recording.classes)
     base_of = {op.variant: op.id for op in graph.ops if op.variant >= 0}
     seen: set[OpId] = set()
@@ -274,8 +274,10 @@ def _observed(recording: Recording) -> Trace:
         ops, (module, phase) = [graph.op(op) for op in run.ops], where[bases[0]]
         phase = EventPhase.RECOMPUTE if bases[0] in seen else phase
         seen.update(bases)
-        name, source = stretch_text(ops) if len(ops) > 1 else (ops[0].target, ops[0].source)
-        events.append(Event(begin, end, run.ops[0], name, tree.at(module), phase, 0, lines.at(source)))
+        alone = ops[0].target, ops[0].source, ops[0].callers
+        name, source, callers = stretch_text(ops) if len(ops) > 1 else alone
+        line, chain = lines.at(source), lines.chain(callers)
+        events.append(Event(begin, end, run.ops[0], name, tree.at(module), phase, 0, line, callers=chain))
     served = len(buffers) == len(plan.offsets)
     described = describe(
         graph,
@@ -298,6 +300,7 @@ def _observed(recording: Recording) -> Trace:
         ticks=rows.times,
         modules=tree.rows(),
         lines=lines.rows(),
+        callers=lines.chains(),
         reasons=plan.reasons,
         counters=(live,),
         held=held(graph),

@@ -1,5 +1,7 @@
 """Tables of a trace while it is being made: module tree, source lines, reasons."""
 
+from collections.abc import Sequence
+
 from tightrope.core import Module, Reason, StorageId
 from tightrope.core.trace import ROOT
 
@@ -41,11 +43,12 @@ class ModuleTree:
         return tuple(self._rows) if len(self._rows) > 1 or self._rows[0] != ROOT else (ROOT,)
 
 
-class Texts:
-    """Texts by number, each once."""
+class Lines:
+    """Source lines by number, each once, and the chains of lines that called them."""
 
     def __init__(self) -> None:
         self._at: dict[str, int] = {}
+        self._chains: dict[tuple[int, ...], int] = {}
 
     def at(self, text: str) -> int:
         """Find the position of a text, -1 for the empty one."""
@@ -54,6 +57,16 @@ class Texts:
     def rows(self) -> tuple[str, ...]:
         """List the texts."""
         return tuple(self._at)
+
+
+    def chain(self, callers: Sequence[str]) -> int:
+        """Find the position of the lines that called a line, nearest first; -1 where there are none."""
+        lines = tuple(self.at(line) for line in callers)
+        return self._chains.setdefault(lines, len(self._chains)) if lines else -1
+
+    def chains(self) -> tuple[tuple[int, ...], ...]:
+        """List the chains."""
+        return tuple(self._chains)
 
 
 def clip(text: str) -> str:

@@ -22,6 +22,8 @@ NAME_LIMIT: Final = 300
 """Characters of a name that the page carries."""
 CURVE_LIMIT: Final = 200
 """Plans for other budgets that the page carries."""
+CALLERS_LIMIT: Final = 8
+"""Lines of a chain of calls that the page carries."""
 _Times: TypeAlias = NDArray[np.int64]
 _PHASES: Final = {phase: number for number, phase in enumerate(EventPhase)}
 _DOUBTS: Final = {doubt: number for number, doubt in enumerate(Doubt)}
@@ -75,7 +77,10 @@ def pack_trace(trace: Trace, *, forecast: Trace | None = None, against: Trace | 
         same = forecast.num_events == trace.num_events
         columns |= {"ghost_live": forecast.profile(), "ghost_ticks": ticks if same else _clock(forecast)[0]}
         columns["ghost_ns"] = _forecast_times(trace, forecast)
-    header = _header(trace, unit) | {"lines": [strings.number(line) for line in trace.lines]}
+    header = _header(trace, unit) | {
+        "lines": [strings.number(line) for line in trace.lines],
+        "callers": [chain[:CALLERS_LIMIT] for chain in trace.callers],
+    }
     if against is not None:
         check_trace(against)
         header["changes"] = [(strings.number(c.what), *c[1:]) for c in changes(against, trace)]
@@ -147,6 +152,7 @@ def _events(trace: Trace, strings: _Strings, start: _Times, end: _Times) -> dict
         "phase": [_PHASES[event.phase] for event in events],
         "thread": [event.thread for event in events],
         "line": [event.line for event in events],
+        "callers": [event.callers for event in events],
         "doubt": [_DOUBTS[event.doubt] for event in events],
     }
 

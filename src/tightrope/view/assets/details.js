@@ -62,7 +62,7 @@ function aboutBuffer(b) {
   if (event >= 0) entries.push(entry("Made by", link(model.name(event), "event", event)));
   if (event >= 0) entries.push(entry("Module", link(model.bufferModule(b), "module", model.eventModule[event])));
   entries.push(entry("Read by", readers.length ? chips(readers.map((r) => link(model.name(r), "event", r))) : "nothing known"));
-  if (line) entries.unshift(entry("Your line", link(line, "line", model.line[event])));
+  if (line) entries.unshift(entry("Your line", link(line, "line", model.line[event])), ...calledFrom(event));
   const under = line ? `${model.bufferName(b)} in ${model.bufferModule(b)}` : "";
   return [line || model.bufferName(b), `buffer ${b}`, entries, [zoomButton(born, gone)], under];
 }
@@ -84,9 +84,15 @@ function aboutEvent(i) {
   const said = model.againstForecast(model.stop[i] - model.start[i], model.forecast?.[i] ?? -1);
   if (said) entries.splice(1, 0, entry("Forecast", make("span", { id: "value-forecast" }, said)));
   const line = model.line_of(i);
-  if (line) entries.unshift(entry("Your line", link(line, "line", model.line[i])));
+  if (line) entries.unshift(entry("Your line", link(line, "line", model.line[i])), ...calledFrom(i));
   const under = line ? `${model.name(i)} in ${model.path(model.eventModule[i])}` : "";
   return [line || model.name(i), `op ${i}`, entries, [zoomButton(model.start[i], model.stop[i])], under];
+}
+
+/** The lines from which the line of an op was called, the nearest first; no entry where none are known. */
+function calledFrom(event) {
+  const lines = model.callerLines(event);
+  return lines.length ? [entry("Called from", make("span", { class: "callers" }, lines.join(", from ")))] : [];
 }
 
 function inside(module, around) {

@@ -34,7 +34,7 @@ class Model {
     return forecast > 0 && observed > 0 ? `${formatTime(forecast)}; observed is ${fixed(observed / forecast, 2)} times that` : "";
   }
 
-  readEvents({ gap, duration, event_name, event_module, phase, thread, line, doubt }) {
+  readEvents({ gap, duration, event_name, event_module, phase, thread, line, doubt, callers }) {
     const count = gap.length;
     this.numEvents = count;
     this.start = new Float64Array(count);
@@ -46,7 +46,7 @@ class Model {
       last = this.stop[i] = this.start[i] + duration[i];
       if (last > this.lastEnd) this.lastEnd = last;
     }
-    Object.assign(this, { eventName: event_name, eventModule: event_module, phase, thread, line, doubt });
+    Object.assign(this, { eventName: event_name, eventModule: event_module, phase, thread, line, doubt, callers });
     this.nest();
     this.longest = new Pyramid(duration);
     this.stepTime = this.lastEnd - (count ? this.start[0] : 0);
@@ -225,6 +225,12 @@ class Model {
   /** The user's line that an op comes from; empty where it is not known. */
   line_of(event) {
     return event >= 0 ? this.lineText(this.line[event]) : "";
+  }
+
+  /** The lines from which the line of an op was called, the nearest first. */
+  callerLines(event) {
+    const chain = event >= 0 ? this.callers[event] : -1;
+    return chain >= 0 ? this.header.callers[chain].map((line) => this.lineText(line)) : [];
   }
 
   bufferName(b) {
