@@ -33,7 +33,7 @@ def line_of(function: object, text: str) -> str:
     return f"{Path(__file__).name}:{first + next(k for k, line in enumerate(lines) if text in line)}"
 
 
-def test_one_line_called_from_two_places_has_two_chains(trace: Trace) -> None:
+def test_one_line_called_from_two_places_has_two_stacks(trace: Trace) -> None:
     mine = line_of(squared, "x.square()")
     found = {
         tuple(trace.lines[line] for line in trace.callers[event.callers])
@@ -43,7 +43,7 @@ def test_one_line_called_from_two_places_has_two_chains(trace: Trace) -> None:
     assert found == {(line_of(Twice, "first = "),), (line_of(Twice, "return squared"),)}
 
 
-def test_chains_survive_the_file(trace: Trace) -> None:
+def test_stacks_survive_the_file(trace: Trace) -> None:
     assert trace.callers
     assert load(dump(trace)) == trace
 

@@ -51,9 +51,7 @@ def trace_of(num_events: int, *, num_blocks: int = 24, seed: int = 0, buffers: b
         duration = draw.choice((900, 2_000, 7_000, 40_000)) + draw.randrange(600)
         line = (at - 3) % 4
         called = 0 if line == 0 else -1
-        events.append(
-            Event(now, now + duration, k, OPS[k % len(OPS)], at, phase, line=line, callers=called)
-        )
+        events.append(Event(now, now + duration, k, OPS[k % len(OPS)], at, phase, line=line, callers=called))
         now += duration + (draw.randrange(300) if k % 4 == 0 else 0)
     rows, ticks = _buffers(events, half, draw) if buffers else ([], [])
     arena = max((row.offset + row.size for row in rows), default=0)

@@ -1,9 +1,11 @@
 """The command ``record``, without its words."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from tightrope.cli.sound import Sound
@@ -22,6 +24,7 @@ class RecordingRequest:
     budget: str | None
     sound: Sound | None
     fuse: bool = False
+    steps: int = 5
 
     def check(self, *, save: bool, graph: bool) -> None:
         """Refuse options that contradict each other.
@@ -60,7 +63,9 @@ class Ran:
 
 
 def recorded(built: Built, wanted: RecordingRequest) -> Ran:
-    """Run three training steps and record the last one.
+    """Run two training steps, then as many as are wanted, and record those.
+
+    The trace is that of the last one, with the times of the others that ran the same ops.
 
     Raises:
         TightropeError: the forward does not return the loss, or the plan cannot be run for this model.
@@ -77,9 +82,12 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
     if wanted.budget is None and wanted.sound is None:
         for _ in range(2):
             step()
-        with record_eager(model) as eager:
-            step()
-        return Ran(eager.trace, None)
+        traces = []
+        for _ in range(wanted.steps):
+            with record_eager(model) as eager:
+                step()
+            traces.append(eager.trace)
+        return Ran(repeated(traces), None)
     sound, trained = wanted.sound, [p for p in model.parameters() if p.requires_grad]
     # these steps update nothing: an optimizer without state is there, so that no other one is assumed
     stateless = torch.optim.SGD(trained, lr=0.0) if trained else None
@@ -91,6 +99,20 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
         sys.stderr.write(f"tightrope: {why}\n")
     plan, graph = (sound.plan, sound.graph) if sound is not None else (None, None)
     with record_run(model, plan=plan, graph=graph) as run:
-        step()
+        for _ in range(wanted.steps):
+            step()
     del stateless
     return Ran(run.trace, run)
+
+
+def repeated(traces: Sequence[Trace]) -> Trace:
+    """Give the last trace the times of those before it that ran the same ops; say how many did not."""
+    last = traces[-1]
+    ran = [[(event.name, event.module, event.phase) for event in trace.events] for trace in traces]
+    same = [trace for trace, ops in zip(traces[:-1], ran, strict=False) if ops == ran[-1]]
+    if others := len(traces) - 1 - len(same):
+        sys.stderr.write(
+            f"tightrope: of {len(traces)} recorded steps, {others} ran other ops than the last: "
+            "their times are left out\n"
+        )
+    return msgspec.structs.replace(last, repeats=tuple(tuple(trace.self_times()) for trace in same))

@@ -12,6 +12,7 @@ import typer
 from tightrope.cli.sound import Sound, check_outputs, read_sound
 from tightrope.core import Bytes, InfeasibleError, Module, Plan, TightropeError, Trace, parse_bytes, printable
 from tightrope.core.codec import dump_graph
+from tightrope.core.trace_check import MAX_REPEATS
 from tightrope.core.units import shown
 
 if TYPE_CHECKING:
@@ -125,16 +126,21 @@ def record(
     fuse: Annotated[
         bool, typer.Option("--fuse", help="Run stretches of the plan compiled, where that is faster.")
     ] = False,
+    steps: Annotated[
+        int, typer.Option(min=1, max=MAX_REPEATS + 1, help="How many to record, after two that are not.")
+    ] = 5,
     save_plan: Annotated[Path | None, typer.Option(help="Write the plan that ran here.")] = None,
     save_graph: Annotated[Path | None, typer.Option(help="Write the graph of that plan here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a training step as it is, under a budget, or by a plan, and record the third one.
+    """Run training steps as they are, under a budget, or by a plan, and record them.
 
-    The forward returns the loss. Nothing is updated: there is no optimizer. A plan is judged first, and
-    runs at its own addresses; it holds for the graph that it was made for. Fused, results are equal
-    within a tolerance, and a stretch is one event. No other command fuses: estimate, plan and curve run
-    no step, which fusing has to measure, and demo compares with eager bit for bit.
+    The trace is that of the last step, with the times of those before it: trace --against compares
+    medians, and says which times differ by more than noise. The forward returns the loss. Nothing is
+    updated: there is no optimizer. A plan is judged first, and runs at its own addresses; it holds for
+    the graph that it was made for. Fused, results are equal within a tolerance, and a stretch is one
+    event. No other command fuses: estimate, plan and curve run no step, which fusing has to measure,
+    and demo compares with eager bit for bit.
     """
     from tightrope.cli.recording import RecordingRequest, recorded
     from tightrope.cli.target import build
@@ -142,7 +148,7 @@ def record(
     from tightrope.record import save as save_trace
 
     check_outputs([output, save_plan, save_graph], [plan, graph])
-    wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None, fuse)
+    wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None, fuse, steps)
     wanted.check(save=save_plan is not None or save_graph is not None, graph=graph is not None)
     ran = recorded(build(target), wanted)
     found = ran.trace

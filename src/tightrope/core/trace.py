@@ -10,8 +10,8 @@ ticks, one per allocation or release, so that lifetimes are exact whatever the t
               [event 0 )[event 1 )         Event(start=ns, end=ns)
 
 Tables point into each other by position: an event's ``module`` into ``modules`` (0 is the root), its
-``line`` into ``lines``, its ``callers`` into ``callers``, a buffer's ``creator`` and ``readers`` into ``events``, its ``reason`` into
-``reasons``. -1 means none.
+``line`` into ``lines``, its ``callers`` into ``callers``, a buffer's ``creator`` and ``readers`` into
+``events``, its ``reason`` into ``reasons``. -1 means none.
 """
 
 from enum import StrEnum
@@ -292,7 +292,9 @@ class Trace(msgspec.Struct, frozen=True):
         counters: numbers over time.
         held: bytes outside the timeline (parameters and so on), by category.
         summary: figures of the plan.
-        callers: chains of lines that called one, nearest first, as positions in ``lines``.
+        callers: call stacks around a line: those that called it, nearest first, as positions in ``lines``.
+        repeats: of each step that was recorded before this one and ran the same, the own times of its
+            events; see `tightrope.core.repeats`.
     """
 
     source: Literal["forecast", "observed"]
@@ -307,6 +309,7 @@ class Trace(msgspec.Struct, frozen=True):
     held: tuple[Held, ...] = ()
     summary: Summary = Summary()
     callers: tuple[tuple[int, ...], ...] = ()
+    repeats: tuple[tuple[Nanoseconds, ...], ...] = ()
     schema: Literal[2] = SCHEMA_VERSION
 
     def profile(self) -> list[Bytes]:

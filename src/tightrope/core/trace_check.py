@@ -11,6 +11,8 @@ MAX_EXACT: Final = 2**53 - 1
 """Largest time and number of bytes: a browser has no exact integers beyond it."""
 MAX_ROWS = 10_000_000
 """Events, buffers, modules, lines or readers of a trace file."""
+MAX_REPEATS: Final = 100
+"""Steps before the last one whose times a trace keeps."""
 
 
 def check_trace(trace: Trace) -> None:
@@ -54,6 +56,12 @@ def check_tables(trace: Trace) -> None:
     _check_events(trace)
     _check_buffers(trace)
     _ascending("ticks", trace.ticks)
+    if len(trace.repeats) > MAX_REPEATS:
+        _refuse("repeats", len(trace.repeats), f"times of at most {MAX_REPEATS} steps")
+    for position, own in enumerate(trace.repeats):
+        _within(f"repeats[{position}][{{}}]", own, 0, MAX_EXACT)
+        if len(own) != len(trace.events):
+            _refuse(f"repeats[{position}]", own, "one time per event")
     if trace.ticks and len(trace.ticks) != trace.num_events:
         _refuse("ticks", trace.ticks, f"empty or one per tick ({trace.num_events})")
     for position, counter in enumerate(trace.counters):
@@ -88,7 +96,7 @@ def _check_events(trace: Trace) -> None:
     _within("events[{}].module", (event.module for event in events), 0, len(trace.modules) - 1)
     _within("events[{}].line", (event.line for event in events), -1, len(trace.lines) - 1)
     _within("events[{}].callers", (event.callers for event in events), -1, len(trace.callers) - 1)
-    _within("callers[{}]", (line for chain in trace.callers for line in chain), 0, len(trace.lines) - 1)
+    _within("callers[{}]", (line for stack in trace.callers for line in stack), 0, len(trace.lines) - 1)
     _within("events[{}].thread", (event.thread for event in events), 0, 2**31 - 1)
     before = 0
     for position, event in enumerate(events):

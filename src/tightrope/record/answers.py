@@ -1,10 +1,10 @@
 """Answers in words and numbers: where the time goes, what is alive at the peak, what would save bytes."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tightrope.core import Bytes, EventPhase, Nanoseconds, Trace, format_bytes, format_time
+from tightrope.core.repeats import TimeChange, time_changes
 from tightrope.core.trace import doubts
 from tightrope.core.trace_check import check_trace
 from tightrope.record.savings import Saving, saving
@@ -234,7 +234,10 @@ class TraceDiff:
         peak: bytes before and after.
         ns: step time before and after.
         operator_ns: sum of the self times of all events, before and after.
-        stages: (name, ns before, ns after), largest change first.
+        beyond_noise: whether that sum was larger, or smaller, in all steps of one than in all of the other;
+            None where too few steps were recorded to tell.
+        steps: how many each recorded; times are medians over them, that of a step apart.
+        stages: what changed in each, largest change first.
         modules: likewise, by module path.
         num_buffers: allocations before and after.
         decisions: (storage, before, after) where plans decide differently.
@@ -243,8 +246,10 @@ class TraceDiff:
     peak: tuple[Bytes, Bytes]
     ns: tuple[Nanoseconds, Nanoseconds]
     operator_ns: tuple[Nanoseconds, Nanoseconds]
-    stages: tuple[tuple[str, Nanoseconds, Nanoseconds], ...]
-    modules: tuple[tuple[str, Nanoseconds, Nanoseconds], ...]
+    beyond_noise: bool | None
+    steps: tuple[int, int]
+    stages: tuple[TimeChange, ...]
+    modules: tuple[TimeChange, ...]
     num_buffers: tuple[int, int]
     decisions: tuple[tuple[int, str, str], ...]
 
@@ -257,13 +262,16 @@ class TraceDiff:
             f"peak: {format_bytes(self.peak[0])} -> {format_bytes(self.peak[1])} "
             f"({self.peak[1] - self.peak[0]:+d} B)",
             f"step time: {format_time(self.ns[0])} -> {format_time(self.ns[1])}",
-            f"operator time: {format_time(self.operator_ns[0])} -> {format_time(self.operator_ns[1])}",
+            str(TimeChange("operator time", self.operator_ns, self.beyond_noise)),
             f"allocations: {self.num_buffers[0]} -> {self.num_buffers[1]}",
         ]
-        lines += [f"{name}: {format_time(a)} -> {format_time(b)}" for name, a, b in self.stages if a != b]
-        lines += [
-            f"  {name}: {format_time(a)} -> {format_time(b)}" for name, a, b in self.modules[:10] if a != b
-        ]
+        if self.beyond_noise is None:
+            before, after = self.steps
+            lines.append(
+                f"{before} and {after} recorded steps are too few to tell changes of time from noise"
+            )
+        lines += [str(change) for change in self.stages if change.ns[0] != change.ns[1]]
+        lines += [f"  {change}" for change in self.modules[:10] if change.ns[0] != change.ns[1]]
         lines += [f"storage {storage}: {a} -> {b}" for storage, a, b in self.decisions[:10]]
         return "\n".join(lines)
 
@@ -278,14 +286,21 @@ def diff(before: Trace, after: Trace) -> TraceDiff:
         >>> diff(Trace("observed", ()), Trace("observed", ())).peak
         (0, 0)
     """
-    old, new = explain(before, top=10**6), explain(after, top=10**6)
+    for trace in (before, after):
+        check_trace(trace)
     decided = [{r.storage: r.decision for r in trace.reasons} for trace in (before, after)]
+    rows = time_changes(before, after, lambda trace, event: "operator time")
+    whole = rows[0] if rows else TimeChange("operator time", (0, 0), None)
     return TraceDiff(
-        peak=(old.peak, new.peak),
-        ns=(old.ns, new.ns),
-        operator_ns=(old.operator_ns, new.operator_ns),
-        stages=_changes(old.stages, new.stages),
-        modules=_changes(old.modules, new.modules),
+        peak=(before.peak, after.peak),
+        ns=(before.ns, after.ns),
+        operator_ns=whole.ns,
+        beyond_noise=whole.beyond_noise,
+        steps=(1 + len(before.repeats), 1 + len(after.repeats)),
+        stages=time_changes(before, after, lambda trace, event: event.phase.value),
+        modules=time_changes(
+            before, after, lambda trace, event: trace.modules[event.module].path or "(no module)"
+        ),
         num_buffers=(len(before.buffers), len(after.buffers)),
         decisions=tuple(
             (storage, decided[0].get(storage, "absent"), decided[1].get(storage, "absent"))
@@ -293,9 +308,3 @@ def diff(before: Trace, after: Trace) -> TraceDiff:
             if decided[0].get(storage) != decided[1].get(storage)
         ),
     )
-
-
-def _changes(old: Sequence[Share], new: Sequence[Share]) -> tuple[tuple[str, Nanoseconds, Nanoseconds], ...]:
-    was, now = ({share.name: share.ns for share in shares} for shares in (old, new))
-    rows = [(name, was.get(name, 0), now.get(name, 0)) for name in {**was, **now}]
-    return tuple(sorted(rows, key=lambda row: (-abs(row[2] - row[1]), row[0])))

@@ -64,7 +64,9 @@ def dump(trace: Trace, *, level: int = 9) -> bytes:
         True
     """
     check_trace(trace)
-    small = msgspec.to_builtins(msgspec.structs.replace(trace, events=(), buffers=(), ticks=(), counters=()))
+    small = msgspec.to_builtins(
+        msgspec.structs.replace(trace, events=(), buffers=(), ticks=(), counters=(), repeats=())
+    )
     names: dict[str, int] = {}
     columns = _columns(trace, names)
     small["counters"] = [[counter.name, counter.unit] for counter in trace.counters]
@@ -176,6 +178,7 @@ def _columns(trace: Trace, names: dict[str, int]) -> list[tuple[str, bool, Seque
         ("reader.event", True, [reader for _, reader in readers]),
         ("tick", True, trace.ticks),
     ]
+    found += [(f"repeat.{number}", False, own) for number, own in enumerate(trace.repeats)]
     for number, counter in enumerate(trace.counters):
         found += [
             (f"counter.{number}.time", True, counter.times),
@@ -239,12 +242,14 @@ def _trace(header: _Header, columns: dict[str, _Ints]) -> Trace:
         for number, (name, unit) in enumerate(names)
     ]
     small |= {"events": (), "buffers": ()}
+    repeats = sum(name.startswith("repeat.") for name in columns)
     trace = msgspec.convert(small, Trace)
     return msgspec.structs.replace(
         trace,
         events=_events(columns, header.names),
         buffers=_buffers(columns),
         ticks=tuple(columns["tick"].tolist()),
+        repeats=tuple(tuple(columns[f"repeat.{number}"].tolist()) for number in range(repeats)),
     )
 
 

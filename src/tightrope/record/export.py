@@ -121,9 +121,9 @@ def _frames(trace: Trace, number: int) -> list[dict[str, Any]]:
     name = " ".join(
         part for part in (trace.modules[event.module].path, event.name, event.phase.value) if part
     )
-    chain = trace.callers[event.callers] if event.callers >= 0 else ()
+    stack = trace.callers[event.callers] if event.callers >= 0 else ()
     made = _frame(trace.lines[event.line] if event.line >= 0 else "", name)
-    return [made, *(_frame(trace.lines[line], "calls it") for line in chain)]
+    return [made, *(_frame(trace.lines[line], "calls it") for line in stack)]
 
 
 def _frame(source: str, name: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def forecast(
         ticks=tuple(tape.ticks),
         modules=tape.tree.rows(),
         lines=tape.lines.rows(),
-        callers=tape.lines.chains(),
+        callers=tape.lines.stacks(),
         reasons=plan.reasons,
         held=held(graph),
         summary=summary(graph, plan, others),
@@ -223,7 +223,7 @@ def _point(plan: Plan) -> BudgetPoint:
 
 
 def stretch_text(ops: Sequence[Op]) -> tuple[str, str, tuple[str, ...]]:
-    """Name a fused stretch, and list the source lines of its ops, each once, and who called them if one did."""
+    """Name a fused stretch, its ops' source lines, each once, and who called them where all agree."""
     name = f"fused: {ops[0].target} and {len(ops) - 1} more"
     callers = {op.callers for op in ops}
     sources = ", ".join(dict.fromkeys(op.source for op in ops if op.source))
@@ -284,7 +284,7 @@ class _EventTape:
         module, phase = self.where[op.id]
         phase = EventPhase.RECOMPUTE if base in self.seen else phase
         self.seen.add(base)
-        callers = self.lines.chain(op.callers)
+        callers = self.lines.stack(op.callers)
         self.events.append(
             Event(start, end, op.id, op.target, self.tree.at(module), phase, 0, line, callers=callers)
         )
@@ -307,7 +307,7 @@ class _EventTape:
         self.compute(ops[0], inside, start, end, base_of.get(ops[0].id, ops[0].id))
         name, source, callers = stretch_text(ops)
         self.events[number] = replace(
-            self.events[number], name=name, line=self.lines.at(source), callers=self.lines.chain(callers)
+            self.events[number], name=name, line=self.lines.at(source), callers=self.lines.stack(callers)
         )
         for op in ops[1:]:
             self.seen.add(base_of.get(op.id, op.id))

@@ -6,6 +6,7 @@ and allocate nothing through torch, so the allocations are those of the plan.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from tightrope.core import (
     Trace,
 )
 from tightrope.core.trace import EventPhase
+from tightrope.core.trace_check import MAX_REPEATS
 from tightrope.lower import problems
 from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
@@ -82,6 +84,7 @@ class Recording:
     classes: dict[str, str]
     _native: Allocator
     _runs: list[_PlannedRun] = field(default_factory=list)
+    _earlier: deque[tuple[_PlannedRun, ...]] = field(default_factory=lambda: deque(maxlen=MAX_REPEATS))
     _events: tuple[MemoryEvent, ...] = ()
     _base: Bytes = 0
     _active: bool = False
@@ -89,7 +92,7 @@ class Recording:
 
     @property
     def trace(self) -> Trace:
-        """The last training step that ran inside the block.
+        """The last training step that ran inside the block, with the times of those before it.
 
         Raises:
             TightropeError: no whole step ran.
@@ -104,6 +107,8 @@ class Recording:
         """Start to record, anew if a step was recorded before."""
         if self._active:
             self._native.end_record()
+        elif self._done:
+            self._earlier.append(tuple(self._runs))
         self._runs.clear()
         self._done, self._active = False, True
         self._base = self._native.stats().live
@@ -276,8 +281,8 @@ def _observed(recording: Recording) -> Trace:
         seen.update(bases)
         alone = ops[0].target, ops[0].source, ops[0].callers
         name, source, callers = stretch_text(ops) if len(ops) > 1 else alone
-        line, chain = lines.at(source), lines.chain(callers)
-        events.append(Event(begin, end, run.ops[0], name, tree.at(module), phase, 0, line, callers=chain))
+        line, stack = lines.at(source), lines.stack(callers)
+        events.append(Event(begin, end, run.ops[0], name, tree.at(module), phase, 0, line, callers=stack))
     served = len(buffers) == len(plan.offsets)
     described = describe(
         graph,
@@ -300,11 +305,12 @@ def _observed(recording: Recording) -> Trace:
         ticks=rows.times,
         modules=tree.rows(),
         lines=lines.rows(),
-        callers=lines.chains(),
+        callers=lines.stacks(),
         reasons=plan.reasons,
         counters=(live,),
         held=held(graph),
         summary=msgspec.structs.replace(summary(graph, plan), producer="run"),
+        repeats=tuple(tuple(run.end - run.start for run in step) for step in recording._earlier),
     )
 
 

@@ -44,11 +44,11 @@ class ModuleTree:
 
 
 class Lines:
-    """Source lines by number, each once, and the chains of lines that called them."""
+    """Source lines by number, each once, and the stacks of lines that called them."""
 
     def __init__(self) -> None:
         self._at: dict[str, int] = {}
-        self._chains: dict[tuple[int, ...], int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
 
     def at(self, text: str) -> int:
         """Find the position of a text, -1 for the empty one."""
@@ -58,15 +58,14 @@ class Lines:
         """List the texts."""
         return tuple(self._at)
 
-
-    def chain(self, callers: Sequence[str]) -> int:
+    def stack(self, callers: Sequence[str]) -> int:
         """Find the position of the lines that called a line, nearest first; -1 where there are none."""
         lines = tuple(self.at(line) for line in callers)
-        return self._chains.setdefault(lines, len(self._chains)) if lines else -1
+        return self._stacks.setdefault(lines, len(self._stacks)) if lines else -1
 
-    def chains(self) -> tuple[tuple[int, ...], ...]:
-        """List the chains."""
-        return tuple(self._chains)
+    def stacks(self) -> tuple[tuple[int, ...], ...]:
+        """List the stacks."""
+        return tuple(self._stacks)
 
 
 def clip(text: str) -> str:

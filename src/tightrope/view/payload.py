@@ -23,7 +23,7 @@ NAME_LIMIT: Final = 300
 CURVE_LIMIT: Final = 200
 """Plans for other budgets that the page carries."""
 CALLERS_LIMIT: Final = 8
-"""Lines of a chain of calls that the page carries."""
+"""Lines of a call stack that the page carries."""
 _Times: TypeAlias = NDArray[np.int64]
 _PHASES: Final = {phase: number for number, phase in enumerate(EventPhase)}
 _DOUBTS: Final = {doubt: number for number, doubt in enumerate(Doubt)}
@@ -79,11 +79,12 @@ def pack_trace(trace: Trace, *, forecast: Trace | None = None, against: Trace | 
         columns["ghost_ns"] = _forecast_times(trace, forecast)
     header = _header(trace, unit) | {
         "lines": [strings.number(line) for line in trace.lines],
-        "callers": [chain[:CALLERS_LIMIT] for chain in trace.callers],
+        "callers": [stack[:CALLERS_LIMIT] for stack in trace.callers],
     }
     if against is not None:
         check_trace(against)
         header["changes"] = [(strings.number(c.what), *c[1:]) for c in changes(against, trace)]
+        header["steps"] = [1 + len(one.repeats) for one in (against, trace)]
     return pack(header | {"strings": strings.table()}, columns)
 
 

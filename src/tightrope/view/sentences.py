@@ -1,18 +1,27 @@
 """What a trace says, in a few sentences and figures for its page."""
 
 from collections import Counter as Tally
+from collections.abc import Callable
 from typing import NamedTuple
 
-from tightrope.core import Buffer, Nanoseconds, Trace, format_bytes, format_time
+from tightrope.core import Buffer, Event, Nanoseconds, Trace, format_bytes, format_time
+from tightrope.core.repeats import time_changes
 
 
 class Change(NamedTuple):
-    """One figure that differs between two traces; ``unit`` is ``B``, ``ns`` or ``count``."""
+    """One figure that differs between two traces.
+
+    Attributes:
+        unit: ``B``, ``ns`` or ``count``.
+        sure: of times, whether they differ by more than noise, None where too few steps were recorded to
+            tell; bytes and counts are exact.
+    """
 
     what: str
     before: int
     after: int
     unit: str
+    sure: bool | None = True
 
 
 def sentences(trace: Trace) -> tuple[str, ...]:
@@ -86,6 +95,8 @@ def _largest(trace: Trace) -> str:
 def changes(before: Trace, after: Trace, *, top: int = 40) -> tuple[Change, ...]:
     """List what differs from one trace to another: bytes, times, decisions, then modules by time.
 
+    Times are medians over the steps that were recorded, that of a whole step apart, which is the last one's.
+
     Args:
         before: the earlier trace.
         after: the later one.
@@ -96,30 +107,28 @@ def changes(before: Trace, after: Trace, *, top: int = 40) -> tuple[Change, ...]
         Change("arena", before.summary.arena, after.summary.arena, "B"),
         Change("budget", before.summary.budget, after.summary.budget, "B"),
         Change("allocations", len(before.buffers), len(after.buffers), "count"),
-        Change("step time", before.ns, after.ns, "ns"),
-        Change("operator time", before.operator_ns, after.operator_ns, "ns"),
+        Change("step time", before.ns, after.ns, "ns", None),
+        *_timed("", before, after, lambda trace, event: "operator time"),
     ]
-    rows += _tallied("storages ", _decisions(before), _decisions(after), "count")
-    rows += _tallied("time of ", _times(before, phases=True), _times(after, phases=True), "ns")
-    modules = _tallied("module ", _times(before, phases=False), _times(after, phases=False), "ns")
-    modules.sort(key=lambda row: -abs(row.after - row.before))
-    return tuple(row for row in (*rows, *modules[:top]) if row.before != row.after)
+    old, new = _decisions(before), _decisions(after)
+    rows += [Change(f"storages {name}", old[name], new[name], "count") for name in sorted({*old, *new})]
+    rows += _timed("time of ", before, after, lambda trace, event: event.phase.value.replace("_", " "))
+    rows += _timed("module ", before, after, _module)[:top]
+    return tuple(row for row in rows if row.before != row.after)
 
 
-def _tallied(prefix: str, before: Tally[str], after: Tally[str], unit: str) -> list[Change]:
-    return [Change(f"{prefix}{name}", before[name], after[name], unit) for name in sorted({*before, *after})]
+def _timed(prefix: str, before: Trace, after: Trace, name_of: Callable[[Trace, Event], str]) -> list[Change]:
+    return [
+        Change(f"{prefix}{name}", *ns, "ns", sure) for name, ns, sure in time_changes(before, after, name_of)
+    ]
+
+
+def _module(trace: Trace, event: Event) -> str:
+    return trace.modules[event.module].path or "(root)"
 
 
 def _decisions(trace: Trace) -> Tally[str]:
     return Tally(buffer.decision for buffer in trace.buffers if buffer.decision and buffer.copy == 0)
-
-
-def _times(trace: Trace, *, phases: bool) -> Tally[str]:
-    spent: Tally[str] = Tally()
-    for event, own in zip(trace.events, trace.self_times(), strict=True):
-        module = trace.modules[event.module].path
-        spent[event.phase.value.replace("_", " ") if phases else module or "(root)"] += own
-    return spent
 
 
 def span(trace: Trace) -> Nanoseconds:

@@ -188,18 +188,27 @@ function priceSaving(wanted, share) {
   return `${less}the plan for ${budgetName(found)} takes ${formatBytes(total)} and ${cost} than now. ${sure}`;
 }
 
-/** What changed since another trace? */
+const SURE = new Map([[true, "yes"], [false, "no"], [null, "unknown"]]);
+
+/** What changed since another trace? Times within the noise come last and do not count. */
 function answerChanges(root) {
-  const { changes } = model.header;
+  const { changes, steps } = model.header;
   if (changes === undefined) return root.replaceChildren(answer("Nothing to compare with: write the page with --against an earlier trace."));
   const write = { B: formatBytes, ns: formatTime, count: formatCount };
-  const rows = changes.map(([what, before, after, unit]) => [
+  const certain = changes.filter(([, , , , sure]) => sure !== false);
+  const noise = changes.filter(([, , , , sure]) => sure === false);
+  const rows = [...certain, ...noise].map(([what, before, after, unit, sure]) => [
     model.strings[what],
     write[unit](before),
     write[unit](after),
     `${after > before ? "+" : "-"}${write[unit](Math.abs(after - before))}`,
+    unit === "ns" ? SURE.get(sure) : "exact",
   ]);
-  const first = rows[0];
-  const text = first ? `${plural(rows.length, "figure")} changed; first of them ${first[0]}: ${first[1]} before, ${first[2]} now (${first[3]}).` : "Nothing changed.";
-  root.replaceChildren(answer(text), grid("Before and now", ["what", "before", "now", "difference"], rows));
+  const first = certain.length ? rows[0] : undefined;
+  const sentences = [first ? `${plural(certain.length, "figure")} changed; first of them ${first[0]}: ${first[1]} before, ${first[2]} now (${first[3]}).` : "Nothing changed."];
+  if (noise.length) sentences.push(`${plural(noise.length, "time")} differ within the noise of ${steps[0]} and ${plural(steps[1], "step")}.`);
+  if (changes.some(([what, , , unit, sure]) => unit === "ns" && sure === null && model.strings[what] !== "step time")) {
+    sentences.push(`From ${steps[0]} and ${plural(steps[1], "recorded step")} it cannot be told whether times changed by more than noise: 4 of each can.`);
+  }
+  root.replaceChildren(answer(sentences.join(" ")), grid("Before and now: medians over the recorded steps", ["what", "before", "now", "difference", "beyond the noise"], rows));
 }

@@ -229,8 +229,8 @@ class Model {
 
   /** The lines from which the line of an op was called, the nearest first. */
   callerLines(event) {
-    const chain = event >= 0 ? this.callers[event] : -1;
-    return chain >= 0 ? this.header.callers[chain].map((line) => this.lineText(line)) : [];
+    const stack = event >= 0 ? this.callers[event] : -1;
+    return stack >= 0 ? this.header.callers[stack].map((line) => this.lineText(line)) : [];
   }
 
   bufferName(b) {

@@ -1,0 +1,79 @@
+"""Times of several recorded steps: kept, compared by medians, told from noise."""
+
+import random
+
+import msgspec
+import pytest
+import torch
+
+import tightrope
+from tightrope.cli.recording import repeated
+from tightrope.core import Event, PlanFileError, Trace
+from tightrope.core.repeats import CHANCE, beyond_noise, time_changes, times_by
+from tightrope.core.trace import EventPhase
+from tightrope.record import diff, dump, load, record_run
+from tightrope.view.sentences import changes
+
+
+def steps(*times: int) -> Trace:
+    """One op, in as many steps; the last time is that of the trace itself."""
+    event = Event(0, times[-1], 0, "aten.mm", phase=EventPhase.FORWARD)
+    return Trace("observed", (), (event,), repeats=tuple((ns,) for ns in times[:-1]))
+
+
+def test_every_step_of_a_recording_is_kept_and_the_last_is_the_trace() -> None:
+    model = tightrope.compile(torch.nn.Linear(8, 8), budget="64MiB")
+    batch = torch.ones(2, 8)
+    model(batch).sum().backward()
+    with record_run(model) as recording:
+        for _ in range(4):
+            model(batch).sum().backward()
+        times = [run.end - run.start for run in recording._runs]
+    trace = recording.trace
+    assert [len(own) for own in trace.repeats] == [len(trace.events)] * 3
+    assert trace.self_times() == times
+    assert load(dump(trace)) == trace
+    assert times_by(trace, lambda event: "all")["all"][-1] == sum(times)
+
+
+def test_changes_are_of_medians_and_only_separate_samples_are_beyond_the_noise() -> None:
+    before, slower = steps(10, 11, 90, 12, 13), steps(91, 95, 92, 93, 94)
+    (row,) = time_changes(before, slower, lambda trace, event: event.name)
+    assert (row.ns, row.beyond_noise) == ((12, 93), True)
+    (row,) = time_changes(before, steps(11, 95, 92, 93, 94), lambda trace, event: event.name)
+    assert (row.ns, row.beyond_noise) == ((12, 93), False)
+    (row,) = time_changes(steps(10, 10, 10), steps(20, 20, 20), lambda trace, event: event.name)
+    assert row.beyond_noise is None
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_noise_is_seldom_called_a_change(count: int) -> None:
+    draw = random.Random(0)
+    samples = [[draw.randrange(10**9) for _ in range(2 * count)] for _ in range(2000)]
+    wrong = sum(beyond_noise(one[:count], one[count:]) is True for one in samples)
+    assert 0 < wrong / len(samples) < CHANCE
+
+
+def test_terminal_and_page_say_the_same_of_noise() -> None:
+    before, after = steps(10, 11, 12, 13, 14), steps(12, 13, 14, 15, 16)
+    found = diff(before, after)
+    assert (found.operator_ns, found.beyond_noise, found.steps) == ((12, 14), False, (5, 5))
+    assert "operator time: 12 ns -> 14 ns (within the noise)" in str(found)
+    shown = {row.what: row for row in changes(before, after)}
+    assert (shown["operator time"].before, shown["operator time"].sure) == (12, False)
+    assert shown["step time"].sure is None
+    few = diff(steps(10), steps(20))
+    assert "1 and 1 recorded steps are too few to tell changes of time from noise" in str(few)
+
+
+def test_steps_that_ran_other_ops_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    other = msgspec.structs.replace(steps(3), events=(Event(0, 3, 0, "aten.add"),))
+    found = repeated([steps(5), other, steps(7), steps(6)])
+    assert found.repeats == ((5,), (7,))
+    assert "of 4 recorded steps, 1 ran other ops than the last" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("repeats", [((1, 2),), ((-1,),), (("x",),), ((1,),) * 101])
+def test_repeats_that_are_none_are_refused(repeats: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(PlanFileError, match="repeats"):
+        dump(msgspec.structs.replace(steps(5), repeats=repeats))
