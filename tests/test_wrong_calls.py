@@ -9,7 +9,7 @@ import torch
 
 import tightrope
 from tightrope import Graph, Machine, Plan, TightropeError
-from tightrope.core import Forecast, Op, Schedule, Storage
+from tightrope.core import Forecast, Op, Schedule, Storage, Tier
 from tightrope.run.accounts import accounts
 
 GRAPH = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),))
@@ -68,6 +68,16 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "compile, machine class": (compiling(machine=Machine), "machine=the class Machine: give"),
     "compile, machine empty": (compiling(machine=Machine("m", ())), r"machine=Machine\(.*no tiers"),
     "compile, machine odd": (compiling(machine=Machine("m", "x")), r"machine=Machine\(.*no tiers"),
+    "compile, machine alignment": (
+        compiling(machine=Machine("m", (Tier("ram", 2**30, alignment=0),))),
+        "needs 0 < alignment",
+    ),
+    "compile, machine half": (compiling(machine=Machine("m", (Tier("ram", 0.5),))), r"`int`, got `float`"),
+    "compile, machine bytes": (
+        compiling(machine=Machine("m", (Tier("ram", "x"),))),
+        r"machine=Machine\(.*`int`, got `str`",
+    ),
+    "compile, example ints": (compiling(example=[1]), r"example=\[1\]: the model raises TypeError for it"),
     "compile, verify text": (compiling(verify="yes"), "verify='yes': use \"first\""),
     "compile, verify True": (compiling(verify=True), "verify=True: use"),
     "compile, verify tensor": (compiling(verify=BATCH), r"verify=tensor\(.*: use"),

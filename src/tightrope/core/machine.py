@@ -99,20 +99,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"{shown(text)} is not a machine profile: {error}. It needs name and [[tiers]] with name and "
                 "bytes."
             ) from error
-        if not machine.tiers or not all(0 < tier.bytes < 2**62 for tier in machine.tiers):
-            raise TightropeError(
-                f"machine {machine.name!r} has no memory: every tier needs 0 < bytes < 2^62."
-            )
-        rates = [rate for tier in machine.tiers for rate in (tier.read, tier.write)]
-        if not all(0 < rate < math.inf for rate in (*rates, *machine.flops.values())):
-            raise TightropeError(f"machine {machine.name!r}: read, write and flops must be finite and > 0.")
-        costs = [cost for tier in machine.tiers for cost in (tier.latency, tier.joules_per_byte, tier.watts)]
-        if not all(0 <= cost < math.inf for cost in (*costs, machine.watts)):
-            raise TightropeError(
-                f"machine {machine.name!r}: latency, joules_per_byte and watts must be finite and >= 0."
-            )
-        if not all(0 < tier.alignment <= tier.bytes for tier in machine.tiers):
-            raise TightropeError(f"machine {machine.name!r}: every tier needs 0 < alignment <= bytes.")
+        _check_rates(machine)
         return machine
 
     @staticmethod
@@ -144,7 +131,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_machine(machine: object) -> None:
-    """Refuse what is neither None nor a machine with memory.
+    """Refuse what is neither None nor a machine with memory, rates and costs that can be.
 
     Raises:
         TightropeError: quotes the value.
@@ -157,6 +144,26 @@ def check_machine(machine: object) -> None:
     tiers: object = machine.tiers
     if not isinstance(tiers, tuple) or not tiers or not all(isinstance(tier, Tier) for tier in tiers):
         refuse_argument("machine", machine, f"{give}: this one has no tiers of memory")
+    try:
+        _check_rates(msgspec.convert(msgspec.to_builtins(machine), Machine))
+    except (msgspec.ValidationError, TypeError) as error:
+        refuse_argument("machine", machine, f"{give}: this one is not well formed ({error})")
+
+
+def _check_rates(machine: Machine) -> None:
+    """Refuse sizes, rates and costs that no machine has."""
+    if not machine.tiers or not all(0 < tier.bytes < 2**62 for tier in machine.tiers):
+        raise TightropeError(f"machine {machine.name!r} has no memory: every tier needs 0 < bytes < 2^62.")
+    rates = [rate for tier in machine.tiers for rate in (tier.read, tier.write)]
+    if not all(0 < rate < math.inf for rate in (*rates, *machine.flops.values())):
+        raise TightropeError(f"machine {machine.name!r}: read, write and flops must be finite and > 0.")
+    costs = [cost for tier in machine.tiers for cost in (tier.latency, tier.joules_per_byte, tier.watts)]
+    if not all(0 <= cost < math.inf for cost in (*costs, machine.watts)):
+        raise TightropeError(
+            f"machine {machine.name!r}: latency, joules_per_byte and watts must be finite and >= 0."
+        )
+    if not all(0 < tier.alignment <= tier.bytes for tier in machine.tiers):
+        raise TightropeError(f"machine {machine.name!r}: every tier needs 0 < alignment <= bytes.")
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 
+from tightrope.core import TightropeError
 from tightrope.core.arguments import refuse_argument
+from tightrope.core.units import shown
 from tightrope.run.state import state_of
 
 
@@ -23,5 +25,13 @@ def plan_ahead(model: torch.nn.Module, example: Any) -> None:
     restore = state_of(model)
     try:
         model(**example) if isinstance(example, dict) else model(*example)
+    except (TightropeError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the model raises
+        said = (str(error).splitlines() or [""])[0][:200]
+        raise TightropeError(
+            f"example={shown(example)}: the model raises {type(error).__name__} for it ({said}): "
+            "give inputs that it takes."
+        ) from error
     finally:
         restore()
