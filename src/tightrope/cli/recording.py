@@ -1,8 +1,9 @@
 """The command ``record``, without its words."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import torch
 from tightrope.cli.sound import Sound
 from tightrope.cli.target import Built
 from tightrope.core import Graph, Plan, TightropeError, Trace
+from tightrope.core.units import shown
 from tightrope.record import Recording, record_eager, record_run
 from tightrope.run.compile import compile as planned
 from tightrope.run.report import report
@@ -26,8 +28,8 @@ class RecordingRequest:
     fuse: bool = False
     steps: int = 5
 
-    def check(self, *, save: bool, graph: bool) -> None:
-        """Refuse options that contradict each other.
+    def check(self, *, save: Mapping[str, Path | None], graph: bool) -> None:
+        """Refuse options that contradict each other; ``save`` has those that write what a plan ran with.
 
         Raises:
             TightropeError: says which, and what to give instead.
@@ -38,8 +40,12 @@ class RecordingRequest:
             raise TightropeError("--graph is the graph of a plan: add --plan FILE.")
         if self.fuse and self.budget is None:
             raise TightropeError("--fuse compiles stretches of a plan for a budget: add --budget.")
-        if save and self.sound is None and self.budget is None:
-            raise TightropeError("an eager run has no plan to write: add --budget, or --plan FILE.")
+        for option, path in save.items():
+            if path is not None and self.sound is None and self.budget is None:
+                raise TightropeError(
+                    f"{option} {shown(str(path))}: an eager run has no plan to write, and no graph: "
+                    "add --budget, or --plan FILE."
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def record(
 
     check_outputs([output, save_plan, save_graph], [plan, graph])
     wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None, fuse, steps)
-    wanted.check(save=save_plan is not None or save_graph is not None, graph=graph is not None)
+    wanted.check(save={"--save-plan": save_plan, "--save-graph": save_graph}, graph=graph is not None)
     ran = recorded(build(target), wanted)
     found = ran.trace
     save_trace(found, output)
