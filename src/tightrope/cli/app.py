@@ -19,6 +19,7 @@ from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_so
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
 from tightrope.core.arguments import check_seconds
 from tightrope.core.codec import dump_graph
+from tightrope.core.units import shown
 
 
 class Order(StrEnum):
@@ -316,6 +317,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: what stands after the command's name; None = as given to the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if wrong := [word for word in given if not isinstance(word, str)]:
+        _fail(
+            f"arguments={shown(given)}: give texts, as on a command line; {shown(wrong[0])} is none.", ERROR
+        )
     try:
         app(given, prog_name="tightrope")
     except InfeasibleError as error:
