@@ -78,6 +78,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         r"machine=Machine\(.*`int`, got `str`",
     ),
     "compile, example ints": (compiling(example=[1]), r"example=\[1\]: the model raises TypeError for it"),
+    "format_bytes infinite": (
+        lambda: tightrope.core.format_bytes(math.inf),
+        "size=inf: give a number of bytes",
+    ),
     "compile, verify text": (compiling(verify="yes"), "verify='yes': use \"first\""),
     "compile, verify True": (compiling(verify=True), "verify=True: use"),
     "compile, verify tensor": (compiling(verify=BATCH), r"verify=tensor\(.*: use"),

@@ -108,7 +108,7 @@ MALFORMED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "shape": (_put("instructions", RUN_A, 3, 0, 3, value=[4, 5]), "ends at byte 68 of 64"),
     "strides": (_put("instructions", RUN_A, 3, 0, 4, value=[4]), "as many as there are sizes"),
     "view offset": (_put("instructions", RUN_A, 3, 0, 5, value=-4), "between 0"),
-    "number": (_put("instructions", RUN_A, 7, value=2**63), "integers lie between"),
+    "number": (_put("instructions", RUN_A, 7, value=2**63), "integers must lie between"),
     "part": (_put("instructions", 1, 1, value=1), "the next part, 0"),
     "surplus": (_put("instructions", 4, value=["release", 1, 2]), "has at most 2 items"),
     "surplus inside a view": (

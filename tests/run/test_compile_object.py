@@ -36,6 +36,21 @@ def loop(model: nn.Module, see: Seen) -> None:
         optimizer.step()
 
 
+def test_a_nested_batch_after_another_runs_as_in_eager() -> None:
+    """Torch's guards on the first batch would end the process when they see the second."""
+    model = nn.Linear(8, 8)
+    rows = [torch.randn(2, 8), torch.randn(3, 8)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about this layout
+        batch = torch.nested.nested_tensor(rows)
+        wanted = [one.detach() for one in model(batch).unbind()]
+        tightrope.compile(model, budget="64MiB", progress=False)
+        model(torch.randn(2, 8)).sum().backward()
+        found = model(batch).unbind()
+    assert all(map(torch.equal, found, wanted))
+    assert "nested tensors" in tightrope.report(model).why
+
+
 def test_class_state_and_parameters_stay_what_they_were() -> None:
     model = built(Blocks)
     names, ids = list(model.state_dict()), [id(p) for p in model.parameters()]

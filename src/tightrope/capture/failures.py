@@ -1,7 +1,11 @@
 """Say why a step is not one graph, and what to do about it."""
 
 import re
+from typing import Any
 
+import torch
+
+from tightrope.capture._eager import tensors_in
 from tightrope.core import CaptureError
 
 _FAILS_EAGERLY = "result in an error when running in eager"
@@ -22,6 +26,20 @@ def reason_of(error: BaseException) -> str:
         + (lines[0].rstrip(".") if lines else type(error).__name__)
         + "."
     )
+
+
+def untraceable(given: Any) -> str:
+    """Say why torch must not be asked to trace a call with these arguments; nothing where it may be.
+
+    Its guards ask tensors for strides, which nested ones of the older layout have not: the error that this
+    is ends the process.
+    """
+    if any(one.is_nested and one.layout == torch.strided for one in tensors_in(given)):
+        return (
+            "The step cannot be captured as one graph: torch traces no nested tensors of its older "
+            "layout: make them with layout=torch.jagged."
+        )
+    return ""
 
 
 def uncaptured(error: BaseException, who: str, *, call: str) -> CaptureError:

@@ -98,9 +98,10 @@ def _trace(
             raise TightropeError("--also adds plans to a plan; a trace file has its own list of budgets.")
         return read(path)
     try:
-        sound = read_sound(path, graph, machine)
+        Plan.load(path)
     except PlanFileError as error:
         raise PlanFileError(f"{str(path)!r} is neither a trace file nor a plan: {error}") from error
+    sound = read_sound(path, graph, machine)
     others = tuple(Plan.load(other) for other in also)
     if seconds:
         known = [sound.plan.budget, *(other.budget for other in others)]

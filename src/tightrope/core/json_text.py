@@ -99,7 +99,7 @@ def check_values(tree: Any, name: str) -> None:
 
 def _scalar_problem(value: object) -> str:
     if isinstance(value, int) and not -MAX_INT <= value <= MAX_INT:
-        return "integers lie between -2^62 and 2^62"
+        return "integers must lie between -2^62 and 2^62"
     if isinstance(value, float) and not math.isfinite(value):
         return "numbers are finite"
     if isinstance(value, str):

@@ -4,6 +4,7 @@ Every integer in the package that is not a plain count carries one of these alia
 annotation. Lifetimes are half-open everywhere: ``[start, end)``.
 """
 
+import math
 import operator
 import re
 from fractions import Fraction
@@ -154,7 +155,7 @@ def format_bytes(size: float) -> str:
     >>> format_bytes(300 * 2**20), format_bytes(512)
     ('300.0 MiB', '512 B')
     """
-    if not isinstance(size, Real):
+    if not isinstance(size, Real) or not math.isfinite(size):
         raise TightropeError(f"size={shown(size)}: give a number of bytes.")
     sign, value, power = ("-" if size < 0 else ""), float(abs(size)), 0
     while value >= 1024 and power < 4:

@@ -188,7 +188,7 @@ class _Pricing:
                 refused = error
         raise CaptureError(
             f"{op.describe()} cannot be measured on made-up values ({str(refused).splitlines()[0]}): it "
-            "cannot be planned."
+            "cannot be planned. If the call fails without a plan too, give it other inputs."
         )
 
     def _run(self, op: Op, number: int) -> Measured:

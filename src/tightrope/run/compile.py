@@ -19,7 +19,7 @@ import torch
 from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT, check_model
 from tightrope.capture.dynamo import Runner, make_backend
-from tightrope.capture.failures import fails_anyway, reason_of
+from tightrope.capture.failures import fails_anyway, reason_of, untraceable
 from tightrope.capture.program import Program
 from tightrope.core import CaptureError, InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
@@ -437,6 +437,8 @@ def _captured(
     A call that fails without capture too raises its own error: ``trial`` finds out. A call in pieces is
     told by ``traced`` when the trace of one begins and ends.
     """
+    if reason := untraceable((args, kwargs)):
+        return None, reason
     try:
         with _torch.calling(RECOMPILE_LIMIT, whole=traced is None, traced=traced):
             return run(*args, **kwargs), ""
