@@ -47,6 +47,10 @@ class FingerprintError(TightropeError):
     """A plan made for another graph, machine or version."""
 
 
+class PagingError(TightropeError):
+    """A page could not be written, or did not come back as it was; nothing was returned or updated."""
+
+
 class VerificationError(TightropeError):
     """The planned step and its reference gave different results."""
 

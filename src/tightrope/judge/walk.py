@@ -11,6 +11,8 @@ Gaps        Storages of the caller, and those that the caller holds, cannot be c
             What a kernel computes is not looked at.
 """
 
+from msgspec.structs import replace
+
 from tightrope.core import (
     Alloc,
     Copy,
@@ -288,7 +290,8 @@ class _Walker(Books):
         for buffer in (source, target):
             if buffer not in self.open:
                 self._fail(f"copies buffer {buffer}, which is not live")
-        self._checked(lambda: self.moves.begin(copy, self.allocs[source], self.allocs[target]))
+        begins, ends = (replace(self.allocs[b], storage=self.holds[b]) for b in (source, target))
+        self._checked(lambda: self.moves.begin(copy, begins, ends))
         self.open[source] = self.open[target] = self.position
 
     def _sync(self, target: int) -> None:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
 from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.foresee import Foresight
+from tightrope.run.paging import paging_of
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
 from tightrope.run.state import state_of
@@ -271,6 +273,7 @@ def compile(
     seconds: float | None = None,
     progress: bool | None = None,
     overwrite: bool = True,
+    page_to: str | Path | None = None,
 ) -> Model:
     """Hold the training steps of ``model`` to a number of bytes, with unchanged results.
 
@@ -293,6 +296,9 @@ def compile(
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
+        page_to: folder on a disk that activations may be written to and read back from, where that is
+            faster than computing them again; the second tier of ``machine``, if it has one, limits the
+            bytes there and says how fast it is. Default: nowhere.
 
     Returns:
         ``model``.
@@ -301,6 +307,7 @@ def compile(
         BudgetSyntaxError: the budget is not an amount of memory.
         InfeasibleError: at the first call (or now, with ``example``): no plan fits.
         VerificationError: in the first run of a plan: a value differs from what it was before.
+        PagingError: in a step: the disk is full, or a page did not come back as it was.
         TightropeError: another argument is wrong.
 
     Example:
@@ -314,7 +321,10 @@ def compile(
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_example(example)
     size = parse_budget(budget, machine)
-    settings = Settings(size, verify=verify, seed=seed, seconds=seconds, fuse=fuse, writes=overwrite)
+    pages = paging_of(page_to, machine, fuse=fuse, seed=seed, seconds=seconds)
+    settings = Settings(
+        size, verify=verify, seed=seed, seconds=seconds, fuse=fuse, writes=overwrite, pages=pages
+    )
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()

@@ -5,6 +5,7 @@ Idea        Every `Run` becomes one call with its kernel bound to a name, every 
             or a view of it by sizes and strides, which costs no bytes; a result that is written over an
             input is such a view. A part returns its outputs
             and the tensors that the next part of its call needs.
+            Pages of one call are an object that its parts hand on like a tensor (`tightrope.run.page_file`).
 Guarantee   Between two instructions, exactly the buffers that are live are referenced. Parts of
             different calls share nothing, so calls may come back in any order.
 Complexity  Linear in instructions.
@@ -16,10 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+from msgspec.structs import replace
 
 from tightrope.capture import _torch
 from tightrope.core import (
+    Alloc,
     Argument,
+    Bytes,
     Copy,
     Executable,
     Fused,
@@ -36,15 +40,19 @@ from tightrope.core import (
     TightropeError,
     View,
 )
+from tightrope.core.executable import ARENA, SLOWER
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope.fuse.build import compiled
 from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.price.kernels import Kernel, constant, dtype_of, resolve, with_bits
+from tightrope.run.page_file import Pages
 
 Wrap: TypeAlias = Callable[[Run | Fused, Kernel], Kernel]
 """Puts something around the kernel of a run, or the function of a stretch: a list of tensors -> tensors."""
 PartCode: TypeAlias = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
 """(what the part before kept, inputs), both emptied -> (outputs, what the next part needs)."""
+Lease: TypeAlias = Callable[[], Pages]
+"""Reserves the pages of one execution."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,7 @@ def emit(
     *,
     wrap: Wrap | None = None,
     allow: tuple[str, ...] | None = None,
+    lease: Lease | None = None,
 ) -> Code:
     """Compile an executable into flat Python functions.
 
@@ -79,11 +88,16 @@ def emit(
         executable: that a judge has accepted.
         wrap: put around every kernel.
         allow: see `tightrope.price.kernels.resolve`.
+        lease: reserves the pages of one execution.
 
     Raises:
-        TightropeError: a target is not known here, or something is copied between tiers.
+        TightropeError: a target is not known here, or something is paged and there is nowhere to page to.
     """
-    shared = _Shared(executable, allow, wrap)
+    shared = _Shared(graph, executable, allow, wrap)
+    if any(isinstance(instruction, Copy) for instruction in executable.instructions):
+        if lease is None:
+            raise TightropeError("this plan pages and has nowhere to page to: compile the model with page_to=.")
+        shared.constants["lease"] = lease
     parts = [_Part(shared) for _ in range(max(1, len(graph.parts)))]
     position = -1
     for instruction in executable.instructions:
@@ -116,18 +130,33 @@ class _Shared:
         used: buffers that some instruction reads.
         constants: values without a literal, by name.
         taken: inputs that parts have taken so far.
+        paged: the page that each buffer of a slower tier is, or that a buffer in the arena is filled from.
+        leased: whether a part so far reserves pages.
     """
 
-    def __init__(self, executable: Executable, allow: tuple[str, ...] | None, wrap: Wrap | None) -> None:
+    def __init__(
+        self, graph: Graph, executable: Executable, allow: tuple[str, ...] | None, wrap: Wrap | None
+    ) -> None:
         self.allow, self.wrap = allow, wrap
         self.roots: dict[str, View] = {}
         self.held: dict[int, str] = {}
         self.used: set[int] = set()
-        self.constants: dict[str, Any] = {"other_view": other_view}
+        self.constants: dict[str, Any] = {"other_view": other_view, "room": room}
+        self.leased = False
         self._known: dict[object, str] = {}
         self.taken = number = 0
+        self.paged: dict[int, Alloc] = {}
+        looks = {r.view.base: r.view for op in graph.ops for r in op.results}
         for instruction in executable.instructions:
             match instruction:
+                case Alloc(buffer, space) if space >= SLOWER:
+                    self.paged[buffer] = instruction
+                case Alloc(buffer, space, _, _, storage) if space == ARENA:
+                    self.roots[f"b{buffer}"] = replace(looks[storage], base=buffer)
+                case Copy(source, target):
+                    self.used.update((source, target))
+                    if target not in self.paged:
+                        self.paged[target] = self.paged[source]
                 case Resume(_, inputs):
                     for given in inputs:
                         if given.view is not None:
@@ -201,6 +230,11 @@ def other_view(
     return with_bits(made, bits)
 
 
+def room(size: Bytes) -> torch.Tensor:
+    """Memory for a page, at its planned address."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
 @dataclass
 class _Part:
     """Lines of one function while they are being written.
@@ -239,8 +273,12 @@ class _Part:
                 self.outputs = ", ".join(self._expression(value) for value in outputs)
                 found = (view for value in outputs for view in views(value) if view.base != EMPTY)
                 self.returned, self.over = {self.shared.root(view) for view in found}, True
-            case Copy() | Sync():
-                raise TightropeError("copies between memory tiers cannot run yet: plan without paging.")
+            case Alloc(buffer, space, size) if space == ARENA:
+                self._room(buffer, size)
+            case Copy(source, target):
+                self._copy(source, target)
+            case Sync(target):
+                self.lines.append(f"{self._pages()}.wait({self.shared.paged[target].buffer})")
 
     def _resume(self, inputs: tuple[Input, ...]) -> None:
         for _ in inputs:
@@ -279,6 +317,37 @@ class _Part:
             gone = [name, *self.derived.pop(name, {}).values()]
             self.made.difference_update(gone)
             self.lines.append(f"del {', '.join(gone)}")
+
+    def _pages(self) -> str:
+        """Name the pages of the call: reserved by the first part that has some."""
+        if "pages" not in self.made:
+            self.made.add("pages")
+            if self.shared.leased:
+                self.imports["pages"] = None
+            else:
+                self.shared.leased = True
+                self.lines.append("pages = lease()")
+        return "pages"
+
+    def _room(self, buffer: int, size: Bytes) -> None:
+        """Allocate what a page is read into."""
+        looks, name = self.shared.roots[f"b{buffer}"], f"b{buffer}"
+        dtype = self.shared.constant(Name("dtype", looks.dtype), lambda: dtype_of(looks.dtype))
+        shift = looks.offset * ITEM_BYTES[looks.dtype]
+        self.lines.append(
+            f"{name} = other_view(room({size}), {dtype}, {looks.shape}, {looks.strides}, {shift}, {looks.bits!r})"
+        )
+        self.made.add(name)
+
+    def _copy(self, source: int, target: int) -> None:
+        """Hand a copy to the thread; what it needs of the tensor is its memory."""
+        page = self.shared.paged[target]
+        way, buffer = ("out", source) if page.buffer == target else ("back", target)
+        name = self._tensor(replace(self.shared.roots[f"b{buffer}"], base=buffer, input=-1))
+        self.lines.append(
+            f"{self._pages()}.{way}({page.buffer}, {name}.untyped_storage().data_ptr(), {page.bytes}, "
+            f"{page.offset}, {name})"
+        )
 
     def _expression(self, value: Argument) -> str:
         if isinstance(value, View):

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from tightrope.core import (
     Alloc,
     Bytes,
     Executable,
     Graph,
+    Machine,
     Plan,
     Release,
     Resume,
@@ -23,7 +24,8 @@ from tightrope.lower import lowered, planned
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price import Paced
 from tightrope.run.check import RecomputeCheck
-from tightrope.run.emit import Code, Wrap, emit
+from tightrope.run.emit import Code, Lease, Wrap, emit
+from tightrope.run.page_file import Pages
 from tightrope.run.pages import left_by
 
 
@@ -96,6 +98,7 @@ class Prepared:
         allocator: where the addresses are registered.
         proof: what was judged and checked.
         times: of its recent runs.
+        lease: reserves the pages of one run; None where it pages nothing.
     """
 
     graph: Graph
@@ -111,6 +114,7 @@ class Prepared:
     allocator: Allocator | None
     proof: Proof = field(repr=False)
     times: Paced = field(repr=False)
+    lease: Lease | None = field(repr=False, default=None)
 
     def __del__(self) -> None:
         if self.allocator is not None:
@@ -129,7 +133,7 @@ class Prepared:
     def watched(self) -> tuple[Code, RecomputeCheck]:
         """The same code with the inline check around every kernel."""
         check = RecomputeCheck(self.graph, self.executable, self.allocator)
-        return emit(self.graph, self.executable, wrap=check.wrap), check
+        return emit(self.graph, self.executable, wrap=check.wrap, lease=self.lease), check
 
 
 def prepare(
@@ -142,6 +146,8 @@ def prepare(
     wrap: Wrap | None = None,
     watch: Callable[[Code], Code] = lambda code: code,
     allow: tuple[str, ...] | None = None,
+    machine: Machine | None = None,
+    lease: Callable[[Bytes], Pages] | None = None,
 ) -> Prepared:
     """Lower a plan, have it judged, compile it and register its addresses.
 
@@ -154,6 +160,8 @@ def prepare(
         wrap: put around every kernel.
         watch: put around the parts.
         allow: libraries whose ops may be called; None = any.
+        machine: that the plan was made for, where it pages.
+        lease: reserves so many bytes for pages.
 
     Raises:
         JudgeError: the judge refuses it.
@@ -162,9 +170,10 @@ def prepare(
     if not plan.placed:
         raise TightropeError("a plan without addresses cannot run: plan with placement.")
     began = time.perf_counter() if began is None else began
-    executable, verdict = lowered(graph, plan)
+    executable, verdict = lowered(graph, plan, machine)
     proof = Proof(verdict.executable, cause, time.time(), time.perf_counter() - began)
-    code = watch(emit(graph, executable, wrap=wrap, allow=allow))
+    pages = None if lease is None or not plan.forecast.tiers else partial(lease, plan.forecast.tiers[0])
+    code = watch(emit(graph, executable, wrap=wrap, allow=allow, lease=pages))
     served = planned(executable)
     table = -1
     if allocator is not None:
@@ -177,7 +186,7 @@ def prepare(
     storage_of = _left_in(graph, executable)
     return Prepared(
         graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof,
-        Paced(plan.fingerprint, plan.forecast, plain=wrap is None),
+        Paced(plan.fingerprint, plan.forecast, plain=wrap is None), pages,
     )  # fmt: skip
 
 

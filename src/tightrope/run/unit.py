@@ -24,6 +24,7 @@ from tightrope.run.arenas import Arenas, trim_idle
 from tightrope.run.captured import ChunkedFrom
 from tightrope.run.contest import Contest
 from tightrope.run.headroom import Headroom
+from tightrope.run.paging import Paging
 from tightrope.run.prepared import Prepared, Proof, prepare
 from tightrope.run.refusal import Refusal
 from tightrope.run.room import Room, cause_of
@@ -47,6 +48,7 @@ class Settings:
         fuse: whether stretches of a plan may run as compiled functions, within a tolerance.
         writes: whether ops may write over inputs that nothing needs any more.
         chunk: chunks of rows that a loss may be split into where nothing fits without; 0 = none, None = any.
+        pages: where storages may be paged to; None = nowhere.
     """
 
     budget: Bytes | Callable[[Bytes], Bytes]
@@ -57,6 +59,7 @@ class Settings:
     fuse: bool = False
     writes: bool = True
     chunk: int | None = None
+    pages: Paging | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +256,11 @@ class Unit:
         raise self._refusal(room, expected()).restated(self._missed) from None
 
     def _prepared(self, plan: Plan, cause: str, began: float) -> Prepared:
-        made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
+        pages = self.settings.pages if plan.forecast.tiers else None
+        made = prepare(
+            self.graph, plan, self.accounts.allocator, cause=cause, began=began,
+            machine=pages and pages.machine, lease=pages and pages.file.lease,
+        )  # fmt: skip
         made.proof.num_chunks = self.split.num if self.split is not None else 0
         return made
 
@@ -340,15 +347,12 @@ class Unit:
             return self._search(self.graph, budget, report)
 
     def _search(self, graph: Graph, budget: Bytes, report: Callable[[Progress], None] | None = None) -> Plan:
-        return solve(
-            graph,
-            budget=budget,
-            planner=self.settings.planner,
-            seconds=self.settings.seconds,
-            seed=self.settings.seed,
-            progress=report,
-            cache=self._cache,
-        )
+        alone = functools.partial(
+            solve, graph, budget=budget, planner=self.settings.planner, seconds=self.settings.seconds,
+            seed=self.settings.seed, progress=report, cache=self._cache,
+        )  # fmt: skip
+        pages = self.settings.pages
+        return alone() if pages is None else pages.solve(graph, budget, alone, progress=report)
 
     def _fused(self, plan: Plan, budget: Bytes) -> Chosen:
         """Let stretches of a plan run fused where that is faster and fits; else say why none does."""
@@ -374,7 +378,8 @@ class Unit:
             with self.status.task("looking for the smallest plan", 1):
                 self._least = smallest(self.graph, seed=self.settings.seed)
             self._cache.store(self.graph, self._least, planner=SMALLEST)
-        return self._least
+        pages = self.settings.pages
+        return self._least if pages is None else pages.smallest(self.graph, self._least)
 
     def close(self) -> None:
         """Give everything back that no step is using."""
