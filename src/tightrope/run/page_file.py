@@ -220,7 +220,7 @@ class _Staging:
         self._address = round_up(memory.data_ptr(), BLOCK)
         raw = (ctypes.c_char * _PIECE).from_address(self._address)
         self._bytes = memoryview(raw).cast("B")
-        self._words = np.frombuffer(raw, np.uint64).reshape(-1, _COLUMNS)
+        self._words = np.frombuffer(self._bytes, np.uint64).reshape(-1, _COLUMNS)
 
     def run(self, transfer: Transfer) -> None:
         """Make one copy."""
@@ -236,7 +236,7 @@ class _Staging:
                 ctypes.memmove(self._address, address, count)
                 sums = self._added(sums, count)
                 _whole(pwrite(self.fd, self._bytes[:moved], at), moved, "written")
-        transfer.checksum = hashlib.blake2b(sums, digest_size=16).digest()
+        transfer.checksum = hashlib.blake2b(sums.tobytes(), digest_size=16).digest()
         if transfer.expected and transfer.checksum != transfer.expected:
             raise PagingError(f"a page came back from the disk with other bytes than were written. {_NEXT}")
 

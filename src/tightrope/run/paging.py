@@ -26,6 +26,7 @@ class Paging:
 
     Attributes:
         file: pages go there.
+        knobs: of searches.
 
     Raises:
         TightropeError: the folder will not do.
@@ -41,7 +42,8 @@ class Paging:
         knobs: PagingKnobs | None = None,
     ) -> None:
         self.file = PageFile(folder)
-        self._asked, self._seed, self._seconds, self._knobs = machine, seed, seconds, knobs
+        self.knobs = knobs or PagingKnobs()
+        self._asked, self._seed, self._seconds = machine, seed, seconds
         self._smallest: dict[str, Plan] = {}
 
     @cached_property
@@ -66,7 +68,7 @@ class Paging:
         """
         return solve_paged(
             graph, budget=budget, machine=self.machine, alone=alone, seed=self._seed, seconds=self._seconds,
-            progress=progress, knobs=self._knobs,
+            progress=progress, knobs=self.knobs,
         )  # fmt: skip
 
     def smallest(self, graph: Graph, plain: Plan) -> Plan:

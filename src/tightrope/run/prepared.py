@@ -11,6 +11,7 @@ from tightrope.core import (
     Executable,
     Graph,
     Machine,
+    Nanoseconds,
     Plan,
     Release,
     Resume,
@@ -22,7 +23,7 @@ from tightrope.core.executable import ARENA, HEAP
 from tightrope.judge import Verdict
 from tightrope.lower import lowered, planned
 from tightrope.native.hook.allocator import Allocator
-from tightrope.price import Paced
+from tightrope.price import Paced, clock_here
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code, Lease, Wrap, emit
 from tightrope.run.page_file import Pages
@@ -99,6 +100,7 @@ class Prepared:
         proof: what was judged and checked.
         times: of its recent runs.
         lease: reserves the pages of one run; None where it pages nothing.
+        machine: with the tier that it pages to; None where it pages nothing.
     """
 
     graph: Graph
@@ -115,6 +117,7 @@ class Prepared:
     proof: Proof = field(repr=False)
     times: Paced = field(repr=False)
     lease: Lease | None = field(repr=False, default=None)
+    machine: Machine | None = None
 
     def __del__(self) -> None:
         if self.allocator is not None:
@@ -124,6 +127,11 @@ class Prepared:
     def arena(self) -> Bytes:
         """Bytes of the arena."""
         return self.plan.forecast.arena
+
+    @property
+    def clock(self) -> tuple[str, Callable[[], Nanoseconds]]:
+        """What its steps are timed by: the clock of the prices, but the wall's where it waits for pages."""
+        return clock_here() if self.lease is None else ("wall time", time.perf_counter_ns)
 
     @cached_property
     def left(self) -> Bytes:
@@ -186,7 +194,7 @@ def prepare(
     storage_of = _left_in(graph, executable)
     return Prepared(
         graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof,
-        Paced(plan.fingerprint, plan.forecast, plain=wrap is None), pages,
+        Paced(plan.fingerprint, plan.forecast, plain=wrap is None and pages is None), pages, machine,
     )  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
+from tightrope.core import Bytes, Graph, Machine, Plan, Reason, TightropeError, format_bytes
 from tightrope.core.units import shown
 from tightrope.native.kernels import batch_norm
-from tightrope.price import StepTime, clock_here, summed
+from tightrope.price import StepTime, summed
 from tightrope.run.accounts import accounts
 from tightrope.run.calls import Calls
 from tightrope.run.compile import CompiledModel, compiled_of, graphs_of
@@ -56,6 +56,7 @@ class Report:
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
         unread: dtype and shape of outputs that are taken to be read by no loss: no backward starts from them.
         num_chunks: chunks of rows in which the loss, or a stretch like it, ran; 0 = it ran whole.
+        machine: with the tier that was paged to; None where nothing was.
     """
 
     level: str
@@ -83,6 +84,7 @@ class Report:
     time: StepTime = field(default_factory=StepTime)
     unread: tuple[str, ...] = ()
     num_chunks: int = 0
+    machine: Machine | None = field(default=None, repr=False, compare=False)
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -92,14 +94,16 @@ class Report:
         Raises:
             TightropeError: no captured graph has run.
         """
-        page = drawn(*max(self.planned, key=lambda pair: pair[1].forecast.total)) if self.planned else None
+        largest = max(self.planned, key=lambda pair: pair[1].forecast.total, default=None)
+        page = None if largest is None else drawn(*largest, self.machine)
         if page is None:
             raise TightropeError("there is no plan to draw: run a training step of a compiled model first.")
         return page
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "planned"}
+        names = [part.name for part in fields(self) if part.name not in ("planned", "machine")]
+        found = {name: getattr(self, name) for name in names}
         found["time"] = asdict(self.time) | {"ratio": self.time.ratio}
         found["proofs"] = [asdict(proof) for proof in self.proofs]
         found["reasons"] = [
@@ -119,6 +123,18 @@ class Report:
             return []
         return [f"held back for kernels, which take it beside torch's allocator: {format_bytes(self.hidden)}"]
 
+    def _paged(self) -> list[str]:
+        if self.machine is None:
+            return []
+        paged = [reason for reason in self.reasons if reason.decision == "paged"]
+        held = sum(sum(plan.forecast.tiers) for _, plan in self.planned)
+        tier = self.machine.tiers[1]
+        return [
+            f"paged {len(paged)} tensors of {format_bytes(sum(reason.bytes for reason in paged))}: the file holds "
+            f"{format_bytes(held)} at most; written at {tier.write / 1e6:.0f} MB/s, read at "
+            f"{tier.read / 1e6:.0f} MB/s"
+        ]
+
     def __str__(self) -> str:
         lines = [
             f"level {self.level}" + (f" ({self.why})" if self.why else ""),
@@ -136,6 +152,7 @@ class Report:
             f"recomputed {self.num_recomputed} ops, {abs(self.overhead):.1f} % "
             f"{'less' if self.overhead < 0 else 'more'} time than every op once; "
             f"no plan needs less than {format_bytes(self.bound)}",
+            *self._paged(),
             f"verified: {self.verified}",
         ]
         if self.num_chunks:
@@ -312,6 +329,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         unlike_eager=_unlike_eager(calls),
         time=summed(part.time for part in parts),
         unread=_unread(calls),
+        machine=next((part.machine for part in parts if part.machine is not None), None),
     )
 
 
@@ -379,5 +397,6 @@ def _running_report(calls: Calls, running: Running) -> Report:
         planned=((graph, plan),),
         hidden=calls.accounts.hidden,
         num_chunks=prepared.proof.num_chunks,
-        time=prepared.times.found(clock=clock_here()[0]),
+        time=prepared.times.found(clock=prepared.clock[0]),
+        machine=prepared.machine,
     )

@@ -18,7 +18,6 @@ from tightrope.core import Bytes, Graph, Nanoseconds, StorageId, TightropeError
 from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Divergence
-from tightrope.price import clock_here
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
 from tightrope.run.check import RecomputeCheck
@@ -257,7 +256,7 @@ class Running:
 
     def _timed(self, part: int, kept: list[Any], given: list[Any]) -> tuple[list[Any], list[Any]]:
         """Run the code of a part and add up what it takes, by the clock of the prices and by the wall's."""
-        _, clock = clock_here()
+        _, clock = self.prepared.clock
         wall, start = time.perf_counter_ns(), clock()
         result = self._code.parts[part](kept, given)
         spent, waited = self._spent

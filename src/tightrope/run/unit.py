@@ -259,7 +259,7 @@ class Unit:
         pages = self.settings.pages if plan.forecast.tiers else None
         made = prepare(
             self.graph, plan, self.accounts.allocator, cause=cause, began=began,
-            machine=pages and pages.machine, lease=pages and pages.file.lease,
+            machine=None if pages is None else pages.machine, lease=None if pages is None else pages.file.lease,
         )  # fmt: skip
         made.proof.num_chunks = self.split.num if self.split is not None else 0
         return made

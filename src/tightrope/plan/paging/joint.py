@@ -64,16 +64,15 @@ def solve_paged(
     Raises:
         InfeasibleError: nothing that fits was found, with pages or without.
     """
-    can, missed, plain = may_page(graph), None, None
+    can = may_page(graph)
     try:
         plain = alone()
     except InfeasibleError as error:
-        missed = error
+        if not any(can):
+            raise
+        plain, missed = None, error.with_traceback(None)
     if plain is not None and (plain.forecast.ns == plain.forecast.base_ns or not any(can)):
         return plain
-    if plain is None and not any(can):
-        assert missed is not None
-        raise missed
     options = Options(seed=seed, watch=Watch(seconds=seconds, budget=budget, progress=progress))
     start = PagedSet(pairs=() if plain is None else pairs_of(graph, plain.schedule))
     try:
@@ -81,9 +80,9 @@ def solve_paged(
             graph, machine=machine, budget=budget, knobs=knobs, options=options, start=start, can=can
         )
     except InfeasibleError:
-        if plain is not None:
-            return plain
-        raise missed from None
+        if plain is None:
+            raise missed from None
+        return plain
     return paged if plain is None or paged.forecast.ns < plain.forecast.ns else plain
 
 
