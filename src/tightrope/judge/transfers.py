@@ -4,9 +4,9 @@ Idea        Keep one clock for the processor and one per copy engine. A copy beg
             or when its engine has finished what it was given before, whichever is later; a sync moves
             the processor's clock to the end of the copy.
 Guarantee   A walk that passes copies in only what a finished copy left in a slower tier, keeps every
-            slower tier within its capacity and no two pages in one place, and leaves neither a copy in flight nor one behind.
-            Transfers of one engine never overlap.
-Complexity  Constant per instruction.
+            slower tier within its capacity and no two pages in one place, and leaves neither a copy in
+            flight nor one behind. Transfers of one engine never overlap.
+Complexity  Pages that are held at once, per copy.
 Gaps        A copy takes the tier's nominal rate whatever else runs; the contention between
             computing and copying is not modelled.
 
@@ -88,7 +88,7 @@ class Transfers:
         """Open a buffer in a slower tier.
 
         Raises:
-            JudgeError: there is no such tier, or it is full.
+            JudgeError: there is no such tier, it is full, or another page lies there.
         """
         tier = alloc.space - SLOWER + 1
         slow = self._tier(tier)
@@ -98,15 +98,17 @@ class Transfers:
         self.peak[tier - 1] = max(self.peak[tier - 1], reached)
         if reached > slow.bytes:
             raise JudgeError(f"tier {tier} ({slow.name}) would hold {reached} of its {slow.bytes} bytes")
-        for other in self.pages.values():
-            apart = alloc.offset + size <= other.offset or other.end <= alloc.offset
-            if other.tier == tier and not apart and min(alloc.offset, other.offset) >= 0:
+        self._place(alloc, tier, slow, size)
+
+    def _place(self, alloc: Alloc, tier: int, slow: Tier, size: Bytes) -> None:
+        if (alloc.offset >= 0) != self.placed or (self.placed and alloc.offset % slow.alignment):
+            raise JudgeError(f"tier {tier} ({slow.name}) has no address {alloc.offset} for a page")
+        for other in self.pages.values() if self.placed else ():
+            if other.tier == tier and alloc.offset < other.end and other.offset < alloc.offset + size:
                 raise JudgeError(
-                    f"tier {tier} ({slow.name}) would hold buffer {alloc.buffer} at {alloc.offset}, over another "
-                    f"page at [{other.offset}, {other.end})"
+                    f"tier {tier} ({slow.name}) holds another page at [{other.offset}, {other.end}), where "
+                    f"buffer {alloc.buffer} would lie at {alloc.offset}"
                 )
-        if (alloc.offset >= 0) != self.placed or alloc.offset >= 0 and alloc.offset % slow.alignment:
-            raise JudgeError(f"tier {tier} ({slow.name}) has no address {alloc.offset} for buffer {alloc.buffer}")
         self.pages[alloc.buffer] = _Page(tier, alloc.offset, alloc.offset + size)
 
     def release(self, alloc: Alloc) -> None:

@@ -43,8 +43,8 @@ class Figures:
         outside: largest number of live bytes outside the arena.
         ns: time.
         joules: energy; 0 without a machine.
-        tiers: bytes held in each slower tier, tier 1 first: the highest address, or the largest number of live
-            bytes where none has one; empty without copies.
+        tiers: bytes held in each slower tier, tier 1 first: the highest address, or the largest number of
+            live bytes where none has one; empty without copies.
         times: start and end of every instruction. A copy lasts as long as its engine works on it.
     """
 

@@ -34,6 +34,7 @@ from tightrope.run.foresee import Foresight
 from tightrope.run.paging import paging_of
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
+from tightrope.run.running import Pending
 from tightrope.run.state import state_of
 from tightrope.run.status import StatusLine
 from tightrope.run.uncalled import expect_call, note_call
@@ -189,9 +190,12 @@ class _CompiledGraph:
     """
 
     def __init__(self, owner: "weakref.ref[CompiledModel]", number: int) -> None:
-        self._owner, self._number = owner, number
+        self._owner, self._number, self._failed = owner, number, False
 
     def _asked(self, args: list[Any]) -> Calls:
+        if self._failed:  # autograd holds what a failed backward left until the next one
+            self._failed = False
+            _torch.run_tiny_backward()
         owner = self._owner()
         assert owner is not None
         if owner.before_run is not None:
@@ -204,7 +208,13 @@ class _CompiledGraph:
 
     def backward(self, args: list[Any]) -> list[Any]:
         """Run the rest; ``args`` is the token followed by the tangents."""
-        return args[0].pending.calls.backward(args)  # type: ignore[no-any-return]
+        pending: Pending = args[0].pending
+        try:
+            return pending.calls.backward(args)  # type: ignore[no-any-return]
+        except BaseException:
+            pending.failed()
+            self._failed = True
+            raise
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""

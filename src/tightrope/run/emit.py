@@ -96,7 +96,9 @@ def emit(
     shared = _Shared(graph, executable, allow, wrap)
     if any(isinstance(instruction, Copy) for instruction in executable.instructions):
         if lease is None:
-            raise TightropeError("this plan pages and has nowhere to page to: compile the model with page_to=.")
+            raise TightropeError(
+                "this plan pages and has nowhere to page to: compile the model with page_to=."
+            )
         shared.constants["lease"] = lease
     parts = [_Part(shared) for _ in range(max(1, len(graph.parts)))]
     position = -1
@@ -335,7 +337,8 @@ class _Part:
         dtype = self.shared.constant(Name("dtype", looks.dtype), lambda: dtype_of(looks.dtype))
         shift = looks.offset * ITEM_BYTES[looks.dtype]
         self.lines.append(
-            f"{name} = other_view(room({size}), {dtype}, {looks.shape}, {looks.strides}, {shift}, {looks.bits!r})"
+            f"{name} = other_view(room({size}), {dtype}, {looks.shape}, {looks.strides}, {shift}, "
+            f"{looks.bits!r})"
         )
         self.made.add(name)
 

@@ -58,7 +58,7 @@ class Transfer:
         self.address, self.size, self.offset, self.expected = address, size, offset, expected
         self.done = threading.Event()
         self.checksum = b""
-        self.error: PagingError | None = None
+        self.problem = ""
 
 
 class PageFile:
@@ -207,8 +207,8 @@ class Pages:
         transfer, _ = self._flying[key]
         transfer.done.wait()
         del self._flying[key]
-        if transfer.error is not None:
-            raise transfer.error
+        if transfer.problem:
+            raise PagingError(transfer.problem)
         self._checksums[key] = transfer.checksum
 
 
@@ -261,10 +261,11 @@ def _serve(staging: _Staging, queue: "SimpleQueue[Transfer | None]") -> None:
         try:
             staging.run(transfer)
         except PagingError as error:
-            transfer.error = error.with_traceback(None)
+            transfer.problem = str(error)
         except Exception as error:  # raised where the step waits for it
-            transfer.error = PagingError(f"a page could not be copied: {error}. {_NEXT}")
+            transfer.problem = f"a page could not be copied: {error}. {_NEXT}"
         transfer.done.set()
+        del transfer
     os.close(staging.fd)
 
 

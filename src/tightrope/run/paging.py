@@ -48,7 +48,7 @@ class Paging:
 
     @cached_property
     def machine(self) -> Machine:
-        """This computer, or the one asked for, with the file as its slower tier."""
+        """The computer here, or the one asked for, with the file as its slower tier."""
         machine = self._asked or Machine.here()
         tier = machine.tiers[1] if len(machine.tiers) > 1 else self.file.tier()
         return replace(machine, tiers=(machine.tiers[0], _of_file(tier)))

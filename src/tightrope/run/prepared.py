@@ -26,8 +26,8 @@ from tightrope.native.hook.allocator import Allocator
 from tightrope.price import Paced, clock_here
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code, Lease, Wrap, emit
-from tightrope.run.page_file import Pages
 from tightrope.run.pages import left_by
+from tightrope.run.paging import Paging
 
 
 @dataclass
@@ -154,8 +154,7 @@ def prepare(
     wrap: Wrap | None = None,
     watch: Callable[[Code], Code] = lambda code: code,
     allow: tuple[str, ...] | None = None,
-    machine: Machine | None = None,
-    lease: Callable[[Bytes], Pages] | None = None,
+    paging: Paging | None = None,
 ) -> Prepared:
     """Lower a plan, have it judged, compile it and register its addresses.
 
@@ -168,8 +167,7 @@ def prepare(
         wrap: put around every kernel.
         watch: put around the parts.
         allow: libraries whose ops may be called; None = any.
-        machine: that the plan was made for, where it pages.
-        lease: reserves so many bytes for pages.
+        paging: where a plan that pages was made to page to.
 
     Raises:
         JudgeError: the judge refuses it.
@@ -178,10 +176,13 @@ def prepare(
     if not plan.placed:
         raise TightropeError("a plan without addresses cannot run: plan with placement.")
     began = time.perf_counter() if began is None else began
+    lease = None
+    machine = paging.machine if paging is not None and plan.forecast.tiers else None
+    if paging is not None and machine is not None:
+        lease = partial(paging.file.lease, plan.forecast.tiers[0])
     executable, verdict = lowered(graph, plan, machine)
     proof = Proof(verdict.executable, cause, time.time(), time.perf_counter() - began)
-    pages = None if lease is None or not plan.forecast.tiers else partial(lease, plan.forecast.tiers[0])
-    code = watch(emit(graph, executable, wrap=wrap, allow=allow, lease=pages))
+    code = watch(emit(graph, executable, wrap=wrap, allow=allow, lease=lease))
     served = planned(executable)
     table = -1
     if allocator is not None:
@@ -194,7 +195,7 @@ def prepare(
     storage_of = _left_in(graph, executable)
     return Prepared(
         graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof,
-        Paced(plan.fingerprint, plan.forecast, plain=wrap is None and pages is None), pages, machine,
+        Paced(plan.fingerprint, plan.forecast, plain=wrap is None and lease is None), lease, machine,
     )  # fmt: skip
 
 

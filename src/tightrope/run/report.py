@@ -130,8 +130,8 @@ class Report:
         held = sum(sum(plan.forecast.tiers) for _, plan in self.planned)
         tier = self.machine.tiers[1]
         return [
-            f"paged {len(paged)} tensors of {format_bytes(sum(reason.bytes for reason in paged))}: the file holds "
-            f"{format_bytes(held)} at most; written at {tier.write / 1e6:.0f} MB/s, read at "
+            f"paged {len(paged)} tensors of {format_bytes(sum(reason.bytes for reason in paged))}: the file "
+            f"holds {format_bytes(held)} at most; written at {tier.write / 1e6:.0f} MB/s, read at "
             f"{tier.read / 1e6:.0f} MB/s"
         ]
 

@@ -70,6 +70,11 @@ class Pending:
         done, self.done = self.done, lambda _: None
         done(self)
 
+    def failed(self) -> None:
+        """Say that it is over where its tensors went with a backward that failed: autograd may hold it on."""
+        if self.kept is None:
+            self.finish()
+
     def __del__(self) -> None:
         self.finish()
 

@@ -256,11 +256,9 @@ class Unit:
         raise self._refusal(room, expected()).restated(self._missed) from None
 
     def _prepared(self, plan: Plan, cause: str, began: float) -> Prepared:
-        pages = self.settings.pages if plan.forecast.tiers else None
         made = prepare(
-            self.graph, plan, self.accounts.allocator, cause=cause, began=began,
-            machine=None if pages is None else pages.machine, lease=None if pages is None else pages.file.lease,
-        )  # fmt: skip
+            self.graph, plan, self.accounts.allocator, cause=cause, began=began, paging=self.settings.pages
+        )
         made.proof.num_chunks = self.split.num if self.split is not None else 0
         return made
 
