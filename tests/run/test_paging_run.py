@@ -40,9 +40,9 @@ def dropping() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def fast() -> Machine:
+def fast(holds: int) -> Machine:
     """A profile on which every page pays."""
-    return Machine("fast disk", (Tier("dram", 2**40), Tier("file", 2**30, 4096, read=1e12, write=1e12)))
+    return Machine("fast disk", (Tier("dram", 2**40), Tier("file", holds, 4096, read=1e12, write=1e12)))
 
 
 def loop(model: Any, seen: Any) -> None:
@@ -56,14 +56,21 @@ def loop(model: Any, seen: Any) -> None:
         update.zero_grad()
 
 
-def paging(build: Callable[[], nn.Module], folder: Path, *, share: float = 0.1, beside: int = 0) -> nn.Module:
-    """Compile a model to page on a disk that costs nothing, by default without recomputation."""
+def paging(
+    build: Callable[[], nn.Module],
+    folder: Path,
+    *,
+    beside: int = 0,
+    recompute: bool = False,
+    holds: int = 2**30,
+) -> nn.Module:
+    """Compile a model to page on a disk that costs nothing, by default without recomputing anything."""
     model = built(build)
-    budget = budget_for(model, (X,), share=share) + 2**20 + 4096 + beside  # the staging buffer
-    tightrope.compile(model, budget=budget, page_to=folder, machine=fast())
+    budget = budget_for(model, (X,), share=0.1) + 2**20 + 4096 + beside  # the staging buffer
+    tightrope.compile(model, budget=budget, page_to=folder, machine=fast(holds))
     pages = compiled_of(model).settings.pages
     assert pages is not None
-    pages.knobs = PagingKnobs(recompute=False, moves=5_000)
+    pages.knobs = PagingKnobs(recompute=recompute, moves=5_000)
     return model
 
 
@@ -216,13 +223,9 @@ def test_wrong_folders_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_the_slower_tier_may_hold_is_a_limit(tmp_path: Path) -> None:
-    model = built(deep)
-    budget = budget_for(model, (X,), share=0.1) + 2**20 + 4096
-    tier = Tier("file", 2**18, 4096, read=1e12, write=1e12)
-    machine = Machine("small disk", (Tier("dram", 2**40), tier))
-    tightrope.compile(model, budget=budget, page_to=tmp_path, machine=machine)
+    model = paging(deep, tmp_path, recompute=True, holds=2**21)
     model(X).square().mean().backward()
-    assert 0 < sum(plan_of(model).forecast.tiers) <= 2**18
+    assert 0 < sum(plan_of(model).forecast.tiers) <= 2**21
     report = tightrope.report(model)
     assert "paged" in str(report)
     assert "paged out and brought back" in plan_of(model).explain()
@@ -247,9 +250,7 @@ def test_a_caller_that_does_something_else_than_planned_gets_the_same_bits(tmp_p
         seen.gradients(model)
 
     expected = play(built(dropping), twice)
-    torch.manual_seed(3)
-    model = dropping()
-    budget = 2 * budget_for(model, (X,), share=0.1) + 2**20 + 4096
-    tightrope.compile(model, budget=budget, page_to=tmp_path, machine=fast())
+    model = paging(dropping, tmp_path, beside=2**23)
     assert play(model, twice) == expected
-    assert tightrope.report(model).observed_total <= budget
+    report = tightrope.report(model)
+    assert report.observed_total <= report.budget

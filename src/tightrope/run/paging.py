@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from tightrope.core import Bytes, Graph, Machine, Plan, Tier, TightropeError
 from tightrope.core.units import shown
 from tightrope.plan import Progress
-from tightrope.plan.paging.joint import smallest_paged, solve_paged
-from tightrope.plan.paging.search import PagingKnobs
+from tightrope.plan.paging.joint import RUN_KNOBS, smallest_paged, solve_paged
 from tightrope.run.page_file import BLOCK, PageFile
 
 
@@ -22,7 +21,6 @@ class Paging:
             measured when they are first needed.
         seed: of searches.
         seconds: of searches; None = until the default effort is spent.
-        knobs: of searches.
 
     Attributes:
         file: pages go there.
@@ -39,10 +37,9 @@ class Paging:
         *,
         seed: int = 0,
         seconds: float | None = None,
-        knobs: PagingKnobs | None = None,
     ) -> None:
         self.file = PageFile(folder)
-        self.knobs = knobs or PagingKnobs()
+        self.knobs = RUN_KNOBS
         self._asked, self._seed, self._seconds = machine, seed, seconds
         self._smallest: dict[str, Plan] = {}
 

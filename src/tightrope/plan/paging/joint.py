@@ -11,6 +11,7 @@ Gaps        One call of a model: several that are planned together run without p
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -24,6 +25,9 @@ from tightrope.plan.paging.model import PagedSet, tier_limit
 from tightrope.plan.paging.schedule import Page, pageable
 from tightrope.plan.paging.search import PagingKnobs, paged_schedule, plan_paging
 from tightrope.plan.reasons import reasons
+
+RUN_KNOBS: Final = PagingKnobs(moves=20_000)
+"""For steps that run: about a CPU-second of search for 100 ops."""
 
 
 def may_page(graph: Graph) -> tuple[bool, ...]:
@@ -47,7 +51,7 @@ def solve_paged(
     seed: int = 0,
     seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
-    knobs: PagingKnobs | None = None,
+    knobs: PagingKnobs = RUN_KNOBS,
 ) -> Plan:
     """Plan a step under a total number of bytes, with pages where that is faster.
 
