@@ -11,8 +11,6 @@ Gaps        Storages of the caller, and those that the caller holds, cannot be c
             What a kernel computes is not looked at.
 """
 
-from msgspec.structs import replace
-
 from tightrope.core import (
     Alloc,
     Copy,
@@ -290,9 +288,13 @@ class _Walker(Books):
         for buffer in (source, target):
             if buffer not in self.open:
                 self._fail(f"copies buffer {buffer}, which is not live")
-        begins, ends = (replace(self.allocs[b], storage=self.holds[b]) for b in (source, target))
-        self._checked(lambda: self.moves.begin(copy, begins, ends))
+        self._checked(lambda: self.moves.begin(copy, self._now_holds(source), self._now_holds(target)))
         self.open[source] = self.open[target] = self.position
+
+    def _now_holds(self, buffer: int) -> Alloc:
+        """The allocation of a buffer, with the storage that lies in it now."""
+        alloc = self.allocs[buffer]
+        return Alloc(buffer, alloc.space, alloc.bytes, alloc.offset, self.holds[buffer])
 
     def _sync(self, target: int) -> None:
         if not self.inside:

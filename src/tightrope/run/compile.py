@@ -306,9 +306,8 @@ def compile(
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
-        page_to: folder on a disk that activations may be written to and read back from, where that is
-            faster than computing them again; the second tier of ``machine``, if it has one, limits the
-            bytes there and says how fast it is. Default: nowhere.
+        page_to: folder on a disk to which activations may be paged, where that is faster than computing
+            them again; a second tier of ``machine`` limits the bytes there and says how fast it is.
 
     Returns:
         ``model``.
@@ -317,7 +316,7 @@ def compile(
         BudgetSyntaxError: the budget is not an amount of memory.
         InfeasibleError: at the first call (or now, with ``example``): no plan fits.
         VerificationError: in the first run of a plan: a value differs from what it was before.
-        PagingError: in a step: the disk is full, or a page did not come back as it was.
+        PagingError: in a step: a page cannot be written, or does not come back as it was.
         TightropeError: another argument is wrong.
 
     Example:
@@ -332,9 +331,7 @@ def compile(
     check_example(example)
     size = parse_budget(budget, machine)
     pages = paging_of(page_to, machine, fuse=fuse, seed=seed, seconds=seconds)
-    settings = Settings(
-        size, verify=verify, seed=seed, seconds=seconds, fuse=fuse, writes=overwrite, pages=pages
-    )
+    settings = Settings(size, verify, seed, seconds, fuse=fuse, writes=overwrite, pages=pages)
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()
@@ -347,18 +344,23 @@ def compile(
     compiled.forget = _torch.own_code(one_call)
     whole = torch.compile(one_call, backend=backend(foresee=True), fullgraph=True, dynamic=False)
     pieces = torch.compile(one_call, backend=backend(), dynamic=False)
-    if model in _COMPILED:
-        _COMPILED[model].close()
-    gc.collect()  # models that nobody uses any more hold the process to their budgets until then
-    compiled.accounts.search()
-    if compiled.accounts.budget and isinstance(settings.budget, int):
-        compiled.accounts.hold_if_possible(compiled, settings.budget, RESERVE)
+    _take_over(model, compiled)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, whole, pieces, one_call)
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())
     if example is not None:
         plan_ahead(model, example)
     return model
+
+
+def _take_over(model: torch.nn.Module, compiled: CompiledModel) -> None:
+    """Let go of what a model was compiled to before, and hold the process to the new budget if it is held."""
+    if model in _COMPILED:
+        _COMPILED[model].close()
+    gc.collect()  # models that nobody uses any more hold the process to their budgets until then
+    compiled.accounts.search()
+    if compiled.accounts.budget and isinstance(compiled.settings.budget, int):
+        compiled.accounts.hold_if_possible(compiled, compiled.settings.budget, RESERVE)
 
 
 def host_of(reference: "weakref.ref[CompiledModel]") -> Callable[[Program, Sequence[Any]], Runner]:

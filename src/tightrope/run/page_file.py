@@ -51,7 +51,7 @@ _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _NEXT: Final = "Weights and optimizer are as they were. See to the disk, or give page_to another one."
 
 
-class Transfer:
+class PageCopy:
     """One copy between memory and the file. It knows an address and no tensor: tensors die elsewhere."""
 
     def __init__(self, address: int, size: Bytes, offset: Offset, expected: bytes = b"") -> None:
@@ -83,7 +83,7 @@ class PageFile:
             refuse_argument("page_to", folder, f"a folder on a disk; this one lies in memory ({kind})")
         self._fd, self.direct = _opened(self._folder)
         self._memory = torch.empty(_PIECE + BLOCK, dtype=torch.uint8)  # counted like any tensor
-        self._queue: SimpleQueue[Transfer | None] = SimpleQueue()
+        self._queue: SimpleQueue[PageCopy | None] = SimpleQueue()
         self._free: list[tuple[Bytes, Offset]] = []
         self._end: Offset = 0
         self._tier: Tier | None = None
@@ -135,7 +135,7 @@ class PageFile:
         """Take a region back; for `Pages`."""
         self._free.append((size, offset))
 
-    def start(self, transfer: Transfer) -> None:
+    def start(self, transfer: PageCopy) -> None:
         """Hand a copy to the thread."""
         self._queue.put(transfer)
 
@@ -170,7 +170,7 @@ class Pages:
     def __init__(self, file: PageFile, size: Bytes, offset: Offset) -> None:
         self._file, self._size, self._offset = file, size, offset
         self._checksums: dict[int, bytes] = {}
-        self._flying: dict[int, tuple[Transfer, Any]] = {}
+        self._flying: dict[int, tuple[PageCopy, Any]] = {}
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -188,13 +188,13 @@ class Pages:
             offset: in the region.
             holds: what keeps the memory.
         """
-        self._begin(key, Transfer(address, size, self._offset + offset), holds)
+        self._begin(key, PageCopy(address, size, self._offset + offset), holds)
 
     def back(self, key: int, address: int, size: Bytes, offset: Offset, holds: Any = None) -> None:
         """Begin to read what was written under a key; arguments as those of `out`."""
-        self._begin(key, Transfer(address, size, self._offset + offset, self._checksums[key]), holds)
+        self._begin(key, PageCopy(address, size, self._offset + offset, self._checksums[key]), holds)
 
-    def _begin(self, key: int, transfer: Transfer, holds: Any) -> None:
+    def _begin(self, key: int, transfer: PageCopy, holds: Any) -> None:
         self._flying[key] = transfer, holds
         self._file.start(transfer)
 
@@ -222,7 +222,7 @@ class _Staging:
         self._bytes = memoryview(raw).cast("B")
         self._words = np.frombuffer(self._bytes, np.uint64).reshape(-1, _COLUMNS)
 
-    def run(self, transfer: Transfer) -> None:
+    def run(self, transfer: PageCopy) -> None:
         """Make one copy."""
         sums = np.zeros(_COLUMNS, np.uint64)
         for start in range(0, transfer.size, _PIECE):
@@ -255,7 +255,7 @@ def _whole(done: Bytes, asked: Bytes, verb: str) -> None:
         raise PagingError(f"{done} bytes of a page were {verb}, not {asked}. {_NEXT}")
 
 
-def _serve(staging: _Staging, queue: "SimpleQueue[Transfer | None]") -> None:
+def _serve(staging: _Staging, queue: "SimpleQueue[PageCopy | None]") -> None:
     """Make copies in the order of issue until nobody is left to ask for one."""
     while (transfer := queue.get()) is not None:
         try:
