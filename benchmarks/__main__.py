@@ -8,6 +8,7 @@ from rich.console import Console
 from benchmarks import pace, page, placement_safety, recorder
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
+from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
@@ -26,6 +27,7 @@ _QUESTIONS = {
     "floor": floor,
     "pace": pace.run,
     "wrong": wrong,
+    "paging": paging.run,
 }
 
 
