@@ -72,8 +72,15 @@ def test_what_no_schedule_without_pages_reaches_is_reached_with_them() -> None:
     plan = planned(graph, least.forecast.total, to)
     assert fits(plan, graph, least.forecast.total, to)
     assert any(isinstance(step, PageIn) for step in plan.schedule.steps)
-    with pytest.raises(InfeasibleError):
+    with pytest.raises(InfeasibleError, match="smallest feasible found, with pages or without") as refused:
         planned(graph, least.forecast.total - 64, to)
+    assert refused.value.smallest_found == least.forecast.total
+    none = PagingKnobs(moves=1)
+    rescued = solve_paged(
+        graph, budget=least.forecast.total, machine=to, knobs=none,
+        alone=lambda: solve(graph, budget=least.forecast.total),
+    )  # fmt: skip
+    assert fits(rescued, graph, least.forecast.total, to)
 
 
 def test_the_slower_tier_is_a_limit() -> None:

@@ -15,9 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan, StorageId
+from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan, StorageId, format_bytes
 from tightrope.lower.remainder import droppable
 from tightrope.plan.assemble import assemble
+from tightrope.plan.bound import lower_bound
 from tightrope.plan.cache import with_budget
 from tightrope.plan.model import pairs_of, producers
 from tightrope.plan.options import Options, Progress, Watch
@@ -74,7 +75,7 @@ def solve_paged(
     except InfeasibleError as error:
         if not any(can):
             raise
-        plain, missed = None, error.with_traceback(None)
+        plain, found = None, error.smallest_found
     if plain is not None and (plain.forecast.ns == plain.forecast.base_ns or not any(can)):
         return plain
     options = Options(seed=seed, watch=Watch(seconds=seconds, budget=budget, progress=progress))
@@ -84,10 +85,27 @@ def solve_paged(
             graph, machine=machine, budget=budget, knobs=knobs, options=options, start=start, can=can
         )
     except InfeasibleError:
-        if plain is None:
-            raise missed from None
-        return plain
+        if plain is not None:
+            return plain
+        paged = _rescued(graph, budget, machine, found)
     return paged if plain is None or paged.forecast.ns < plain.forecast.ns else plain
+
+
+def _rescued(graph: Graph, budget: Bytes, machine: Machine, found: Bytes | None) -> Plan:
+    """Page all that can be where that fits; else refuse with the smallest budget known."""
+    least = smallest_paged(graph, machine)
+    if least is not None and least.forecast.total <= budget:
+        return with_budget(least, budget)
+    known = [found] if found is not None else []
+    known += [least.forecast.total] if least is not None else []
+    bound, witness = lower_bound(graph)
+    who = graph.ops[witness].describe() if witness >= 0 else "the caller's own storages"
+    raise InfeasibleError(
+        f"asked {format_bytes(budget)}; smallest feasible found, with pages or without, "
+        f"{format_bytes(min(known)) if known else 'none'} (proved >= {format_bytes(bound)}, whatever is "
+        f"paged); largest step: {who}. Ask for more bytes, give pages more room, or take a smaller batch.",
+        asked=budget, smallest_found=min(known, default=None), lower_bound=bound, op=who,
+    )  # fmt: skip
 
 
 def smallest_paged(graph: Graph, machine: Machine, *, seed: int = 0) -> Plan | None:
