@@ -135,4 +135,4 @@ def _stepped(step: _Step, update: torch.optim.Optimizer) -> float:
     loss.backward()
     update.step()
     update.zero_grad()
-    return float(loss)
+    return float(loss.detach())

@@ -26,18 +26,18 @@ from tightrope.run.compile import compiled_of
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="nothing is enforced without a compiler")
 
-X = torch.linspace(-1, 1, 2048 * 64).reshape(2048, 64).sin()
+X = torch.linspace(-1, 1, 8192 * 64).reshape(8192, 64).sin()
 
 
 def deep() -> nn.Module:
-    """24 activations of 512 KiB in the forward, of which a backward needs two at a time."""
+    """24 activations of 2 MiB that the backward reads, two or three at a time."""
     layers = [module for _ in range(12) for module in (nn.Linear(64, 64), nn.GELU())]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers, nn.Linear(64, 4))
 
 
 def dropping() -> nn.Module:
     layers = [module for _ in range(8) for module in (nn.Linear(64, 64), nn.Dropout(0.3), nn.Tanh())]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers, nn.Linear(64, 4))
 
 
 def fast(holds: int) -> Machine:
@@ -66,7 +66,7 @@ def paging(
 ) -> nn.Module:
     """Compile a model to page on a disk that costs nothing, by default without recomputing anything."""
     model = built(build)
-    budget = budget_for(model, (X,), share=0.1) + 2**20 + 4096 + beside  # the staging buffer
+    budget = budget_for(model, (X,), share=0.03) + 2**20 + 4096 + beside  # the staging buffer
     tightrope.compile(model, budget=budget, page_to=folder, machine=fast(holds))
     pages = compiled_of(model).settings.pages
     assert pages is not None
@@ -94,6 +94,7 @@ def test_a_step_that_pages_has_the_bits_of_eager_within_its_budget(
     assert num_pages(model) >= 3
     assert report.observed_peak == report.forecast_peak
     assert report.observed_total <= report.budget
+    assert build is not deep or 24 * X.nbytes > 3 * report.budget
     assert report.divergences == 0
     assert list(tmp_path.iterdir()) == []
     pages = compiled_of(model).settings.pages
@@ -223,9 +224,9 @@ def test_wrong_folders_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_the_slower_tier_may_hold_is_a_limit(tmp_path: Path) -> None:
-    model = paging(deep, tmp_path, recompute=True, holds=2**21)
+    model = paging(deep, tmp_path, recompute=True, holds=2**23)
     model(X).square().mean().backward()
-    assert 0 < sum(plan_of(model).forecast.tiers) <= 2**21
+    assert 0 < sum(plan_of(model).forecast.tiers) <= 2**23
     report = tightrope.report(model)
     assert "paged" in str(report)
     assert "paged out and brought back" in plan_of(model).explain()
@@ -250,7 +251,7 @@ def test_a_caller_that_does_something_else_than_planned_gets_the_same_bits(tmp_p
         seen.gradients(model)
 
     expected = play(built(dropping), twice)
-    model = paging(dropping, tmp_path, beside=2**23)
+    model = paging(dropping, tmp_path, beside=2**25)
     assert play(model, twice) == expected
     report = tightrope.report(model)
     assert report.observed_total <= report.budget
