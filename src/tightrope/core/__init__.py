@@ -27,6 +27,7 @@ from tightrope.core.errors import (
 )
 from tightrope.core.executable import (
     Alloc,
+    Announce,
     Copy,
     Executable,
     Fused,
@@ -75,6 +76,7 @@ __all__ = [
     "ALIGNMENT",
     "Alloc",
     "Allocation",
+    "Announce",
     "Argument",
     "Barrier",
     "Block",

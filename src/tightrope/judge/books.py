@@ -40,6 +40,7 @@ class Books:
         self.row_of: dict[int, int] = {}
         self.profile: list[Bytes] = []
         self.held = self.outside = self.outside_peak = 0
+        self.announced: set[int] = set()  # buffers that the caller got, or got back, in the present part
         self.next_base = self.part = 0
         self.inside = self.over = False
         self.computing: Nanoseconds = 0
@@ -116,6 +117,8 @@ class Books:
         what = self._name(storage) if storage >= 0 else f"buffer {buffer}"
         if alloc.space == CALLER:
             self._fail(f"releases {what}, which belongs to the caller")
+        if buffer in self.announced:
+            self._fail(f"releases {what}, which was announced")
         if self.moves.moving(buffer, inwards_only=False):
             self._fail(f"releases {what} while a copy of it is in flight")
         if self.open[buffer] != self.last or buffer < self.released:
