@@ -19,10 +19,12 @@ import torch.fx
 
 from tightrope.capture import _torch
 from tightrope.capture._eager import eager_kernels, told_compiled
+from tightrope.capture.announce import GradientGroups, groups_of, handed_on
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.program import Arrived, Program
 from tightrope.capture.recurrent import layers_as_eager
+from tightrope.capture.second import prepare_backward
 from tightrope.capture.typed import label, tensor_of
 from tightrope.capture.uses import Rest, Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
@@ -37,8 +39,11 @@ class Runner(Protocol):
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the ops before the boundary; return the outputs and then the token."""
 
-    def backward(self, args: list[Any]) -> list[Any]:
-        """Run the rest; ``args`` is the token followed by the tangents."""
+    def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
+        """Run the rest; ``args`` is the token followed by the tangents.
+
+        Where they are wanted ``by_group``, it may be given what goes on, and only the first group returned.
+        """
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""
@@ -152,6 +157,7 @@ class CapturedCall:
             program = self._program(joint, num_fwd_outputs, ends)
             if len(program.start.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
+            groups[:] = groups_of(program, real)
             runners.append(host(program, real))
             return _stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
@@ -168,16 +174,20 @@ class CapturedCall:
             program = replace(program, changed=_changed(part, len(_flat(part))))
             return boxed(host(program, real).inference)
 
-        later: list[Rest] = []
+        groups: list[tuple[int, ...]] = []
+        later: list[tuple[Rest, GradientGroups | None]] = []
 
         def forward(args: list[Any]) -> list[Any]:
+            ((_, by_group),) = later
+            if by_group is not None:
+                by_group.take_back(args)
             results = runners[-1].forward(args)
             (results[-1].later,) = later
             return results
 
         def backward(args: list[Any]) -> list[Any]:
-            rest: Rest = args[0].later
-            gradients = runners[-1].backward(args)
+            rest, by_group = args[0].later
+            gradients = runners[-1].backward(args, by_group if by_group and by_group.all_run else None)
             first = len(gradients) - len(rest)
             rest[:] = gradients[first:]
             return gradients[:first]
@@ -196,9 +206,9 @@ class CapturedCall:
 
         def call(*args: Any) -> Any:
             given, rest = self.uses.handed_on(args)
-            later[:] = [rest]
+            later[:] = [(rest, handed_on(tuple(groups), given))]
             outputs = run(*given)
-            _torch.prepare_backward(outputs)
+            prepare_backward(outputs)
             return outputs
 
         return call

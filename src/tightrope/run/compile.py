@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture.announce import GradientGroups
 from tightrope.capture.api import RECOMPILE_LIMIT, check_model
 from tightrope.capture.dynamo import Runner, make_backend
 from tightrope.capture.failures import fails_anyway, reason_of
@@ -200,9 +201,9 @@ class _CompiledGraph:
         """Run the ops before the hand-over; return the outputs and then the token."""
         return self._asked(args).forward(self._number, args)
 
-    def backward(self, args: list[Any]) -> list[Any]:
+    def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Run the rest; ``args`` is the token followed by the tangents."""
-        return args[0].pending.calls.backward(args)  # type: ignore[no-any-return]
+        return args[0].pending.calls.backward(args, by_group)  # type: ignore[no-any-return]
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""

@@ -3,15 +3,15 @@
 Idea        Every `Run` becomes one call with its kernel bound to a name, every `Release` a ``del`` of
             all names that look into the buffer. A tensor is the first result that its buffer holds,
             or a view of it by sizes and strides, which costs no bytes; a result that is written over an
-            input is such a view. A part returns its outputs
-            and the tensors that the next part of its call needs.
+            input is such a view. A part returns its outputs and the tensors that the next part of its
+            call needs; one that announces gradients is a generator, which yields them.
 Guarantee   Between two instructions, exactly the buffers that are live are referenced. Parts of
             different calls share nothing, so calls may come back in any order.
 Complexity  Linear in instructions.
 Gaps        CPU dispatch costs about 2 to 4 us per op, or fused stretch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import torch
 
 from tightrope.capture import _torch
 from tightrope.core import (
+    Announce,
     Argument,
     Copy,
     Executable,
@@ -44,7 +45,8 @@ from tightrope.price.kernels import Kernel, constant, dtype_of, resolve, with_bi
 Wrap: TypeAlias = Callable[[Run | Fused, Kernel], Kernel]
 """Puts something around the kernel of a run, or the function of a stretch: a list of tensors -> tensors."""
 PartCode: TypeAlias = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
-"""(what the part before kept, inputs), both emptied -> (outputs, what the next part needs)."""
+"""(what the part before kept, inputs), both emptied -> (outputs, what the next part needs). A part that
+announces some is a generator: it yields lists of outputs, of which one has the others."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def emit(
     keeps, visible = [], []
     for number, part in enumerate(parts):
         later = [parts[k] for k in range(number + 1, len(parts)) if calls[k] == calls[number]]
-        needed = list(dict.fromkeys(name for other in later for name in other.imports))
+        needed = sorted({name for other in later for name in other.imports}, key=_by_number)
         kept = [name for name in needed if name in part.made or name in part.imports]
         lines += part.text(number, kept)
         keeps.append(tuple(kept))
@@ -208,18 +210,20 @@ class _Part:
     Attributes:
         made: names that stand for something in this part.
         derived: by root name, the names of views of it.
-        imports: names that an earlier part of the same call must hand over, in order.
+        imports: names that an earlier part of the same call must hand over.
         returned: names of buffers that the caller gets.
+        announced: outputs that it got already, by position.
     """
 
     shared: _Shared
     lines: list[str] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
     derived: dict[str, dict[View, str]] = field(default_factory=dict)
-    imports: dict[str, None] = field(default_factory=dict)
+    imports: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
     inputs: list[str] = field(default_factory=list)
     outputs: str = ""
+    announced: dict[int, Argument] = field(default_factory=dict)
     number: int = 0
     over: bool = False
 
@@ -235,8 +239,10 @@ class _Part:
                 self._fused(instruction)
             case Release(buffer):
                 self._release(f"b{buffer}")
+            case Announce():
+                self._announce(instruction)
             case Return(_, outputs):
-                self.outputs = ", ".join(self._expression(value) for value in outputs)
+                self.outputs = self._listed({k: v for k, v in enumerate(outputs) if k not in self.announced})
                 found = (view for value in outputs for view in views(value) if view.base != EMPTY)
                 self.returned, self.over = {self.shared.root(view) for view in found}, True
             case Copy() | Sync():
@@ -247,6 +253,20 @@ class _Part:
             self.inputs.append(f"x{self.shared.taken}")
             self.made.add(f"x{self.shared.taken}")
             self.shared.taken += 1
+
+    def _announce(self, announce: Announce) -> None:
+        """Yield outputs that no name stands for any more: then autograd takes them over without a copy."""
+        mine = dict(zip(announce.positions, announce.outputs, strict=True))
+        self.announced |= mine
+        self.lines.append(f"handed = [[{self._listed(mine)}]]")
+        for root in dict.fromkeys(self.shared.root(view) for value in mine.values() for view in views(value)):
+            self._release(root)
+        self.lines.append("yield handed.pop()")
+
+    def _listed(self, outputs: Mapping[int, Argument]) -> str:
+        """Outputs by position, up to the last of these; None for others."""
+        last = max(outputs, default=-1)
+        return ", ".join(self._expression(outputs.get(k)) for k in range(last + 1))
 
     def _run(self, run: Run) -> None:
         arguments = [self._expression(value) for value in run.arguments]
@@ -299,7 +319,7 @@ class _Part:
         root = self.shared.root(view)
         looks = self.shared.roots[root]
         if root not in self.made:
-            self.imports[root] = None
+            self.imports.add(root)
             self.made.add(root)
         if (view.dtype, view.shape, view.strides, view.offset, view.bits) == (
             looks.dtype, looks.shape, looks.strides, looks.offset, looks.bits,
@@ -325,7 +345,8 @@ class _Part:
 
     def text(self, number: int, kept: list[str]) -> list[str]:
         """Write the function down."""
-        imported, inputs = ", ".join(self.imports), ", ".join(self.inputs)
+        imported = ", ".join(sorted(self.imports, key=_by_number))
+        inputs = ", ".join(self.inputs)
         handed = {name for name in self.returned if name[0] == "b"}  # or they would keep themselves alive
         keeping = ", ".join(f"{name}.detach()" if name in handed else name for name in kept)
         body = [
@@ -337,6 +358,10 @@ class _Part:
             f"return [{self.outputs}], [{keeping}]",
         ]
         return [f"def part_{number}(kept, given):", *(f"    {line}" for line in body if line), ""]
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    return name[0], int(name[1:])
 
 
 def _empty(view: View) -> torch.Tensor:

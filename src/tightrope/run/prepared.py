@@ -1,29 +1,33 @@
 """A plan made ready to run: lowered, judged, compiled, its addresses registered. Nothing else is run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from tightrope.core import (
     Alloc,
+    Announce,
     Bytes,
     Executable,
     Graph,
+    Instruction,
     Plan,
     Release,
     Resume,
+    Return,
     Run,
     StorageId,
     TightropeError,
 )
 from tightrope.core.executable import ARENA, HEAP
-from tightrope.judge import Verdict
-from tightrope.lower import lowered, planned
+from tightrope.judge import Verdict, walk_executable
+from tightrope.lower import Groups, announced, lowered, planned
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price import Paced
 from tightrope.run.check import RecomputeCheck
-from tightrope.run.emit import Code, Wrap, emit
+from tightrope.run.emit import Code, PartCode, Wrap, emit
 from tightrope.run.pages import left_by
 
 
@@ -78,6 +82,20 @@ class Proof:
         return "; ".join(filter(None, (text, self.reference, self.contest)))
 
 
+class Span(NamedTuple):
+    """What runs without the caller in between.
+
+    Attributes:
+        start: number of allocations served before it.
+        end: and when it is over.
+        live: bytes of its own that are live when it begins.
+    """
+
+    start: int
+    end: int
+    live: Bytes
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What runs; the registered addresses go when nothing can run it any more.
@@ -111,6 +129,9 @@ class Prepared:
     allocator: Allocator | None
     proof: Proof = field(repr=False)
     times: Paced = field(repr=False)
+    _in_groups: dict[tuple[int, Groups], tuple[PartCode, tuple[Span, ...]]] = field(
+        default_factory=dict, repr=False
+    )
 
     def __del__(self) -> None:
         if self.allocator is not None:
@@ -125,6 +146,25 @@ class Prepared:
     def left(self) -> Bytes:
         """Bytes that stay charged for its results, gradients among them, when it is done."""
         return left_by(self.executable)
+
+    def span(self, part: int) -> Span:
+        """A part as one span."""
+        return Span(self.starts[part], self.starts[part + 1], self.live[part])
+
+    def in_groups(self, part: int, groups: Groups) -> tuple[PartCode, tuple[Span, ...]]:
+        """A backward that announces groups of its gradients, and its spans; kept.
+
+        Raises:
+            JudgeError: the judge refuses it.
+        """
+        key = part, groups
+        if key not in self._in_groups:
+            executable = announced(self.graph, self.executable, part, groups)
+            walk_executable(self.graph, executable)
+            code = emit(self.graph, executable)
+            assert code.kept == self.code.kept
+            self._in_groups[key] = code.parts[part], _spans(executable, part)
+        return self._in_groups[key]
 
     def watched(self) -> tuple[Code, RecomputeCheck]:
         """The same code with the inline check around every kernel."""
@@ -197,21 +237,42 @@ def _left_in(graph: Graph, executable: Executable) -> tuple[StorageId, ...]:
 
 def part_starts(executable: Executable) -> tuple[tuple[int, ...], tuple[Bytes, ...], tuple[Bytes, ...]]:
     """Allocations served, and bytes live, when each part begins; the most bytes live in each part."""
-    count = held = 0
-    sizes: dict[int, Bytes] = {}
     starts: list[int] = []
     live: list[Bytes] = []
     peaks: list[Bytes] = []
-    for event in executable.flat():
+    count = 0
+    for event, count, held in _counted(executable):
         if isinstance(event, Resume):
             starts.append(count)
             live.append(held)
             peaks.append(held)
-        elif isinstance(event, Alloc) and event.space in (ARENA, HEAP):
+        elif peaks:
+            peaks[-1] = max(peaks[-1], held)
+    return (*starts, count), tuple(live), tuple(peaks)
+
+
+def _spans(executable: Executable, part: int) -> tuple[Span, ...]:
+    """What runs of a part between the moments in which the caller has control."""
+    found: list[Span] = []
+    at, begun = -1, (0, 0)
+    for event, count, held in _counted(executable):
+        at += isinstance(event, Resume)
+        if at == part and isinstance(event, Announce | Return):
+            found.append(Span(begun[0], count, begun[1]))
+        if at == part and isinstance(event, Resume | Announce):
+            begun = count, held
+    return tuple(found)
+
+
+def _counted(executable: Executable) -> Iterator[tuple[Instruction, int, Bytes]]:
+    """The instructions, with the allocations served by then and the bytes live then."""
+    count = held = 0
+    sizes: dict[int, Bytes] = {}
+    for event in executable.flat():
+        if isinstance(event, Alloc) and event.space in (ARENA, HEAP):
             count += 1
             sizes[event.buffer] = executable.charged(event)
             held += sizes[event.buffer]
-            peaks[-1] = max(peaks[-1], held)
         elif isinstance(event, Release):
             held -= sizes.pop(event.buffer, 0)
-    return (*starts, count), tuple(live), tuple(peaks)
+        yield event, count, held
