@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import pace, page, placement_safety, recorder
+from benchmarks import overlap, pace, page, placement_safety, recorder
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.placement import main as placement
@@ -24,6 +24,7 @@ _QUESTIONS = {
     "executable": executable.run,
     "witness": witness.run,
     "floor": floor,
+    "overlap": overlap.run,
     "pace": pace.run,
     "wrong": wrong,
 }
