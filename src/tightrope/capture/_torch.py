@@ -1,4 +1,4 @@
-"""The place that knows torch's private names, with `_eager` and `_inductor` beside it.
+"""The place that knows torch's private names, with `_eager`, `_inductor` and `_sizes` beside it.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
@@ -67,6 +67,7 @@ PROBES: dict[str, str] = {
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
     "rows of tensors": "torch._dynamo.variables.tensor.TensorVariable",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
+    "sizes as symbols": "torch.fx.experimental.symbolic_shapes.ShapeEnv",
     "fake copies": "torch._subclasses.fake_tensor.FakeCopyMode",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
     "joint graph": "torch._functorch._aot_autograd.graph_capture_wrappers.create_joint",
@@ -247,6 +248,7 @@ def calling(
         "skip_nnmodule_hook_guards": False,
         "use_numpy_random_stream": True,
         "allow_rnn": whole,
+        "specialize_float": True,
     }
     if _begin_tracing not in handler.start_callbacks:
         handler.register_start_callback(_begin_tracing)
