@@ -1,5 +1,6 @@
 """From a schedule to a plan: addresses, forecast, certificate."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from tightrope.core import (
@@ -10,6 +11,7 @@ from tightrope.core import (
     Graph,
     Limits,
     Machine,
+    Offset,
     Plan,
     Schedule,
     fitted,
@@ -39,6 +41,7 @@ def assemble(
     planner: str = "given",
     seed: int = 0,
     placed: bool = True,
+    offsets: Sequence[Offset] | None = None,
 ) -> Plan:
     """Place the allocations of a schedule and forecast its bytes and time.
 
@@ -51,6 +54,7 @@ def assemble(
         planner: named in the plan.
         seed: of the placer.
         placed: whether to give addresses; without, the arena is the largest number of live bytes.
+        offsets: the addresses; None = let the placer find some.
 
     Returns:
         A plan without reasons; its total may exceed the budget, see `Forecast.total`.
@@ -58,7 +62,9 @@ def assemble(
     if machine is not None:
         graph = fitted(graph, machine.tiers[0].alignment)
     executable = lower(graph, schedule, machine)
-    if placed:
+    if offsets is not None:
+        executable = place_at(executable, offsets)
+    elif placed:
         executable = placed_within(executable, None if budget is None else budget - graph.persistent, seed)
     figures = simulate(executable, machine)
     forecast = Forecast(

@@ -54,6 +54,7 @@ def solve(
     order: Literal["given", "free"] = "given",
     placed: bool = True,
     bound: bool | None = None,
+    start: Plan | None = None,
 ) -> Plan:
     """Plan a step so that everything it holds at once takes at most ``budget`` bytes.
 
@@ -75,6 +76,7 @@ def solve(
         placed: whether allocations get addresses; without, the budget counts live bytes, as the
             literature does.
         bound: prove a bound on the time; None = only as far as it costs next to nothing.
+        start: a plan of a graph with the same ops for other sizes, to begin from.
 
     Returns:
         The fastest plan found.
@@ -105,6 +107,8 @@ def solve(
     if cache is not None and (plan := cache.best(graph, budget=budget, placed=placed)) is not None:
         job.consider(plan)
         job.unplaced = pairs_of(graph, plan.schedule)
+    if start is not None and order == "given":
+        _begin_from(job, start)
     if lower_bound(graph, free_order=order == "free")[0] <= budget and (known is None or seconds is not None):
         if order == "free":
             job.free_order()
@@ -168,6 +172,18 @@ def _smallest(graph: Graph, machine: Machine | None, options: Options, *, placed
         assert job.best is not None
         best = job.best
     return with_budget(best, best.forecast.total)
+
+
+def _begin_from(job: Job, start: Plan) -> None:
+    """Try the recomputations of a plan for other sizes; search from them where their live bytes fit."""
+    pairs = useful(job.graph, pairs_of(job.graph, start.schedule))
+    plan = assemble(
+        job.graph, expand(job.graph, pairs), budget=job.budget, machine=job.machine, planner=start.planner,
+        seed=job.options.seed, placed=job.placed,
+    )  # fmt: skip
+    job.consider(plan)
+    if plan.forecast.persistent + plan.forecast.peak <= job.budget:
+        job.unplaced = job.unplaced or pairs
 
 
 def _rescue(job: Job, cache: PlanCache | None, *, seconds: float | None, seed: int) -> None:
