@@ -22,6 +22,7 @@ from tightrope.core.errors import (
     JudgeError,
     NativeError,
     PlanFileError,
+    ShapeError,
     TightropeError,
     VerificationError,
 )
@@ -136,6 +137,7 @@ __all__ = [
     "Return",
     "Run",
     "Schedule",
+    "ShapeError",
     "Space",
     "Split",
     "StageCase",

@@ -12,12 +12,14 @@ from tightrope.core.units import shown
 from tightrope.native.kernels import batch_norm
 from tightrope.price import StepTime, clock_here, summed
 from tightrope.run.accounts import accounts
+from tightrope.run.buckets import Bucket
 from tightrope.run.calls import Calls
 from tightrope.run.compile import CompiledModel, compiled_of, graphs_of
 from tightrope.run.drawing import drawn
 from tightrope.run.prepared import Proof
 from tightrope.run.replay import Replay
 from tightrope.run.running import Running
+from tightrope.run.unit import LENT
 
 _NOTHING: Final = (
     "nothing is planned yet: the module itself, model(...), was not called; forward(), training_step() and "
@@ -56,6 +58,8 @@ class Report:
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
         unread: dtype and shape of outputs that are taken to be read by no loss: no backward starts from them.
         num_chunks: chunks of rows in which the loss, or a stretch like it, ran; 0 = it ran whole.
+        bucket: which bucket of shapes served the last call, where ``shapes`` was given.
+        buckets: every bucket of shapes that was planned, and what it served.
     """
 
     level: str
@@ -83,6 +87,8 @@ class Report:
     time: StepTime = field(default_factory=StepTime)
     unread: tuple[str, ...] = ()
     num_chunks: int = 0
+    bucket: str = ""
+    buckets: tuple[Bucket, ...] = ()
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -101,6 +107,7 @@ class Report:
         """Plain values, for JSON."""
         found = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "planned"}
         found["time"] = asdict(self.time) | {"ratio": self.time.ratio}
+        found["buckets"] = [asdict(bucket) for bucket in self.buckets]
         found["proofs"] = [asdict(proof) for proof in self.proofs]
         found["reasons"] = [
             {name: getattr(reason, name) for name in reason.__struct_fields__} for reason in self.reasons
@@ -149,11 +156,13 @@ class Report:
             lines.append(f"no loss reads these outputs, so nothing runs backward from them: {said}")
         if self.unlike_eager:
             lines.append(f"eager may go another way, last bits may differ: {'; '.join(self.unlike_eager)}")
-        if len(self.proofs) > 1:
-            lines.append(f"planned {len(self.proofs)} times:")
-            lines += [
-                f"  {proof.executable[:12]} in {proof.seconds:.1f} s: {proof.cause}" for proof in self.proofs
-            ]
+        if self.bucket:
+            lines.append(self.bucket)
+            lines += [f"  {bucket}" for bucket in self.buckets]
+        own = [proof for proof in self.proofs if proof.cause != LENT]
+        if len(own) > 1:
+            lines.append(f"planned {len(own)} times:")
+            lines += [f"  {proof.executable[:12]} in {proof.seconds:.1f} s: {proof.cause}" for proof in own]
         if self.divergences:
             lines.append(f"{self.divergences} divergences from the plan since the start")
         return "\n".join(lines)
@@ -207,7 +216,8 @@ def _compiled_report(compiled: CompiledModel) -> Report:
         return _empty(
             "L1", _NOTHING, budget, enforced=compiled.accounts.budget_of(compiled) > 0
         )  # fmt: skip
-    return planned_report(compiled.calls, compiled.why)
+    found = planned_report(compiled.calls, compiled.why)
+    return replace(found, bucket=compiled.buckets.text(), buckets=compiled.buckets.used())
 
 
 def _together(reports: Sequence[Report]) -> Report:
