@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import pace, page, placement_safety, recorder
+from benchmarks import estimating, pace, page, placement_safety, recorder
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.placement import main as placement
@@ -25,6 +25,7 @@ _QUESTIONS = {
     "witness": witness.run,
     "floor": floor,
     "pace": pace.run,
+    "estimating": estimating.run,
     "wrong": wrong,
 }
 
