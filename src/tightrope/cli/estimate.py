@@ -11,7 +11,7 @@ from tightrope.capture import Program, measured
 from tightrope.cli.sizes import Axis, resized, size_of
 from tightrope.cli.target import Built, build, capture_target, is_on_meta
 from tightrope.core import Buffer, Bytes, Graph, InfeasibleError, Machine, Plan, TightropeError, parse_bytes
-from tightrope.lower import lower, peak_bytes, timeline, with_writes, without_writes
+from tightrope.lower import lower, timeline, with_writes
 from tightrope.plan import base_schedule, lower_bound, solve
 from tightrope.price import price_graph
 from tightrope.run.accounts import accounts
@@ -105,21 +105,18 @@ class Step:
             "kernels' own work space is not included"
         )
 
-    def update_of(self, name: str) -> UpdateBytes:
-        """What an update by an optimizer takes."""
+    def update_of(self, name: str, *, every: bool = False) -> UpdateBytes:
+        """What an update by an optimizer takes; ``every``: of all parameters, one after another."""
         make = OPTIMIZERS[name]
         if make is None or not self.parameters:
             return NO_UPDATE
-        return Foresight(self.parameters, accounts().allocator).update_of(make(self.parameters))
+        foresight = Foresight(self.parameters, accounts().allocator)
+        return foresight.update_of(make(self.parameters), every=every)
 
-    def total(self, update: UpdateBytes) -> Bytes:
+    def total(self, optimizer: str | None = None) -> Bytes:
         """Bytes of the loop without a plan: each op once, in the given order."""
+        update = self.update_of(optimizer or self.asked.optimizer, every=True)
         return self.graph.persistent + update.state + max(self.peak[0], self.updating(update))
-
-    def eager_total(self, update: UpdateBytes) -> Bytes:
-        """The same without writing results over inputs: what torch itself needs."""
-        peak = peak_bytes(lower(without_writes(self.graph), base_schedule(self.graph), self.asked.on))
-        return self.graph.persistent + update.state + max(peak, self.updating(update))
 
     def updating(self, update: UpdateBytes) -> Bytes:
         """Bytes of all gradients and of what an update makes."""
@@ -202,7 +199,7 @@ def limit_of(step: Step) -> Bytes:
     asked = step.asked
     if asked.budget is None:
         return asked.on.tiers[0].bytes
-    return parse_bytes(asked.budget, whole=step.total(step.update))
+    return parse_bytes(asked.budget, whole=step.total())
 
 
 def describe(step: Step) -> dict[str, Any]:
@@ -210,12 +207,12 @@ def describe(step: Step) -> dict[str, Any]:
 
     Returns:
         Plain values: ``fits`` (each op once, in the given order, results written over inputs where nobody
-        needs them), bytes of each part, ``eager_bytes`` that torch itself needs, the smallest budget, the
-        smallest bytes any plan may need, the time that the plan for the limit adds in ``more_time_percent``
-        (None = no plan), and the storages alive at the peak.
+        needs them), bytes of each part, the smallest budget, the smallest bytes any plan may need, the time
+        that the plan for the limit adds in ``more_time_percent`` (None = no plan), and the storages alive
+        at the peak.
     """
     graph, update, limit = step.graph, step.update, limit_of(step)
-    total, alive = step.total(update), step.peak[1]
+    total, alive = step.total(), step.peak[1]
     bound, witness = lower_bound(graph)
     fits = total <= limit
     plan = None if fits else step.planned(limit)
@@ -233,8 +230,7 @@ def describe(step: Step) -> dict[str, Any]:
         "persistent_bytes": graph.persistent + update.state,
         "state_bytes": update.state,
         "peak_bytes": total - graph.persistent - update.state,
-        "update_bytes": step.updating(update),
-        "eager_bytes": step.eager_total(update),
+        "update_bytes": step.updating(step.update_of(step.asked.optimizer, every=True)),
         "smallest_bytes": step.floor.budget,
         "lower_bound_bytes": bound + update.state,
         "lower_bound_op": graph.ops[witness].describe() if witness >= 0 else "",

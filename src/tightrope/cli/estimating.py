@@ -126,8 +126,7 @@ def _print_row(found: dict[str, Any]) -> None:
     )
     lines = [
         f"{_verdict(found)}: the step needs {needs} (persistent {held}, of it {state} state of "
-        f"{found['optimizer']}, + step {step}); limit {limit} on {found['machine']}; plain torch "
-        f"needs {format_bytes(found['eager_bytes'])}",
+        f"{found['optimizer']}, + step {step}); limit {limit} on {found['machine']}",
         f"time of a step: {_seconds(found['estimated_seconds'])} with every op once{_price(found)}",
         f"smallest budget found: {least}, as budget={found['smallest_bytes']} where nothing else is held: "
         "for a whole loop, with the update, gradients that stay until it, and a guess at a loss outside the "
@@ -157,7 +156,7 @@ def _verdict(found: dict[str, Any]) -> str:
         return "fits"
     if found["fits_with_a_plan"]:
         return "does not fit as it is, fits with a plan"
-    return "does not fit" + ("; a plan is not ruled out" if found["a_plan_may_fit"] else ", with any plan")
+    return "does not fit" + ("; a plan may fit" if found["a_plan_may_fit"] else ", with any plan")
 
 
 def _price(found: dict[str, Any]) -> str:

@@ -73,7 +73,14 @@ def resized(built: Built, axis: Axis, wanted: int) -> Built:
         }
         raise TightropeError(f"--{axis} needs {what[axis]}.")
 
+    made: dict[int, Any] = {}
+
     def other(value: Any) -> Any:
+        if id(value) not in made:  # a tensor that is given twice stays one
+            made[id(value)] = of_size(value)
+        return made[id(value)]
+
+    def of_size(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.dim() not in counts or value.shape[dimension] != size:
             return value
         parts = torch.arange(wanted, device=value.device) % size

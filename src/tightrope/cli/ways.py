@@ -40,7 +40,7 @@ def _other_optimizers(step: Step, limit: Bytes) -> Iterator[dict[str, Any]]:
     updates = {name: step.update_of(name) for name in OPTIMIZERS if name != "none"}
     less = [name for name, update in updates.items() if update.state < step.update.state]
     for name in sorted(less, key=lambda name: -updates[name].state):
-        if step.total(updates[name]) <= limit:
+        if step.total(name) <= limit:
             added = 0.0
             text = f"{name} for {step.asked.optimizer}: other training, with less state"
         elif (plan := step.planned(limit, step.floor.updated(step.sizes, updates[name]))) is not None:
@@ -82,7 +82,7 @@ def _largest(steps: dict[int, Step], axis: Axis, limit: Bytes, planned: bool) ->
         if size not in steps:
             steps[size] = Step(step.asked, resized(step.built, axis, size))
         one = steps[size]
-        return one.floor.budget if planned else one.total(one.update)
+        return one.floor.budget if planned else one.total()
 
     return largest(need, limit, start)
 
@@ -127,10 +127,10 @@ def _answer(steps: dict[int, Step], best: Largest, limit: Bytes, planned: bool) 
     step, after = steps[best.size], steps.get(best.size + 1)
 
     def need(one: Step) -> Bytes:
-        return one.floor.budget if planned else one.total(one.update)
+        return one.floor.budget if planned else one.total()
 
     ns = step.graph.base_ns
-    if planned and step.total(step.update) > limit and (plan := step.planned(limit)) is not None:
+    if planned and step.total() > limit and (plan := step.planned(limit)) is not None:
         ns = plan.forecast.ns
     return {
         "size": best.size,
@@ -157,17 +157,17 @@ def machines_for(step: Step) -> list[dict[str, Any]]:
 
 def smallest_machines(step: Step) -> list[dict[str, Any]]:
     """Find the profiles with least memory on which the step fits with a plan, and as it is."""
-    total, least = step.total(step.update), step.floor.budget
-    found = (
-        next((one for one in profiles() if one.tiers[0].bytes >= need), None)
-        for need in (min(least, total), total)
+    total, least = step.total(), step.floor.budget
+    fitting = (
+        [one for one in profiles() if one.tiers[0].bytes >= need] for need in (min(least, total), total)
     )
-    return [_on(step, machine) for machine in dict.fromkeys(found) if machine is not None]
+    found = {machines[0].name: machines[0] for machines in fitting if machines}
+    return [_on(step, machine) for machine in found.values()]
 
 
 def _on(step: Step, machine: Machine) -> dict[str, Any]:
     limit = machine.tiers[0].bytes
-    fits = step.total(step.update) <= limit
+    fits = step.total() <= limit
     return {
         "machine": machine.name,
         "limit_bytes": limit,
@@ -180,7 +180,7 @@ def _on(step: Step, machine: Machine) -> dict[str, Any]:
 def curve_of(step: Step) -> list[dict[str, Any]]:
     """Price budgets of the whole loop: the plans of a curve, each with the budget that its loop needs."""
     plans = curve_plans(step.graph, _CURVE_SECONDS, step.asked.machine)
-    whole = step.total(step.update)
+    whole = step.total()
     points = [point(plan, whole) for plan in plans]
     for one, plan in zip(points, plans, strict=True):
         one["budget_bytes"] = step.floor.beside.needed(plan.forecast.total)
