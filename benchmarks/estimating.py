@@ -117,8 +117,9 @@ def _trains(name: str, scale: Scale, batch: int, budget: Bytes) -> bool:
     update = optimizer(case, "adamw")
     try:
         for _ in range(3):
-            update.zero_grad()
-            model(*inputs).backward()
+            loss = model(*inputs)
+            update.zero_grad()  # here: what is named holds for loops that keep gradients during a forward
+            loss.backward()
             update.step()
     except InfeasibleError:
         return False

@@ -132,3 +132,14 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_planners_and_benchmarks_that_pages_name_exist() -> None:
+    from benchmarks.__main__ import _QUESTIONS
+    from tightrope.plan import PLANNERS
+
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = re.findall(r"--planner ([\w-]+)", text)
+    assert {"checkmate", "moccasin", "treewidth"} <= set(named) <= {*PLANNERS, "auto"}
+    asked = re.findall(r"python -m benchmarks (\w+)", text)
+    assert {"spine", "estimating"} <= set(asked) <= set(_QUESTIONS)
