@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,43 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), 
 def test_the_readme_snippets_run(snippet: str) -> None:
     skip_without(*re.findall(r"(?m)^(?:from|import) (\w+)", snippet))
     run(snippet)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "docs" in page.parts and "```python" in page.read_text()],
+    ids=lambda file: file.name,
+)  # fmt: skip
+def test_the_blocks_of_a_page_run_one_after_another(page: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"(?:```python|<!-- before:)\n(.*?)(?:```|-->)", page.read_text(), re.DOTALL)
+    run("\n".join([f"import os; os.chdir({str(tmp_path)!r})", *blocks]))
+
+
+def commands() -> list[tuple[str, str, frozenset[str]]]:
+    """List the commands that pages show: page, name, options."""
+    found = set()
+    for page in PAGES:
+        for line in re.findall(r"\btightrope ([a-z]+[^`\n#;|]*)", page.read_text()):
+            name, *rest = line.split()
+            shown = frozenset(word for word in rest if re.fullmatch(r"--[a-z-]+", word.rstrip(",.)")))
+            if shown or any(".py:" in word or word.endswith(".json") for word in rest):
+                found.add((page.name, name, frozenset(word.rstrip(",.)") for word in shown)))
+    return sorted(found, key=str)
+
+
+def test_commands_that_pages_show_have_these_options() -> None:
+    from typer.main import get_command
+
+    from tightrope.cli.app import app
+
+    known: dict[str, set[str]] = {}
+    group: Any = get_command(app)
+    for name, command in group.commands.items():
+        known[name] = {"--help", *(option for one in command.params for option in one.opts)}
+    shown = commands()
+    assert len(shown) > 20
+    for page, name, options in shown:
+        assert name in known, (page, name)
+        assert options <= known[name], (page, name, options - known[name])
 
 
 def test_the_two_line_diff_of_the_readme_runs_in_a_loop() -> None:

@@ -33,7 +33,6 @@ app = typer.Typer(
     help="State the memory limit of a training step, get a plan, run it, and see the proof.",
     epilog="Exit codes: 0 it fits / the plan holds, 3 it does not, 2 error.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
