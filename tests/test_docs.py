@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import tightrope
+from tests.api_reference import reference
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -87,9 +88,14 @@ def run(script: str | Path) -> str:
         ("plan_a_graph.py", "smallest feasible found"),
         ("replay_any_loop.py", "0 elsewhere"),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),
+        ("u_net.py", "equal to eager in every step: True"),
+        pytest.param("lora.py", "equal to eager in every step: True", marks=pytest.mark.slow),
+        pytest.param("with_lightning.py", "within the budget: True", marks=pytest.mark.slow),
+        pytest.param("with_trainer.py", "within the budget: True", marks=pytest.mark.slow),
     ],
 )
 def test_examples_run_and_print_what_they_promise(example: str, prints: str) -> None:
+    skip_without(*re.findall(r"(?m)^from (\w+)", (ROOT / "examples" / example).read_text()))
     assert prints in run(ROOT / "examples" / example)
 
 
@@ -181,3 +187,7 @@ def test_planners_and_benchmarks_that_pages_name_exist() -> None:
     assert {"checkmate", "moccasin", "treewidth"} <= set(named) <= {*PLANNERS, "auto"}
     asked = re.findall(r"python -m benchmarks (\w+)", text)
     assert {"spine", "estimating"} <= set(asked) <= set(_QUESTIONS)
+
+
+def test_the_reference_of_the_api_is_that_of_the_docstrings() -> None:
+    assert (ROOT / "docs" / "api.md").read_text() == reference(), "python -m tests.api_reference writes it"
