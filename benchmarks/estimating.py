@@ -113,8 +113,9 @@ def _trains(name: str, scale: Scale, batch: int, budget: Bytes) -> bool:
     beside = accounts().charged()
     case = build(name, scale=scale)
     inputs = resized(Built(case.model, case.inputs, {}), "batch", batch).args
-    model: Any = tightrope.compile(case.model, budget=budget + beside, progress=False)
     update = optimizer(case, "adamw")
+    model: Any = tightrope.compile(case.model, budget=budget + beside, progress=False)
+    del case  # and with it the batch that it came with
     try:
         for _ in range(3):
             loss = model(*inputs)

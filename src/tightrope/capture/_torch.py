@@ -67,6 +67,7 @@ PROBES: dict[str, str] = {
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
     "rows of tensors": "torch._dynamo.variables.tensor.TensorVariable",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
+    "tensors as the trace sees them": "torch._subclasses.meta_utils.MetaTensorDescriber",
     "fake copies": "torch._subclasses.fake_tensor.FakeCopyMode",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
     "joint graph": "torch._functorch._aot_autograd.graph_capture_wrappers.create_joint",
