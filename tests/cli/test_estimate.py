@@ -307,9 +307,10 @@ def test_a_llama_of_8_billion_parameters_is_sized_without_memory(
     pytest.importorskip("transformers")
     (tmp_path / "llama.py").write_text(LLAMA)
     root = str(Path(__file__).parents[2])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of other tests' processes
     done = run_process(
         "estimate", f"{tmp_path}/llama.py:{function}", "--machine", "h100-80gb", "--json",
-        PYTHONPATH=f"{root}/src:{root}",
+        seconds=900, PYTHONPATH=f"{root}/src:{root}",
     )  # fmt: skip
     assert done.code == 0, done.err
     found = json.loads(done.out)
@@ -317,5 +318,5 @@ def test_a_llama_of_8_billion_parameters_is_sized_without_memory(
     assert 2 * 4096 * 8 // 2 <= beside < 2**20  # token ids and frequencies of the rotation
     assert found["state_bytes"] == pytest.approx(4 * trained, rel=1e-3)
     assert "modelled and not measured" in found["note"]
-    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    assert most < 4 * 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(before, 4 * 2**30 // unit)
