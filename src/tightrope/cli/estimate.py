@@ -21,7 +21,7 @@ from tightrope.run.foresee import NO_UPDATE, Foresight, UpdateBytes
 _NUM_SHOWN = 20
 _MANY_OPS = 2000
 _SECONDS = 2.0
-"""Of each search in a graph of more ops; smaller ones are searched as `tightrope.compile` does."""
+"""Of a search for the fastest plan in a graph of more ops; else the search is that of `tightrope.compile`."""
 _Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: Final[dict[str, _Make | None]] = {
     "none": None,
@@ -87,7 +87,7 @@ class Step:
     @cached_property
     def floor(self) -> Floor:
         """The smallest plan and what stands beside it."""
-        return floor_of(self.graph, self.sizes, self.update, seconds=self.seconds)
+        return floor_of(self.graph, self.sizes, self.update)
 
     @property
     def seconds(self) -> float | None:
