@@ -5,9 +5,10 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import pace, page, placement_safety, recorder
+from benchmarks import estimating, overlap, pace, page, placement_safety, recorder, shapes
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
+from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
@@ -24,8 +25,12 @@ _QUESTIONS = {
     "executable": executable.run,
     "witness": witness.run,
     "floor": floor,
+    "overlap": overlap.run,
     "pace": pace.run,
+    "shapes": shapes.run,
+    "estimating": estimating.run,
     "wrong": wrong,
+    "paging": paging.run,
 }
 
 

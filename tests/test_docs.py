@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import tightrope
+from tests.api_reference import reference
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -86,9 +88,14 @@ def run(script: str | Path) -> str:
         ("plan_a_graph.py", "smallest feasible found"),
         ("replay_any_loop.py", "0 elsewhere"),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),
+        ("u_net.py", "equal to eager in every step: True"),
+        pytest.param("lora.py", "equal to eager in every step: True", marks=pytest.mark.slow),
+        pytest.param("with_lightning.py", "within the budget: True", marks=pytest.mark.slow),
+        pytest.param("with_trainer.py", "within the budget: True", marks=pytest.mark.slow),
     ],
 )
 def test_examples_run_and_print_what_they_promise(example: str, prints: str) -> None:
+    skip_without(*re.findall(r"(?m)^from (\w+)", (ROOT / "examples" / example).read_text()))
     assert prints in run(ROOT / "examples" / example)
 
 
@@ -118,6 +125,43 @@ def test_the_readme_snippets_run(snippet: str) -> None:
     run(snippet)
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "docs" in page.parts and "```python" in page.read_text()],
+    ids=lambda file: file.name,
+)  # fmt: skip
+def test_the_blocks_of_a_page_run_one_after_another(page: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"(?:```python|<!-- before:)\n(.*?)(?:```|-->)", page.read_text(), re.DOTALL)
+    run("\n".join([f"import os; os.chdir({str(tmp_path)!r})", *blocks]))
+
+
+def commands() -> list[tuple[str, str, frozenset[str]]]:
+    """List the commands that pages show: page, name, options."""
+    found = set()
+    for page in PAGES:
+        for line in re.findall(r"\btightrope ([a-z]+[^`\n#;|]*)", page.read_text()):
+            name, *rest = line.split()
+            shown = frozenset(word for word in rest if re.fullmatch(r"--[a-z-]+", word.rstrip(",.)")))
+            if shown or any(".py:" in word or word.endswith(".json") for word in rest):
+                found.add((page.name, name, frozenset(word.rstrip(",.)") for word in shown)))
+    return sorted(found, key=str)
+
+
+def test_commands_that_pages_show_have_these_options() -> None:
+    from typer.main import get_command
+
+    from tightrope.cli.app import app
+
+    known: dict[str, set[str]] = {}
+    group: Any = get_command(app)
+    for name, command in group.commands.items():
+        known[name] = {"--help", *(option for one in command.params for option in one.opts)}
+    shown = commands()
+    assert len(shown) > 20
+    for page, name, options in shown:
+        assert name in known, (page, name)
+        assert options <= known[name], (page, name, options - known[name])
+
+
 def test_the_two_line_diff_of_the_readme_runs_in_a_loop() -> None:
     (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [line for line in diff.splitlines() if line.startswith("+")]
@@ -132,3 +176,18 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_planners_and_benchmarks_that_pages_name_exist() -> None:
+    from benchmarks.__main__ import _QUESTIONS
+    from tightrope.plan import PLANNERS
+
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = re.findall(r"--planner ([\w-]+)", text)
+    assert {"checkmate", "moccasin", "treewidth"} <= set(named) <= {*PLANNERS, "auto"}
+    asked = re.findall(r"python -m benchmarks (\w+)", text)
+    assert {"spine", "estimating"} <= set(asked) <= set(_QUESTIONS)
+
+
+def test_the_reference_of_the_api_is_that_of_the_docstrings() -> None:
+    assert (ROOT / "docs" / "api.md").read_text() == reference(), "python -m tests.api_reference writes it"

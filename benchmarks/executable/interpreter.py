@@ -263,12 +263,21 @@ class _Interpreter:
         if not 0 <= spaces[ARENA].capacity <= self.budget:
             self._wrong("the arena is larger than the budget, or less than nothing")
 
+    def _page(self, alloc: Alloc, size: int) -> None:
+        space = self.executable.spaces[alloc.space]
+        if alloc.offset < 0 or alloc.offset % space.alignment or alloc.offset + size > space.capacity:
+            self._wrong(f"page {alloc.buffer} has no aligned address, or leaves its tier")
+        for other in self.live.values():
+            end = other.offset + round_up(other.bytes, space.alignment)
+            if other.space == alloc.space and other.offset < alloc.offset + size and alloc.offset < end:
+                self._wrong(f"page {alloc.buffer} lies over page {other.buffer}")
+
     def _new(self, alloc: Alloc) -> None:
         if alloc.buffer != self.num_buffers:
             self._wrong(f"buffer {alloc.buffer} begins; {self.num_buffers} would be next")
         if not 0 <= alloc.space < len(self.executable.spaces):
             self._wrong("no such memory")
-        if alloc.space != ARENA and alloc.offset != -1:
+        if alloc.space in (CALLER, HEAP) and alloc.offset != -1:
             self._wrong("an address where the runtime or the caller chooses")
         self.num_buffers += 1
         size = round_up(alloc.bytes, self.executable.spaces[alloc.space].alignment)
@@ -281,9 +290,12 @@ class _Interpreter:
             if lines.any():
                 self._wrong(f"buffer {alloc.buffer} lies over buffer {lines[lines > 0][0] - 1}")
             lines[:] = alloc.buffer + 1
+        if alloc.space >= SLOWER:
+            self._page(alloc, size)
         self.live[alloc.buffer] = alloc
         self.amount[alloc.space] += size
-        self.most[alloc.space] = max(self.most[alloc.space], self.amount[alloc.space])
+        reached = alloc.offset + size if alloc.space >= SLOWER else 0
+        self.most[alloc.space] = max(self.most[alloc.space], self.amount[alloc.space], reached)
         if alloc.space >= SLOWER and self.amount[alloc.space] > self.executable.spaces[alloc.space].capacity:
             self._wrong("a slower tier is full")
 

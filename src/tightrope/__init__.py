@@ -25,8 +25,10 @@ from tightrope.core import (
     Limits,
     Machine,
     NativeError,
+    PagingError,
     Plan,
     PlanFileError,
+    ShapeError,
     TightropeError,
     VerificationError,
     format_bytes,
@@ -102,13 +104,13 @@ class _Surface(ModuleType):
 sys.modules[__name__].__class__ = _Surface
 
 
-def _page(graph: Graph, plan: Plan) -> str:
+def _page(graph: Graph, plan: Plan, machine: Machine | None) -> str:
     from tightrope.plan import plan_curve
     from tightrope.record import forecast
     from tightrope.view import page
 
     others = (one for one in plan_curve(graph, seconds=_CURVE_SECONDS) if one.budget != plan.budget)
-    return page(forecast(graph, plan, others=tuple(others)))
+    return page(forecast(graph, plan, machine=machine, others=tuple(others)))
 
 
 _CURVE_SECONDS = 2.0
@@ -128,11 +130,13 @@ __all__ = [
     "Machine",
     "NativeError",
     "OutOfBudgetError",
+    "PagingError",
     "Plan",
     "PlanFileError",
     "Replay",
     "Report",
     "SavedStep",
+    "ShapeError",
     "TightropeError",
     "TrainingStep",
     "VerificationError",

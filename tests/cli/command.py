@@ -100,14 +100,16 @@ def run(*arguments: str | Path) -> Outcome:
         return Outcome(code, out.getvalue().decode(), err.getvalue().decode())
 
 
-def run_process(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> Outcome:
-    """Run ``python -m tightrope.cli`` as a user would."""
+def run_process(
+    *arguments: str | Path, cwd: Path | None = None, seconds: float = 120, **environment: str
+) -> Outcome:
+    """Run ``python -m tightrope.cli`` as a user would, for at most so many seconds."""
     done = subprocess.run(
         [sys.executable, "-m", "tightrope.cli", *map(str, arguments)],
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=seconds,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)

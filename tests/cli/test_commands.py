@@ -88,7 +88,7 @@ def test_estimate_tells_for_every_batch_what_an_optimizer_takes(net: Path) -> No
     done = run(*command, "--optimizer", "adamw")
     assert done.code == 0, done.err
     head, *rows = done.out.splitlines()
-    assert head.split()[:6] == ["batch", "without", "a", "plan", "of", "it"]
+    assert head.split()[:6] == ["batch", "seq", "without", "a", "plan", "of"]
     assert [row.split()[0] for row in rows[:4]] == ["1", "2", "4", "8"]
     adamw, none = (printed(*command, "--optimizer", name, "--json")["rows"] for name in ("adamw", "none"))
     for one, other in zip(adamw, none, strict=True):

@@ -1,12 +1,15 @@
 """Each rule of copies between tiers, with a schedule that breaks it."""
 
+import re
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tightrope.core import (
+    Alloc,
     Compute,
     Flag,
     Forecast,
@@ -19,13 +22,17 @@ from tightrope.core import (
     PageIn,
     PageOut,
     Plan,
+    Result,
     Schedule,
     Step,
     Storage,
     Tier,
+    View,
     Wait,
 )
-from tightrope.lower import lowered, problems, walked
+from tightrope.judge import judge
+from tightrope.lower import lower, lowered, problems, walked
+from tightrope.plan.assemble import assemble
 
 # 1 is made, read, idle while 2 is made and used, and read again; 4 is changed in place
 GRAPH = Graph(
@@ -255,3 +262,75 @@ def test_transfers_of_one_engine_never_overlap(order: list[int], engines: int, g
     copying = sum(w.end - w.start for w in walk.transfers)
     assert walk.ns <= 12 * 300 + copying
     assert (walk.ns == 12 * 300 + copying) or engines
+
+
+def two_pages() -> tuple[Graph, Plan]:
+    """Two storages of 128 bytes that are in the slower tier at once."""
+    graph = Graph(
+        (
+            Op(0, "a", "aten.a", creates=(0,)),
+            Op(1, "b", "aten.b", creates=(1,)),
+            Op(2, "c", "aten.c", (0, 1), (2,)),
+        ),
+        (Storage(0, 128), Storage(1, 128), Storage(2, 64, resident_at_end=True)),
+    )
+    steps: list[Step] = [Compute(0), PageOut(0), Wait(0), Compute(1), PageOut(1), Wait(1)]
+    steps += [PageIn(0), Wait(0), PageIn(1), Wait(1), Free(0, 1), Free(1, 1), Compute(2), Free(0), Free(1)]
+    return graph, assemble(graph, Schedule(tuple(steps)), budget=None, machine=machine())
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (0, r"tier 1 \(slow\) holds another page at \[0, 128\), where buffer 3 would lie at 0"),
+        (64, r"holds another page at \[0, 128\), where buffer 3 would lie at 64"),
+        (96, r"tier 1 \(slow\) has no address 96 for a page"),
+        (-1, r"tier 1 \(slow\) has no address -1 for a page"),
+        (192, r"tier 1 \(slow\) would hold 320 of its 256 bytes"),
+    ],
+)
+def test_pages_lie_in_the_tier_and_apart(at: int, message: str) -> None:
+    graph, plan = two_pages()
+    executable = lower(graph, plan, machine())
+    assert judge(graph, executable, plan, machine()).ok
+    assert plan.forecast.tiers == (256,)
+    wrong = msgspec.structs.replace(
+        executable,
+        instructions=tuple(
+            msgspec.structs.replace(item, offset=at)
+            if isinstance(item, Alloc) and item.offset == 128
+            else item
+            for item in executable.instructions
+        ),
+    )
+    assert executable != wrong
+    verdict = judge(graph, wrong, plan, machine())
+    assert not verdict.ok
+    assert re.search(message, verdict.problems[0]), verdict.problems
+
+
+def test_a_result_that_was_written_over_an_input_can_be_paged() -> None:
+    made = tuple(Result(-1, View(s, "float32", (32,), (1,))) for s in range(4))
+    graph = Graph(
+        (
+            Op(0, "a", "aten.ones.default", creates=(0,), results=made[:1]),
+            Op(1, "b", "aten.relu.default", (0,), (1,), arguments=(made[0].view,), results=made[1:2], over=0),
+            Op(2, "c", "aten.ones.default", creates=(2,), results=made[2:3]),
+            Op(
+                3,
+                "d",
+                "aten.add.Tensor",
+                (1, 2),
+                (3,),
+                arguments=(made[1].view, made[2].view),
+                results=made[3:],
+            ),
+        ),
+        (Storage(0, 128), Storage(1, 128), Storage(2, 128), Storage(3, 128, resident_at_end=True)),
+    )
+    steps: list[Step] = [Compute(0), Compute(1), Free(0), PageOut(1), Wait(1), Compute(2), PageIn(1), Wait(1)]
+    steps += [Free(1, 1), Compute(3), Free(1), Free(2)]
+    plan = assemble(graph, Schedule(tuple(steps)), budget=None, machine=machine())
+    executable, verdict = lowered(graph, plan, machine())
+    assert [run.op for run in executable.runs() if not run.inside] == [1]
+    assert verdict.ok

@@ -75,12 +75,19 @@ def changed(executable: Executable, **fields: Any) -> Executable:
     return replace(executable, instructions=made)
 
 
-@pytest.mark.parametrize("space", [CALLER, SLOWER])
-def test_an_address_where_the_runtime_chooses_is_refused(space: int) -> None:
+@pytest.mark.parametrize(
+    ("space", "offset", "why"),
+    [
+        (CALLER, 64, f"an address in space {CALLER}, which has none"),
+        (SLOWER, 64, "holds another page at [64, 256)"),
+        (SLOWER, -1, "has no address -1 for a page"),
+    ],
+)
+def test_an_address_where_it_cannot_be_is_refused(space: int, offset: int, why: str) -> None:
     source = paged()
-    wrong, refused = both(source, changed(source.executable, space=space, offset=64))
+    wrong, refused = both(source, changed(source.executable, space=space, offset=offset))
     assert wrong is not None
-    assert f"an address in space {space}, which has none" in refused
+    assert why in refused
 
 
 def test_a_memory_that_the_machine_does_not_have_is_refused() -> None:

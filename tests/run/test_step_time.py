@@ -15,7 +15,7 @@ from tightrope.native.build import compiler
 from tightrope.plan import KeptPlans
 from tightrope.plan.cache import graph_key
 from tightrope.record import record_run
-from tightrope.run import running
+from tightrope.run import prepared
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 
@@ -43,7 +43,7 @@ def train(model: nn.Module, steps: int) -> tightrope.Report:
 
 
 def test_two_steps_suffice_and_the_checked_one_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "clock_here", ticking(1))
+    monkeypatch.setattr(prepared, "clock_here", ticking(1))
     model = net("64MiB")
     first = train(model, 1).time
     assert first.observed_ns is None
@@ -64,7 +64,7 @@ def test_two_steps_suffice_and_the_checked_one_does_not_count(monkeypatch: pytes
 
 
 def test_a_forward_without_its_backward_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "clock_here", ticking(1))
+    monkeypatch.setattr(prepared, "clock_here", ticking(1))
     model = net("64MiB")
     train(model, 2)
     loss = model(DATA).square().mean()
@@ -76,13 +76,13 @@ def test_a_forward_without_its_backward_is_no_step(monkeypatch: pytest.MonkeyPat
 def test_a_recording_does_not_change_what_was_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     if compiler() is None:
         pytest.skip("a recording needs a C++ compiler")
-    monkeypatch.setattr(running, "clock_here", ticking(1))
+    monkeypatch.setattr(prepared, "clock_here", ticking(1))
     model = net("64MiB")
     train(model, 2)
-    monkeypatch.setattr(running, "clock_here", ticking(50))
+    monkeypatch.setattr(prepared, "clock_here", ticking(50))
     with record_run(model):
         train(model, 1)
-    monkeypatch.setattr(running, "clock_here", ticking(1))
+    monkeypatch.setattr(prepared, "clock_here", ticking(1))
     assert train(model, 1).time.observed_ns == 2 * TICK
 
 
@@ -90,7 +90,7 @@ def test_another_budget_is_expected_at_the_pace_that_was_seen_and_nothing_else_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIGHTROPE_PLANS", str(tmp_path))
-    monkeypatch.setattr(running, "clock_here", ticking(3))
+    monkeypatch.setattr(prepared, "clock_here", ticking(3))
     gc.collect()
     budget = accounts().charged() + (12 << 20)
     large = net("64MiB")
@@ -113,7 +113,7 @@ def test_another_budget_is_expected_at_the_pace_that_was_seen_and_nothing_else_c
 
 
 def test_calls_that_are_planned_one_by_one_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "clock_here", ticking(1))
+    monkeypatch.setattr(prepared, "clock_here", ticking(1))
     model = net("64MiB")
     for _ in range(3):
         model.zero_grad()

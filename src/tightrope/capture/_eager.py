@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial, partialmethod
 from pathlib import Path
 from types import FunctionType
@@ -341,6 +341,21 @@ def _may_change(node: torch.fx.Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     operator = name.startswith(("i", "set")) and getattr(node.target, "__module__", "") == "_operator"
     return operator or name.endswith("_") or "out" in node.kwargs
+
+
+@contextmanager
+def meta_as_cpu() -> Iterator[None]:
+    """Trace tensors of the meta device as tensors of the CPU: its kernels, and branches on constants."""
+    from torch._subclasses.meta_utils import MetaTensorDescriber
+
+    describe = MetaTensorDescriber.describe_tensor
+
+    def described(self: Any, tensor: torch.Tensor, **how: Any) -> Any:
+        found = describe(self, tensor, **how)
+        return replace(found, device=torch.device("cpu")) if tensor.is_meta else found
+
+    with patch.object(MetaTensorDescriber, "describe_tensor", described):
+        yield
 
 
 @contextmanager

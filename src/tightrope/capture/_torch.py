@@ -1,4 +1,4 @@
-"""The place that knows torch's private names, with `_eager` and `_inductor` beside it.
+"""The place that knows torch's private names, with `_eager`, `_inductor` and `_sizes` beside it.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 from types import FunctionType
 from typing import Any, Final, TypeAlias
 from unittest.mock import ANY, patch
@@ -67,7 +66,11 @@ PROBES: dict[str, str] = {
     "fast attention": "torch.nn.modules.activation._is_make_fx_tracing",
     "rows of tensors": "torch._dynamo.variables.tensor.TensorVariable",
     "fake mode": "torch._subclasses.fake_tensor.FakeTensorMode",
+    "sizes as symbols": "torch.fx.experimental.symbolic_shapes.ShapeEnv",
+    "tensors as the trace sees them": "torch._subclasses.meta_utils.MetaTensorDescriber",
     "fake copies": "torch._subclasses.fake_tensor.FakeCopyMode",
+    "running node": "torch._C._current_autograd_node",
+    "nodes that run": "torch._C._will_engine_execute_node",
     "keep graph": "torch._C._autograd._get_current_graph_task_keep_graph",
     "joint graph": "torch._functorch._aot_autograd.graph_capture_wrappers.create_joint",
     "layouts of gradients": "torch._functorch._aot_autograd.graph_compile.aot_dispatch_autograd_graph",
@@ -136,6 +139,14 @@ def watch_storage(tensor: torch.Tensor) -> Callable[[], bool]:
 def keeps_graph() -> bool:
     """Tell whether the running backward was asked to keep its graph (``retain_graph=True``)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def num_that_run(by_group: object) -> int:
+    """Count the nodes right behind the running one that have ``by_group`` and are to run, too."""
+    node = torch._C._current_autograd_node()
+    nodes = {before for before, _ in node.next_functions if before is not None}
+    mine = [before for before in nodes if getattr(before, "by_group", None) is by_group]
+    return sum(torch._C._will_engine_execute_node(one) for one in mine)
 
 
 @contextmanager
@@ -247,6 +258,7 @@ def calling(
         "skip_nnmodule_hook_guards": False,
         "use_numpy_random_stream": True,
         "allow_rnn": whole,
+        "specialize_float": True,
     }
     if _begin_tracing not in handler.start_callbacks:
         handler.register_start_callback(_begin_tracing)
@@ -321,49 +333,6 @@ def gradients_from(
         patch.object(graph_compile, "aot_dispatch_autograd_graph", as_they_come),
     ):
         yield
-
-
-def prepare_backward(outputs: Sequence[Any]) -> None:
-    """Make no zeros for outputs of a graph for which no gradient comes; explain second derivatives."""
-    for output in outputs:
-        node = output.grad_fn if isinstance(output, torch.Tensor) else None
-        for _ in range(_MOST_VIEWS):
-            if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
-                break
-            node = next((before for before, _ in node.next_functions), None)
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and any(
-            hasattr(saved, "pending") for saved in node.saved_tensors
-        ):
-            node.set_materialize_grads(False)
-            made: Any = getattr(node, "_forward_cls", None)
-            differentiate = getattr(made, "_double_backward", None)
-            if isinstance(differentiate, FunctionType):
-                made._double_backward = staticmethod(partial(_twice, differentiate))
-
-
-_MOST_VIEWS: Final = 4
-"""Between an output that is a view and the graph that made its base."""
-
-
-def _twice(differentiate: Callable[..., Any], *args: Any) -> Any:
-    """Run a backward whose gradients have a graph; let a backward of that say what to do."""
-    gradients = differentiate(*args)
-    node = next((one.grad_fn for one in gradients if isinstance(one, torch.Tensor) and one.grad_fn), None)
-    made = getattr(node, "_forward_cls", None)
-    if made is not None:
-        made.backward = staticmethod(partial(_second, made.backward))
-    return gradients
-
-
-def _second(backward: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return backward(*args)
-    except RuntimeError as error:
-        raise TightropeError(
-            f"a backward through gradients that were made with create_graph=True: {error}. For second "
-            "derivatives use tightrope.replay(budget) around the step of a model that is not compiled; it "
-            "captures nothing."
-        ) from error
 
 
 _THREAD = threading.local()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture._eager import meta_as_cpu
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
@@ -55,7 +56,7 @@ def capture_program(
     backend = make_backend(host, name=type(model).__name__, foresee=True)
     planned = torch.compile(lambda *a, **k: model(*a, **k), backend=backend, fullgraph=True, dynamic=False)
     try:
-        with _torch.calling(RECOMPILE_LIMIT):
+        with _torch.calling(RECOMPILE_LIMIT), meta_as_cpu():
             planned(*args, **(kwargs or {}))
     except _torch.unsupported_errors() as error:
         raise uncaptured(error, type(model).__name__, call="capture(model, x, y)") from error

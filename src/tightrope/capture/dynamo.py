@@ -11,6 +11,7 @@ token dies and everything kept dies with it.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Protocol, TypeAlias
 
@@ -19,10 +20,13 @@ import torch.fx
 
 from tightrope.capture import _torch
 from tightrope.capture._eager import eager_kernels, told_compiled
+from tightrope.capture._sizes import Symbolic, input_names, placeholders_of, sizes_in
+from tightrope.capture.announce import GradientGroups, groups_of, handed_on
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
-from tightrope.capture.program import Arrived, Program
+from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
+from tightrope.capture.second import prepare_backward
 from tightrope.capture.typed import label, tensor_of
 from tightrope.capture.uses import Rest, Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
@@ -37,8 +41,11 @@ class Runner(Protocol):
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the ops before the boundary; return the outputs and then the token."""
 
-    def backward(self, args: list[Any]) -> list[Any]:
-        """Run the rest; ``args`` is the token followed by the tangents."""
+    def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
+        """Run the rest; ``args`` is the token followed by the tangents.
+
+        Where they are wanted ``by_group``, it may be given what goes on, and only the first group returned.
+        """
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""
@@ -107,11 +114,11 @@ class _Ends:
 
     def __init__(self, choose: _Choose, layouts: _torch.Layouts = ()) -> None:
         self._choose, self.layouts = choose, layouts
-        self.every: dict[int, str] = {}
+        self.every: frozenset[int] = frozenset()
         self.read: frozenset[int] = frozenset()
 
     def __call__(self, outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
-        self.every = {number: label(output) for number, output in outputs.items()}
+        self.every = frozenset(outputs)
         self.read = self._choose(outputs)
         return self.read
 
@@ -149,35 +156,34 @@ class CapturedCall:
             self.told = told_compiled()
             static = frozenset(options.get("static_lifetime_input_indices") or ())
             self.kinds = _kinds(joint, real, static)
-            program = self._program(joint, num_fwd_outputs, ends)
+            program = self._resizable(joint, real, lambda one: self._program(one, num_fwd_outputs, ends))
+            if program.resizable is not None and program.terms:
+                raise CaptureError("an input that the caller computed is used more than once.")
             if len(program.start.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
+            groups[:] = groups_of(program, real)
             runners.append(host(program, real))
             return _stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
-            dropouts_as_eager(part.graph)
-            norms_without_waste(part.graph)
-            if in_grad_mode:
-                layers_as_eager(part.graph)
             kinds = _kinds(part, real, frozenset())
-            outputs, name = range(len(_flat(part))), f"{self.name} (inference)"
-            program = build_program(
-                part, kinds, user_outputs=outputs, name=name, environment=self.environment
-            )
-            program = replace(program, changed=_changed(part, len(_flat(part))))
+            program = self._resizable(part, real, lambda one: self._inferred(one, kinds, in_grad_mode))
             return boxed(host(program, real).inference)
 
-        later: list[Rest] = []
+        groups: list[tuple[int, ...]] = []
+        later: list[tuple[Rest, GradientGroups | None]] = []
 
         def forward(args: list[Any]) -> list[Any]:
+            ((_, by_group),) = later
+            if by_group is not None:
+                by_group.take_back(args)
             results = runners[-1].forward(args)
             (results[-1].later,) = later
             return results
 
         def backward(args: list[Any]) -> list[Any]:
-            rest: Rest = args[0].later
-            gradients = runners[-1].backward(args)
+            rest, by_group = args[0].later
+            gradients = runners[-1].backward(args, by_group if by_group and by_group.all_run else None)
             first = len(gradients) - len(rest)
             rest[:] = gradients[first:]
             return gradients[:first]
@@ -192,19 +198,54 @@ class CapturedCall:
             run = compiled(self.module, example)
         if not runners:
             return run
-        self.inputs = _torch.without_values(example)
+        self.inputs = [] if sizes_in(real) else _torch.without_values(real)
 
         def call(*args: Any) -> Any:
             given, rest = self.uses.handed_on(args)
-            later[:] = [rest]
+            later[:] = [(rest, handed_on(tuple(groups), given))]
             outputs = run(*given)
-            _torch.prepare_backward(outputs)
+            prepare_backward(outputs)
             return outputs
 
         return call
 
-    def traced_from(self, start: Arrived) -> Program:
-        """Trace the call once more, with a backward that starts from these gradients alone."""
+    def _resizable(
+        self,
+        module: torch.fx.GraphModule,
+        real: Sequence[Any],
+        read: Callable[[torch.fx.GraphModule], Program],
+    ) -> Program:
+        """Read a graph; where sizes of it are symbols, so that it may be read for other ones too."""
+        symbolic = Symbolic.of(module)
+        if symbolic is None:
+            return read(module)
+        trained = [isinstance(given, torch.Tensor) and given.requires_grad for given in real]
+
+        def at(sizes: tuple[int, ...]) -> Program:
+            with _torch.real_tensors(), eager_kernels():
+                one = symbolic.at(sizes)
+                traced_from = partial(self.traced_from, inputs=placeholders_of(one, trained))
+                return replace(read(one), sizes=sizes, resizable=resizable, traced_from=traced_from)
+
+        resizable = Resizable(at, symbolic.refused, symbolic.inputs(input_names(self.module)))
+        return at(sizes_in(real))
+
+    def _inferred(self, part: torch.fx.GraphModule, kinds: Mapping[str, Kind], in_grad_mode: bool) -> Program:
+        dropouts_as_eager(part.graph)
+        norms_without_waste(part.graph)
+        if in_grad_mode:
+            layers_as_eager(part.graph)
+        outputs, name = range(len(_flat(part))), f"{self.name} (inference)"
+        program = build_program(part, kinds, user_outputs=outputs, name=name, environment=self.environment)
+        return replace(program, changed=_changed(part, len(_flat(part))))
+
+    def traced_from(self, start: Arrived, inputs: Sequence[Any] = ()) -> Program:
+        """Trace the call once more, with a backward that starts from these gradients alone.
+
+        Args:
+            start: see there.
+            inputs: for other sizes than those of the first trace.
+        """
         found: list[Program] = []
 
         def partition(
@@ -225,7 +266,7 @@ class CapturedCall:
             for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
                 states.enter_context(state)
             states.enter_context(_torch.gradients_from(ends, self.uses.count, ends.layouts))
-            compiled(self.module, list(self.inputs))
+            compiled(self.module, list(inputs or self.inputs))
         (program,) = found
         return program
 
@@ -250,7 +291,7 @@ class CapturedCall:
             program,
             changed=changed,
             unlike=tuple(unlike),
-            ends=ends.every,
+            ends={number: label(tensor) for number, tensor in _tangents(joint, ends.every).items()},
             strides=_strides(joint, ends.every),
             start=Arrived(ends.read, ends.layouts),
             terms=self.uses.split or (),
@@ -316,9 +357,13 @@ def _written(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list[str]
 
 def _strides(joint: torch.fx.GraphModule, ends: Collection[int]) -> dict[int, tuple[int, ...]]:
     """How the gradient of each output has to be laid out."""
+    return {number: tensor.stride() for number, tensor in _tangents(joint, ends).items()}
+
+
+def _tangents(joint: torch.fx.GraphModule, ends: Collection[int]) -> dict[int, torch.Tensor]:
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if str(node.target).startswith("tangents")]
-    return {number: tensor_of(tangents[number]).stride() for number in ends}
+    return {number: tensor_of(tangents[number]) for number in ends}
 
 
 def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tuple[int, int], ...]:

@@ -24,6 +24,22 @@ class Arrived:
 
 
 @dataclass(frozen=True)
+class Resizable:
+    """A call that was captured once for many sizes.
+
+    Attributes:
+        at: the same call for other sizes, one per input that is a number; nothing is traced.
+        refused: says why sizes are another graph, or nothing.
+        inputs: (name, shape) of the tensors that the caller hands over, in order; a size that may change
+            is the position of its number, as a string.
+    """
+
+    at: "Callable[[tuple[int, ...]], Program]"
+    refused: Callable[[tuple[int, ...]], str]
+    inputs: tuple[tuple[str, tuple[int | str, ...]], ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """A graph with the module that it was read from.
 
@@ -41,6 +57,8 @@ class Program:
         terms: (input, number) for gradients that are returned term by term: all but the first of each stand
             behind the gradients of all inputs.
         traced_from: traces the same call with a backward that starts from others.
+        sizes: those of its sizes that may change, one per input that is a number.
+        resizable: the call for other sizes; None = every size is fixed.
     """
 
     graph: Graph
@@ -55,6 +73,8 @@ class Program:
     start: Arrived = Arrived(frozenset())
     terms: tuple[tuple[int, int], ...] = ()
     traced_from: "Callable[[Arrived], Program] | None" = None
+    sizes: tuple[int, ...] = ()
+    resizable: Resizable | None = None
 
     @property
     def has_backward(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tightrope.cli import curve, place, report, saved, show, trace
+from tightrope.cli import curve, estimating, place, report, saved, show, trace
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
@@ -34,7 +34,6 @@ app = typer.Typer(
     help="State the memory limit of a training step, get a plan, run it, and see the proof.",
     epilog="Exit codes: 0 it fits / the plan holds, 3 it does not, 2 error.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -58,9 +57,7 @@ def _positive(seconds: float | None) -> float | None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Machine = Annotated[
-    str | None, typer.Option(help="laptop-16gb, rtx3060-12gb, cortex-m4f-256k, or a TOML file.")
-]
+Machine = Annotated[str | None, typer.Option(help="A profile, such as rtx4090-24gb, or a TOML file.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, such as step.plan.json.")]
 GraphFile = Annotated[
     Path | None,
@@ -101,49 +98,7 @@ def demo(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-@app.command(
-    short_help="Tell whether a training step fits.",
-    epilog=_examples(
-        "tightrope estimate train.py:build",
-        "tightrope estimate train.py:build --budget 8GiB --json",
-        "tightrope estimate train.py:build --optimizer adamw --batch 1,2,4,8",
-        "tightrope estimate train.py:build --machine rtx3060-12gb",
-    ),
-)
-def estimate(
-    target: Annotated[
-        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns (model, inputs).")
-    ],
-    machine: Machine = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Bytes to fit in; default: the machine's memory.")
-    ] = None,
-    optimizer: Annotated[
-        str, typer.Option(help="none, sgd, momentum, adam or adamw: its state counts.")
-    ] = "adamw",
-    batch: Annotated[str | None, typer.Option(help="Sizes of the batch, one row each: 1,2,4,8.")] = None,
-    json: Json = False,
-) -> None:
-    """Tell whether a training step fits, the smallest budget, and what is alive at its peak.
-
-    The function builds the model, on any device or on meta, and one batch; the forward returns the
-    loss. The step is captured on shapes alone and never run; without --machine every op is measured here,
-    alone. Exit code 0: it fits without a plan; 3: it, or one of the batches, does not.
-    """
-    from tightrope.cli.estimate import estimate_step, parse_batches
-    from tightrope.cli.machines import find_machine
-
-    profile = find_machine(machine) if machine is not None else None
-    sizes = () if batch is None else parse_batches(batch)
-    found = estimate_step(target, budget, profile, optimizer, sizes)
-    if json:
-        emit_json(found[0] if batch is None else {"rows": found})
-    elif batch is None:
-        show.estimate(console(), found[0])
-    else:
-        show.estimates(console(), found)
-    if not all(row["fits"] for row in found):
-        raise typer.Exit(DOES_NOT_FIT)
+estimating.register(app)
 
 
 @app.command(

@@ -34,7 +34,7 @@ def curve(
     ],
     seconds: Annotated[float, typer.Option(help="Seconds of search for all budgets together.")] = SECONDS,
     machine: Annotated[
-        str | None, typer.Option(help="laptop-16gb, rtx3060-12gb, cortex-m4f-256k, or a TOML file.")
+        str | None, typer.Option(help="A profile, such as rtx4090-24gb, or a TOML file.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -57,7 +57,7 @@ def curve(
         whole, base = whole_bytes(source.graph), source.graph.base_ns
         emit_json({"whole_bytes": whole, "base_seconds": base / 1e9, "points": points})
     else:
-        _print(points)
+        print_curve(points)
 
 
 def curve_plans(
@@ -91,7 +91,7 @@ def point(plan: Plan, whole: int) -> dict[str, Any]:
     }
 
 
-def _print(points: list[dict[str, Any]]) -> None:
+def print_curve(points: list[dict[str, Any]]) -> None:
     """Print the curve as a table, smallest budget last, with a bar for the time that is added."""
     target = console()
     mark = "#" if target.options.ascii_only else "\N{FULL BLOCK}"

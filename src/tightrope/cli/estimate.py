@@ -1,22 +1,27 @@
-"""`tightrope estimate`: will it fit? Capture without running, and look at the peak of a training loop."""
+"""`tightrope estimate`: will a training loop fit, and at what price? Capture without running, and look."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import torch
 
 from tightrope.capture import Program, measured
+from tightrope.cli.sizes import Axis, resized, size_of
 from tightrope.cli.target import Built, build, capture_target, is_on_meta
-from tightrope.core import Buffer, Graph, Machine, TightropeError, parse_bytes
+from tightrope.core import Buffer, Bytes, Graph, InfeasibleError, Machine, Plan, TightropeError, parse_bytes
 from tightrope.lower import lower, timeline, with_writes
-from tightrope.plan import base_schedule, lower_bound
+from tightrope.plan import base_schedule, lower_bound, solve
 from tightrope.price import price_graph
 from tightrope.run.accounts import accounts
-from tightrope.run.floor import smallest_budget
+from tightrope.run.floor import Floor, floor_of
 from tightrope.run.foresee import NO_UPDATE, Foresight, UpdateBytes
 
 _NUM_SHOWN = 20
-_MOST_BATCHES = 64
+_MANY_OPS = 2000
+_SECONDS = 2.0
+"""Of a search for the fastest plan in a graph of more ops; else the search is that of `tightrope.compile`."""
 _Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: Final[dict[str, _Make | None]] = {
     "none": None,
@@ -26,6 +31,146 @@ OPTIMIZERS: Final[dict[str, _Make | None]] = {
     "adamw": torch.optim.AdamW,
 }
 """By the names that the command line takes."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked about a step.
+
+    Attributes:
+        target: what to capture.
+        budget: bytes to fit in, or a share of what the step needs; None = the machine's memory.
+        machine: whose memory and rates count; None = this one, and every op is measured here, alone.
+        optimizer: one of `OPTIMIZERS`.
+    """
+
+    target: str
+    budget: str | None = None
+    machine: Machine | None = None
+    optimizer: str = "adamw"
+
+    def check(self) -> None:
+        """Refuse what cannot be read before any work.
+
+        Raises:
+            TightropeError: the budget is no amount of memory, or there is no such optimizer.
+        """
+        if self.budget is not None:
+            parse_bytes(self.budget, whole=1)
+        if self.optimizer not in OPTIMIZERS:
+            raise TightropeError(f"no optimizer {self.optimizer!r}: there are {', '.join(OPTIMIZERS)}.")
+
+    @property
+    def on(self) -> Machine:
+        """The machine whose memory counts."""
+        return self.machine or Machine.here()
+
+
+class Step:
+    """A captured training step with its prices, and what a loop needs beside it.
+
+    Args:
+        asked: target, machine and optimizer.
+        built: the model and its inputs.
+    """
+
+    def __init__(self, asked: Asked, built: Built) -> None:
+        self.asked, self.built = asked, built
+        program, real = capture_target(asked.target, built)
+        self.program = program
+        self.parameters = [p for p in built.model.parameters() if p.requires_grad and program.has_backward]
+        self.sizes = [parameter.untyped_storage().nbytes() for parameter in self.parameters]
+        self.measured = asked.machine is None and not is_on_meta(real)
+        self.graph = _priced(program, real, asked.on, self.measured)
+        self.update = self.update_of(asked.optimizer)
+
+    @cached_property
+    def floor(self) -> Floor:
+        """The smallest plan and what stands beside it."""
+        return floor_of(self.graph, self.sizes, self.update)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of one search; None = effort by the size of the graph."""
+        return _SECONDS if len(self.graph.ops) > _MANY_OPS else None
+
+    @property
+    def prices(self) -> str:
+        """Where times come from, in words."""
+        if self.measured:
+            return "every op was measured alone, here"
+        rates = "the rates of this machine's profile" if self.asked.machine else "10 GB/s and 50 GFLOP/s"
+        return (
+            f"times are modelled and not measured: {rates}, reached in full; tensor bytes are exact, the "
+            "kernels' own work space is not included"
+        )
+
+    def update_of(self, name: str, *, every: bool = False) -> UpdateBytes:
+        """What an update by an optimizer takes; ``every``: of all parameters, one after another."""
+        make = OPTIMIZERS[name]
+        if make is None or not self.parameters:
+            return NO_UPDATE
+        foresight = Foresight(self.parameters, accounts().allocator)
+        return foresight.update_of(make(self.parameters), every=every)
+
+    def total(self, optimizer: str | None = None) -> Bytes:
+        """Bytes of the loop without a plan: each op once, in the given order."""
+        update = self.update_of(optimizer or self.asked.optimizer, every=True)
+        return self.graph.persistent + update.state + max(self.peak[0], self.updating(update))
+
+    def updating(self, update: UpdateBytes) -> Bytes:
+        """Bytes of all gradients and of what an update makes."""
+        return sum(self.sizes) + update.beside if update is not NO_UPDATE else 0
+
+    @cached_property
+    def peak(self) -> tuple[Bytes, list[Buffer]]:
+        """The most bytes alive at once beside persistent ones, and which those are, largest first."""
+        trace = timeline(lower(self.graph, base_schedule(self.graph), self.asked.on))
+        profile = trace.profile()
+        most = max(profile, default=0)
+        at = profile.index(most) if profile else 0
+        alive = [buffer for buffer in trace.buffers if buffer.start <= at < buffer.end]
+        return most, sorted(alive, key=lambda buffer: -buffer.bytes)
+
+    def planned(self, limit: Bytes, floor: Floor | None = None) -> Plan | None:
+        """Find a plan with which the loop fits; None = none was found."""
+        floor = floor or self.floor
+        if floor.budget > limit:
+            return None
+        try:
+            # a proof of the time can take several times the search; nobody asked for one
+            return solve(
+                self.graph,
+                budget=floor.left(limit),
+                machine=self.asked.machine,
+                seconds=self.seconds,
+                bound=False if self.seconds else None,
+            )
+        except InfeasibleError:
+            return None
+
+
+def _priced(program: Program, real: list[Any], machine: Machine, here: bool) -> Graph:
+    if here:
+        return measured(program, real, accounts().allocator).graph
+    return with_writes(price_graph(program.graph, machine))
+
+
+def steps_of(asked: Asked, batches: Sequence[int] = (), lengths: Sequence[int] = ()) -> Iterator[Step]:
+    """Capture ``FILE.py:FUNCTION`` at every size of batch and sequence.
+
+    Raises:
+        TightropeError: the step cannot be captured, or an argument cannot be read.
+    """
+    asked.check()
+    built = build(asked.target)
+    wanted: tuple[tuple[Axis, Sequence[int]], ...] = (("batch", batches), ("seq", lengths))
+    calls = [built]
+    for axis, sizes in wanted:
+        if sizes:
+            calls = [resized(call, axis, size) for call in calls for size in sizes]
+    for call in calls:
+        yield Step(asked, call)
 
 
 def estimate_step(
@@ -41,118 +186,60 @@ def estimate_step(
         batches: sizes of the inputs' first dimension; none = as they are.
 
     Returns:
-        Per batch plain values: ``fits``, bytes of each part, the smallest budget, the smallest bytes any
-        plan may need, and the storages alive at the peak.
+        What `describe` says per batch.
 
     Raises:
         TightropeError: the step cannot be captured, or an argument cannot be read.
     """
-    if budget is not None:
-        parse_bytes(budget, whole=1)
-    if optimizer not in OPTIMIZERS:
-        raise TightropeError(f"no optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}.")
-    built = build(target)
-    found = []
-    for size, one in _resized(built, batches) if batches else ((_size(built), built),):
-        program, real = capture_target(target, one)
-        trained = [p for p in one.model.parameters() if p.requires_grad and program.has_backward]
-        graph, note = _priced(program, real, machine)
-        update = _update(optimizer, trained)
-        row = describe(graph, budget, machine or Machine.here(), update, trained)
-        found.append({"batch": size, "optimizer": optimizer, **row, "note": note})
-    return found
+    return [describe(step) for step in steps_of(Asked(target, budget, machine, optimizer), batches)]
 
 
-def _priced(program: Program, real: list[Any], machine: Machine | None) -> tuple[Graph, str]:
-    if machine is None and not is_on_meta(real):
-        return measured(program, real, accounts().allocator).graph, "every op was measured alone"
-    note = "tensor bytes are exact; the kernels' own work space is not included until ops are measured"
-    return with_writes(price_graph(program.graph, machine or Machine.here())), note
+def limit_of(step: Step) -> Bytes:
+    """Bytes to fit in."""
+    asked = step.asked
+    if asked.budget is None:
+        return asked.on.tiers[0].bytes
+    return parse_bytes(asked.budget, whole=step.total())
 
 
-def _update(name: str, trained: list[torch.nn.Parameter]) -> UpdateBytes:
-    make = OPTIMIZERS[name]
-    if make is None or not trained:
-        return NO_UPDATE
-    return Foresight(trained, accounts().allocator).update_of(make(trained))
+def describe(step: Step) -> dict[str, Any]:
+    """Say whether a loop fits, without a plan or with one, and what is alive at its peak.
 
-
-def parse_batches(text: str) -> tuple[int, ...]:
-    """Read sizes of batches: ``1,2,4,8``.
-
-    Raises:
-        TightropeError: quotes what is no size.
-
-    >>> parse_batches("1, 2,4")
-    (1, 2, 4)
+    Returns:
+        Plain values: ``fits`` (each op once, in the given order, results written over inputs where nobody
+        needs them), bytes of each part, the smallest budget, the smallest bytes any plan may need, the time
+        that the plan for the limit adds in ``more_time_percent`` (None = no plan), and the storages alive
+        at the peak.
     """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**31 for part in parts):
-        raise TightropeError(f"batch {text[:64]!r}: write sizes, at least 1 each, as in --batch 1,2,4,8.")
-    if len(parts) > _MOST_BATCHES:
-        raise TightropeError(f"{len(parts)} batches: give at most {_MOST_BATCHES}.")
-    return tuple(int(part) for part in parts)
-
-
-def _tensors(built: Built) -> Iterator[torch.Tensor]:
-    every = (*built.args, *built.kwargs.values())
-    return (value for value in every if isinstance(value, torch.Tensor) and value.dim())
-
-
-def _size(built: Built) -> int | None:
-    return next((tensor.shape[0] for tensor in _tensors(built)), None)
-
-
-def _resized(built: Built, batches: Sequence[int]) -> Iterator[tuple[int, Built]]:
-    """The same call with batches of other sizes: rows of the inputs are left out, or repeated."""
-    size = _size(built)
-    if not size:
-        raise TightropeError("--batch needs an input with rows: a tensor whose first dimension is the batch.")
-
-    def resized(value: Any, wanted: int) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] != size:
-            return value
-        rows = torch.arange(wanted, device=value.device) % size
-        return value.detach()[rows].requires_grad_(value.requires_grad)
-
-    for wanted in batches:
-        kwargs = {name: resized(value, wanted) for name, value in built.kwargs.items()}
-        yield wanted, Built(built.model, tuple(resized(value, wanted) for value in built.args), kwargs)
-
-
-def describe(
-    graph: Graph, budget: str | None, machine: Machine, update: UpdateBytes, trained: Sequence[torch.Tensor]
-) -> dict[str, Any]:
-    """Say whether the given order of a graph fits with its update, and what is alive at its peak."""
-    trace = timeline(lower(graph, base_schedule(graph), machine))
-    profile = trace.profile()
-    peak = max(profile, default=0)
-    at = profile.index(peak) if profile else 0
+    graph, update, limit = step.graph, step.update, limit_of(step)
+    total, alive = step.total(), step.peak[1]
     bound, witness = lower_bound(graph)
-    sizes = [parameter.untyped_storage().nbytes() for parameter in trained]
-    updating = sum(sizes) + update.beside if update is not NO_UPDATE else 0
-    persistent = graph.persistent + update.state
-    total = persistent + max(peak, updating)
-    limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget, whole=total)
-    alive = [buffer for buffer in trace.buffers if buffer.start <= at < buffer.end]
-    alive.sort(key=lambda buffer: -buffer.bytes)
+    fits = total <= limit
+    plan = None if fits else step.planned(limit)
+    added = 0.0 if fits else plan.forecast.tdi_percent if plan else None
     return {
-        "fits": total <= limit,
+        "batch": size_of(step.built, "batch"),
+        "seq": size_of(step.built, "seq"),
+        "optimizer": step.asked.optimizer,
+        "fits": fits,
+        "fits_with_a_plan": added is not None,
         "a_plan_may_fit": bound + update.state <= limit,
         "limit_bytes": limit,
-        "machine": machine.name,
+        "machine": step.asked.on.name,
         "total_bytes": total,
-        "persistent_bytes": persistent,
+        "persistent_bytes": graph.persistent + update.state,
         "state_bytes": update.state,
-        "peak_bytes": max(peak, updating),
-        "update_bytes": updating,
-        "smallest_bytes": smallest_budget(graph, sizes, update),
+        "peak_bytes": total - graph.persistent - update.state,
+        "update_bytes": step.updating(step.update_of(step.asked.optimizer, every=True)),
+        "smallest_bytes": step.floor.budget,
         "lower_bound_bytes": bound + update.state,
         "lower_bound_op": graph.ops[witness].describe() if witness >= 0 else "",
         "estimated_seconds": graph.base_ns / 1e9,
+        "more_time_percent": added,
         "num_ops": len(graph.ops),
         "num_alive_at_peak": len(alive),
         "alive_at_peak": _alive(graph, alive[:_NUM_SHOWN]),
+        "note": step.prices,
     }
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tightrope.core import Bytes, Graph, InfeasibleError, Plan, format_bytes
+from tightrope.core import Bytes, Graph, InfeasibleError, Plan
 from tightrope.formats import Source
 
 if TYPE_CHECKING:
@@ -100,47 +100,3 @@ def plan(console: Console, graph: Graph, found: Plan) -> None:
     if witness >= 0:
         figures["proved"] += f"; set by {graph.op(witness).describe()}"
     rows(console, (), list(figures.items()))
-
-
-def estimate(console: Console, found: dict[str, Any]) -> None:
-    """Print the answer to "will it fit?"."""
-    verdict = "fits" if found["fits"] else "does not fit"
-    hint = "" if found["fits"] or not found["a_plan_may_fit"] else "; a plan may fit: tightrope plan"
-    needs, held, state, step, limit, least, bound = (
-        format_bytes(found[f"{name}_bytes"])
-        for name in ("total", "persistent", "state", "peak", "limit", "smallest", "lower_bound")
-    )
-    console.print(
-        f"{verdict}: the step needs {needs} (persistent {held}, of it {state} state of {found['optimizer']}, "
-        f"+ step {step}); limit {limit} on {found['machine']}{hint}",
-        markup=False,
-    )
-    console.print(
-        f"smallest budget found: {least}, as budget={found['smallest_bytes']} where nothing else is held: "
-        "for a whole loop, with the update, gradients that stay until it, and a guess at a loss outside the "
-        "model",
-        markup=False,
-    )
-    console.print(f"no plan needs less than {bound}; set by {found['lower_bound_op']}", markup=False)
-    cells = [
-        (row["what"], format_bytes(row["bytes"]), row["tensor"], row["module"], row["source"])
-        for row in found["alive_at_peak"]
-    ]
-    rows(console, ("alive at the peak", "bytes", "tensor", "module", "source"), cells)
-    if (more := found["num_alive_at_peak"] - len(cells)) > 0:
-        console.print(f"and {more} smaller", markup=False)
-    console.print(found["note"], markup=False)
-
-
-def estimates(console: Console, found: Sequence[dict[str, Any]]) -> None:
-    """Print one row per batch."""
-    first, cells = found[0], []
-    for row in found:
-        with_plan = "with a plan" if row["smallest_bytes"] <= row["limit_bytes"] else "no"
-        fits = "as it is" if row["fits"] else with_plan
-        sizes = [format_bytes(row[f"{name}_bytes"]) for name in ("total", "state", "smallest")]
-        cells.append((str(row["batch"]), *sizes, str(row["smallest_bytes"]), fits))
-    state = f"of it {first['optimizer']}"
-    rows(console, ("batch", "without a plan", state, "smallest budget", "budget=", "fits"), cells)
-    limit = format_bytes(first["limit_bytes"])
-    console.print(f"limit {limit} on {first['machine']}; {first['note']}", markup=False)

@@ -35,6 +35,18 @@ class InfeasibleError(TightropeError):
         self.asked, self.smallest_found, self.lower_bound, self.op = asked, smallest_found, lower_bound, op
 
 
+class ShapeError(TightropeError):
+    """A call is larger than every shape that was declared.
+
+    Attributes:
+        smallest_found: total bytes of the smallest budget found that admits it, or None.
+    """
+
+    def __init__(self, message: str, *, smallest_found: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest_found = smallest_found
+
+
 class CaptureError(TightropeError):
     """The training step could not be turned into a graph."""
 
@@ -45,6 +57,10 @@ class PlanFileError(TightropeError):
 
 class FingerprintError(TightropeError):
     """A plan made for another graph, machine or version."""
+
+
+class PagingError(TightropeError):
+    """A page could not be written, or did not come back as it was; nothing was returned or updated."""
 
 
 class VerificationError(TightropeError):

@@ -112,6 +112,21 @@ class Sync(msgspec.Struct, frozen=True, tag="sync", array_like=True):
     target: int
 
 
+class Announce(msgspec.Struct, frozen=True, tag="announce", array_like=True):
+    """Control goes to the caller with some of a backward's gradients, and comes back.
+
+    Nothing but the return at the end of the part touches them from here on, nor the inputs of the call that
+    they are gradients of: the caller may change either.
+
+    Attributes:
+        positions: among the outputs of the part.
+        outputs: what the caller gets.
+    """
+
+    positions: tuple[int, ...]
+    outputs: tuple[Argument, ...]
+
+
 class Return(msgspec.Struct, frozen=True, tag="return", array_like=True):
     """Control goes to the caller.
 
@@ -138,7 +153,7 @@ class Resume(msgspec.Struct, frozen=True, tag="resume", array_like=True):
     inputs: tuple[Input, ...] = ()
 
 
-Instruction: TypeAlias = Alloc | Release | Run | Fused | Copy | Sync | Return | Resume
+Instruction: TypeAlias = Alloc | Release | Run | Fused | Copy | Sync | Announce | Return | Resume
 
 
 class Executable(msgspec.Struct, frozen=True, dict=True):

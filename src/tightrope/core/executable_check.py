@@ -15,6 +15,7 @@ from tightrope.core.executable import (
     HEAP,
     SLOWER,
     Alloc,
+    Announce,
     Copy,
     Executable,
     Fused,
@@ -105,6 +106,12 @@ class _Live:
                 within(engine, f"{where}.engine", high=_MAX_ENGINES)
             case Sync(target):
                 self._touch(target, f"{where}.target")
+            case Announce(positions, outputs):
+                few(positions, f"{where}.positions")
+                for position in positions:
+                    within(position, f"{where}.positions", high=MAX_ID)
+                distinct(positions, f"{where}.positions")
+                self._arguments(outputs, f"{where}.outputs")
             case Return(op, outputs):
                 within(op, f"{where}.op", low=-1, high=MAX_ID)
                 self._arguments(outputs, f"{where}.outputs")

@@ -66,7 +66,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         name: of the profile.
         tiers: fastest first; tier 0 is what a budget in bytes limits.
-        flops: floating-point operations per second by op class (``matmul``, ``conv``, ``pointwise``).
+        flops: floating-point operations per second by op class (``matmul``, ``conv``, ``pointwise``), and by
+            class and dtype of the result where that has a rate of its own (``matmul-bfloat16``).
         watts: power while computing.
         device: torch-style device name of tier 0, for people.
 

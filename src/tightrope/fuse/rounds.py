@@ -2,6 +2,8 @@
 
 Idea        A fused plan often needs fewer bytes than the plan that it came from, and its ops cost less:
             the next plan may take the room that was left, with every op at the pace of its stretch.
+            Where running nothing again would hardly be faster, there is no next plan: a search takes
+            seconds where layers are many.
 Source      plan first, then fuse: fusing first makes recomputation too coarse
 Guarantee   The result fits the budget, and is the fastest of all rounds by forecast.
 Complexity  At most `ROUNDS` searches; stretches that are known are not compiled again.
@@ -21,6 +23,8 @@ from tightrope.plan.reasons import reasons
 ROUNDS: Final = 3
 _WORTH: Final = 100
 """Room that is less than this part of the budget is not worth another search."""
+_SLOWER: Final = 50
+"""Nor is what recomputation takes, where it is at most this part of the step: times differ by as much."""
 
 Search = Callable[[Graph, Bytes], Plan]
 Fuse = Callable[[Plan], Chosen]
@@ -42,7 +46,8 @@ def fused_rounds(graph: Graph, first: Plan, *, budget: Bytes, search: Search, fu
             break
         left = budget - best.forecast.total
         paced = at_pace(graph, best)
-        if best.forecast.ns <= paced.base_ns or (left <= budget // _WORTH and target > budget):
+        gain = best.forecast.ns - paced.base_ns
+        if gain <= best.forecast.ns // _SLOWER or (left <= budget // _WORTH and target > budget):
             break
         target += left
         try:

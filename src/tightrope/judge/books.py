@@ -23,7 +23,7 @@ class Books:
 
     def __init__(self, graph: Graph, executable: Executable, machine: Machine | None) -> None:
         self.graph, self.executable = graph, executable
-        self.moves = Transfers(graph, machine)
+        self.moves = Transfers(graph, machine, placed=executable.placed)
         self.versions = base_versions(graph)
         self.allocs: list[Alloc] = []
         self.open: dict[int, int] = {}  # live buffer -> position of the last instruction that touched it
@@ -40,6 +40,7 @@ class Books:
         self.row_of: dict[int, int] = {}
         self.profile: list[Bytes] = []
         self.held = self.outside = self.outside_peak = 0
+        self.announced: set[int] = set()  # buffers that the caller got, or got back, in the present part
         self.next_base = self.part = 0
         self.inside = self.over = False
         self.computing: Nanoseconds = 0
@@ -57,7 +58,7 @@ class Books:
                 f"allocates {alloc.bytes} bytes for {self._name(alloc.storage)} of "
                 f"{self.graph.storages[alloc.storage].bytes}"
             )
-        if alloc.offset != -1 and alloc.space != ARENA:
+        if alloc.offset != -1 and ARENA != alloc.space < SLOWER:
             self._fail(f"gives buffer {alloc.buffer} an address in space {alloc.space}, which has none")
         self.allocs.append(alloc)
         self.open[alloc.buffer] = self.position
@@ -116,6 +117,8 @@ class Books:
         what = self._name(storage) if storage >= 0 else f"buffer {buffer}"
         if alloc.space == CALLER:
             self._fail(f"releases {what}, which belongs to the caller")
+        if buffer in self.announced:
+            self._fail(f"releases {what}, which was announced")
         if self.moves.moving(buffer, inwards_only=False):
             self._fail(f"releases {what} while a copy of it is in flight")
         if self.open[buffer] != self.last or buffer < self.released:

@@ -4,9 +4,9 @@ Idea        Keep one clock for the processor and one per copy engine. A copy beg
             or when its engine has finished what it was given before, whichever is later; a sync moves
             the processor's clock to the end of the copy.
 Guarantee   A walk that passes copies in only what a finished copy left in a slower tier, keeps every
-            slower tier within its capacity, and leaves neither a copy in flight nor one behind.
-            Transfers of one engine never overlap.
-Complexity  Constant per instruction.
+            slower tier within its capacity and no two pages in one place, and leaves neither a copy in
+            flight nor one behind. Transfers of one engine never overlap.
+Complexity  Pages that are held at once, per copy.
 Gaps        A copy takes the tier's nominal rate whatever else runs; the contention between
             computing and copying is not modelled.
 
@@ -16,6 +16,7 @@ Gaps        A copy takes the tier's nominal rate whatever else runs; the content
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tightrope.core import (
     Alloc,
@@ -51,6 +52,14 @@ class Transfer:
     end: Nanoseconds
 
 
+class _Page(NamedTuple):
+    """Where a buffer lies in a slower tier: ``[offset, end)``."""
+
+    tier: int
+    offset: Bytes
+    end: Bytes
+
+
 class Transfers:
     """Copies in slower tiers, copies in flight, and the clocks.
 
@@ -59,16 +68,18 @@ class Transfers:
         done: every copy so far, in the order of issue.
         flying: target buffer -> source buffer and transfer, of copies that no sync has ended yet.
         contents: version of the storage that each slower buffer holds, once its copy is complete.
-        peak: largest number of bytes reserved in each slower tier.
+        pages: where each live slower buffer lies.
+        peak: bytes reserved in each slower tier: the highest address, or the most live bytes without any.
     """
 
-    def __init__(self, graph: Graph, machine: Machine | None) -> None:
-        self.graph, self.machine = graph, machine
+    def __init__(self, graph: Graph, machine: Machine | None, *, placed: bool) -> None:
+        self.graph, self.machine, self.placed = graph, machine, placed
         slower = () if machine is None else machine.tiers[1:]
         self.now: Nanoseconds = 0
         self.done: list[Transfer] = []
         self.flying: dict[int, tuple[int, Transfer]] = {}
         self.contents: dict[int, int] = {}
+        self.pages: dict[int, _Page] = {}
         self.used: list[Bytes] = [0] * len(slower)
         self.peak: list[Bytes] = [0] * len(slower)
         self._engine_free: dict[int, Nanoseconds] = {}
@@ -77,21 +88,34 @@ class Transfers:
         """Open a buffer in a slower tier.
 
         Raises:
-            JudgeError: there is no such tier, or it is full.
+            JudgeError: there is no such tier, it is full, or another page lies there.
         """
         tier = alloc.space - SLOWER + 1
         slow = self._tier(tier)
-        self.used[tier - 1] += round_up(alloc.bytes, slow.alignment)
-        self.peak[tier - 1] = max(self.peak[tier - 1], self.used[tier - 1])
-        if self.used[tier - 1] > slow.bytes:
-            raise JudgeError(
-                f"tier {tier} ({slow.name}) would hold {self.used[tier - 1]} of its {slow.bytes} bytes"
-            )
+        size = round_up(alloc.bytes, slow.alignment)
+        self.used[tier - 1] += size
+        reached = max(self.used[tier - 1], alloc.offset + size if alloc.offset >= 0 else 0)
+        self.peak[tier - 1] = max(self.peak[tier - 1], reached)
+        if reached > slow.bytes:
+            raise JudgeError(f"tier {tier} ({slow.name}) would hold {reached} of its {slow.bytes} bytes")
+        self._place(alloc, tier, slow, size)
+
+    def _place(self, alloc: Alloc, tier: int, slow: Tier, size: Bytes) -> None:
+        if (alloc.offset >= 0) != self.placed or (self.placed and alloc.offset % slow.alignment):
+            raise JudgeError(f"tier {tier} ({slow.name}) has no address {alloc.offset} for a page")
+        for other in self.pages.values() if self.placed else ():
+            if other.tier == tier and alloc.offset < other.end and other.offset < alloc.offset + size:
+                raise JudgeError(
+                    f"tier {tier} ({slow.name}) holds another page at [{other.offset}, {other.end}), where "
+                    f"buffer {alloc.buffer} would lie at {alloc.offset}"
+                )
+        self.pages[alloc.buffer] = _Page(tier, alloc.offset, alloc.offset + size)
 
     def release(self, alloc: Alloc) -> None:
         """Close a buffer in a slower tier."""
         tier = alloc.space - SLOWER + 1
         self.used[tier - 1] -= round_up(alloc.bytes, self._tier(tier).alignment)
+        self.pages.pop(alloc.buffer, None)
         self.contents.pop(alloc.buffer, None)
 
     def begin(self, copy: Copy, source: Alloc, target: Alloc) -> None:

@@ -13,6 +13,7 @@ Gaps        Storages of the caller, and those that the caller holds, cannot be c
 
 from tightrope.core import (
     Alloc,
+    Announce,
     Copy,
     Executable,
     Flag,
@@ -84,6 +85,8 @@ class _Walker(Books):
                 self._copy(instruction, source, target)
             case Sync(target):
                 self._sync(target)
+            case Announce():
+                self._announce(instruction)
             case Return():
                 self._return(instruction)
             case Resume():
@@ -272,6 +275,8 @@ class _Walker(Books):
             verb = "changes" if storage in op.mutates and not moving.inwards else "reads"
             way = "in" if moving.inwards else "out"
             self._fail(f"{verb} {self._name(storage)} while its page-{way} is in flight: no sync came before")
+        if buffer in self.announced:
+            self._fail(f"reads {self._name(storage)}, which the caller may have changed: it was announced")
         have, need = self.version.get(buffer), self.versions.reads[op.id][storage]
         if have != need:
             self._fail(
@@ -288,8 +293,15 @@ class _Walker(Books):
         for buffer in (source, target):
             if buffer not in self.open:
                 self._fail(f"copies buffer {buffer}, which is not live")
-        self._checked(lambda: self.moves.begin(copy, self.allocs[source], self.allocs[target]))
+            if buffer in self.announced:
+                self._fail(f"copies buffer {buffer}, which was announced")
+        self._checked(lambda: self.moves.begin(copy, self._now_holds(source), self._now_holds(target)))
         self.open[source] = self.open[target] = self.position
+
+    def _now_holds(self, buffer: int) -> Alloc:
+        """The allocation of a buffer, with the storage that lies in it now."""
+        alloc = self.allocs[buffer]
+        return Alloc(buffer, alloc.space, alloc.bytes, alloc.offset, self.holds[buffer])
 
     def _sync(self, target: int) -> None:
         if not self.inside:
@@ -321,9 +333,26 @@ class _Walker(Books):
             if item.view is not None and item.view.base in self.open:
                 self.open[item.view.base] = self.position
 
+    def _announce(self, announce: Announce) -> None:
+        parts = self.graph.parts
+        own = parts[self.part] if parts else None
+        first = next((part for part in parts if own is not None and part.call == own.call), None)
+        if not self.inside or own is None or first is None or first is own:
+            self._fail("announces gradients, and is in no backward")
+        every, distinct = range(len(own.outputs)), set(announce.positions)
+        if len(distinct) != len(announce.outputs) or not distinct <= set(every[: len(first.inputs)]):
+            self._fail(f"announces outputs {announce.positions}; the call has {len(first.inputs)} inputs")
+        wanted = tuple(own.outputs[position] for position in announce.positions)
+        if wrong := same_outputs(announce.outputs, wanted, self.live):
+            self._fail(wrong)
+        self.announced.update(bases(announce.outputs))
+        given = (first.inputs[position].view for position in announce.positions)
+        self.announced.update(self.live[view.base] for view in given if view is not None)
+
     def _return(self, handed: Return) -> None:
         if not self.inside:
             self._fail("returns while the caller has control")
+        self.announced.clear()
         last = self.part + 1 >= len(self.graph.parts)
         if last:
             if handed.op != -1:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tightrope.core import (
     Alloc,
     Allocation,
+    Announce,
     Argument,
     Copy,
     Executable,
@@ -159,6 +160,8 @@ def _renumbered(executable: Executable) -> Executable:
                 return Copy(numbers[source], numbers[target], engine)
             case Sync(target):
                 return Sync(numbers[target])
+            case Announce(positions, outputs):
+                return Announce(positions, tuple(value(item) for item in outputs))
             case Return(op, outputs):
                 return Return(op, tuple(value(item) for item in outputs))
             case Resume(_, inputs):

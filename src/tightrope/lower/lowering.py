@@ -52,6 +52,7 @@ from tightrope.core import (
 from tightrope.core.executable import ARENA, CALLER, HEAP, SLOWER
 from tightrope.core.values import EMPTY, Input, Result, rebased, views
 from tightrope.lower.contract import contract
+from tightrope.lower.pages import page_offsets
 from tightrope.lower.writes import written
 
 _UNLIMITED: Final[Bytes] = 2**62
@@ -99,7 +100,7 @@ def lower(graph: Graph, what: Plan | Schedule, machine: Machine | None = None) -
 
 
 def place_at(executable: Executable, offsets: Sequence[Offset], *, arena: Bytes | None = None) -> Executable:
-    """Give every allocation in fast memory that an op makes its address.
+    """Give every allocation in fast memory that an op makes its address, and every page its own.
 
     Args:
         executable: without addresses.
@@ -115,12 +116,15 @@ def place_at(executable: Executable, offsets: Sequence[Offset], *, arena: Bytes 
             "tightrope judge says what else is wrong with it."
         )
     given = iter(offsets)
+    paged = page_offsets(executable)
     top = 0
 
     def placed(event: Instruction) -> Instruction:
         nonlocal top
-        if not isinstance(event, Alloc) or event.space not in (ARENA, HEAP):
+        if not isinstance(event, Alloc) or event.space == CALLER:
             return event
+        if event.space >= SLOWER:
+            return replace(event, offset=paged[event.buffer])
         offset = next(given)
         if offset >= 0:
             top = max(top, offset + executable.charged(event))
@@ -275,7 +279,7 @@ class _Lowering:
     def _write(self, op: Op, run: Run, reads: Sequence[int]) -> bool:
         """Let an op write its result over the input that ends here, where its buffer began in this part."""
         (result,), buffer = op.results, self.live[op.over]
-        if self.part_of[buffer] != self.part or self.slow or result.view.base in self.live:
+        if self.part_of[buffer] != self.part or op.over in self.copies or result.view.base in self.live:
             return False
         self.out.append(written(run, replace(result.view, base=buffer)))
         self._touch(reads)

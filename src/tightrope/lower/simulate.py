@@ -43,7 +43,8 @@ class Figures:
         outside: largest number of live bytes outside the arena.
         ns: time.
         joules: energy; 0 without a machine.
-        tiers: largest number of bytes held in each slower tier, tier 1 first; empty without copies.
+        tiers: bytes held in each slower tier, tier 1 first: the highest address, or the largest number of
+            live bytes where none has one; empty without copies.
         times: start and end of every instruction. A copy lasts as long as its engine works on it.
     """
 
@@ -142,7 +143,8 @@ class _Clocks:
             size = self.executable.charged(event)
             self.allocs[event.buffer] = event
             self.live[event.space] += size
-            self.peaks[event.space] = max(self.peaks[event.space], self.live[event.space])
+            reached = event.offset + size if event.space >= SLOWER and event.offset >= 0 else 0
+            self.peaks[event.space] = max(self.peaks[event.space], self.live[event.space], reached)
             self.peak = max(self.peak, self.live[ARENA] + self.live[HEAP])
             if event.space == ARENA and event.offset >= 0:
                 self.top = max(self.top, event.offset + size)

@@ -1,5 +1,6 @@
 """From a schedule to a plan: addresses, forecast, certificate."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from tightrope.core import (
@@ -10,6 +11,7 @@ from tightrope.core import (
     Graph,
     Limits,
     Machine,
+    Offset,
     Plan,
     Schedule,
     fitted,
@@ -39,6 +41,8 @@ def assemble(
     planner: str = "given",
     seed: int = 0,
     placed: bool = True,
+    offsets: Sequence[Offset] | None = None,
+    effort: float = 1.0,
 ) -> Plan:
     """Place the allocations of a schedule and forecast its bytes and time.
 
@@ -51,6 +55,8 @@ def assemble(
         planner: named in the plan.
         seed: of the placer.
         placed: whether to give addresses; without, the arena is the largest number of live bytes.
+        offsets: the addresses; None = let the placer find some.
+        effort: factor on that of the placer.
 
     Returns:
         A plan without reasons; its total may exceed the budget, see `Forecast.total`.
@@ -58,8 +64,11 @@ def assemble(
     if machine is not None:
         graph = fitted(graph, machine.tiers[0].alignment)
     executable = lower(graph, schedule, machine)
-    if placed:
-        executable = placed_within(executable, None if budget is None else budget - graph.persistent, seed)
+    if offsets is not None:
+        executable = place_at(executable, offsets)
+    elif placed:
+        room = None if budget is None else budget - graph.persistent
+        executable = placed_within(executable, room, seed, effort=effort)
     figures = simulate(executable, machine)
     forecast = Forecast(
         persistent=graph.persistent,
@@ -99,20 +108,23 @@ def _certificate(graph: Graph, forecast: Forecast, seed: int) -> Certificate:
     )
 
 
-def placed_within(executable: Executable, room: Bytes | None, seed: int) -> Executable:
+def placed_within(
+    executable: Executable, room: Bytes | None, seed: int, *, effort: float = 1.0
+) -> Executable:
     """Give every allocation of an arena its address.
 
     Args:
         executable: without addresses.
         room: bytes for the arena and what lies outside; they may not be enough. None = as few as possible.
         seed: of the placer.
+        effort: factor on that of the placer.
     """
     trace, sizes, out = timeline(executable), charged_sizes(executable), outside_flags(executable)
     held = largest_sum(trace, tuple(size * outside for size, outside in zip(sizes, out, strict=True)))
     capacity = None if room is None else max(0, room - held)
     inside = [i for i, outside in enumerate(out) if not outside]
     buffers = [(sizes[i], trace.buffers[i].start, trace.buffers[i].end) for i in inside]
-    placement = place(buffers, capacity=capacity, seconds=_PLACE_SECONDS, seed=seed)
+    placement = place(buffers, capacity=capacity, seconds=effort * _PLACE_SECONDS, seed=seed)
     if capacity is not None and placement.lower_bound < placement.peak <= capacity:
         least = place(buffers, seconds=_PLACE_SECONDS, seed=seed)
         placement = min(placement, least, key=lambda found: found.peak)

@@ -1,12 +1,14 @@
 """One search: ask a planner, place, move its target until the arena fits closely."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from tightrope.core import Bytes, Graph, Limits, Machine, Plan
+from tightrope.core import Bytes, Graph, Limits, Machine, Plan, Step
 from tightrope.native.solvers.solver import available
+from tightrope.plan.anneal import shrink
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.bound.certify import certify, closer
@@ -16,16 +18,22 @@ from tightrope.plan.cut import cut
 from tightrope.plan.engine import live_limit
 from tightrope.plan.joint import Ordering
 from tightrope.plan.model import Pair, pairs_of
-from tightrope.plan.options import Options
+from tightrope.plan.options import Options, Watch
 from tightrope.plan.order import best_choice
 from tightrope.plan.precedence import restore
 from tightrope.plan.reasons import reasons
 from tightrope.plan.registry import PLANNERS, members
+from tightrope.plan.schedule import expand, useful
 
 _ROUNDS: Final = {"given": 1, "greedy": 3, "anneal": 6}
 """Searches and placements per planner: the greedy only has to bring a first plan early."""
 
-_OTHERS: Final = 4
+_THOROUGH: Final = 4.0
+"""Times the effort of a placement, for the addresses of a plan that uses the whole budget and just misses."""
+_CLOSE: Final = 40
+"""Only where less than this part of the arena is missing: no larger miss was made up."""
+
+_OTHERS: Final = 2
 """Searches with other seeds for a plan that is known to exist, but whose addresses do not fit."""
 _CUTS: Final = 3
 """Plans asked for with room left where the addresses of a faster plan missed."""
@@ -44,6 +52,7 @@ class Job:
         best: fastest plan that fits, placed.
         unplaced: pairs whose live bytes fit the whole budget, though their arena may not.
         fits: largest target for which annealing gave a plan that fits, placed; 0 = none.
+        least: the plan with the fewest bytes, once it was looked for.
         placed: whether allocations get addresses; without, the budget counts live bytes.
         bound: on the time of every plan within the budget, once it was derived.
         asked: the graph asked for; ``graph`` holds its ops in the order that is planned in.
@@ -68,6 +77,8 @@ class Job:
         self.best: Plan | None = None
         self.unplaced: tuple[Pair, ...] = ()
         self.fits: Bytes = 0
+        self.least: Plan | None = None
+        self._assembled: dict[tuple[Ordering | None, tuple[Step, ...]], Plan] = {}
 
     @property
     def done(self) -> bool:
@@ -104,11 +115,17 @@ class Job:
             self.consider(plan)
             missed = plan if self._faster(plan) and (missed is None or _quicker(plan, missed)) else missed
             over = plan.forecast.total - self.budget
-            unreached = over > 0 and plan.forecast.persistent + plan.forecast.peak > target
+            unreached = over > 0 and _live(plan) > target
             if target == self.budget and (planner == "anneal" or not self.unplaced):
                 self.unplaced = pairs_of(self.graph, plan.schedule)
+                if planner == "anneal" and over > 0 and (self.best is None or self.least is not None):
+                    low = self._fall_back()
                 if unreached:
-                    break
+                    start = self._near(target, plan)
+                    if not low or start == options.start:
+                        break
+                    self.unplaced, options = start, replace(options, start=start)
+                    continue
             if over <= 0 or unreached:
                 low = max(low, target)
                 self.fits = low if planner == "anneal" and over <= 0 else self.fits
@@ -119,15 +136,18 @@ class Job:
                 closed = closed or not self._faster(missed)
             if self.done or closed or (planner == "greedy" and over <= 0):
                 break
-            start = self.unplaced if unreached else pairs_of(self.graph, plan.schedule)
-            options = replace(_later(options, len(self.graph.ops)), start=start, seed=options.seed + 101)
             target = (
                 (low + misses) // 2 if low else target - max(over if planner == "greedy" else over // 2, 64)
             )
+            start = self._near(target, plan)
+            options = replace(_later(options, len(self.graph.ops)), start=start, seed=options.seed + 101)
+            if self.least is not None:  # annealing from nothing costs as much again and gained 0 to 6 %
+                options = replace(options, fresh=False)
             if target <= self.graph.persistent:
                 break
         if planner == "anneal" and missed is not None and self._faster(missed) and not self.done:
-            self._cut(_later(options, len(self.graph.ops)), missed)
+            options = _later(options, len(self.graph.ops))
+            self._cut(options, missed)
             self._other_seeds(options, missed)
 
     def _attempt(self, planner: str, options: Options, target: Bytes, graph: Graph | None = None) -> Plan:
@@ -135,20 +155,45 @@ class Job:
         schedule = PLANNERS[planner](
             graph or self.graph, self.machine, limits, replace(options, order="given")
         )
-        return assemble(
-            self.graph,
-            schedule,
-            budget=self.budget,
-            machine=self.machine,
-            planner=label(planner, options),
-            seed=self.options.seed,
-            placed=self.placed,
-        )
+        key = self.ordering, schedule.steps
+        if key not in self._assembled:
+            assembled = partial(
+                assemble,
+                self.graph,
+                schedule,
+                budget=self.budget,
+                machine=self.machine,
+                planner=label(planner, options),
+                seed=self.options.seed,
+                placed=self.placed,
+            )
+            plan = assembled()
+            close = plan.forecast.total - self.budget <= plan.forecast.arena // _CLOSE
+            if target == self.budget and graph is None and close and self._faster(plan):
+                plan = min(plan, assembled(effort=_THOROUGH), key=lambda plan: plan.forecast.total)
+            self._assembled[key] = plan
+        return self._assembled[key]
+
+    def lowest(self, graph: Graph | None = None) -> Plan:
+        """Search for the plan with the fewest bytes, in as much time as was given for all."""
+        watch = Watch(seconds=self.watch.seconds, budget=self.budget, progress=self.watch.progress)
+        options = Options(seed=self.options.seed, watch=watch)
+        return smallest_plan(graph or self.graph, self.machine, options, placed=self.placed)
+
+    def _fall_back(self) -> Bytes:
+        """Take the plan with the fewest bytes where it fits; returns what it holds at once, 0 = too much."""
+        self.least = self.least or self.lowest()
+        self.consider(self.least)
+        return _live(self.least) if self.least.forecast.total <= self.budget else 0
+
+    def _near(self, target: Bytes, plan: Plan) -> tuple[Pair, ...]:
+        """Find pairs to begin from: those of the fastest plan known that holds at most the target."""
+        known = [p for p in (plan, self.best, self.least) if p is not None and _live(p) <= target]
+        return pairs_of(self.graph, min(known, key=lambda p: p.forecast.ns, default=plan).schedule)
 
     def _faster(self, plan: Plan) -> bool:
         """Whether live bytes fit and addresses do not, in a plan that is worth making fit."""
-        live = plan.forecast.persistent + plan.forecast.peak
-        over = plan.forecast.total > self.budget >= live
+        over = plan.forecast.total > self.budget >= _live(plan)
         if self.best is None or not over:
             return over
         gain = self.best.forecast.ns - plan.forecast.ns
@@ -164,20 +209,22 @@ class Job:
                 break
             reserved = found
             near = replace(options, start=pairs_of(self.graph, plan.schedule), seed=options.seed + 101)
-            plan = self._attempt("anneal", near, self.budget, reserved)
+            before, plan = plan, self._attempt("anneal", near, self.budget, reserved)
             self.consider(plan)
-            if not self._faster(plan):
+            if not self._faster(plan) or plan.forecast.total >= before.forecast.total:
                 break
 
     def _other_seeds(self, options: Options, missed: Plan) -> None:
-        """Look for a plan of the same time whose addresses fit: another search holds other storages."""
-        if len(self.graph.ops) > _MANY_OPS:
+        """Where nothing fits, look for plans of about the same time: another search holds other storages."""
+        if self.best is not None or len(self.graph.ops) > _MANY_OPS:
             return
         for number in range(_OTHERS):
             if self.done or not self._faster(missed):
                 break
             seed = options.seed + 211 * (number + 1)
-            self.consider(self._attempt("anneal", replace(options, start=(), seed=seed), self.budget))
+            self.consider(
+                self._attempt("anneal", replace(options, start=(), seed=seed, fresh=True), self.budget)
+            )
 
     def run(self, planner: str) -> None:
         """Run a planner or the portfolio, then search on with more effort while time is left."""
@@ -215,6 +262,39 @@ class Job:
         if self.options.bound is True and self.bound is not None and not self.watch.interrupted:
             self.bound = closer(self.asked, plan, self.bound, order=self.options.order)
         return certify(self.asked, plan, order=self.options.order, bound=self.bound)
+
+
+def smallest_plan(graph: Graph, machine: Machine | None, options: Options, *, placed: bool = True) -> Plan:
+    """Find the plan with the fewest bytes that the search reaches; its budget is its own total."""
+    plans: list[Plan] = []
+    for pairs in ((), *shrink(graph, options)):
+        name = label("anneal" if pairs else "given", options)
+        schedule = expand(graph, useful(graph, pairs))
+        plans.append(
+            assemble(
+                graph,
+                schedule,
+                budget=None,
+                machine=machine,
+                planner=name,
+                seed=options.seed,
+                placed=placed,
+            )
+        )
+    best = min(plans, key=lambda plan: (plan.forecast.total, plan.forecast.ns))
+    if len(graph.ops) <= _FEW_OPS:
+        job = Job(graph, best.forecast.total, machine, options, placed=placed)
+        job.consider(best)
+        if not job.done:
+            job.rounds("anneal", options)
+        assert job.best is not None
+        best = job.best
+    return with_budget(best, best.forecast.total)
+
+
+def _live(plan: Plan) -> Bytes:
+    """Bytes that a plan holds at once; addresses may take more."""
+    return plan.forecast.persistent + plan.forecast.peak
 
 
 def _quicker(plan: Plan, other: Plan) -> bool:

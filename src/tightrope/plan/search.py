@@ -3,7 +3,8 @@
 Idea        A planner is asked for a schedule whose live bytes fit; its allocations are placed; where
             the arena is larger than what is left of the budget, the target is lowered by up
             to the overshoot and the planner is asked again; where a lower target fitted, half of the
-            way back is tried. The fastest plan whose arena fits is kept.
+            way back is tried. Where nothing fits yet, the plan with the fewest bytes is looked for, and
+            targets lie between its bytes and the budget. The fastest plan whose arena fits is kept.
 Source      tighten-and-repeat around Checkmate-style planners; arena, not live bytes, is the budget
 Guarantee   A returned plan takes at most the budget, placed. Effort is counted in moves, so equal
             calls give equal plans; ``seconds`` longer than that adds search, and can only improve the plan.
@@ -18,11 +19,10 @@ import msgspec
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, Plan, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
-from tightrope.plan.anneal import shrink
 from tightrope.plan.assemble import assemble
 from tightrope.plan.bound import lower_bound
-from tightrope.plan.cache import SMALLEST, PlanCache, with_budget
-from tightrope.plan.job import Job, label
+from tightrope.plan.cache import SMALLEST, PlanCache
+from tightrope.plan.job import Job, smallest_plan
 from tightrope.plan.model import pairs_of
 from tightrope.plan.options import Options, Progress, Watch
 from tightrope.plan.reasons import reasons
@@ -31,8 +31,6 @@ from tightrope.plan.schedule import expand, useful
 
 _QUICK_OPS: Final = 2_000
 """Largest graph whose time is bounded without being asked to: one linear program, at most about 0.1 s."""
-_FEW_OPS: Final = 200
-"""Largest graph whose smallest plan is searched for once more, around the first one: in some seconds."""
 
 
 def _effort(graph: Graph, bound: bool | None) -> bool | Literal["quick"]:
@@ -54,6 +52,7 @@ def solve(
     order: Literal["given", "free"] = "given",
     placed: bool = True,
     bound: bool | None = None,
+    start: Plan | None = None,
 ) -> Plan:
     """Plan a step so that everything it holds at once takes at most ``budget`` bytes.
 
@@ -75,6 +74,7 @@ def solve(
         placed: whether allocations get addresses; without, the budget counts live bytes, as the
             literature does.
         bound: prove a bound on the time; None = only as far as it costs next to nothing.
+        start: a plan of a graph with the same ops for other sizes, to begin from.
 
     Returns:
         The fastest plan found.
@@ -105,14 +105,19 @@ def solve(
     if cache is not None and (plan := cache.best(graph, budget=budget, placed=placed)) is not None:
         job.consider(plan)
         job.unplaced = pairs_of(graph, plan.schedule)
+    job.least = least
+    if start is not None and order == "given":
+        _begin_from(job, start)
     if lower_bound(graph, free_order=order == "free")[0] <= budget and (known is None or seconds is not None):
         if order == "free":
             job.free_order()
         job.run(planner)
     if job.best is None and planner != "given":
-        _rescue(job, cache, seconds=seconds, seed=seed)
+        _rescue(job)
+    if cache is not None and least is None and job.least is not None:
+        cache.store(graph, job.least, planner=SMALLEST)
     if job.best is None:
-        raise _infeasible(graph, budget, None, order)
+        raise _infeasible(job.graph, budget, job.least, order)
     return _stored(graph, job.proved(), cache, planner)
 
 
@@ -139,53 +144,33 @@ def smallest(
         128
     """
     watch = Watch(seconds=seconds)
-    plan = _smallest(graph, machine, Options(seed=seed, watch=watch))
+    plan = smallest_plan(graph, machine, Options(seed=seed, watch=watch))
     return msgspec.structs.replace(plan, reasons=reasons(graph, plan, machine))
 
 
-def _smallest(graph: Graph, machine: Machine | None, options: Options, *, placed: bool = True) -> Plan:
-    plans: list[Plan] = []
-    for pairs in ((), *shrink(graph, options)):
-        name = label("anneal" if pairs else "given", options)
-        schedule = expand(graph, useful(graph, pairs))
-        plans.append(
-            assemble(
-                graph,
-                schedule,
-                budget=None,
-                machine=machine,
-                planner=name,
-                seed=options.seed,
-                placed=placed,
-            )
-        )
-    best = min(plans, key=lambda plan: (plan.forecast.total, plan.forecast.ns))
-    if len(graph.ops) <= _FEW_OPS:
-        job = Job(graph, best.forecast.total, machine, options, placed=placed)
-        job.consider(best)
-        if not job.done:
-            job.rounds("anneal", options)
-        assert job.best is not None
-        best = job.best
-    return with_budget(best, best.forecast.total)
+def _begin_from(job: Job, start: Plan) -> None:
+    """Try the recomputations of a plan for other sizes; search from them where their live bytes fit."""
+    pairs = useful(job.graph, pairs_of(job.graph, start.schedule))
+    plan = assemble(
+        job.graph, expand(job.graph, pairs), budget=job.budget, machine=job.machine, planner=start.planner,
+        seed=job.options.seed, placed=job.placed,
+    )  # fmt: skip
+    job.consider(plan)
+    if plan.forecast.persistent + plan.forecast.peak <= job.budget:
+        job.unplaced = job.unplaced or pairs
 
 
-def _rescue(job: Job, cache: PlanCache | None, *, seconds: float | None, seed: int) -> None:
+def _rescue(job: Job) -> None:
     """Take the smallest plan where it fits; else refuse with its figures."""
-    watch = Watch(seconds=seconds, budget=job.budget, progress=job.watch.progress)
-    options = Options(seed=seed, watch=watch)
-    least = _smallest(job.graph, job.machine, options, placed=job.placed)
-    if job.ordering is not None and least.forecast.total > job.budget:
-        given = _smallest(job.asked, job.machine, options, placed=job.placed)
-        if given.forecast.total < least.forecast.total:
-            job.graph, job.ordering, least = job.asked, None, given
-    if cache is not None:
-        cache.store(job.graph, least, planner=SMALLEST)
-    job.consider(least)
-    if job.best is None:
-        raise _infeasible(job.graph, job.budget, least, job.options.order)
-    if not job.done:
-        job.unplaced = pairs_of(job.graph, least.schedule)
+    searched = job.least is not None
+    job.least = job.least or job.lowest()
+    if job.ordering is not None and job.least.forecast.total > job.budget:
+        given = job.lowest(job.asked)
+        if given.forecast.total < job.least.forecast.total:
+            job.graph, job.ordering, job.least, searched = job.asked, None, given, False
+    job.consider(job.least)
+    if job.best is not None and not searched and not job.done:
+        job.unplaced = pairs_of(job.graph, job.least.schedule)
         job.rounds("anneal", job.options)
 
 

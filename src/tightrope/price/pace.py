@@ -32,9 +32,10 @@ class Paced:
     Args:
         fingerprint: of the graph.
         forecast: of the plan.
-        plain: whether it runs as it always does; a recording takes longer, and no other plan goes by it.
+        plain: see there.
 
     Attributes:
+        plain: whether it runs as it always does; a recording takes longer, and no other plan goes by it.
         num_runs: whole runs so far.
 
     Example:
@@ -45,7 +46,7 @@ class Paced:
     """
 
     def __init__(self, fingerprint: str, forecast: Forecast, *, plain: bool = True) -> None:
-        self.forecast, self._plain = forecast, plain
+        self.forecast, self.plain = forecast, plain
         self._key = fingerprint, forecast.base_ns
         self._recent: deque[tuple[Nanoseconds, Nanoseconds]] = deque(maxlen=_RECENT)
         self.num_runs = 0
@@ -54,7 +55,7 @@ class Paced:
         """Note a whole run: what its parts took by the clock of the prices, and by the wall's."""
         self._recent.append((ns, wall_ns))
         self.num_runs += 1
-        if not self._plain:
+        if not self.plain:
             return
         _LATEST.pop(self._key, None)
         _LATEST[self._key] = self

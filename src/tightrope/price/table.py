@@ -65,7 +65,8 @@ def estimate_ns(graph: Graph, op: Op, machine: Machine) -> Nanoseconds:
     flops = _flops(graph, op, name)
     if flops:
         kind = "conv" if "conv" in name else "matmul"
-        seconds = max(seconds, flops / machine.flops.get(kind, 50e9))
+        narrow = f"{kind}-{_dtype(graph.storages[op.creates[0]])}"
+        seconds = max(seconds, flops / machine.flops.get(narrow, machine.flops.get(kind, 50e9)))
     return int(seconds * 1e9) + _OVERHEAD_NS
 
 
@@ -87,6 +88,11 @@ def _flops(graph: Graph, op: Op, name: str) -> float:
 def _shape(storage: Storage) -> tuple[int, ...]:
     match = _LABEL.fullmatch(storage.label)
     return tuple(int(part) for part in match[2].split("x") if part.isdigit()) if match else ()
+
+
+def _dtype(storage: Storage) -> str:
+    match = _LABEL.fullmatch(storage.label)
+    return match[1] if match else ""
 
 
 def _elements(storage: Storage) -> float:

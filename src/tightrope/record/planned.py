@@ -201,6 +201,8 @@ def record_run(
         raise TightropeError(
             f"this step has no planned addresses to record: {calls.note or calls.accounts.note}."
         )
+    if prepared.lease is not None:
+        raise TightropeError("a step that pages cannot be recorded yet: compile without page_to.")
     recording = Recording(unit.graph, prepared.plan, classes, native)
     if plan is not None:
         recording.graph, recording.plan = _given(plan, graph, unit.graph), plan

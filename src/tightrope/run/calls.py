@@ -16,15 +16,17 @@ Gaps        Loops that choose at random among patterns that begin alike are plan
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture.announce import GradientGroups
 from tightrope.capture.program import Arrived, Program
 from tightrope.core import Bytes, InfeasibleError, JudgeError, TightropeError, format_bytes
 from tightrope.lower.join import Turn
-from tightrope.run.accounts import Accounts
+from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.captured import Captured, ChunkedFrom
 from tightrope.run.foresee import Foresight
 from tightrope.run.forms import Forms
@@ -154,20 +156,20 @@ class Calls:
         waiting = [None if p.dropped else p.running.prepared.left for p in self._pending]
         summed = self.prospects.future.left_after_one(waiting)
         for pending in self._pending:
+            if pending.kept is None:  # its backward is under way
+                continue
             one = self.captured[pending.turn.graph]
             resumed = 0 if pending.dropped else pending.running.prepared.arena
             needed = held + summed + resumed + one.headroom.wanted + RESERVE + self.accounts.hidden
             if pending.dropped or self.budget < needed:
                 gone, _ = pending.droppable(one.graph)
                 unit = self.units.rest(pending.turn.graph, frozenset(pending.live()) - gone)
-                held_then = held + summed - sum(calls._droppable() for calls in _ALL)
+                every = ((p, calls.captured[p.turn.graph].graph) for calls in _ALL for p in calls._pending)
+                held_then = held + summed - sum(p.droppable(graph)[1] for p, graph in every)
                 room = replace(self.prospects.room(unit, held_then), headroom=one.headroom)
                 expected = self._expected_need()
                 others = expected.gradients - self.prospects.future.summed
                 unit.check_least(room, replace(expected, gradients=others))
-
-    def _droppable(self) -> Bytes:
-        return sum(p.droppable(self.captured[p.turn.graph].graph)[1] for p in self._pending)
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
         """Let pending forwards, then those of other models, drop what can be computed again, except one.
@@ -196,7 +198,7 @@ class Calls:
             given = [*args, *one.program.constants]
             args.clear()
             inputs, part = list(given), running.position
-            outputs, kept = self._run(running, [], given)
+            outputs, kept = self._run(running, partial(running.run, [], given))
             self.num_forwards += 1
             pending = Pending(running, turn, self._num_calls(), part, kept, inputs)
             pending.calls, pending.done = self, self.end
@@ -210,9 +212,7 @@ class Calls:
                 "forward and backward; the next forward leaves what it lacked."
             )
             self.accounts.watch_caller(_relieve, _grown)
-            token = torch.empty(0)
-            token.pending = pending  # type: ignore[attr-defined]
-            return [*outputs, token]
+            return [*outputs, pending.token()]
 
     def _num_calls(self) -> int:
         return sum(not turn.back for turn in self._turns)
@@ -295,17 +295,19 @@ class Calls:
             given = [*args, *one.program.constants]
             args.clear()
             try:
-                outputs, _ = self._run(running, [], given)
+                outputs, _ = self._run(running, partial(running.run, [], given))
             finally:
                 running.close()
             self.recent = [running] if not self._pending else self.recent
             self.num_forwards += 1
             return outputs
 
-    def _run(self, running: Running, kept: list[Any], given: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _run(
+        self, running: Running, run: Callable[[], tuple[list[Any], list[Any], Observation]]
+    ) -> tuple[list[Any], list[Any]]:
         before = len(running.divergences)
         try:
-            outputs, rest, seen = running.run(kept, given)
+            outputs, rest, seen = run()
         except BaseException:
             running.leave()
             if not running.open:
@@ -314,8 +316,8 @@ class Calls:
         finally:
             self._noted(running, before)
         if self._gaps is not None:
-            own = max(seen.heap_left - seen.heap, 0) if len(running.turns) > 1 else 0
-            self._gaps.ran(seen, own, first=not self._turns)
+            own = len(running.turns) > 1 or running.left_arena
+            self._gaps.ran(seen, max(seen.heap_left - seen.heap, 0) * own, first=not self._turns)
         self.observed_charged = max(self.observed_charged, running.charged)
         return outputs, rest
 
@@ -329,8 +331,12 @@ class Calls:
 
     # backward
 
-    def backward(self, args: list[Any]) -> list[Any]:
+    def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Run a backward; ``args`` is the token followed by the gradients of the outputs.
+
+        Args:
+            args: emptied.
+            by_group: takes groups of gradients while the backward goes on; None = all come at its end.
 
         Raises:
             TightropeError: something that it needs was changed since the forward, or is gone.
@@ -352,20 +358,36 @@ class Calls:
                 number = self._form(pending, replace(came, layouts=()))
                 self._form(pending, came)  # from the next step on
             self.forms.laid_out(number, tangents)
-            if again or number != pending.turn.graph or not self._resumed(pending):
+            if again or number != pending.turn.graph or not pending.resume():
                 gradients = self._backward_of_rest(pending, number, tangents, again=again)
-            else:
-                kept, pending.kept = pending.kept, None
-                assert kept is not None
-                pending.num_backwards += 1
-                gradients, _ = self._run(pending.running, kept, tangents)
-            self._turns.append(Turn(pending.call, self._number_of(pending), True))
+                return self._handed(pending, gradients, again=again)
+            running, kept = pending.running, pending.begin_backward()
+            if by_group is not None and running.can_announce(by_group.groups):
+                pending.begin_groups(kept, tangents, by_group.groups)
+                by_group.more = partial(self._next_group, pending)
+                return self._next_group(pending)
+            gradients, _ = self._run(running, partial(running.run, kept, tangents))
+            return self._handed(pending, gradients)
+
+    def _next_group(self, pending: Pending) -> list[Any]:
+        """Go on with a backward up to the next gradients that it announces."""
+        with self.accounts.turn:
+            gradients, _ = self._run(pending.running, pending.run_group)
+            return self._handed(pending, gradients, more=pending.running.in_groups)
+
+    def _handed(
+        self, pending: Pending, gradients: list[Any], *, again: bool = False, more: bool = False
+    ) -> list[Any]:
+        """Note which gradients the caller gets, and unless ``more`` come, that the backward is over."""
+        if not more:
+            forward = next(turn for turn in self._turns if turn.call == pending.call)
+            self._turns.append(replace(forward, back=True))
             self._whole = self._whole and not again
             if not again:
                 pending.finish()
-                if self._gaps is not None:
-                    self._gaps.hand_over(pending.call, gradients)
-            return gradients
+        if not again and self._gaps is not None:
+            self._gaps.hand_over(pending.call, gradients)
+        return gradients
 
     def _nothing(self, pending: Pending, *, again: bool) -> list[Any]:
         """No gradient came: eager runs nothing."""
@@ -395,22 +417,6 @@ class Calls:
             return False
         return True
 
-    def _number_of(self, pending: Pending) -> int:
-        """The number under which the forward of a call stands among the turns."""
-        return next(turn.graph for turn in self._turns if turn.call == pending.call)
-
-    def _resumed(self, pending: Pending) -> bool:
-        """Take the arena of the expected backward again; False where something else has to be run."""
-        running = pending.running
-        back = Turn(pending.turn.call, pending.turn.graph, True)
-        if pending.dropped or pending.num_backwards or not running.expects(back):
-            return False
-        try:
-            running.resume()
-        except torch.OutOfMemoryError:  # the caller holds more than was foreseen: plan for what is left
-            return False
-        return True
-
     def _backward_of_rest(
         self, pending: Pending, number: int, tangents: list[Any], *, again: bool
     ) -> list[Any]:
@@ -433,7 +439,7 @@ class Calls:
             if not again:
                 pending.kept, pending.inputs = None, []
             self.recent.append(rest)
-            gradients, _ = self._run(rest, [], given)
+            gradients, _ = self._run(rest, partial(rest.run, [], given))
         finally:
             rest.close()
         return gradients
@@ -460,7 +466,7 @@ class Calls:
         if gaps is not None and self._whole and 2 * self._num_calls() == len(pattern) and pattern:
             if len(pattern) > 2:
                 self._dropped[pattern] = frozenset(gaps.dropped)
-            self._patterns.learn(pattern, free=self._was_free())
+            self._patterns.learn(pattern, free=all(running.was_free for running in self.recent))
             unit = self.unit(pattern)
             unit.headroom = unit.headroom.observe_peak(gaps.growth, gaps.held)
             self.num_steps += 1
@@ -477,12 +483,6 @@ class Calls:
     def why_apart(self) -> str:
         """Why calls that followed each other were planned one by one, or the empty string."""
         return self._patterns.why_apart()
-
-    def _was_free(self) -> bool:
-        """Whether the calls were planned one by one, and nothing was computed again: no plan is faster."""
-        forecasts = [running.prepared.plan.forecast for running in self.recent]
-        alone = all(len(running.turns) <= 2 and not running.off for running in self.recent)
-        return alone and all(forecast.ns == forecast.base_ns for forecast in forecasts)
 
     def close(self) -> None:
         """Give everything back that no step is using."""

@@ -62,6 +62,9 @@ class Captured:
         finish: what to do to the program once it is priced.
         why: cause of its first plan, where it is not that the graph is new.
         split: what it computes in chunks; None = nothing.
+        bucket: number of the graph for the largest sizes of its bucket, whose plan it uses; None = its own.
+        strict: whether to refuse where that plan does not fit.
+        nearest: number of the graph for other sizes whose plan a search begins from; None = there is none.
     """
 
     raw: Program
@@ -72,6 +75,9 @@ class Captured:
     finish: Callable[[Program], Program] = _unchanged
     why: str = ""
     split: ChunkedFrom | None = None
+    bucket: int | None = None
+    strict: bool = False
+    nearest: int | None = None
 
     @property
     def graph(self) -> Graph:

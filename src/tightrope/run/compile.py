@@ -12,26 +12,31 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture.api import RECOMPILE_LIMIT, check_model
+from tightrope.capture.announce import GradientGroups
+from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import Runner, make_backend
-from tightrope.capture.failures import fails_anyway, reason_of, untraceable
 from tightrope.capture.program import Program
-from tightrope.core import CaptureError, InfeasibleError, Machine, TightropeError, format_bytes
+from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_switches, check_verify, parse_budget
+from tightrope.run.attempt import attempt
 from tightrope.run.beside import Beside
+from tightrope.run.buckets import Buckets, Shape, Shapes, check_shapes
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
 from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.foresee import Foresight
+from tightrope.run.paging import paging_of
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
+from tightrope.run.running import Pending
 from tightrope.run.state import state_of
 from tightrope.run.status import StatusLine
 from tightrope.run.uncalled import expect_call, note_call
@@ -50,6 +55,8 @@ class CompiledModel:
         level: ``L1`` (planned), or ``L0`` (planned addresses only) with the reason in ``why``.
         in_pieces: whether the model became several graphs.
         broken: why the model is not one graph.
+        many_sizes: whether a call is captured once for all sizes.
+        buckets: which graph serves a call that was captured so.
         num_new: calls in a row that needed new graphs, where there are several.
         calls: captured graphs and what runs them.
         replay: the L0 recorder, when that level is used.
@@ -58,10 +65,18 @@ class CompiledModel:
         forget: makes Dynamo drop what it compiled for the model.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], settings: Settings, status: StatusLine) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.Tensor],
+        settings: Settings,
+        status: StatusLine,
+        *,
+        shapes: Shapes = None,
+    ) -> None:
         self.level, self.why, self.broken = "L1", "", ""
         self.settings, self.status = settings, status
         self.in_pieces, self.num_graphs, self.num_new = False, 0, 0
+        self.many_sizes = False
         self.replay: Replay | None = None
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
@@ -69,6 +84,7 @@ class CompiledModel:
         self.beside = Beside(self.accounts)
         self.twin: EagerTwin | None = None
         self.calls = Calls(settings, self.accounts, status, Foresight(parameters, self.accounts.allocator))
+        self.buckets = Buckets(shapes, self.calls)
         self._inside_step = self._lifted = False
         this = weakref.ref(self)
         self.calls.when_fits = _weakly(this, CompiledModel.hold_again)
@@ -93,9 +109,10 @@ class CompiledModel:
         """Take a captured graph in."""
         self.accounts.survey()
         self.num_graphs += 1
-        number = self.calls.add(program, real)
+        many = program.resizable is not None
+        number = self.buckets.add(program) if many else self.calls.add(program, real)
         self.hold()
-        graph = _CompiledGraph(weakref.ref(self), number)
+        graph = _CompiledGraph(weakref.ref(self), number, many=many)
         return graph if self.twin is None else self.twin.watching(graph, program)
 
     def compared(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -127,6 +144,12 @@ class CompiledModel:
                 f"not planned). {self.broken}",
                 stacklevel=6,
             )
+
+    def one_size(self, reason: str) -> None:
+        """Capture and plan each shape by itself from now on, because of ``reason``."""
+        self.many_sizes = False
+        self.buckets.off = f"shapes= has no effect, each is planned by itself: {reason}"
+        warnings.warn(f"tightrope: {self.buckets.off}", stacklevel=6)
 
     def refused(self) -> None:
         """Lift the budget of a model of which no step ever fitted, until it is called again."""
@@ -184,29 +207,45 @@ class _CompiledGraph:
     """One captured graph; see `tightrope.capture.dynamo.Runner`.
 
     Dynamo remembers it for ever, so everything that holds memory belongs to the model.
+
+    Args:
+        owner: the model that it is of.
+        number: its own, or where it stands for ``many`` sizes that of its family.
     """
 
-    def __init__(self, owner: "weakref.ref[CompiledModel]", number: int) -> None:
-        self._owner, self._number = owner, number
+    def __init__(self, owner: "weakref.ref[CompiledModel]", number: int, *, many: bool) -> None:
+        self._owner, self._number, self._many, self._failed = owner, number, many, False
 
-    def _asked(self, args: list[Any]) -> Calls:
+    def _asked(self, args: list[Any]) -> tuple[Calls, int]:
+        if self._failed:  # autograd holds what a failed backward left until the next one
+            self._failed = False
+            _torch.run_tiny_backward()
         owner = self._owner()
         assert owner is not None
+        number = owner.buckets.serve(self._number, args) if self._many else self._number
         if owner.before_run is not None:
-            owner.before_run((owner, self._number), args)
-        return owner.calls
+            owner.before_run((owner, number), args)
+        return owner.calls, number
 
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the ops before the hand-over; return the outputs and then the token."""
-        return self._asked(args).forward(self._number, args)
+        calls, number = self._asked(args)
+        return calls.forward(number, args)
 
-    def backward(self, args: list[Any]) -> list[Any]:
+    def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Run the rest; ``args`` is the token followed by the tangents."""
-        return args[0].pending.calls.backward(args)  # type: ignore[no-any-return]
+        pending: Pending = args[0].pending
+        try:
+            return pending.calls.backward(args, by_group)  # type: ignore[no-any-return]
+        except BaseException:
+            pending.failed()
+            self._failed = True
+            raise
 
     def inference(self, args: list[Any]) -> list[Any]:
         """Run a program that has no backward."""
-        return self._asked(args).inference(self._number, args)
+        calls, number = self._asked(args)
+        return calls.inference(number, args)
 
 
 def _weakly(
@@ -271,6 +310,8 @@ def compile(
     seconds: float | None = None,
     progress: bool | None = None,
     overwrite: bool = True,
+    page_to: str | Path | None = None,
+    shapes: "str | Sequence[Shape] | None" = None,
 ) -> Model:
     """Hold the training steps of ``model`` to a number of bytes, with unchanged results.
 
@@ -293,6 +334,11 @@ def compile(
         progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
             the reason and the seconds; False = nothing.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
+        page_to: folder on a disk to which activations may be paged, where that is faster than computing
+            them again; a second tier of ``machine`` limits the bytes there and says how fast it is.
+        shapes: where inputs change their sizes: ``"bucket"``, or a list of the largest shapes to expect, such
+            as ``[(8, 64), (8, 128)]`` of the first tensor or ``{"input_ids": (8, 64)}`` by name. A call is
+            captured once for all sizes, and only the largest of each bucket is planned; nothing is padded.
 
     Returns:
         ``model``.
@@ -300,7 +346,9 @@ def compile(
     Raises:
         BudgetSyntaxError: the budget is not an amount of memory.
         InfeasibleError: at the first call (or now, with ``example``): no plan fits.
+        ShapeError: in a call that is larger than every shape of the list, with the price of admitting it.
         VerificationError: in the first run of a plan: a value differs from what it was before.
+        PagingError: in a step: a page cannot be written, or does not come back as it was.
         TightropeError: another argument is wrong.
 
     Example:
@@ -311,34 +359,34 @@ def compile(
     check_model(model)
     check_verify(verify, ("first", "graph", "eager"))
     check_switches(fuse, overwrite, verify)
+    buckets = check_shapes(shapes, fuse=fuse, page_to=page_to)
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_example(example)
     size = parse_budget(budget, machine)
-    settings = Settings(size, verify=verify, seed=seed, seconds=seconds, fuse=fuse, writes=overwrite)
-    compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress))
+    pages = paging_of(page_to, machine, fuse=fuse, seed=seed, seconds=seconds)
+    settings = Settings(size, verify, seed, seconds, fuse=fuse, writes=overwrite, pages=pages)
+    compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()
-    backend = partial(make_backend, host_of(weakref.ref(compiled)), name=type(model).__name__)
-
-    def one_call(*args: Any, **kwargs: Any) -> Any:
-        # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
-        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    compiled.forget = _torch.own_code(one_call)
-    whole = torch.compile(one_call, backend=backend(foresee=True), fullgraph=True, dynamic=False)
-    pieces = torch.compile(one_call, backend=backend(), dynamic=False)
-    if model in _COMPILED:
-        _COMPILED[model].close()
-    gc.collect()  # models that nobody uses any more hold the process to their budgets until then
-    compiled.accounts.search()
-    if compiled.accounts.budget and isinstance(settings.budget, int):
-        compiled.accounts.hold_if_possible(compiled, settings.budget, RESERVE)
-    model._compiled_call_impl = _entry(weakref.ref(model), compiled, whole, pieces, one_call)
+    compiled.many_sizes = shapes is not None
+    ways = _ways(model, compiled)
+    _take_over(model, compiled)
+    model._compiled_call_impl = _entry(weakref.ref(model), compiled, ways)
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())
     if example is not None:
         plan_ahead(model, example)
     return model
+
+
+def _take_over(model: torch.nn.Module, compiled: CompiledModel) -> None:
+    """Let go of what a model was compiled to before, and hold the process to the new budget if it is held."""
+    if model in _COMPILED:
+        _COMPILED[model].close()
+    gc.collect()  # models that nobody uses any more hold the process to their budgets until then
+    compiled.accounts.search()
+    if compiled.accounts.budget and isinstance(compiled.settings.budget, int):
+        compiled.accounts.hold_if_possible(compiled, compiled.settings.budget, RESERVE)
 
 
 def host_of(reference: "weakref.ref[CompiledModel]") -> Callable[[Program, Sequence[Any]], Runner]:
@@ -352,22 +400,40 @@ def host_of(reference: "weakref.ref[CompiledModel]") -> Callable[[Program, Seque
     return host
 
 
-def _entry(
-    model: "weakref.ref[torch.nn.Module]",
-    compiled: CompiledModel,
-    whole: Callable[..., Any],
-    pieces: Callable[..., Any],
-    plain: Callable[..., Any],
-) -> Callable[..., Any]:
+class _Ways(NamedTuple):
+    """How a call may run: as one graph, as one for many sizes, as a sequence of graphs, as it is."""
+
+    whole: _Call
+    many: _Call
+    pieces: _Call
+    plain: _Call
+
+
+def _ways(model: torch.nn.Module, compiled: CompiledModel) -> _Ways:
+    backend = partial(make_backend, host_of(weakref.ref(compiled)), name=type(model).__name__)
+
+    def one_call(*args: Any, **kwargs: Any) -> Any:
+        # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    compiled.forget = _torch.own_code(one_call)
+    whole, many = (
+        torch.compile(one_call, backend=backend(foresee=True), fullgraph=True, dynamic=dynamic)
+        for dynamic in (False, True)
+    )
+    return _Ways(whole, many, torch.compile(one_call, backend=backend(), dynamic=False), one_call)
+
+
+def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: _Ways) -> Callable[..., Any]:
     """Make what runs instead of the model's call: one graph, else a sequence of graphs, else level 0."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
-            return plain(*args, **kwargs)
+            return ways.plain(*args, **kwargs)
         note_call(compiled)
         if compiled.level == "L0":
             compiled.next_step()
-            return plain(*args, **kwargs)
+            return ways.plain(*args, **kwargs)
         compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
@@ -377,7 +443,12 @@ def _entry(
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         if not compiled.in_pieces:
-            result, reason = _captured(whole, args, kwargs, trial)
+            if compiled.many_sizes:
+                result, reason = attempt(ways.many, args, kwargs, trial)
+                if not reason:
+                    return result
+                compiled.one_size(reason)
+            result, reason = attempt(ways.whole, args, kwargs, trial)
             if not reason:
                 return result
             if not isinstance(compiled.settings.budget, int):
@@ -397,7 +468,7 @@ def _entry(
             with suppress(torch.OutOfMemoryError), torch.no_grad():
                 restore = state_of(owner)
                 try:
-                    plain(*args, **kwargs)
+                    ways.plain(*args, **kwargs)
                 finally:
                     restore()
         except BaseException:
@@ -410,7 +481,7 @@ def _entry(
         known, restore = compiled.num_graphs, state_of(owner)
         if not compiled.calls.num_forwards:
             compiled.calls.prospects.rehearse(owner, args, kwargs)
-        result, reason = _captured(pieces, args, kwargs, trial, compiled.beside.traced)
+        result, reason = attempt(ways.pieces, args, kwargs, trial, compiled.beside.traced)
         if not reason and not compiled.num_graphs:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:
@@ -427,34 +498,3 @@ def _entry(
         return call(*args, **kwargs)
 
     return call
-
-
-def _captured(
-    run: _Call, args: Any, kwargs: Any, trial: _Call, traced: Callable[[bool], None] | None = None
-) -> tuple[Any, str]:
-    """Call what Dynamo compiles; where that cannot be captured, return the reason and nothing else.
-
-    A call that fails without capture too raises its own error: ``trial`` finds out. A call in pieces is
-    told by ``traced`` when the trace of one begins and ends.
-    """
-    if reason := untraceable((args, kwargs)):
-        return None, reason
-    try:
-        with _torch.calling(RECOMPILE_LIMIT, whole=traced is None, traced=traced):
-            return run(*args, **kwargs), ""
-    except _torch.unsupported_errors() as error:
-        refused, reason, anyway = None, reason_of(error), fails_anyway(error)
-    except Exception as error:
-        cause = _torch.cause_in_backend(error)
-        if cause is None or cause is error:
-            raise
-        refused, reason, anyway = None if isinstance(cause, CaptureError) else cause, reason_of(cause), False
-    if refused is not None:
-        refused.__context__ = None  # the frames of the capture would hold memory
-        try:
-            raise refused.with_traceback(None)
-        finally:
-            del refused, cause  # they hold this frame
-    if anyway:
-        trial(*args, **kwargs)
-    return None, reason

@@ -24,6 +24,7 @@ import torch
 from torch.func import functional_call
 
 from tightrope.capture._eager import kernels_called, tensors_in, uncompiled, with_tensors
+from tightrope.capture.announce import GradientGroups
 from tightrope.capture.dynamo import Runner
 from tightrope.capture.program import Program
 from tightrope.core import Phase, VerificationError
@@ -336,7 +337,7 @@ class _Watched:
             twin.note_graph(results[-1], places)
         return results
 
-    def backward(self, args: list[Any]) -> list[Any]:
+    def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Run the rest; ``args`` is the token followed by the tangents."""
         pending = args[0].pending
         gradients = self._runner.backward(args)

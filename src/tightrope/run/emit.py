@@ -3,23 +3,28 @@
 Idea        Every `Run` becomes one call with its kernel bound to a name, every `Release` a ``del`` of
             all names that look into the buffer. A tensor is the first result that its buffer holds,
             or a view of it by sizes and strides, which costs no bytes; a result that is written over an
-            input is such a view. A part returns its outputs
-            and the tensors that the next part of its call needs.
+            input is such a view. A part returns its outputs and the tensors that the next part of its
+            call needs; one that announces gradients is a generator, which yields them.
+            Pages of one call are an object that its parts hand on like a tensor (`tightrope.run.page_file`).
 Guarantee   Between two instructions, exactly the buffers that are live are referenced. Parts of
             different calls share nothing, so calls may come back in any order.
 Complexity  Linear in instructions.
 Gaps        CPU dispatch costs about 2 to 4 us per op, or fused stretch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
+from msgspec.structs import replace
 
 from tightrope.capture import _torch
 from tightrope.core import (
+    Alloc,
+    Announce,
     Argument,
+    Bytes,
     Copy,
     Executable,
     Fused,
@@ -36,15 +41,22 @@ from tightrope.core import (
     TightropeError,
     View,
 )
+from tightrope.core.executable import ARENA, SLOWER
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope.fuse.build import compiled
 from tightrope.fuse.program import FusedProgram, program_of
 from tightrope.price.kernels import Kernel, constant, dtype_of, resolve, with_bits
+from tightrope.run.page_file import Pages
 
 Wrap: TypeAlias = Callable[[Run | Fused, Kernel], Kernel]
 """Puts something around the kernel of a run, or the function of a stretch: a list of tensors -> tensors."""
 PartCode: TypeAlias = Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]
-"""(what the part before kept, inputs), both emptied -> (outputs, what the next part needs)."""
+"""(what the part before kept, inputs), both emptied -> (outputs, what the next part needs). A part that
+announces some is a generator: it yields lists of outputs, of which one has the others."""
+_PAGES: Final = "p0"
+"""Name of the pages of a call."""
+Lease: TypeAlias = Callable[[], Pages]
+"""Reserves the pages of one execution."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,7 @@ def emit(
     *,
     wrap: Wrap | None = None,
     allow: tuple[str, ...] | None = None,
+    lease: Lease | None = None,
 ) -> Code:
     """Compile an executable into flat Python functions.
 
@@ -79,11 +92,18 @@ def emit(
         executable: that a judge has accepted.
         wrap: put around every kernel.
         allow: see `tightrope.price.kernels.resolve`.
+        lease: reserves the pages of one execution.
 
     Raises:
-        TightropeError: a target is not known here, or something is copied between tiers.
+        TightropeError: a target is not known here, or something is paged and there is nowhere to page to.
     """
-    shared = _Shared(executable, allow, wrap)
+    shared = _Shared(graph, executable, allow, wrap)
+    if any(isinstance(instruction, Copy) for instruction in executable.instructions):
+        if lease is None:
+            raise TightropeError(
+                "this plan pages and has nowhere to page to: compile the model with page_to=."
+            )
+        shared.constants["lease"] = lease
     parts = [_Part(shared) for _ in range(max(1, len(graph.parts)))]
     position = -1
     for instruction in executable.instructions:
@@ -95,7 +115,7 @@ def emit(
     keeps, visible = [], []
     for number, part in enumerate(parts):
         later = [parts[k] for k in range(number + 1, len(parts)) if calls[k] == calls[number]]
-        needed = list(dict.fromkeys(name for other in later for name in other.imports))
+        needed = sorted({name for other in later for name in other.imports}, key=_by_number)
         kept = [name for name in needed if name in part.made or name in part.imports]
         lines += part.text(number, kept)
         keeps.append(tuple(kept))
@@ -116,18 +136,33 @@ class _Shared:
         used: buffers that some instruction reads.
         constants: values without a literal, by name.
         taken: inputs that parts have taken so far.
+        paged: the page that each buffer of a slower tier is, or that a buffer in the arena is filled from.
+        leased: whether a part so far reserves pages.
     """
 
-    def __init__(self, executable: Executable, allow: tuple[str, ...] | None, wrap: Wrap | None) -> None:
+    def __init__(
+        self, graph: Graph, executable: Executable, allow: tuple[str, ...] | None, wrap: Wrap | None
+    ) -> None:
         self.allow, self.wrap = allow, wrap
         self.roots: dict[str, View] = {}
         self.held: dict[int, str] = {}
         self.used: set[int] = set()
-        self.constants: dict[str, Any] = {"other_view": other_view}
+        self.constants: dict[str, Any] = {"other_view": other_view, "room": room}
+        self.leased = False
         self._known: dict[object, str] = {}
         self.taken = number = 0
+        self.paged: dict[int, Alloc] = {}
+        looks = {r.view.base: r.view for op in graph.ops for r in op.results}
         for instruction in executable.instructions:
             match instruction:
+                case Alloc(buffer, space) if space >= SLOWER:
+                    self.paged[buffer] = instruction
+                case Alloc(buffer, space, _, _, storage) if space == ARENA:
+                    self.roots[f"b{buffer}"] = replace(looks[storage], base=buffer)
+                case Copy(source, target):
+                    self.used.update((source, target))
+                    if target not in self.paged:
+                        self.paged[target] = self.paged[source]
                 case Resume(_, inputs):
                     for given in inputs:
                         if given.view is not None:
@@ -201,6 +236,11 @@ def other_view(
     return with_bits(made, bits)
 
 
+def room(size: Bytes) -> torch.Tensor:
+    """Memory for a page, at its planned address."""
+    return torch.empty(size, dtype=torch.uint8)
+
+
 @dataclass
 class _Part:
     """Lines of one function while they are being written.
@@ -208,18 +248,20 @@ class _Part:
     Attributes:
         made: names that stand for something in this part.
         derived: by root name, the names of views of it.
-        imports: names that an earlier part of the same call must hand over, in order.
+        imports: names that an earlier part of the same call must hand over.
         returned: names of buffers that the caller gets.
+        announced: outputs that it got already, by position.
     """
 
     shared: _Shared
     lines: list[str] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
     derived: dict[str, dict[View, str]] = field(default_factory=dict)
-    imports: dict[str, None] = field(default_factory=dict)
+    imports: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
     inputs: list[str] = field(default_factory=list)
     outputs: str = ""
+    announced: dict[int, Argument] = field(default_factory=dict)
     number: int = 0
     over: bool = False
 
@@ -235,18 +277,38 @@ class _Part:
                 self._fused(instruction)
             case Release(buffer):
                 self._release(f"b{buffer}")
+            case Announce():
+                self._announce(instruction)
             case Return(_, outputs):
-                self.outputs = ", ".join(self._expression(value) for value in outputs)
+                self.outputs = self._listed({k: v for k, v in enumerate(outputs) if k not in self.announced})
                 found = (view for value in outputs for view in views(value) if view.base != EMPTY)
                 self.returned, self.over = {self.shared.root(view) for view in found}, True
-            case Copy() | Sync():
-                raise TightropeError("copies between memory tiers cannot run yet: plan without paging.")
+            case Alloc(buffer, space, size) if space == ARENA:
+                self._room(buffer, size)
+            case Copy(source, target):
+                self._copy(source, target)
+            case Sync(target):
+                self.lines.append(f"{self._pages()}.wait({self.shared.paged[target].buffer})")
 
     def _resume(self, inputs: tuple[Input, ...]) -> None:
         for _ in inputs:
             self.inputs.append(f"x{self.shared.taken}")
             self.made.add(f"x{self.shared.taken}")
             self.shared.taken += 1
+
+    def _announce(self, announce: Announce) -> None:
+        """Yield outputs that no name stands for any more: then autograd takes them over without a copy."""
+        mine = dict(zip(announce.positions, announce.outputs, strict=True))
+        self.announced |= mine
+        self.lines.append(f"handed = [[{self._listed(mine)}]]")
+        for root in dict.fromkeys(self.shared.root(view) for value in mine.values() for view in views(value)):
+            self._release(root)
+        self.lines.append("yield handed.pop()")
+
+    def _listed(self, outputs: Mapping[int, Argument]) -> str:
+        """Outputs by position, up to the last of these; None for others."""
+        last = max(outputs, default=-1)
+        return ", ".join(self._expression(outputs.get(k)) for k in range(last + 1))
 
     def _run(self, run: Run) -> None:
         arguments = [self._expression(value) for value in run.arguments]
@@ -280,6 +342,38 @@ class _Part:
             self.made.difference_update(gone)
             self.lines.append(f"del {', '.join(gone)}")
 
+    def _pages(self) -> str:
+        """Name the pages of the call: reserved by the first part that has some."""
+        if _PAGES not in self.made:
+            self.made.add(_PAGES)
+            if self.shared.leased:
+                self.imports.add(_PAGES)
+            else:
+                self.shared.leased = True
+                self.lines.append(f"{_PAGES} = lease()")
+        return _PAGES
+
+    def _room(self, buffer: int, size: Bytes) -> None:
+        """Allocate what a page is read into."""
+        looks, name = self.shared.roots[f"b{buffer}"], f"b{buffer}"
+        dtype = self.shared.constant(Name("dtype", looks.dtype), lambda: dtype_of(looks.dtype))
+        shift = looks.offset * ITEM_BYTES[looks.dtype]
+        self.lines.append(
+            f"{name} = other_view(room({size}), {dtype}, {looks.shape}, {looks.strides}, {shift}, "
+            f"{looks.bits!r})"
+        )
+        self.made.add(name)
+
+    def _copy(self, source: int, target: int) -> None:
+        """Hand a copy to the thread; what it needs of the tensor is its memory."""
+        page = self.shared.paged[target]
+        way, buffer = ("out", source) if page.buffer == target else ("back", target)
+        name = self._tensor(replace(self.shared.roots[f"b{buffer}"], base=buffer, input=-1))
+        self.lines.append(
+            f"{self._pages()}.{way}({page.buffer}, {name}.untyped_storage().data_ptr(), {page.bytes}, "
+            f"{page.offset}, {name})"
+        )
+
     def _expression(self, value: Argument) -> str:
         if isinstance(value, View):
             return self._tensor(value)
@@ -299,7 +393,7 @@ class _Part:
         root = self.shared.root(view)
         looks = self.shared.roots[root]
         if root not in self.made:
-            self.imports[root] = None
+            self.imports.add(root)
             self.made.add(root)
         if (view.dtype, view.shape, view.strides, view.offset, view.bits) == (
             looks.dtype, looks.shape, looks.strides, looks.offset, looks.bits,
@@ -325,7 +419,8 @@ class _Part:
 
     def text(self, number: int, kept: list[str]) -> list[str]:
         """Write the function down."""
-        imported, inputs = ", ".join(self.imports), ", ".join(self.inputs)
+        imported = ", ".join(sorted(self.imports, key=_by_number))
+        inputs = ", ".join(self.inputs)
         handed = {name for name in self.returned if name[0] == "b"}  # or they would keep themselves alive
         keeping = ", ".join(f"{name}.detach()" if name in handed else name for name in kept)
         body = [
@@ -337,6 +432,10 @@ class _Part:
             f"return [{self.outputs}], [{keeping}]",
         ]
         return [f"def part_{number}(kept, given):", *(f"    {line}" for line in body if line), ""]
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    return name[0], int(name[1:])
 
 
 def _empty(view: View) -> torch.Tensor:

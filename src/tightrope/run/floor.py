@@ -1,36 +1,70 @@
-"""The smallest budget of a training loop, from its graph alone: what a refusal would name."""
+"""Budgets of a training loop, from its graph alone: what a refusal would name."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from tightrope.core import Bytes, Graph, round_up
 from tightrope.plan import smallest
 from tightrope.run.captured import headroom_of
-from tightrope.run.foresee import UpdateBytes
+from tightrope.run.foresee import NO_UPDATE, UpdateBytes
 from tightrope.run.pages import by_page
 from tightrope.run.refusal import Refusal
 from tightrope.run.room import RESERVE
 
 
-def smallest_budget(graph: Graph, trained: Iterable[Bytes], update: UpdateBytes, *, seed: int = 0) -> Bytes:
-    """Find the smallest budget that a loop over this graph is known to train in.
+@dataclass(frozen=True)
+class Floor:
+    """The smallest plan of a graph, and what its loop needs beside it where the process holds nothing else.
 
-    It is what `tightrope.compile` names where the process holds nothing else.
+    Attributes:
+        beside: what stands beside the plan.
+        least: bytes of the smallest plan found, in all.
+    """
+
+    beside: Refusal
+    least: Bytes
+
+    @property
+    def budget(self) -> Bytes:
+        """The smallest budget that the loop is known to train in: what `tightrope.compile` names."""
+        return self.beside.needed(self.least)
+
+    def left(self, budget: Bytes) -> Bytes:
+        """Bytes that a budget above the smallest leaves for the plan, the graph's persistent ones in it."""
+        return 2 * budget - self.beside.needed(budget)
+
+    def updated(self, trained: Iterable[Bytes], update: UpdateBytes) -> "Floor":
+        """The same loop with an optimizer that takes ``update`` for trained parameters of these bytes."""
+        sizes = list(trained)
+        beside = replace(
+            self.beside,
+            update=sum(map(round_up, sizes)) + update.beside,
+            gradients=sum(map(by_page, sizes)),
+            assumed=update.state,
+        )
+        return Floor(beside, self.least)
+
+
+def floor_of(
+    graph: Graph,
+    trained: Iterable[Bytes] = (),
+    update: UpdateBytes = NO_UPDATE,
+    *,
+    seed: int = 0,
+    seconds: float | None = None,
+) -> Floor:
+    """Find the smallest plan of a graph, and what a loop needs beside it.
 
     Args:
         graph: of forward and backward, with measured allocations.
         trained: bytes of each parameter that is trained.
         update: what the optimizer takes for them.
         seed: of the search.
+        seconds: of the search; None = effort by the size of the graph.
     """
-    headroom, sizes = headroom_of(graph), list(trained)
-    refusal = Refusal(
-        0,
-        RESERVE - headroom.tangents,
-        graph.persistent,
-        beside=headroom.wanted,
-        update=sum(map(round_up, sizes)) + update.beside,
-        gradients=sum(map(by_page, sizes)),
-        outputs=headroom.outputs,
-        assumed=update.state,
+    headroom = headroom_of(graph)
+    beside = Refusal(
+        0, RESERVE - headroom.tangents, graph.persistent, beside=headroom.wanted, outputs=headroom.outputs
     )
-    return refusal.needed(smallest(graph, seed=seed).forecast.total)
+    least = smallest(graph, seed=seed, seconds=seconds).forecast.total
+    return Floor(beside, least).updated(trained, update)

@@ -54,12 +54,16 @@ NO_UPDATE: Final = UpdateBytes(0, 0)
 
 
 class _Rate(NamedTuple):
-    """Bytes per byte of a parameter, and bytes that do not depend on its size, that stay and that do not."""
+    """Bytes per byte of a parameter, and bytes that do not depend on its size, that stay and that do not.
+
+    Of ``beside``, ``left`` is what was made for the parameter before and is still there.
+    """
 
     state: float
     small: Bytes
     beside: float
     small_beside: Bytes
+    left: float = 0.0
 
 
 class Foresight:
@@ -165,21 +169,30 @@ class Foresight:
         self._complete_at = self._extent() if self.known and state == 0 else None
         return UpdateBytes(state, max((one.beside for one in wanted), default=0))
 
-    def update_of(self, optimizer: torch.optim.Optimizer) -> UpdateBytes:
-        """What the next update of an optimizer takes."""
+    def update_of(self, optimizer: torch.optim.Optimizer, *, every: bool = False) -> UpdateBytes:
+        """What the next update of an optimizer takes.
+
+        Args:
+            optimizer: to be looked at; it is not changed.
+            every: take it that every parameter has a gradient, so that it is known which one is updated
+                before which; else the largest is taken to come after one as large.
+        """
         if isinstance(optimizer, torch.optim.LBFGS):
             return UpdateBytes(self._history(optimizer), 0)
         if type(optimizer).__name__ not in _KNOWN or type(optimizer).__module__.partition(".")[0] != "torch":
             return NO_UPDATE
         state = beside = 0
         for group in optimizer.param_groups:
-            sizes = []
+            sizes: list[Bytes] = []
+            before = 0
             for parameter in group["params"]:
                 if not parameter.requires_grad:
                     continue
                 size = round_up(parameter.untyped_storage().nbytes())
                 rate = self._rate(optimizer, group, parameter)
-                sizes.append(int(rate.beside * size) + rate.small_beside)
+                known = rate.left * (size - before) if every else 0.0
+                sizes.append(int(rate.beside * size - known) + rate.small_beside)
+                before = size
                 if not optimizer.state.get(parameter):
                     state += int(rate.state * size) + rate.small + _factors(optimizer, parameter)
             beside = max(beside, sum(sizes) if group.get("foreach") else max(sizes, default=0))
@@ -257,12 +270,15 @@ def _rehearsed(
         twin.param_groups = [{**group, "params": samples}]
         whole = samples[0].untyped_storage().nbytes()
         beside = max(_most(lambda: step(twin), allocator, whole // 2) for _ in range(2))
+        twin.param_groups = [{**group, "params": samples[:1]}]
+        alone = _most(lambda: step(twin), allocator, whole // 2)
     state = twin.state[samples[0]].values()
     kept = [value.untyped_storage().nbytes() for value in state if isinstance(value, torch.Tensor)]
     large = sum(size for size in kept if size >= whole)
     small = sum(round_up(size) for size in kept if size < whole)
-    updated = len(samples) * whole if group.get("foreach") else whole
-    return _Rate(large / whole, small, beside[0] / updated, beside[1])
+    if group.get("foreach"):
+        return _Rate(large / whole, small, beside[0] / (len(samples) * whole), beside[1])
+    return _Rate(large / whole, small, beside[0] / whole, beside[1], (beside[0] - alone[0]) / whole)
 
 
 def _most(run: Callable[[], Any], allocator: Allocator, least: Bytes) -> tuple[Bytes, Bytes]:

@@ -52,7 +52,7 @@ class Gaps:
 
     def hand_over(self, call: int, gradients: Sequence[Any]) -> None:
         """Watch gradients that the caller gets."""
-        self._handed = [
+        self._handed += [
             ((call, position), _torch.watch_storage(gradient))
             for position, gradient in enumerate(gradients)
             if isinstance(gradient, torch.Tensor) and gradient.untyped_storage().nbytes()

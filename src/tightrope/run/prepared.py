@@ -1,30 +1,37 @@
 """A plan made ready to run: lowered, judged, compiled, its addresses registered. Nothing else is run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 from tightrope.core import (
     Alloc,
+    Announce,
     Bytes,
     Executable,
     Graph,
+    Instruction,
+    Machine,
+    Nanoseconds,
     Plan,
     Release,
     Resume,
+    Return,
     Run,
     StorageId,
     TightropeError,
 )
 from tightrope.core.executable import ARENA, HEAP
-from tightrope.judge import Verdict
-from tightrope.lower import lowered, planned
+from tightrope.judge import Verdict, walk_executable
+from tightrope.lower import Groups, announced, lowered, planned
 from tightrope.native.hook.allocator import Allocator
-from tightrope.price import Paced
+from tightrope.price import Paced, clock_here
 from tightrope.run.check import RecomputeCheck
-from tightrope.run.emit import Code, Wrap, emit
+from tightrope.run.emit import Code, Lease, PartCode, Wrap, emit
 from tightrope.run.pages import left_by
+from tightrope.run.paging import Paging
 
 
 @dataclass
@@ -78,6 +85,20 @@ class Proof:
         return "; ".join(filter(None, (text, self.reference, self.contest)))
 
 
+class Span(NamedTuple):
+    """What runs without the caller in between.
+
+    Attributes:
+        start: number of allocations served before it.
+        end: and when it is over.
+        live: bytes of its own that are live when it begins.
+    """
+
+    start: int
+    end: int
+    live: Bytes
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What runs; the registered addresses go when nothing can run it any more.
@@ -96,6 +117,8 @@ class Prepared:
         allocator: where the addresses are registered.
         proof: what was judged and checked.
         times: of its recent runs.
+        lease: reserves the pages of one run; None where it pages nothing.
+        machine: with the tier that it pages to; None where it pages nothing.
     """
 
     graph: Graph
@@ -111,6 +134,11 @@ class Prepared:
     allocator: Allocator | None
     proof: Proof = field(repr=False)
     times: Paced = field(repr=False)
+    lease: Lease | None = field(repr=False, default=None)
+    machine: Machine | None = None
+    _in_groups: dict[tuple[int, Groups], tuple[PartCode, tuple[Span, ...]]] = field(
+        default_factory=dict, repr=False
+    )
 
     def __del__(self) -> None:
         if self.allocator is not None:
@@ -121,15 +149,39 @@ class Prepared:
         """Bytes of the arena."""
         return self.plan.forecast.arena
 
+    @property
+    def clock(self) -> tuple[str, Callable[[], Nanoseconds]]:
+        """What its steps are timed by: the clock of the prices, but the wall's where it waits for pages."""
+        return clock_here() if self.lease is None else ("wall time", time.perf_counter_ns)
+
     @cached_property
     def left(self) -> Bytes:
         """Bytes that stay charged for its results, gradients among them, when it is done."""
         return left_by(self.executable)
 
+    def span(self, part: int) -> Span:
+        """A part as one span."""
+        return Span(self.starts[part], self.starts[part + 1], self.live[part])
+
+    def in_groups(self, part: int, groups: Groups) -> tuple[PartCode, tuple[Span, ...]]:
+        """A backward that announces groups of its gradients, and its spans; kept.
+
+        Raises:
+            JudgeError: the judge refuses it.
+        """
+        key = part, groups
+        if key not in self._in_groups:
+            executable = announced(self.graph, self.executable, part, groups)
+            walk_executable(self.graph, executable)
+            code = emit(self.graph, executable)
+            assert code.kept == self.code.kept
+            self._in_groups[key] = code.parts[part], _spans(executable, part)
+        return self._in_groups[key]
+
     def watched(self) -> tuple[Code, RecomputeCheck]:
         """The same code with the inline check around every kernel."""
         check = RecomputeCheck(self.graph, self.executable, self.allocator)
-        return emit(self.graph, self.executable, wrap=check.wrap), check
+        return emit(self.graph, self.executable, wrap=check.wrap, lease=self.lease), check
 
 
 def prepare(
@@ -142,6 +194,7 @@ def prepare(
     wrap: Wrap | None = None,
     watch: Callable[[Code], Code] = lambda code: code,
     allow: tuple[str, ...] | None = None,
+    paging: Paging | None = None,
 ) -> Prepared:
     """Lower a plan, have it judged, compile it and register its addresses.
 
@@ -154,6 +207,7 @@ def prepare(
         wrap: put around every kernel.
         watch: put around the parts.
         allow: libraries whose ops may be called; None = any.
+        paging: where a plan that pages was made to page to.
 
     Raises:
         JudgeError: the judge refuses it.
@@ -162,9 +216,13 @@ def prepare(
     if not plan.placed:
         raise TightropeError("a plan without addresses cannot run: plan with placement.")
     began = time.perf_counter() if began is None else began
-    executable, verdict = lowered(graph, plan)
+    lease = None
+    machine = paging.machine if paging is not None and plan.forecast.tiers else None
+    if paging is not None and machine is not None:
+        lease = partial(paging.file.lease, plan.forecast.tiers[0])
+    executable, verdict = lowered(graph, plan, machine)
     proof = Proof(verdict.executable, cause, time.time(), time.perf_counter() - began)
-    code = watch(emit(graph, executable, wrap=wrap, allow=allow))
+    code = watch(emit(graph, executable, wrap=wrap, allow=allow, lease=lease))
     served = planned(executable)
     table = -1
     if allocator is not None:
@@ -177,7 +235,7 @@ def prepare(
     storage_of = _left_in(graph, executable)
     return Prepared(
         graph, plan, executable, verdict, code, table, starts, live, peaks, storage_of, allocator, proof,
-        Paced(plan.fingerprint, plan.forecast, plain=wrap is None),
+        Paced(plan.fingerprint, plan.forecast, plain=wrap is None and lease is None), lease, machine,
     )  # fmt: skip
 
 
@@ -197,21 +255,42 @@ def _left_in(graph: Graph, executable: Executable) -> tuple[StorageId, ...]:
 
 def part_starts(executable: Executable) -> tuple[tuple[int, ...], tuple[Bytes, ...], tuple[Bytes, ...]]:
     """Allocations served, and bytes live, when each part begins; the most bytes live in each part."""
-    count = held = 0
-    sizes: dict[int, Bytes] = {}
     starts: list[int] = []
     live: list[Bytes] = []
     peaks: list[Bytes] = []
-    for event in executable.flat():
+    count = 0
+    for event, count, held in _counted(executable):
         if isinstance(event, Resume):
             starts.append(count)
             live.append(held)
             peaks.append(held)
-        elif isinstance(event, Alloc) and event.space in (ARENA, HEAP):
+        elif peaks:
+            peaks[-1] = max(peaks[-1], held)
+    return (*starts, count), tuple(live), tuple(peaks)
+
+
+def _spans(executable: Executable, part: int) -> tuple[Span, ...]:
+    """What runs of a part between the moments in which the caller has control."""
+    found: list[Span] = []
+    at, begun = -1, (0, 0)
+    for event, count, held in _counted(executable):
+        at += isinstance(event, Resume)
+        if at == part and isinstance(event, Announce | Return):
+            found.append(Span(begun[0], count, begun[1]))
+        if at == part and isinstance(event, Resume | Announce):
+            begun = count, held
+    return tuple(found)
+
+
+def _counted(executable: Executable) -> Iterator[tuple[Instruction, int, Bytes]]:
+    """The instructions, with the allocations served by then and the bytes live then."""
+    count = held = 0
+    sizes: dict[int, Bytes] = {}
+    for event in executable.flat():
+        if isinstance(event, Alloc) and event.space in (ARENA, HEAP):
             count += 1
             sizes[event.buffer] = executable.charged(event)
             held += sizes[event.buffer]
-            peaks[-1] = max(peaks[-1], held)
         elif isinstance(event, Release):
             held -= sizes.pop(event.buffer, 0)
-    return (*starts, count), tuple(live), tuple(peaks)
+        yield event, count, held

@@ -7,17 +7,19 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from tightrope.core import Bytes, Graph, Plan, Reason, TightropeError, format_bytes
+from tightrope.core import Bytes, Graph, Machine, Plan, Reason, TightropeError, format_bytes
 from tightrope.core.units import shown
 from tightrope.native.kernels import batch_norm
-from tightrope.price import StepTime, clock_here, summed
+from tightrope.price import StepTime, summed
 from tightrope.run.accounts import accounts
+from tightrope.run.buckets import Bucket
 from tightrope.run.calls import Calls
 from tightrope.run.compile import CompiledModel, compiled_of, graphs_of
 from tightrope.run.drawing import drawn
 from tightrope.run.prepared import Proof
 from tightrope.run.replay import Replay
 from tightrope.run.running import Running
+from tightrope.run.unit import LENT
 
 _NOTHING: Final = (
     "nothing is planned yet: the module itself, model(...), was not called; forward(), training_step() and "
@@ -56,6 +58,9 @@ class Report:
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
         unread: dtype and shape of outputs that are taken to be read by no loss: no backward starts from them.
         num_chunks: chunks of rows in which the loss, or a stretch like it, ran; 0 = it ran whole.
+        machine: with the tier that was paged to; None where nothing was.
+        bucket: which bucket of shapes served the last call, where ``shapes`` was given.
+        buckets: every bucket of shapes that was planned, and what it served.
     """
 
     level: str
@@ -83,6 +88,9 @@ class Report:
     time: StepTime = field(default_factory=StepTime)
     unread: tuple[str, ...] = ()
     num_chunks: int = 0
+    machine: Machine | None = field(default=None, repr=False, compare=False)
+    bucket: str = ""
+    buckets: tuple[Bucket, ...] = ()
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -92,15 +100,18 @@ class Report:
         Raises:
             TightropeError: no captured graph has run.
         """
-        page = drawn(*max(self.planned, key=lambda pair: pair[1].forecast.total)) if self.planned else None
+        largest = max(self.planned, key=lambda pair: pair[1].forecast.total, default=None)
+        page = None if largest is None else drawn(*largest, self.machine)
         if page is None:
             raise TightropeError("there is no plan to draw: run a training step of a compiled model first.")
         return page
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        found = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "planned"}
+        names = [part.name for part in fields(self) if part.name not in ("planned", "machine")]
+        found = {name: getattr(self, name) for name in names}
         found["time"] = asdict(self.time) | {"ratio": self.time.ratio}
+        found["buckets"] = [asdict(bucket) for bucket in self.buckets]
         found["proofs"] = [asdict(proof) for proof in self.proofs]
         found["reasons"] = [
             {name: getattr(reason, name) for name in reason.__struct_fields__} for reason in self.reasons
@@ -119,6 +130,18 @@ class Report:
             return []
         return [f"held back for kernels, which take it beside torch's allocator: {format_bytes(self.hidden)}"]
 
+    def _paged(self) -> list[str]:
+        if self.machine is None:
+            return []
+        paged = [reason for reason in self.reasons if reason.decision == "paged"]
+        held = sum(sum(plan.forecast.tiers) for _, plan in self.planned)
+        tier = self.machine.tiers[1]
+        return [
+            f"paged {len(paged)} tensors of {format_bytes(sum(reason.bytes for reason in paged))}: the file "
+            f"holds {format_bytes(held)} at most; written at {tier.write / 1e6:.0f} MB/s, read at "
+            f"{tier.read / 1e6:.0f} MB/s"
+        ]
+
     def __str__(self) -> str:
         lines = [
             f"level {self.level}" + (f" ({self.why})" if self.why else ""),
@@ -136,6 +159,7 @@ class Report:
             f"recomputed {self.num_recomputed} ops, {abs(self.overhead):.1f} % "
             f"{'less' if self.overhead < 0 else 'more'} time than every op once; "
             f"no plan needs less than {format_bytes(self.bound)}",
+            *self._paged(),
             f"verified: {self.verified}",
         ]
         if self.num_chunks:
@@ -149,11 +173,13 @@ class Report:
             lines.append(f"no loss reads these outputs, so nothing runs backward from them: {said}")
         if self.unlike_eager:
             lines.append(f"eager may go another way, last bits may differ: {'; '.join(self.unlike_eager)}")
-        if len(self.proofs) > 1:
-            lines.append(f"planned {len(self.proofs)} times:")
-            lines += [
-                f"  {proof.executable[:12]} in {proof.seconds:.1f} s: {proof.cause}" for proof in self.proofs
-            ]
+        if self.bucket:
+            lines.append(self.bucket)
+            lines += [f"  {bucket}" for bucket in self.buckets]
+        own = [proof for proof in self.proofs if proof.cause != LENT]
+        if len(own) > 1:
+            lines.append(f"planned {len(own)} times:")
+            lines += [f"  {proof.executable[:12]} in {proof.seconds:.1f} s: {proof.cause}" for proof in own]
         if self.divergences:
             lines.append(f"{self.divergences} divergences from the plan since the start")
         return "\n".join(lines)
@@ -207,7 +233,8 @@ def _compiled_report(compiled: CompiledModel) -> Report:
         return _empty(
             "L1", _NOTHING, budget, enforced=compiled.accounts.budget_of(compiled) > 0
         )  # fmt: skip
-    return planned_report(compiled.calls, compiled.why)
+    found = planned_report(compiled.calls, compiled.why)
+    return replace(found, bucket=compiled.buckets.text(), buckets=compiled.buckets.used())
 
 
 def _together(reports: Sequence[Report]) -> Report:
@@ -312,6 +339,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         unlike_eager=_unlike_eager(calls),
         time=summed(part.time for part in parts),
         unread=_unread(calls),
+        machine=next((part.machine for part in parts if part.machine is not None), None),
     )
 
 
@@ -379,5 +407,6 @@ def _running_report(calls: Calls, running: Running) -> Report:
         planned=((graph, plan),),
         hidden=calls.accounts.hidden,
         num_chunks=prepared.proof.num_chunks,
-        time=prepared.times.found(clock=clock_here()[0]),
+        time=prepared.times.found(clock=prepared.clock[0]),
+        machine=prepared.machine,
     )

@@ -9,23 +9,26 @@ A part that allocates otherwise than planned still ends right, from the heap und
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any, TypeVar, cast
 
 import torch
 
-from tightrope.core import Bytes, Graph, Nanoseconds, StorageId, TightropeError
+from tightrope.core import Bytes, Graph, Nanoseconds, StorageId, TightropeError, View
+from tightrope.lower import Groups
 from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Divergence
-from tightrope.price import clock_here
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code
 from tightrope.run.pages import freed_by
-from tightrope.run.prepared import Prepared
+from tightrope.run.prepared import Prepared, Span
 from tightrope.run.reference import Reference
+
+_Result = TypeVar("_Result")
 
 
 class Pending:
@@ -60,6 +63,7 @@ class Pending:
         self.inputs = inputs
         self.num_backwards = 0
         self.dropped = False
+        self._unannounced: list[list[tuple[Any, tuple[int, int]]]] = []
         self._droppable: tuple[frozenset[StorageId], Bytes] | None = None
         self.done: Callable[[Pending], None] = lambda _: None
         self._visible = running.prepared.code.visible[part]
@@ -71,8 +75,57 @@ class Pending:
         done, self.done = self.done, lambda _: None
         done(self)
 
+    def failed(self) -> None:
+        """Say that it is over where its tensors went with a backward that failed: autograd may hold it on."""
+        if self.kept is None:
+            self.finish()
+
     def __del__(self) -> None:
         self.finish()
+
+    def resume(self) -> bool:
+        """Take the arena of the expected backward again; False where something else has to be run."""
+        back = Turn(self.turn.call, self.turn.graph, True)
+        if self.dropped or self.num_backwards or not self.running.expects(back):
+            return False
+        try:
+            self.running.resume()
+        except torch.OutOfMemoryError:  # the caller holds more than was foreseen: plan for what is left
+            return False
+        return True
+
+    def begin_backward(self) -> list[Any]:
+        """Hand over what the forward kept."""
+        kept, self.kept = self.kept, None
+        assert kept is not None
+        self.num_backwards += 1
+        return kept
+
+    def begin_groups(self, kept: list[Any], tangents: list[Any], groups: Groups) -> None:
+        """Begin the backward, so that each call of `run_group` hands a group of gradients over."""
+        number_of = {id(self.inputs[one]): number for number, group in enumerate(groups) for one in group}
+        self._unannounced = [[] for _ in groups]
+        for position, version in zip(self._visible, self._versions, strict=True):
+            if id(kept[position]) in number_of:
+                self._unannounced[number_of[id(kept[position])]].append((kept[position], version))
+        self.running.begin_groups(kept, tangents, groups)
+
+    def run_group(self) -> tuple[list[Any], list[Any], Observation]:
+        """Go on with the backward up to the next group; see `Running.run_group`.
+
+        Raises:
+            TightropeError: an input whose gradient has yet to come has changed.
+        """
+        if any(version_of(tensor) != version for group in self._unannounced for tensor, version in group):
+            raise TightropeError(_CHANGED)
+        del self._unannounced[0]
+        return self.running.run_group()
+
+    def token(self) -> torch.Tensor:
+        """Make an empty tensor on which it hangs."""
+        token = torch.empty(0)
+        token.pending = self  # type: ignore[attr-defined]
+        return token
 
     def live(self) -> dict[StorageId, torch.Tensor]:
         """What the forward left, by storage of its own graph."""
@@ -171,6 +224,7 @@ class Running:
         storages: (call, storage of its own graph) -> storage, where several calls run together; else empty.
         peak: largest number of live bytes of its own so far.
         charged: largest number of bytes charged so far, the caller's code between parts included.
+        left_arena: whether the caller took the room of its arena in the middle of a part.
     """
 
     def __init__(
@@ -192,6 +246,7 @@ class Running:
         self.off = False
         self.open: weakref.WeakSet[Pending] = weakref.WeakSet()
         self.divergences: list[Divergence] = []
+        self.left_arena = False
         self.peak: Bytes = prepared.proof.peak if accounts.allocator is None else 0
         self.charged: Bytes = 0
         self._spent: tuple[Nanoseconds, Nanoseconds] = (0, 0)
@@ -200,6 +255,8 @@ class Running:
         self._profiled = accounts.allocator is None and not prepared.proof.checked  # slow, so once
         self._check: RecomputeCheck | None = None
         self._code: Code = prepared.code
+        self._groups: Iterator[list[Any]] | None = None
+        self._spans: list[Span] = []
         self._reference: Reference | None = None
         if verify is not None and not prepared.proof.checked:
             self._code, self._check = prepared.watched()
@@ -211,6 +268,12 @@ class Running:
     def over(self) -> bool:
         """Whether no part is left, or none will come."""
         return self.position == len(self.turns) or self.off
+
+    @property
+    def was_free(self) -> bool:
+        """Whether one call was planned by itself and nothing was computed again: no plan is faster."""
+        forecast = self.prepared.plan.forecast
+        return len(self.turns) <= 2 and not self.off and forecast.ns == forecast.base_ns
 
     @property
     def forecast_peak(self) -> Bytes:
@@ -239,27 +302,84 @@ class Running:
         part = self.position
         if self._reference is not None:
             self._reference.before(part, given)
-        with self.accounts.observed(profiled=self._profiled, held=self.prepared.live[part]) as seen:
-            outputs, rest = self._served(part, lambda: self._timed(part, kept, given))
+        (outputs, rest), seen = self._run_span(
+            lambda: self._code.parts[part](kept, given), self.prepared.span(part)
+        )
         if self._reference is not None:
             self._reference.after(part, outputs)
-        self.position += 1
-        self.peak = max(self.peak, self.prepared.live[part] + seen.above)
+        self._end_part()
+        return outputs, rest, seen
+
+    def can_announce(self, groups: Groups) -> bool:
+        """Tell whether the next part may announce gradients in groups: not one checked, recorded or paged."""
+        outputs = self.prepared.graph.parts[self.position].outputs
+        made = {position for position, value in enumerate(outputs) if isinstance(value, View)}
+        watched = self._check is not None or self._profiled or not self.prepared.times.plain
+        return not watched and made.issubset(chain.from_iterable(groups))
+
+    def begin_groups(self, kept: list[Any], given: list[Any], groups: Groups) -> None:
+        """Begin the next part, a backward, so that each call of `run_group` hands a group of gradients over.
+
+        Args:
+            kept: see `run`.
+            given: see `run`.
+            groups: of its outputs, in order.
+        """
+        code, spans = self.prepared.in_groups(self.position, groups)
+        self._spans, self._groups = list(spans), cast(Iterator[list[Any]], code(kept, given))
+
+    def run_group(self) -> tuple[list[Any], list[Any], Observation]:
+        """Go on up to the next group of gradients.
+
+        Returns:
+            Outputs, None for those of other groups; nothing; and what was observed.
+
+        Raises:
+            torch.OutOfMemoryError: a kernel's bytes are not to be had, or those that the arena gave back.
+        """
+        groups = self._groups
+        assert groups is not None
+        span = self._spans.pop(0)
+        try:
+            self.resume()
+        except torch.OutOfMemoryError:  # the caller holds more than was foreseen: go on from the heap
+            self._reached, self.left_arena = -1, True
+        outputs, seen = self._run_span(lambda: _next(groups), span)
+        outputs += [None] * (len(self.prepared.graph.parts[self.position].outputs) - len(outputs))
+        if self._spans:
+            self._pause()
+        else:
+            self._groups = None
+            self._end_part()
+        return outputs, [], seen
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether groups of gradients are left."""
+        return self._groups is not None
+
+    def _run_span(self, code: Callable[[], _Result], span: Span) -> tuple[_Result, Observation]:
+        with self.accounts.observed(profiled=self._profiled, held=span.live) as seen:
+            result = self._served(span, lambda: self._timed(code))
+        self.peak = max(self.peak, span.live + seen.above)
         self.prepared.proof.peak = max(self.prepared.proof.peak, self.peak)
-        self.charged = max(self.charged, seen.before if part else 0, seen.charged)
+        self.charged = max(self.charged, seen.before if self.position else 0, seen.charged)
+        return result, seen
+
+    def _end_part(self) -> None:
+        self.position += 1
         if self._check is not None:
             self._note(self._check)
         elif self.position == len(self.turns) and not (self._profiled or self.divergences):
             self.prepared.times.ran(*self._spent)
-        if self._arena is not None and not self.over and self._arenas is not None:
-            self._arenas.pause(self._arena)
-        return outputs, rest, seen
+        if not self.over:
+            self._pause()
 
-    def _timed(self, part: int, kept: list[Any], given: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Run the code of a part and add up what it takes, by the clock of the prices and by the wall's."""
-        _, clock = clock_here()
+    def _timed(self, code: Callable[[], _Result]) -> _Result:
+        """Run code and add up what it takes, by the clock of the prices and by the wall's."""
+        _, clock = self.prepared.clock
         wall, start = time.perf_counter_ns(), clock()
-        result = self._code.parts[part](kept, given)
+        result = code()
         spent, waited = self._spent
         self._spent = spent + clock() - start, waited + time.perf_counter_ns() - wall
         return result
@@ -274,13 +394,11 @@ class Running:
         if self.position == len(self.turns):
             proof.checked = time.time()
 
-    def _served(
-        self, part: int, run: Callable[[], tuple[list[Any], list[Any]]]
-    ) -> tuple[list[Any], list[Any]]:
-        allocator, start = self.accounts.allocator, self.prepared.starts[part]
-        if allocator is None or self._arena is None or self._reached != start:
+    def _served(self, span: Span, run: Callable[[], _Result]) -> _Result:
+        allocator = self.accounts.allocator
+        if allocator is None or self._arena is None or self._reached != span.start:
             return run()
-        allocator.begin_replay(self._arena, self.prepared.table, start=start)
+        allocator.begin_replay(self._arena, self.prepared.table, start=span.start)
         try:
             result = run()
         except BaseException:
@@ -290,7 +408,7 @@ class Running:
         self._reached = end.reached
         if end.divergence is not None:
             self._diverged(end.divergence)
-        elif end.reached < self.prepared.starts[part + 1]:
+        elif end.reached < span.end:
             self._diverged(Divergence(end.reached, 0, 0, "short", 0))
         return result
 
@@ -311,6 +429,10 @@ class Running:
     def leave(self) -> None:
         """Note that the caller did something else than expected."""
         self.off = True
+        self._groups = None
+        self._pause()
+
+    def _pause(self) -> None:
         if self._arena is not None and self._arenas is not None:
             self._arenas.pause(self._arena)
 
@@ -321,9 +443,19 @@ class Running:
 
     def close(self) -> None:
         """Give the arena back, once; blocks in it that the caller holds stay where they are."""
+        self._groups = None
         arena, self._arena = self._arena, None
         if arena is not None and self._arenas is not None:
             self._arenas.finish(arena, retire=bool(self.divergences))
+
+
+def _next(groups: Iterator[list[Any]]) -> list[Any]:
+    """What a generator yields, or the outputs among what it returns."""
+    try:
+        return next(groups)
+    except StopIteration as end:
+        outputs: list[Any] = end.value[0]
+        return outputs
 
 
 def version_of(tensor: Any) -> tuple[int, int]:

@@ -140,6 +140,8 @@ def _ran(unit: Unit | None) -> Prepared:
         raise TightropeError(
             "a fused step cannot be saved: its code is for this processor. Compile without fuse=True."
         )
+    if unit.prepared.lease is not None:
+        raise TightropeError("a step that pages cannot be saved yet: compile without page_to.")
     return unit.prepared
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture.announce import GradientGroups
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
@@ -271,7 +272,7 @@ class _StepGraph:
             owner.before_run(owner.last, args)
         return [*owner.last.run(args), torch.empty(0)]
 
-    def backward(self, args: list[Any]) -> list[Any]:
+    def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Not used: the loss is handed out detached."""
         raise TightropeError("the backward of a step runs inside it: its loss is detached.")
 

@@ -7,7 +7,7 @@ suits, and known plans are remembered; every new one is judged, and checked in i
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import torch
@@ -18,18 +18,22 @@ from tightrope.fuse.choose import Chosen, compile_stretches, fused
 from tightrope.fuse.rounds import fused_rounds
 from tightrope.lower.join import Turn
 from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
+from tightrope.plan.resize import resized, same_ops
 from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
 from tightrope.run.captured import ChunkedFrom
 from tightrope.run.contest import Contest
 from tightrope.run.headroom import Headroom
+from tightrope.run.paging import Paging
 from tightrope.run.prepared import Prepared, Proof, prepare
 from tightrope.run.refusal import Refusal
 from tightrope.run.room import Room, cause_of
 from tightrope.run.running import Running
 from tightrope.run.status import StatusLine
 
+LENT: Final = "the plan of its bucket, for smaller sizes"
+"""Why an executable was made that needed no plan of its own."""
 _MOST_KNOWN: Final = 8
 """Plans of one graph that are kept ready to run: loops may hold more at one call than at another."""
 
@@ -47,6 +51,7 @@ class Settings:
         fuse: whether stretches of a plan may run as compiled functions, within a tolerance.
         writes: whether ops may write over inputs that nothing needs any more.
         chunk: chunks of rows that a loss may be split into where nothing fits without; 0 = none, None = any.
+        pages: where storages may be paged to; None = nowhere.
     """
 
     budget: Bytes | Callable[[Bytes], Bytes]
@@ -57,6 +62,7 @@ class Settings:
     fuse: bool = False
     writes: bool = True
     chunk: int | None = None
+    pages: Paging | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +97,36 @@ class _Known(NamedTuple):
     contest: Contest | None = None
 
 
+@dataclass(frozen=True)
+class Lender:
+    """The unit whose plans another one uses.
+
+    Attributes:
+        unit: of the largest sizes of a bucket.
+        strict: refuse where no plan of it fits; else plan for the smaller sizes alone.
+    """
+
+    unit: "Unit"
+    strict: bool
+
+
 class Unit:
     """One graph under the budget; state of the runtime, used from one thread at a time.
 
     Attributes:
         graph: priced.
         storages: (call, storage of its own graph) -> storage, where it joins several calls; else empty.
-        headroom: what to leave beside the plan.
         arenas: for its plans; None without a hook.
         prepared: what ran last, or runs next.
         proofs: one per plan that was made, in order.
         split: what it computes in chunks; None = nothing.
+        lender: whose plans it uses; None = its own.
+        nearest: finds a unit for other sizes, from whose plan its search begins.
     """
 
     split: ChunkedFrom | None = None
+    lender: Lender | None = None
+    nearest: "Callable[[], Unit | None]" = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -118,7 +140,7 @@ class Unit:
         storages: dict[tuple[int, StorageId], StorageId] | None = None,
     ) -> None:
         self.graph, self.settings, self.accounts, self.status = graph, settings, accounts, status
-        self.headroom, self.storages = headroom, storages or {}
+        self._headroom, self.storages = headroom, storages or {}
         self.arenas = Arenas(accounts.allocator) if accounts.allocator is not None else None
         self.prepared: Prepared | None = None
         self.proofs: list[Proof] = []
@@ -128,6 +150,19 @@ class Unit:
         self._known: list[_Known] = []
         self._least: Plan | None = None
         self._missed: InfeasibleError | None = None
+        self._lent: list[tuple[Prepared, Prepared]] = []
+
+    @property
+    def headroom(self) -> Headroom:
+        """What to leave beside the plan; one for all sizes of a bucket."""
+        return self._headroom if self.lender is None else self.lender.unit.headroom
+
+    @headroom.setter
+    def headroom(self, seen: Headroom) -> None:
+        if self.lender is None:
+            self._headroom = seen
+        else:
+            self.lender.unit.headroom = seen
 
     @property
     def room(self) -> Room:
@@ -199,6 +234,10 @@ class Unit:
         """
         if not room.fits_update:
             raise self.refused(room, expected())
+        lender = None if self._known else self.lender
+        if lender is not None and (lent := self._borrow(lender, room, expected)) is not None:
+            self._room, self.prepared = room, lent
+            return lent
         known = self._best_known(room)
         if known is not None:
             self._room, self.prepared = room, known.prepared
@@ -224,6 +263,37 @@ class Unit:
         self._room = room
         self._known = [*self._known[1 - _MOST_KNOWN :], found]
         return self.prepared
+
+    def _borrow(self, lender: Lender, room: Room, expected: Callable[[], Expected]) -> Prepared | None:
+        """Use the plan of the largest sizes of the bucket; None = plan for these sizes alone from now on.
+
+        Raises:
+            InfeasibleError: it does not fit, and the user asked for a plan that fits all sizes.
+        """
+        larger = _given(lender.unit.graph) - _given(self.graph)
+        try:
+            most = lender.unit.suit(replace(room, held=room.held + larger), expected)
+        except InfeasibleError:
+            if lender.strict:
+                raise
+            self.lender, self._why = None, "the largest sizes of its bucket do not fit"
+            return None
+        for theirs, mine in self._lent:
+            if theirs is most:
+                return mine
+        began = time.perf_counter()
+        plan = resized(self.graph, most.plan, lender.unit.graph)
+        if plan is None:
+            self.lender, self._why = (
+                None,
+                "its kernels allocate more than for the largest sizes of its bucket",
+            )
+            self.nearest = lambda: lender.unit
+            return None
+        found = self._prepared(plan, LENT, began)
+        self.proofs.append(found.proof)
+        self._lent = [*self._lent[1 - _MOST_KNOWN :], (most, found)]
+        return found
 
     @property
     def settled(self) -> bool:
@@ -253,7 +323,9 @@ class Unit:
         raise self._refusal(room, expected()).restated(self._missed) from None
 
     def _prepared(self, plan: Plan, cause: str, began: float) -> Prepared:
-        made = prepare(self.graph, plan, self.accounts.allocator, cause=cause, began=began)
+        made = prepare(
+            self.graph, plan, self.accounts.allocator, cause=cause, began=began, paging=self.settings.pages
+        )
         made.proof.num_chunks = self.split.num if self.split is not None else 0
         return made
 
@@ -340,15 +412,19 @@ class Unit:
             return self._search(self.graph, budget, report)
 
     def _search(self, graph: Graph, budget: Bytes, report: Callable[[Progress], None] | None = None) -> Plan:
-        return solve(
-            graph,
-            budget=budget,
-            planner=self.settings.planner,
-            seconds=self.settings.seconds,
-            seed=self.settings.seed,
-            progress=report,
-            cache=self._cache,
-        )
+        alone = functools.partial(
+            solve, graph, budget=budget, planner=self.settings.planner, seconds=self.settings.seconds,
+            seed=self.settings.seed, progress=report, cache=self._cache, start=self._start(),
+        )  # fmt: skip
+        pages = self.settings.pages
+        return alone() if pages is None else pages.solve(graph, budget, alone, progress=report)
+
+    def _start(self) -> Plan | None:
+        """The plan for other sizes from which to search."""
+        near = self.nearest()
+        if near is None or near.prepared is None or not same_ops(near.graph, self.graph):
+            return None
+        return near.prepared.plan
 
     def _fused(self, plan: Plan, budget: Bytes) -> Chosen:
         """Let stretches of a plan run fused where that is faster and fits; else say why none does."""
@@ -374,9 +450,15 @@ class Unit:
             with self.status.task("looking for the smallest plan", 1):
                 self._least = smallest(self.graph, seed=self.settings.seed)
             self._cache.store(self.graph, self._least, planner=SMALLEST)
-        return self._least
+        pages = self.settings.pages
+        return self._least if pages is None else pages.smallest(self.graph, self._least)
 
     def close(self) -> None:
         """Give everything back that no step is using."""
         if self.arenas is not None:
             self.arenas.close()
+
+
+def _given(graph: Graph) -> Bytes:
+    """Bytes of what the caller hands over and holds."""
+    return graph.persistent - graph.hidden

@@ -1,6 +1,8 @@
 """The units of one model: what is planned as one, made when it is first needed."""
 
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from tightrope.core import Graph, StorageId
@@ -11,7 +13,7 @@ from tightrope.run.captured import Captured
 from tightrope.run.headroom import Headroom
 from tightrope.run.patterns import Pattern, single
 from tightrope.run.status import StatusLine
-from tightrope.run.unit import Settings, Unit
+from tightrope.run.unit import Lender, Settings, Unit
 
 ANOTHER_GRAPH: Final = "another captured graph: shapes, mode, parameters"
 
@@ -78,10 +80,15 @@ class Units:
         )
         if len(graphs) == 1 and len(pattern) <= 2:
             (one,) = (self.captured[number] for number in graphs)
-            why = self.why if len(self.captured) == 1 else one.why or ANOTHER_GRAPH
+            why = one.why or (self.why if len(self.captured) == 1 else ANOTHER_GRAPH)
             why = why if one.num_measured == 1 else "allocations differed from the plan: measured again"
             made = self._new(one.graph, headroom, why)
             made.split = one.split
+            if one.bucket is not None:
+                larger = tuple(replace(turn, graph=one.bucket) for turn in pattern)
+                made.lender = Lender(self.of(larger), strict=one.strict)
+            if one.nearest is not None:
+                made.nearest = partial(self.last, one.nearest)
             return made
         identity = {(n, s): name for n in graphs for s, name in self.captured[n].identity.items()}
         joint = join(graphs, pattern, identity=identity, dropped=dropped)

@@ -1,5 +1,6 @@
 """The search's view of a graph on a machine with a slower tier."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, Graph, Machine, TightropeError, round_up
@@ -43,8 +44,13 @@ def need_slower_tier(machine: Machine | None) -> Machine:
     return machine
 
 
-def tables(graph: Graph, machine: Machine) -> PagingTables:
+def tables(graph: Graph, machine: Machine, can: Sequence[bool] | None = None) -> PagingTables:
     """Read a graph and a machine into the tables of the native search.
+
+    Args:
+        graph: one training step.
+        machine: with a slower tier.
+        can: which storages may be paged; None = all of which pages can be made.
 
     Raises:
         TightropeError: the graph is not in base order, or the machine has no slower tier.
@@ -53,7 +59,7 @@ def tables(graph: Graph, machine: Machine) -> PagingTables:
     if any(start < end for start, end in model.away):
         raise TightropeError("paging is planned for one call of a model, and this graph has several.")
     sizes = tuple(storage.bytes for storage in graph.storages)
-    can = pageable(graph)
+    can = pageable(graph) if can is None else can
     return PagingTables(
         ops=tuple(
             (need, again_need, op.ns, again_ns, *window)

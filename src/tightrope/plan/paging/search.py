@@ -95,6 +95,7 @@ def search_paged(
     knobs: PagingKnobs | None = None,
     options: Options | None = None,
     start: Sequence[PagedSet] = (),
+    can: Sequence[bool] | None = None,
 ) -> PagedSet | None:
     """Find the cheapest set whose live bytes fit, None when no set that fits was found.
 
@@ -105,6 +106,7 @@ def search_paged(
         knobs: objective, effort, switches.
         options: seed, restarts, effort, clock.
         start: sets to begin from besides those found here.
+        can: which storages may be paged; None = all of which pages can be made.
 
     Raises:
         TightropeError: the machine has no slower tier.
@@ -120,7 +122,7 @@ def search_paged(
         page=knobs.paging,
     )
     native = options.native and available()
-    search = (PagingSolver if native else PythonPaging)(tables(graph, machine))
+    search = (PagingSolver if native else PythonPaging)(tables(graph, machine, can))
     run = _Anneal(search, len(graph.ops), knobs, options)
     again = [PagedSet(pairs=given.pairs) for given in start if given.pairs]
     paged = [PagedSet(pages=given.pages) for given in start if given.pages]
@@ -222,6 +224,8 @@ def plan_paging(
     tier_bytes: Bytes | None = None,
     knobs: PagingKnobs | None = None,
     options: Options | None = None,
+    start: PagedSet | None = None,
+    can: Sequence[bool] | None = None,
 ) -> Plan:
     """Plan a step under a budget of bytes in tier 0, recomputing and paging.
 
@@ -237,6 +241,8 @@ def plan_paging(
         tier_bytes: largest number of bytes in the slower tier, None = its capacity.
         knobs: objective, effort, switches.
         options: seed, restarts, clock.
+        start: to begin from.
+        can: which storages may be paged; None = all of which pages can be made.
 
     Raises:
         InfeasibleError: no set of re-runs and page-ins that fits was found.
@@ -261,10 +267,10 @@ def plan_paging(
             f"budget ({budget} bytes) must be positive, tier_bytes ({slower[0]}) not below 0."
         )
     limits = Limits((budget, *slower), seconds, joules)
-    target, found, least = budget, PagedSet(), None
+    target, room, found, least = budget, slower[0], start or PagedSet(), None
     for _ in range(6):
-        tight = msgspec.structs.replace(limits, bytes=(target, *slower))
-        chosen = search_paged(graph, machine, tight, knobs=knobs, options=options, start=(found,))
+        tight = msgspec.structs.replace(limits, bytes=(target, room))
+        chosen = search_paged(graph, machine, tight, knobs=knobs, options=options, start=(found,), can=can)
         if chosen is None:
             break
         found = chosen
@@ -272,11 +278,14 @@ def plan_paging(
             graph, paged_schedule(graph, machine, found), budget=budget, machine=machine, planner="paging",
             seed=options.seed,
         )  # fmt: skip
-        if plan.forecast.total <= budget:
+        over = sum(plan.forecast.tiers) - slower[0]
+        if plan.forecast.total <= budget and over <= 0:
             plan = msgspec.structs.replace(plan, limits=limits)
             return msgspec.structs.replace(plan, reasons=reasons(graph, plan, machine))
-        least = min(least or plan.forecast.total, plan.forecast.total)
-        target -= max(64, (plan.forecast.total - budget + 1) // 2)
+        room -= max(over, 0)
+        if plan.forecast.total > budget:
+            least = min(least or plan.forecast.total, plan.forecast.total)
+            target -= max(64, (plan.forecast.total - budget + 1) // 2)
     raise _infeasible(graph, limits, least)
 
 
