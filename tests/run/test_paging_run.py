@@ -22,6 +22,7 @@ from tightrope.native.build import compiler
 from tightrope.plan.paging.search import PagingKnobs
 from tightrope.record.planned import record_run
 from tightrope.run import page_file
+from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="nothing is enforced without a compiler")
