@@ -30,7 +30,7 @@ def _entry(name: str, value: Any) -> str:
 
 
 def _is_documented(member: object) -> bool:
-    return callable(member) or isinstance(member, property | staticmethod | classmethod)
+    return inspect.isfunction(member) or isinstance(member, property | staticmethod | classmethod)
 
 
 def _signature(name: str, value: Any) -> str:
