@@ -13,13 +13,21 @@ from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
 
 torch.set_num_threads(1)
+_MUCH = 1 << 20
+"""Bytes that budgets of tests leave free."""
 os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_walks() -> None:
-    """Let collections skip what lives to the end, which is most: tests collect often."""
+    """Let collections skip what lives to the end, which is most: tests collect often.
+
+    What an error of the test before still held then would never be collected: where many bytes are left,
+    collections look at everything again.
+    """
     torch._dynamo.reset()  # it holds models
+    if allocator.cache_info().currsize and allocator().stats().live > _MUCH:
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
 

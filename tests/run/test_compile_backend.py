@@ -42,7 +42,7 @@ def test_the_backend_is_found_by_name() -> None:
     assert "tightrope" in torch.compiler.list_backends()
 
 
-@pytest.mark.parametrize("options", [{"budget": "8MiB"}, {"options": {"budget": 8 << 20}, "seed": 1}])
+@pytest.mark.parametrize("options", [{"budget": "12MiB"}, {"options": {"budget": 12 << 20}, "seed": 1}])
 def test_training_equals_eager(options: dict[str, object]) -> None:
     wanted = play(built(Blocks), loop)
     model = torch.compile(built(Blocks), backend="tightrope", options=options)
@@ -50,7 +50,7 @@ def test_training_equals_eager(options: dict[str, object]) -> None:
 
 
 def test_the_budget_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "8MiB")
+    monkeypatch.setenv(VARIABLE, "12MiB")
     wanted = play(built(Blocks), loop)
     assert play(torch.compile(built(Blocks), backend="tightrope"), loop) == wanted
 
@@ -106,13 +106,13 @@ class Holder(nn.Module):
 def test_a_model_compiled_by_name_has_a_report() -> None:
     plain = built(Blocks)
     keys = list(plain.state_dict())
-    model = torch.compile(plain, backend="tightrope", options={"budget": "8MiB"})
+    model = torch.compile(plain, backend="tightrope", options={"budget": "12MiB"})
     with pytest.raises(TightropeError, match="run a training step first"):
         tightrope.report(model)
     play(model, loop)
     for name in (model, plain, Holder(model)):
         report = tightrope.report(name)
-        assert (report.level, report.budget) == ("L1", 8 << 20)
+        assert (report.level, report.budget) == ("L1", 12 << 20)
         assert 0 < report.observed_total <= report.budget
         assert report.forecast_peak == report.observed_peak
         assert report.html().startswith("<!doctype html>")
@@ -120,7 +120,7 @@ def test_a_model_compiled_by_name_has_a_report() -> None:
 
 
 def test_a_wrapped_model_has_the_report_of_the_one_inside() -> None:
-    model = tightrope.compile(built(Blocks), budget="8MiB", progress=False)
+    model = tightrope.compile(built(Blocks), budget="12MiB", progress=False)
     wrapped = Holder(Holder(model))
     play(wrapped, loop)
     assert tightrope.report(wrapped) == tightrope.report(model)
@@ -129,7 +129,7 @@ def test_a_wrapped_model_has_the_report_of_the_one_inside() -> None:
 
 def test_a_second_model_of_the_class_is_held_to_the_budget_after_the_first_is_gone() -> None:
     def compiled() -> nn.Module:
-        return torch.compile(built(Blocks), backend="tightrope", options={"budget": "8MiB"})  # type: ignore[return-value]
+        return torch.compile(built(Blocks), backend="tightrope", options={"budget": "12MiB"})  # type: ignore[return-value]
 
     wanted = play(built(Blocks), loop)
     first, second = compiled(), compiled()
@@ -140,4 +140,4 @@ def test_a_second_model_of_the_class_is_held_to_the_budget_after_the_first_is_go
     gc.collect()
     assert play(second, loop) == wanted
     assert allocator().limit is not None
-    assert tightrope.report(second).budget == 8 << 20
+    assert tightrope.report(second).budget == 12 << 20

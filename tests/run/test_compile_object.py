@@ -54,7 +54,7 @@ def test_a_nested_batch_after_another_runs_as_in_eager() -> None:
 def test_class_state_and_parameters_stay_what_they_were() -> None:
     model = built(Blocks)
     names, ids = list(model.state_dict()), [id(p) for p in model.parameters()]
-    found = tightrope.compile(model, budget="8MiB", progress=False)
+    found = tightrope.compile(model, budget="12MiB", progress=False)
     play(model, loop)
     assert found is model
     assert type(model) is Blocks
@@ -90,7 +90,7 @@ def test_copies_and_pickles_are_plain_models_with_the_same_values() -> None:
 
 
 def test_state_that_is_loaded_counts() -> None:
-    model = tightrope.compile(built(Blocks), budget="8MiB", progress=False)
+    model = tightrope.compile(built(Blocks), budget="12MiB", progress=False)
     start = copy.deepcopy(model.state_dict())
     wanted = play(model, loop)
     model.load_state_dict(start)
@@ -134,11 +134,11 @@ def test_hooks_on_gradients_run() -> None:
 def test_compiling_again_replaces_the_budget() -> None:
     model = tightrope.compile(built(Blocks), budget="16MiB", progress=False)
     play(model, loop)
-    tightrope.compile(model, budget="8MiB", progress=False)
+    tightrope.compile(model, budget="12MiB", progress=False)
     model.zero_grad()
     play(model, loop)
-    assert tightrope.report(model).budget == 8 << 20
-    assert allocator().limit == (8 << 20) - accounts().older
+    assert tightrope.report(model).budget == 12 << 20
+    assert allocator().limit == (12 << 20) - accounts().older
 
 
 def test_a_share_of_the_unplanned_step_counts_all_that_is_held() -> None:
@@ -153,7 +153,7 @@ def test_planning_ahead_changes_nothing() -> None:
     model = built(Blocks)
     model.register_buffer("extra", torch.zeros(3))
     wanted = play(model, lambda *_: None)
-    tightrope.compile(model, budget="8MiB", example=DATA[0][:1], progress=False)
+    tightrope.compile(model, budget="12MiB", example=DATA[0][:1], progress=False)
     assert play(model, lambda *_: None) == wanted
     assert len(compiled_of(model).calls.captured) == 1
     assert tightrope.report(model).arena > 0
@@ -212,10 +212,10 @@ def test_a_compiled_part_of_a_compiled_model_is_planned_with_the_whole() -> None
         loop(nn.Sequential(model, nn.Identity()), see)
 
     wanted = play(built(Blocks), nested)
-    part = tightrope.compile(built(Blocks), budget="8MiB", progress=False)
+    part = tightrope.compile(built(Blocks), budget="12MiB", progress=False)
 
     def whole(model: nn.Module, see: Seen) -> None:
-        outer = tightrope.compile(nn.Sequential(model, nn.Identity()), budget="8MiB", progress=False)
+        outer = tightrope.compile(nn.Sequential(model, nn.Identity()), budget="12MiB", progress=False)
         loop(outer, see)
         assert len(compiled_of(outer).calls.captured) == 1
 
@@ -236,24 +236,24 @@ def test_level_0_needs_bytes() -> None:
 
 
 def test_a_report_before_the_first_step_says_so() -> None:
-    model = tightrope.compile(Blocks(), budget="8MiB", progress=False)
+    model = tightrope.compile(Blocks(), budget="12MiB", progress=False)
     report = tightrope.report(model)
     assert report.why.startswith("nothing is planned yet")
-    assert report.budget == 8 << 20
+    assert report.budget == 12 << 20
 
 
 def test_a_step_gives_no_warning() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = tightrope.compile(built(Blocks), budget="8MiB", progress=False)
+        model = tightrope.compile(built(Blocks), budget="12MiB", progress=False)
         play(model, loop)
         case = build("custom_function", scale="test")
-        tightrope.compile(case.model, budget="8MiB", progress=False)(*case.inputs).backward()
+        tightrope.compile(case.model, budget="12MiB", progress=False)(*case.inputs).backward()
     assert [str(warning.message) for warning in caught] == []
 
 
 def test_warnings_of_user_code_are_shown_once() -> None:
-    model = tightrope.compile(built(Blocks), budget="8MiB", progress=False)
+    model = tightrope.compile(built(Blocks), budget="12MiB", progress=False)
     play(model, loop)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")

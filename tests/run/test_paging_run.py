@@ -1,13 +1,14 @@
 """Plans that page, executed: bits, bytes, order, and what happens when the disk fails."""
 
 import errno
+import functools
 import gc
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,17 @@ from tightrope.run.compile import compiled_of
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="nothing is enforced without a compiler")
 
-X = torch.linspace(-1, 1, 8192 * 64).reshape(8192, 64).sin()
+
+@functools.cache
+def batch() -> torch.Tensor:
+    return torch.linspace(-1, 1, 8192 * 64).reshape(8192, 64).sin()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten() -> Iterator[None]:
+    """Budgets of other tests leave no room for what this module keeps."""
+    yield
+    batch.cache_clear()
 
 
 def deep() -> nn.Module:
@@ -49,7 +60,7 @@ def fast(holds: int) -> Machine:
 def loop(model: Any, seen: Any) -> None:
     update = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
-        loss = model(X).square().mean()
+        loss = model(batch()).square().mean()
         loss.backward()
         seen(loss)
         seen.gradients(model)
@@ -67,7 +78,7 @@ def paging(
 ) -> nn.Module:
     """Compile a model to page on a disk that costs nothing, by default without recomputing anything."""
     model = built(build)
-    budget = budget_for(model, (X,), share=0.03) + 2**20 + 4096 + beside  # the staging buffer
+    budget = budget_for(model, (batch(),), share=0.03) + 2**20 + 4096 + beside  # the staging buffer
     tightrope.compile(model, budget=budget, page_to=folder, machine=fast(holds))
     pages = compiled_of(model).settings.pages
     assert pages is not None
@@ -90,14 +101,14 @@ def test_a_step_that_pages_has_the_bits_of_eager_within_its_budget(
 ) -> None:
     expected = play(built(build), loop)
     gc.collect()
-    others = max(0, accounts().charged() - X.nbytes)
+    others = max(0, accounts().charged() - batch().nbytes)
     model = paging(build, tmp_path)
     assert play(model, loop) == expected
     report = tightrope.report(model)
     assert num_pages(model) >= 3
     assert report.observed_peak == report.forecast_peak
     assert report.observed_total <= report.budget
-    assert build is not deep or 24 * X.nbytes > 3 * (report.budget - others)
+    assert build is not deep or 24 * batch().nbytes > 3 * (report.budget - others)
     assert report.divergences == 0
     assert list(tmp_path.iterdir()) == []
     pages = compiled_of(model).settings.pages
@@ -149,7 +160,7 @@ def test_after_every_fault_the_state_is_as_it_was_and_the_next_step_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(net: nn.Module, update: torch.optim.Optimizer) -> list[str]:
-        loss = net(X).square().mean()
+        loss = net(batch()).square().mean()
         update.zero_grad()
         loss.backward()
         update.step()
@@ -228,14 +239,14 @@ def test_wrong_folders_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_the_slower_tier_may_hold_is_a_limit(tmp_path: Path) -> None:
     model = paging(deep, tmp_path, recompute=True, holds=2**23)
-    model(X).square().mean().backward()
+    model(batch()).square().mean().backward()
     assert 0 < sum(plan_of(model).forecast.tiers) <= 2**23
     report = tightrope.report(model)
     assert "paged" in str(report)
     assert "paged out and brought back" in plan_of(model).explain()
     assert "page in" in report.html()
     with pytest.raises(TightropeError, match="a step that pages cannot be saved"):
-        tightrope.save(model, tmp_path / "step", (X,))
+        tightrope.save(model, tmp_path / "step", (batch(),))
     with pytest.raises(TightropeError, match="a step that pages cannot be recorded"), record_run(model):
         pass
 
@@ -243,12 +254,12 @@ def test_what_the_slower_tier_may_hold_is_a_limit(tmp_path: Path) -> None:
 def test_a_caller_that_does_something_else_than_planned_gets_the_same_bits(tmp_path: Path) -> None:
     def twice(model: Any, seen: Any) -> None:
         for _ in range(3):
-            first, second = model(X), model(X + 1)
+            first, second = model(batch()), model(batch() + 1)
             (first.sum() * 2).backward()
             second.square().mean().backward()
             seen(first, second)
             seen.gradients(model)
-        loss = model(X).sum()
+        loss = model(batch()).sum()
         loss.backward(retain_graph=True)
         loss.backward()
         seen.gradients(model)

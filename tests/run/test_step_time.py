@@ -44,7 +44,7 @@ def train(model: nn.Module, steps: int) -> tightrope.Report:
 
 def test_two_steps_suffice_and_the_checked_one_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "clock_here", ticking(1))
-    model = net("64MiB")
+    model = net(accounts().charged() + (64 << 20))
     first = train(model, 1).time
     assert first.observed_ns is None
     assert first.forecast_ns
@@ -65,7 +65,7 @@ def test_two_steps_suffice_and_the_checked_one_does_not_count(monkeypatch: pytes
 
 def test_a_forward_without_its_backward_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "clock_here", ticking(1))
-    model = net("64MiB")
+    model = net(accounts().charged() + (64 << 20))
     train(model, 2)
     loss = model(DATA).square().mean()
     del loss
@@ -77,7 +77,7 @@ def test_a_recording_does_not_change_what_was_observed(monkeypatch: pytest.Monke
     if compiler() is None:
         pytest.skip("a recording needs a C++ compiler")
     monkeypatch.setattr(prepared, "clock_here", ticking(1))
-    model = net("64MiB")
+    model = net(accounts().charged() + (64 << 20))
     train(model, 2)
     monkeypatch.setattr(prepared, "clock_here", ticking(50))
     with record_run(model):
@@ -93,7 +93,7 @@ def test_another_budget_is_expected_at_the_pace_that_was_seen_and_nothing_else_c
     monkeypatch.setattr(prepared, "clock_here", ticking(3))
     gc.collect()
     budget = accounts().charged() + (12 << 20)
-    large = net("64MiB")
+    large = net(accounts().charged() + (64 << 20))
     seen = train(large, 3).time
     assert seen.ratio
     small = net(budget)
@@ -114,7 +114,7 @@ def test_another_budget_is_expected_at_the_pace_that_was_seen_and_nothing_else_c
 
 def test_calls_that_are_planned_one_by_one_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "clock_here", ticking(1))
-    model = net("64MiB")
+    model = net(accounts().charged() + (64 << 20))
     for _ in range(3):
         model.zero_grad()
         (model(DATA).mean() + model(2 * DATA).mean()).backward()

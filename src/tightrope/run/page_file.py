@@ -100,7 +100,7 @@ class PageFile:
         return self._end
 
     def tier(self) -> Tier:
-        """Describe it as a tier: nine tenths of what is free there, and the rates of a trial of 0.2 s.
+        """Describe it as a tier: nine tenths of what is free there, and the rates of a trial.
 
         Raises:
             PagingError: the trial failed.
@@ -170,11 +170,11 @@ class Pages:
     def __init__(self, file: PageFile, size: Bytes, offset: Offset) -> None:
         self._file, self._size, self._offset = file, size, offset
         self._checksums: dict[int, bytes] = {}
-        self._flying: dict[int, tuple[PageCopy, Any]] = {}
+        self._on_their_way: dict[int, tuple[PageCopy, Any]] = {}
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            for transfer, _ in self._flying.values():  # memory stays while it is copied
+            for transfer, _ in self._on_their_way.values():  # memory stays while it is copied
                 transfer.done.wait()
             self._file.give_back(self._size, self._offset)
 
@@ -195,7 +195,7 @@ class Pages:
         self._begin(key, PageCopy(address, size, self._offset + offset, self._checksums[key]), holds)
 
     def _begin(self, key: int, transfer: PageCopy, holds: Any) -> None:
-        self._flying[key] = transfer, holds
+        self._on_their_way[key] = transfer, holds
         self._file.start(transfer)
 
     def wait(self, key: int) -> None:
@@ -204,9 +204,9 @@ class Pages:
         Raises:
             PagingError: it failed, or brought other bytes back than were written.
         """
-        transfer, _ = self._flying[key]
+        transfer, _ = self._on_their_way[key]
         transfer.done.wait()
-        del self._flying[key]
+        del self._on_their_way[key]
         if transfer.problem:
             raise PagingError(transfer.problem)
         self._checksums[key] = transfer.checksum
@@ -285,7 +285,7 @@ def _nameless(folder: Path, direct: int) -> int:
     flags = os.O_RDWR | os.O_CLOEXEC | direct
     try:
         return os.open(folder, flags | os.O_TMPFILE, 0o600)
-    except OSError:  # not every file system has files without names
+    except (OSError, AttributeError):  # not every file system has files without names
         made, name = tempfile.mkstemp(prefix="tightrope-", dir=folder)
         try:
             return os.open(name, flags)
