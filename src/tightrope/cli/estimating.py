@@ -108,8 +108,10 @@ def _answer(step: Any, curve: bool, machines: bool, json: bool) -> bool:
 
 def _largest(step: Any, axis: Sized, json: bool) -> bool:
     from tightrope.cli.ways import largest_that_fits
+    from tightrope.run.status import StatusLine
 
-    found = largest_that_fits(step, axis.value)
+    with StatusLine(lines=True).task(f"looking for the largest {axis.value} that fits", 1):
+        found = largest_that_fits(step, axis.value)
     if json:
         emit_json(found)
     else:

@@ -178,11 +178,14 @@ def _on(step: Step, machine: Machine) -> dict[str, Any]:
 
 
 def curve_of(step: Step) -> list[dict[str, Any]]:
-    """Price budgets of the whole loop: the plans of a curve, each with the budget that its loop needs."""
-    plans = curve_plans(step.graph, _CURVE_SECONDS, step.asked.machine)
-    whole = step.total()
-    points = [point(plan, whole) for plan in plans]
-    for one, plan in zip(points, plans, strict=True):
-        one["budget_bytes"] = step.floor.beside.needed(plan.forecast.total)
-        one["budget_percent"] = 100 * one["budget_bytes"] / max(1, whole)
+    """Price budgets of the whole loop: the plans of a curve, each with the budget that its loop needs.
+
+    From what the loop takes with every op once, nothing is computed again.
+    """
+    whole, points = step.total(), []
+    for plan in curve_plans(step.graph, _CURVE_SECONDS, step.asked.machine):
+        budget = min(step.floor.beside.needed(plan.forecast.total), whole)
+        if budget < whole or plan.forecast.ns <= step.graph.base_ns:
+            percent = 100 * budget / max(1, whole)
+            points.append(point(plan, whole) | {"budget_bytes": budget, "budget_percent": percent})
     return points

@@ -261,12 +261,13 @@ class TraceDiff:
         lines = [
             f"peak: {format_bytes(self.peak[0])} -> {format_bytes(self.peak[1])} "
             f"({self.peak[1] - self.peak[0]:+d} B)",
-            f"step time: {format_time(self.ns[0])} -> {format_time(self.ns[1])}",
+            f"step time: {format_time(self.ns[0])} -> {format_time(self.ns[1])} (the last step of each)",
             str(TimeChange("operator time", self.operator_ns, self.beyond_noise)),
             f"allocations: {self.num_buffers[0]} -> {self.num_buffers[1]}",
         ]
+        before, after = self.steps
+        lines.append(f"operator times are medians over {before} and {after} recorded steps")
         if self.beyond_noise is None:
-            before, after = self.steps
             lines.append(
                 f"{before} and {after} recorded steps are too few to tell changes of time from noise"
             )
