@@ -36,6 +36,33 @@ def loop(model: nn.Module, see: Seen) -> None:
         optimizer.step()
 
 
+class Swapped(nn.Module):
+    """Torch's tracing takes the result of this batch norm for contiguous, which it is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x).transpose(1, 2)).transpose(1, 2)
+        return self.last(hidden).flatten(0, 1).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level L0")
+def test_where_torchs_tracing_fails_the_model_trains_as_in_eager() -> None:
+    plain = built(Swapped)
+    model = tightrope.compile(copy.deepcopy(plain), budget=accounts().charged() + (64 << 20), progress=False)
+    x = torch.randn(4, 20, 32)
+    for _ in range(2):
+        for one in (plain, model):
+            one.zero_grad()
+            one(x).backward()
+        pairs = zip(plain.parameters(), model.parameters(), strict=True)
+        assert all(torch.equal(one.grad, other.grad) for one, other in pairs)  # type: ignore[arg-type]
+        assert all(map(torch.equal, plain.buffers(), model.buffers()))
+    assert "Cannot view a tensor" in tightrope.report(model).why
+
+
 def test_a_nested_batch_after_another_runs_as_in_eager() -> None:
     """Torch's guards on the first batch would end the process when they see the second."""
     model = nn.Linear(8, 8)

@@ -27,10 +27,13 @@ def attempt(
     except _torch.unsupported_errors() as error:
         refused, reason, anyway = None, reason_of(error), fails_anyway(error)
     except Exception as error:
-        cause = _torch.cause_in_backend(error)
+        cause, inner = _torch.cause_in_backend(error), getattr(error, "inner_exception", None)
+        anyway = cause is None and isinstance(inner, Exception)  # torch's own tracing fails, or the call
+        if anyway:
+            cause = CaptureError(str(inner))
         if cause is None or cause is error:
             raise
-        refused, reason, anyway = None if isinstance(cause, CaptureError) else cause, reason_of(cause), False
+        refused, reason = None if isinstance(cause, CaptureError) else cause, reason_of(cause)
     if refused is not None:
         refused.__context__ = None  # the frames of the capture would hold memory
         try:
