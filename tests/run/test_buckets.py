@@ -301,3 +301,63 @@ def test_declared_shapes_hold_for_calls_that_are_another_graph() -> None:
         with pytest.raises(tightrope.ShapeError, match="larger than every declared"):
             model(torch.randn(rows, 4))
     assert compiled_of(model).num_graphs == 3
+
+
+class Masked(nn.Module):
+    """Reads its second tensor first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return ((~mask).unsqueeze(-1) * self.only(rows)).square().mean()
+
+
+def test_a_shape_without_a_name_is_that_of_the_first_tensor_of_the_call() -> None:
+    model = Masked()
+    tightrope.compile(model, budget=accounts().charged() + 2**22, shapes=[(4, 8, 4)], progress=False)
+    model(torch.ones(3, 5, 4), torch.ones(3, 5) > 0).backward()
+    assert tightrope.report(model).buckets[0].largest.startswith("input 0 [4 x 8 x 4]")
+    other = Masked()
+    tightrope.compile(other, budget=accounts().charged() + 2**22, shapes=[(4, 8)], progress=False)
+    with pytest.raises(tightrope.TightropeError, match=r"2 sizes are not the dimensions of 'input 0'"):
+        other(torch.ones(3, 5, 4), torch.ones(3, 5) > 0)
+
+
+class Swapped(nn.Module):
+    """Torch's shape functions take the result of this batch norm for contiguous, which it is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(rows).transpose(1, 2)).transpose(1, 2).flatten(0, 1).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level L0")
+def test_what_cannot_be_read_for_other_sizes_trains_as_in_eager() -> None:
+    torch.manual_seed(0)
+    plain = Swapped()
+    model = copy.deepcopy(plain)
+    tightrope.compile(model, budget=accounts().charged() + 2**22, shapes="bucket", progress=False)
+    with pytest.warns(UserWarning, match="shapes= has no effect"):
+        model(torch.zeros(4, 20, 8)).backward()
+    plain(torch.zeros(4, 20, 8)).backward()
+    for size in (20, 30):
+        rows = torch.randn(3, size, 8)
+        for one in (plain, model):
+            one.zero_grad()
+            one(rows).backward()
+        pairs = zip(plain.parameters(), model.parameters(), strict=True)
+        assert all(torch.equal(one.grad, other.grad) for one, other in pairs)  # type: ignore[arg-type]
+        assert all(map(torch.equal, plain.buffers(), model.buffers()))
+
+
+def test_a_call_whose_rounded_sizes_are_another_graph_says_so() -> None:
+    model = Branches()
+    tightrope.compile(model, budget=accounts().charged() + 2**22, shapes="bucket", progress=False)
+    model(torch.randn(13, 4)).backward()
+    assert "was planned by itself" in tightrope.report(model).bucket
+    assert "would be the largest of its bucket, but" in tightrope.report(model).bucket

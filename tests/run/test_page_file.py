@@ -46,6 +46,23 @@ def test_a_region_is_used_again_and_memory_outlives_its_copy(tmp_path: Path) -> 
     assert file.bytes == 2**23
 
 
+def test_the_rest_of_a_larger_region_is_leased_too(tmp_path: Path) -> None:
+    file = PageFile(tmp_path)
+    held, large = file.lease(2**20), file.lease(2**22)
+    del large
+    parts = [held, *(file.lease(2**20) for _ in range(4))]
+    assert file.bytes == 2**22 + 2**20
+    data = [torch.full((2**20,), k, dtype=torch.uint8) for k in range(len(parts))]
+    for part, one in zip(parts, data, strict=True):
+        part.out(0, one.data_ptr(), len(one), 0, one)
+        part.wait(0)
+    found = [torch.empty_like(one) for one in data]
+    for part, one in zip(parts, found, strict=True):
+        part.back(0, one.data_ptr(), len(one), 0, one)
+        part.wait(0)
+    assert all(map(torch.equal, data, found))
+
+
 def test_the_system_refuses_room_and_the_file_works_on(tmp_path: Path) -> None:
     file = PageFile(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

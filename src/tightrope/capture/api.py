@@ -172,7 +172,12 @@ def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
                 f"{layout.offset}{layout.bits and ', '}{layout.bits}): it cannot be planned."
             )
         layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides, layout.offset)
-    _torch.relay(program.module.graph, layouts)
+    try:
+        _torch.relay(program.module.graph, layouts)
+    except (RuntimeError, ValueError) as error:  # as a view of what is laid out otherwise
+        raise CaptureError(
+            f"kernels lay results out otherwise than torch's shape functions say, and then: {error}."
+        ) from error
     assert program.rebuild is not None
     again = program.rebuild(program.module)
     return replace(program, graph=again.graph, constants=again.constants, keys=again.keys)

@@ -8,7 +8,7 @@ import typer
 
 from tightrope.cli.curve import SECONDS, curve_plans
 from tightrope.cli.output import console, emit_json
-from tightrope.cli.sound import check_outputs, read_sound
+from tightrope.cli.sound import check_outputs, sound_of
 from tightrope.core import FingerprintError, Plan, TightropeError, Trace
 from tightrope.core.errors import PlanFileError
 
@@ -98,10 +98,10 @@ def _trace(
             raise TightropeError("--also adds plans to a plan; a trace file has its own list of budgets.")
         return read(path)
     try:
-        Plan.load(path)
+        plan = Plan.load(path)
     except PlanFileError as error:
         raise PlanFileError(f"{str(path)!r} is neither a trace file nor a plan: {error}") from error
-    sound = read_sound(path, graph, machine)
+    sound = sound_of(plan, path, graph, machine)
     others = tuple(Plan.load(other) for other in also)
     if seconds:
         known = [sound.plan.budget, *(other.budget for other in others)]

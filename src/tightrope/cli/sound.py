@@ -45,10 +45,14 @@ def read_sound(path: Path, graph: Path | None = None, machine: str | None = None
         JudgeError: the plan does not hold.
         TightropeError: there is no graph, or a file cannot be read.
     """
+    return sound_of(Plan.load(path), path, graph, machine)
+
+
+def sound_of(plan: Plan, path: Path, graph: Path | None = None, machine: str | None = None) -> Sound:
+    """Read the graph of a plan that was read from ``path``, and judge them; see `read_sound`."""
     from tightrope.formats import read_source
     from tightrope.lower import problems
 
-    plan = Plan.load(path)
     known = graph or graph_beside(path)
     if known is None:
         raise TightropeError(f"a plan needs its graph here: add --graph FILE for {str(path)!r}.")

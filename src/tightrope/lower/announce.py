@@ -35,7 +35,7 @@ from tightrope.core.values import EMPTY, views
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 """Numbers of outputs of a backward, which are gradients of the inputs with these numbers; in order."""
 _MOST: Final = 24
-"""Parts of all bytes. A group, which takes some 60 us of a step, is of that size, or one large gradient with
+"""Parts of all bytes. A group, which takes time of a step, is of that size, or one large gradient with
 at most a quarter of that in front of it."""
 _LEAST: Final[Bytes] = 128 * 1024
 """Bytes of a group: less is sent in less time than it takes to announce it."""

@@ -7,6 +7,7 @@ from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.failures import fails_anyway, reason_of, untraceable
 from tightrope.core import CaptureError
+from tightrope.run.buckets import UnreadableError
 
 _Call: TypeAlias = Callable[..., Any]
 
@@ -24,16 +25,15 @@ def attempt(
     try:
         with _torch.calling(RECOMPILE_LIMIT, whole=traced is None, traced=traced):
             return run(*args, **kwargs), ""
+    except UnreadableError as error:  # before anything ran
+        return None, reason_of(error)
     except _torch.unsupported_errors() as error:
         refused, reason, anyway = None, reason_of(error), fails_anyway(error)
     except Exception as error:
-        cause, inner = _torch.cause_in_backend(error), getattr(error, "inner_exception", None)
-        anyway = cause is None and isinstance(inner, Exception)  # torch's own tracing fails, or the call
-        if anyway:
-            cause = CaptureError(str(inner))
+        cause = _torch.cause_in_backend(error)
         if cause is None or cause is error:
             raise
-        refused, reason = None if isinstance(cause, CaptureError) else cause, reason_of(cause)
+        refused, reason, anyway = None if isinstance(cause, CaptureError) else cause, reason_of(cause), False
     if refused is not None:
         refused.__context__ = None  # the frames of the capture would hold memory
         try:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from tightrope.capture._sizes import resized, sizes_in
 from tightrope.capture.program import Program
-from tightrope.core import InfeasibleError, ShapeError, TightropeError, format_bytes
+from tightrope.core import CaptureError, InfeasibleError, ShapeError, TightropeError, format_bytes
 from tightrope.core.arguments import refuse_argument
 from tightrope.core.units import shown
 from tightrope.lower.join import Turn
@@ -86,6 +86,10 @@ def rounded(size: int) -> int:
     return power * 3 // 4 if 4 * size <= 3 * power and power > 2 else power
 
 
+class UnreadableError(CaptureError):
+    """What was captured for many sizes cannot be read for those of a call, of which nothing ran."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """What a bucket served.
@@ -104,7 +108,9 @@ class Bucket:
 
     def __str__(self) -> str:
         alone = f", {self.num_alone} of them planned by themselves" if self.num_alone else ""
-        return f"bucket up to {self.largest}: {self.num_calls} calls of {self.num_shapes} shapes{alone}"
+        calls = f"{self.num_calls} call{'s' * (self.num_calls != 1)}"
+        shapes = f"{self.num_shapes} shape{'s' * (self.num_shapes != 1)}"
+        return f"bucket up to {self.largest}: {calls} of {shapes}{alone}"
 
 
 @dataclass
@@ -117,6 +123,7 @@ class Family:
         largest: sizes -> the largest ones of their bucket.
         num_calls: per sizes.
         refused: sizes -> why, and the smallest budget found for them.
+        alone: sizes -> why they are the largest of their bucket, and no rounded ones are.
         admitted: whether the declared shapes were planned.
     """
 
@@ -125,6 +132,7 @@ class Family:
     largest: dict[Sizes, Sizes] = field(default_factory=dict)
     num_calls: dict[Sizes, int] = field(default_factory=dict)
     refused: dict[Sizes, tuple[str, int | None]] = field(default_factory=dict)
+    alone: dict[Sizes, str] = field(default_factory=dict)
     admitted: bool = False
 
     def changing(self) -> set[int]:
@@ -170,12 +178,16 @@ class Buckets:
         Raises:
             ShapeError: it is larger than every declared shape.
             InfeasibleError: a declared shape does not fit the budget.
+            UnreadableError: the graph cannot be read for its sizes, or for the largest ones.
         """
         family, sizes = self._families[number], sizes_in(args)
         if sizes in family.refused:
             raise ShapeError(family.refused[sizes][0], smallest_found=family.refused[sizes][1])
         if sizes not in family.served:
-            self._admit(family, sizes, args)
+            try:
+                self._admit(family, sizes, args)
+            except CaptureError as error:
+                raise UnreadableError(str(error)) from error
         self.last = family, sizes
         family.num_calls[sizes] = family.num_calls.get(sizes, 0) + 1
         return family.served[sizes]
@@ -200,9 +212,10 @@ class Buckets:
         number, largest = family.served[sizes], family.largest[sizes]
         unit = self._calls.last_unit(number)
         said = f"{family.text(sizes)} ran by the plan of the bucket up to {family.text(largest)}"
+        alone = family.alone.get(sizes, "")
         if sizes != largest and unit is not None and unit.lender is None and unit.proofs:
-            said = f"{family.text(sizes)} was planned by itself: {unit.proofs[0].cause}"
-        return said
+            alone = unit.proofs[0].cause
+        return f"{family.text(sizes)} was planned by itself: {alone}" if alone else said
 
     def _is_alone(self, number: int) -> bool:
         unit = self._calls.last_unit(number)
@@ -239,13 +252,15 @@ class Buckets:
         assert family.program.resizable is not None
         changing, first = family.changing(), enumerate(family.program.sizes)
         largest = tuple(rounded(sizes[at]) if at in changing else size for at, size in first)
-        if family.program.resizable.refused(largest):
-            return sizes
-        try:
-            self._take(family, largest, largest, args)
-        except InfeasibleError:  # an op of it does not fit alone
-            return sizes
-        return largest
+        guard = family.program.resizable.refused(largest)
+        if not guard:
+            try:
+                self._take(family, largest, largest, args)
+                return largest
+            except InfeasibleError:
+                guard = "an op of theirs does not fit the budget alone"
+        family.alone[sizes] = f"{family.text(largest)} would be the largest of its bucket, but: {guard}"
+        return sizes
 
     def _sizes_of(self, family: Family, shape: Shape) -> Sizes | None:
         """A declared shape as sizes, of the fixed ones as they are; None where one of these is larger.
@@ -261,9 +276,8 @@ class Buckets:
             one = next((one for other, one in inputs if other == name or other.split(".")[-1] == name), None)
             if one is None or len(one) != len(wanted):
                 have = ", ".join(f"{other} with {len(one)} dimensions" for other, one in inputs)
-                raise TightropeError(
-                    f"shapes={shape!r}: the call has no such tensor {name!r}; it has {have}."
-                )
+                what = "no such tensor" if one is None else f"{len(wanted)} sizes are not the dimensions of"
+                raise TightropeError(f"shapes={shape!r}: the call has {what} {name!r}; it has {have}.")
             for size, most in zip(one, wanted, strict=True):
                 if _changes(size):
                     known[int(size)] = most

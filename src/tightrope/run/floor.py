@@ -45,26 +45,16 @@ class Floor:
         return Floor(beside, self.least)
 
 
-def floor_of(
-    graph: Graph,
-    trained: Iterable[Bytes] = (),
-    update: UpdateBytes = NO_UPDATE,
-    *,
-    seed: int = 0,
-    seconds: float | None = None,
-) -> Floor:
+def floor_of(graph: Graph, trained: Iterable[Bytes] = (), update: UpdateBytes = NO_UPDATE) -> Floor:
     """Find the smallest plan of a graph, and what a loop needs beside it.
 
     Args:
         graph: of forward and backward, with measured allocations.
         trained: bytes of each parameter that is trained.
         update: what the optimizer takes for them.
-        seed: of the search.
-        seconds: of the search; None = effort by the size of the graph.
     """
     headroom = headroom_of(graph)
     beside = Refusal(
         0, RESERVE - headroom.tangents, graph.persistent, beside=headroom.wanted, outputs=headroom.outputs
     )
-    least = smallest(graph, seed=seed, seconds=seconds).forecast.total
-    return Floor(beside, least).updated(trained, update)
+    return Floor(beside, smallest(graph).forecast.total).updated(trained, update)

@@ -115,10 +115,12 @@ class PageFile:
         Raises:
             PagingError: the disk is full.
         """
-        for region in sorted(self._free):
-            if region[0] >= size:
-                self._free.remove(region)
-                return Pages(self, *region)
+        for free, offset in sorted(self._free):
+            if free >= size:
+                self._free.remove((free, offset))
+                if free > size:
+                    self._free.append((free - size, offset + size))
+                return Pages(self, size, offset)
         if sum(free for free, _ in self._free) == self._end:  # nobody has pages: begin again
             self._free, self._end = [], 0
         try:
@@ -241,10 +243,7 @@ class _Staging:
             raise PagingError(f"a page came back from the disk with other bytes than were written. {_NEXT}")
 
     def _added(self, sums: Any, count: Bytes) -> Any:
-        """Add a piece to the sums of its 1,024 columns of words, those so far times 3: order matters.
-
-        Eight times as fast as a CRC, which would be slower than the disk.
-        """
+        """Add a piece to the sums of its 1,024 columns of words, those so far times 3: order matters."""
         rows = -(-count // (8 * _COLUMNS))
         self._bytes[count : rows * 8 * _COLUMNS] = bytes(rows * 8 * _COLUMNS - count)
         return sums * np.uint64(3) + np.add.reduce(self._words[:rows], axis=0)
