@@ -388,7 +388,7 @@ def _running_report(calls: Calls, running: Running) -> Report:
     )
     return Report(
         level="L2" if plan.stretches else "L1",
-        why=f"not fused: {prepared.proof.unfused}" if prepared.proof.unfused else "",
+        why=prepared.proof.lost,
         enforced=calls.accounts.allocator is not None,
         budget=calls.budget,
         persistent=running.held,
