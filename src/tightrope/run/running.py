@@ -27,6 +27,7 @@ from tightrope.run.emit import Code
 from tightrope.run.pages import freed_by
 from tightrope.run.prepared import Prepared, Span
 from tightrope.run.reference import Reference
+from tightrope.run.sharded import local_part, shard_of
 
 _Result = TypeVar("_Result")
 
@@ -459,5 +460,11 @@ def _next(groups: Iterator[list[Any]]) -> list[Any]:
 
 
 def version_of(tensor: Any) -> tuple[int, int]:
-    """The version of a tensor, which rises with every change in place, and where its memory is."""
-    return (int(tensor._version), tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else (0, 0)
+    """The version of a tensor, which rises with every change in place, and where its memory is.
+
+    The memory of a gathered parameter comes and goes: instead, the version of the shard that it is made of.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return 0, 0
+    shard = shard_of(tensor)
+    return int(tensor._version), tensor.data_ptr() if shard is None else int(local_part(shard)._version)
