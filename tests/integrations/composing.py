@@ -4,7 +4,8 @@ import functools
 import gc
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import tightrope
 from tests.integrations import owned_loops
@@ -60,18 +62,34 @@ def outcome(row: str, column: str, folder: Path) -> str:
     """Run one loop without and with a budget, and say how they compare.
 
     Raises:
-        AssertionError: the budget was not held, or it was no limit, or every step was planned anew.
+        AssertionError: the budget was not held, or it was no limit, or every step was planned anew, or there
+            were not as many updates as the page says.
     """
     reset_dynamo()  # compiled code refers to its model
     gc.collect()
-    with accounts().unlimited():
+    with accounts().unlimited(), twenty_updates():
         wanted, _ = _played(row, Task(column, Seen(), folder / "plain", None))
     budget = accounts().charged() + _room(column) + EXTRA
-    found, model = _played(row, Task(column, Seen(), folder / "planned", budget))
+    accounts().take_peak()
+    with twenty_updates():
+        found, model = _played(row, Task(column, Seen(), folder / "planned", budget))
+    assert accounts().take_peak() <= budget  # updates, evaluation and what was saved included
     _check(model, MOST_OF_CALLS if "fully_shard" in row else MOST_PLANS)
     assert len(wanted) == len(found) > NUM_STEPS
     different = sum(a != b for a, b in zip(wanted, found, strict=True))
     return f"{different} of {len(found)} values differ" if different else "equal"
+
+
+@contextmanager
+def twenty_updates() -> Iterator[None]:
+    """Count the updates of all optimizers."""
+    seen: list[torch.optim.Optimizer] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
+    try:
+        yield
+    finally:
+        hook.remove()
+    assert len(seen) == NUM_STEPS
 
 
 def outcome_of_two(row: str, column: str, folder: Path) -> str:

@@ -18,6 +18,8 @@ from tightrope.capture._torch import reset_dynamo
 from tightrope.core import TightropeError
 from tightrope.record import record_run
 from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
+from tightrope.run.contest import Contest
 
 WIDTH = 192
 """Six weights of 144 KiB: each is a group."""
@@ -226,6 +228,30 @@ def test_a_backward_that_stopped_in_the_middle_leaves_nothing_behind() -> None:
     reset_dynamo()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.slow  # it compiles
+def test_fused_plans_announce_the_gradients_that_they_give_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Contest, "_note", lambda _: None)  # fused from first to last
+    found, moments = [], []
+    for at_once in (True, False):
+        with monkeypatch.context() as patched:
+            if at_once:
+                patched.setattr(announce, "_trains_together", lambda: False)
+            model = built(build)
+            budget = budget_for(model, (data(1)[0][0],)) + (2 << 20)
+            tightrope.compile(model, budget=budget, fuse=True, progress=False)
+            moments.append(watched(model, allocations))
+            found.append(play(model, accumulated) + play(model, plain))
+            held(model)
+            report = tightrope.report(model)
+            assert report.observed_peak == report.forecast_peak
+            assert compiled_of(model).calls.recent[0].prepared.plan.stretches
+        del model
+        gc.collect()
+    assert found[0] == found[1]
+    num = len(moments[0]) // 12
+    assert [len(set(counts[-num:])) for counts in moments] == [1, 6]
 
 
 def test_a_step_that_is_recorded_announces_nothing() -> None:

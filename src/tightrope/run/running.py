@@ -207,7 +207,8 @@ class Pending:
 _CHANGED = (
     "a tensor that the backward needs (a parameter, an input or an output of the model) was changed in place "
     "between forward and backward, or given other memory, as by model.bfloat16(): do so after the backward, "
-    "or change a clone."
+    "or change a clone. fully_shard gives parameters other memory too: there call tightrope.compile(model, "
+    "budget=...) in place of torch.compile."
 )
 
 
