@@ -69,7 +69,7 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
 
 def shard_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The shard of a gathered parameter, whose memory comes and goes; None for every other tensor."""
-    found = _SHARD_OF.get(tensor) if _SHARD_OF else None
+    found = _SHARD_OF.get(tensor) if _SHARD_OF else None  # type: ignore[no-untyped-call]
     return None if found is None else found()
 
 
@@ -92,7 +92,7 @@ class InsideHooks:
         self._shards = [_Shards(module) for module in (model, *self._parts)]
         self._call, *others = map(self._around, self._shards)
         for module, other in zip(self._parts, others, strict=True):
-            module._compiled_call_impl = torch.compiler.disable(other)
+            module._compiled_call_impl = torch.compiler.disable(other)  # type: ignore[no-untyped-call]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
