@@ -64,7 +64,7 @@ class CompiledModel:
         before_run: called with (this, number of the graph) and its arguments right before a forward runs.
         twin: the model as it is, where plans are compared with it.
         forget: makes Dynamo drop what it compiled for the model.
-        in_hooks: calls the model where ``fully_shard`` divided it; else None.
+        in_hooks: finds what calls the model where ``fully_shard`` divided it, and is the model's own.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CompiledModel:
         self.in_pieces, self.num_graphs, self.num_new = False, 0, 0
         self.many_sizes = False
         self.replay: Replay | None = None
-        self.in_hooks: InsideHooks | None = None
+        self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
@@ -111,8 +111,8 @@ class CompiledModel:
 
     def run_plain(self) -> None:
         """Let parts of the model run as they are."""
-        if self.in_hooks is not None:
-            self.in_hooks.release()
+        if (hooks := self.in_hooks()) is not None:
+            hooks.release()
 
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Take a captured graph in."""
@@ -133,10 +133,10 @@ class CompiledModel:
         if self.calls.budget:
             self._lifted = not self.accounts.hold_if_possible(self, self.calls.budget, 0)
 
-    def divide(self, model: torch.nn.Module | None, inside: _Call) -> None:
+    def divide(self, model: torch.nn.Module | None, inside: _Call) -> InsideHooks | None:
         """Look whether ``fully_shard`` divided the model; then forwards run ``inside`` of its hooks."""
         if model is None or not divided(model):
-            return
+            return None
         if self.settings.verify == "eager":
             refuse_divided(model, 'verify="eager"', 'Use verify="graph".')
         if callable(self.settings.budget):
@@ -144,8 +144,10 @@ class CompiledModel:
         if self.many_sizes:
             self.one_size(WHY)
         self.calls.prospects.future.follow(model.parameters())
-        self.in_hooks = InsideHooks(model, inside)
+        hooks = InsideHooks(model, inside)
+        self.in_hooks = weakref.ref(hooks)
         self.break_up(WHY)
+        return hooks
 
     def break_up(self, reason: str) -> None:
         """Try a sequence of graphs, because of ``reason``.
@@ -424,9 +426,12 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             compiled.refused()
             raise
 
+    hooks: InsideHooks | None = None
+
     def steps(*args: Any, **kwargs: Any) -> Any:
+        nonlocal hooks
         if not compiled.num_graphs and not compiled.in_pieces:
-            compiled.divide(model(), ways.inside)
+            hooks = compiled.divide(model(), ways.inside)
         if not compiled.in_pieces:
             if compiled.many_sizes:
                 result, reason = attempt(ways.many, args, kwargs, trial)
@@ -464,9 +469,9 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         owner = model()
         assert owner is not None
         known, restore = compiled.num_graphs, state_of(owner)
-        if not compiled.calls.num_forwards and compiled.in_hooks is None:
+        if not compiled.calls.num_forwards and hooks is None:
             compiled.calls.prospects.rehearse(owner, args, kwargs)
-        run = compiled.in_hooks or ways.pieces
+        run = hooks or ways.pieces
         result, reason = attempt(run, args, kwargs, trial, compiled.beside.traced)
         if not reason and not compiled.num_graphs:
             reason = f"No part of it can be captured: {compiled.broken}"
