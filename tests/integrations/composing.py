@@ -56,6 +56,7 @@ MOST_OF_CALLS: Final = 12
 """The same where a step is several calls: each is planned by itself until their order is known."""
 EXTRA: Final = 1 << 20
 """Bytes that a loop may hold beside a step: the update, and batches that are fetched ahead."""
+NOT_TRIED: Final = "not tried"
 Cells = Mapping[tuple[str, str], str]
 
 

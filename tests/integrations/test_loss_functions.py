@@ -14,6 +14,10 @@ import tightrope
 from tests.run.training import Seen, built, held, same
 
 transformers = pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.slow,  # 20 steps of a language model, twice, and the search for its plans
+    pytest.mark.filterwarnings("ignore:.*deprecated and will be removed in v6:FutureWarning"),  # peft's call
+]
 
 NUM_STEPS: Final = 20
 ROWS, LENGTH, CLASSES = 8, 48, 384
@@ -32,7 +36,7 @@ class Batch(NamedTuple):
 
 def llama() -> nn.Module:
     config = transformers.LlamaConfig(
-        vocab_size=CLASSES, hidden_size=64, intermediate_size=192, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=CLASSES, hidden_size=64, intermediate_size=192, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, use_cache=False, attention_dropout=0.1,
     )  # fmt: skip
     model: nn.Module = transformers.LlamaForCausalLM(config)
@@ -153,21 +157,17 @@ def check(build: Callable[[], nn.Module], run: Any, *, beside: int = 0) -> nn.Mo
 WEIGHTS: Final = sum(one.nbytes for one in built(llama).parameters())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loss_of", [sft, dpo, grpo])
-@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize(("loss_of", "planned"), [(sft, False), (dpo, False), (dpo, True), (grpo, True)])
 def test_a_loss_of_the_loop_beside_a_reference(loss_of: Loss, planned: bool) -> None:
     check(llama, partial(loop, loss_of=loss_of, planned=planned), beside=WEIGHTS * 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss_of", [dpo, grpo])
 def test_a_reference_that_is_the_policy_without_its_adapters(loss_of: Loss) -> None:
     pytest.importorskip("peft")
     check(adapted, partial(loop, loss_of=loss_of), beside=WEIGHTS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss_of", [dpo, grpo])
 def test_policy_reference_and_loss_as_one_graph(loss_of: Loss) -> None:
     check(partial(Both, loss_of), inside, beside=3 * WEIGHTS)
