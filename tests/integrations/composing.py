@@ -72,6 +72,9 @@ def outcome(row: str, column: str, folder: Path) -> str:
     with accounts().unlimited(), twenty_updates():
         wanted, _ = _played(row, Task(column, Seen(), folder / "plain", None))
     budget = accounts().charged() + _room(column) + EXTRA
+    native = accounts().allocator
+    assert native is not None
+    native.reset_peaks()
     accounts().take_peak()
     try:
         with twenty_updates():

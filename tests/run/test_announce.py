@@ -255,7 +255,7 @@ def test_fused_plans_announce_the_gradients_that_they_give_at_once(monkeypatch: 
             budget = budget_for(model, (data(1)[0][0],)) + (4 << 20)
             tightrope.compile(model, budget=budget, fuse=True, progress=False)
             moments.append(watched(model, allocations))
-            found.append(play(model, accumulated) + play(model, plain))
+            found.append(play(model, plain) + play(model, accumulated))
             held(model)
             report = tightrope.report(model)
             assert report.observed_peak == report.forecast_peak

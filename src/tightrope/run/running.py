@@ -27,7 +27,7 @@ from tightrope.run.emit import Code
 from tightrope.run.pages import freed_by
 from tightrope.run.prepared import Prepared, Span
 from tightrope.run.reference import Reference
-from tightrope.run.sharded import local_part, shard_of
+from tightrope.run.sharded import shard_of
 
 _Result = TypeVar("_Result")
 
@@ -468,4 +468,4 @@ def version_of(tensor: Any) -> tuple[int, int]:
     if not isinstance(tensor, torch.Tensor):
         return 0, 0
     shard = shard_of(tensor)
-    return int(tensor._version), tensor.data_ptr() if shard is None else int(local_part(shard)._version)
+    return int(tensor._version), tensor.data_ptr() if shard is None else int(shard._version)
