@@ -95,7 +95,10 @@ def fused(rank: int, folder: str) -> None:
     for wanted, got in zip(plain.parameters(), parallel.parameters(), strict=True):
         torch.testing.assert_close(got, wanted)
     share = share_that_came(parallel)
-    held(model)
+    calls = compiled_of(model).calls
+    assert tightrope.report(model).level in ("L1", "L2")  # where nothing is faster fused
+    assert 0 < calls.observed_charged <= calls.budget
+    assert calls.num_divergences == 0
     see.bits.clear()
     see(*parallel.parameters())
     num_stretches = len(compiled_of(model).calls.recent[0].prepared.plan.stretches)

@@ -256,10 +256,13 @@ def test_fused_plans_announce_the_gradients_that_they_give_at_once(monkeypatch: 
             tightrope.compile(model, budget=budget, fuse=True, progress=False)
             moments.append(watched(model, allocations))
             found.append(play(model, plain) + play(model, accumulated))
-            held(model)
+            calls = compiled_of(model).calls
+            assert tightrope.report(model).level == "L2"
+            assert 0 < calls.observed_charged <= calls.budget
+            assert calls.num_divergences == 0
             report = tightrope.report(model)
             assert report.observed_peak == report.forecast_peak
-            assert compiled_of(model).calls.recent[0].prepared.plan.stretches
+            assert calls.recent[0].prepared.plan.stretches
         del model
         gc.collect()
     assert found[0] == found[1]
