@@ -13,15 +13,14 @@ Gaps        One container of layers, each called once, in order, outside of othe
             follow from the forward's ops, as in autograd it does, and is not compared.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from tightrope.capture._eager import ops_shown, tensors_in, uncompiled, without_shared_hooks
+from tightrope.capture._eager import meta_as_cpu, ops_shown, tensors_in, uncompiled, without_shared_hooks
 from tightrope.capture._torch import copied_without_values, storage_key
 from tightrope.capture.api import capture_program
 from tightrope.capture.program import Program
@@ -29,7 +28,7 @@ from tightrope.lower.lengthen import Gone
 
 KEPT: Final = 3
 """Equal layers that stand."""
-_LEAST: Final = 8
+_LEAST: Final = 6
 """Equal layers from which on it pays."""
 
 
@@ -152,14 +151,12 @@ def _without(model: torch.nn.Module, path: str, first: int, count: int) -> Itera
 def _seen(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], path: str) -> _Seen:
     """Call a copy of a model on shapes alone and note what it does."""
     tree = (model, tuple(args), dict(kwargs))
-    on_meta = all(t.is_meta for t in (*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))))
     random = torch.default_generator.get_state()
     looks = [_look(layer) for layer in model.get_submodule(path).children()]
     try:
         with ExitStack() as states:
-            twin, its_args, its_kwargs = states.enter_context(
-                nullcontext(copy.deepcopy(tree)) if on_meta else copied_without_values(tree)
-            )
+            states.enter_context(meta_as_cpu())
+            twin, its_args, its_kwargs = states.enter_context(copied_without_values(tree))
             without_shared_hooks(twin)
             states.enter_context(uncompiled(twin))
             notes = _Notes(twin, list(twin.get_submodule(path)), looks)

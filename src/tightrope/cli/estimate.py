@@ -3,15 +3,26 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from tightrope.capture import Program, measured
+from tightrope.capture.alike import ShortProgram
 from tightrope.cli.sizes import Axis, resized, size_of
 from tightrope.cli.target import Built, build, capture_target, is_on_meta
-from tightrope.core import Buffer, Bytes, Graph, InfeasibleError, Machine, Plan, TightropeError, parse_bytes
+from tightrope.core import (
+    Buffer,
+    Bytes,
+    Graph,
+    InfeasibleError,
+    Machine,
+    Plan,
+    TightropeError,
+    parse_bytes,
+)
 from tightrope.lower import lower, timeline, with_writes
+from tightrope.lower.lengthen import Gone, lengthened
 from tightrope.plan import base_schedule, lower_bound, solve
 from tightrope.price import price_graph
 from tightrope.run.accounts import accounts
@@ -76,12 +87,13 @@ class Step:
 
     def __init__(self, asked: Asked, built: Built) -> None:
         self.asked, self.built = asked, built
-        program, real = capture_target(asked.target, built)
-        self.program = program
+        found = _graphs(asked, capture_target(asked.target, built))
+        if found is None:
+            found = _graphs(asked, capture_target(asked.target, built, short=False))
+        assert found is not None, "a program without a gap has a graph"
+        self.captured, self.graph, program, self.measured = found
         self.parameters = [p for p in built.model.parameters() if p.requires_grad and program.has_backward]
         self.sizes = [parameter.untyped_storage().nbytes() for parameter in self.parameters]
-        self.measured = asked.machine is None and not is_on_meta(real)
-        self.graph = _priced(program, real, asked.on, self.measured)
         self.update = self.update_of(asked.optimizer)
 
     @cached_property
@@ -150,10 +162,28 @@ class Step:
             return None
 
 
-def _priced(program: Program, real: list[Any], machine: Machine, here: bool) -> Graph:
-    if here:
-        return measured(program, real, accounts().allocator).graph
-    return with_writes(price_graph(program.graph, machine))
+class _Graphs(NamedTuple):
+    """A step as captured and with prices, its program, and whether ops were measured."""
+
+    captured: Graph
+    priced: Graph
+    program: Program
+    measured: bool
+
+
+def _graphs(asked: Asked, found: ShortProgram) -> _Graphs | None:
+    """Price a captured step; None where the layers that were left out cannot be put back."""
+    program, real, gone = found
+    here = asked.machine is None and not is_on_meta(real)
+    whole = _whole(program.graph, gone)
+    if whole is None or not here:
+        return whole and _Graphs(whole, with_writes(price_graph(whole, asked.on)), program, here)
+    priced = _whole(measured(program, real, accounts().allocator).graph, gone)
+    return priced and _Graphs(whole, with_writes(priced), program, here)
+
+
+def _whole(graph: Graph, gone: Gone | None) -> Graph | None:
+    return graph if gone is None else lengthened(graph, gone)
 
 
 def steps_of(asked: Asked, batches: Sequence[int] = (), lengths: Sequence[int] = ()) -> Iterator[Step]:
