@@ -100,7 +100,24 @@ def test_a_size_that_cannot_be_had_ends_the_search_and_says_why() -> None:
             raise TightropeError("the table has 7 rows")
         return size
 
-    assert largest(need, 100, 3) == (7, "the table has 7 rows")
+    assert largest(need, 100, 3) == (7, "8 cannot be had: the table has 7 rows")
+
+
+def test_a_model_of_one_size_is_called_with_one_more_and_no_other() -> None:
+    seen = []
+
+    def need(size: int) -> int:
+        seen.append(size)
+        if size != 16:
+            raise TightropeError("only 16 rows will do")
+        return size
+
+    assert largest(need, 100, 16) == (16, "17 cannot be had: only 16 rows will do")
+    assert seen == [16, 32, 17]
+    with pytest.raises(
+        TightropeError, match="a size of 16 needs 16 bytes, more than 10, and 8 cannot be had"
+    ):
+        largest(need, 10, 16)
 
 
 def test_a_model_on_meta_is_traced_as_on_the_cpu(words: Path) -> None:

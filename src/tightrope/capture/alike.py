@@ -87,16 +87,22 @@ def _equal_layers(
     container = _container(model)
     if container is None:
         return None
+    looks = [_look(layer) for layer in container.layers]
+    random = torch.default_generator.get_state()
     try:
-        whole = _seen(model, args, kwargs, container.path)
-        first, count = _longest([repr(layer) for layer in whole.layers])
-        if count < _LEAST:
-            return None
-        first, gone = first + KEPT - 1, count - KEPT
-        with _without(model, container.path, first, gone):
-            short = _seen(model, args, kwargs, container.path)
+        with meta_as_cpu(), copied_without_values((model, tuple(args), dict(kwargs))) as (twin, *call):
+            without_shared_hooks(twin)
+            whole = _seen(twin, call, container.path, looks)
+            first, count = _longest(whole.layers)
+            if count < _LEAST:
+                return None
+            first, gone = first + KEPT - 1, count - KEPT
+            with _without(twin, container.path, first, gone):
+                short = _seen(twin, call, container.path, looks[:first] + looks[first + gone :])
     except Exception:  # whatever code of the user raises where values or layers are missing
         return None
+    finally:
+        torch.default_generator.set_state(random)
     rest = _Seen(whole.head, whole.layers[:first] + whole.layers[first + gone :], whole.tail)
     return (container, first, gone) if short == rest else None
 
@@ -117,7 +123,11 @@ def _container(model: torch.nn.Module) -> _Container | None:
 
 def _look(module: torch.nn.Module) -> object:
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    hooks = (one for each in module.modules() for one in (each._forward_hooks, each._forward_pre_hooks, each._backward_hooks))
+    hooks = (
+        one
+        for each in module.modules()
+        for one in (each._forward_hooks, each._forward_pre_hooks, each._backward_hooks)
+    )
     return (
         type(module),
         module.training,
@@ -148,23 +158,12 @@ def _without(model: torch.nn.Module, path: str, first: int, count: int) -> Itera
         module._modules = kept
 
 
-def _seen(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], path: str) -> _Seen:
-    """Call a copy of a model on shapes alone and note what it does."""
-    tree = (model, tuple(args), dict(kwargs))
-    random = torch.default_generator.get_state()
-    looks = [_look(layer) for layer in model.get_submodule(path).children()]
-    try:
-        with ExitStack() as states:
-            states.enter_context(meta_as_cpu())
-            twin, its_args, its_kwargs = states.enter_context(copied_without_values(tree))
-            without_shared_hooks(twin)
-            states.enter_context(uncompiled(twin))
-            notes = _Notes(twin, list(twin.get_submodule(path)), looks)
-            with ops_shown(notes.see):
-                result = twin(*its_args, **its_kwargs)
-            return notes.all(tensors_in(result))
-    finally:
-        torch.default_generator.set_state(random)
+def _seen(twin: torch.nn.Module, call: Sequence[Any], path: str, looks: Sequence[object]) -> _Seen:
+    """Call a copy of a model, on shapes alone, and note what it does."""
+    args, kwargs = call
+    notes = _Notes(twin, list(twin.get_submodule(path).children()), looks)
+    with notes.watching(), uncompiled(twin), ops_shown(notes.see):
+        return notes.all(tensors_in(twin(*args, **kwargs)))
 
 
 class _Notes:
@@ -181,15 +180,25 @@ class _Notes:
         self._at: dict[int, tuple[int, int, int]] = {}
         self._alive: list[torch.Tensor] = []
         self._owner: dict[int, tuple[Any, ...]] = {}
-        for number, layer in enumerate(layers):
-            layer.register_forward_pre_hook(self._begin(number), with_kwargs=True)
-            layer.register_forward_hook(self._end)
+        self._layers = layers
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._owner.setdefault(storage_key(tensor), ("held", name))
         for number, layer in enumerate(layers):
             for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
                 known = self._owner[storage_key(tensor)]
                 self._owner[storage_key(tensor)] = known if known[0] == "layer" else ("layer", number, name)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Be told when each layer begins and ends."""
+        with ExitStack() as hooks:
+            for number, layer in enumerate(self._layers):
+                for hook in (
+                    layer.register_forward_pre_hook(self._begin(number), with_kwargs=True),
+                    layer.register_forward_hook(self._end),
+                ):
+                    hooks.callback(hook.remove)
+            yield
 
     def _begin(self, number: int) -> Any:
         def begin(module: Any, args: Any, kwargs: Any) -> None:
@@ -200,7 +209,9 @@ class _Notes:
             if number == 0:
                 self._next()
             given = tensors_in((args, kwargs))
-            self._rows[-1].append((self._looks[number], [(*self._whence(one), one.requires_grad) for one in given]))
+            self._rows[-1].append(
+                (self._looks[number], [(*self._whence(one), one.requires_grad) for one in given])
+            )
 
         return begin
 
@@ -214,16 +225,24 @@ class _Notes:
 
     def see(self, op: Any, given: Any, result: Any) -> None:
         """Note an op."""
-        from torch.utils._pytree import tree_flatten
-
-        leaves, spec = tree_flatten(given)
-        what = [self._whence(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
+        if op.namespace == "prim":  # where a tensor is, and the like
+            return
+        what = self._described(given)
         for number, tensor in enumerate(tensors_in(result)):
             key = storage_key(tensor)
             if key not in self._at and key not in self._owner:
                 self._at[key] = (self._segment, len(self._rows[-1]), number)
                 self._alive.append(tensor)  # so that no other storage gets its key
-        self._rows[-1].append((str(op), what, str(spec)))
+        self._rows[-1].append((str(op), what))
+
+    def _described(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._whence(value)
+        if isinstance(value, tuple | list):
+            return [self._described(item) for item in value]
+        if isinstance(value, dict):
+            return [(name, self._described(item)) for name, item in value.items()]
+        return repr(value)
 
     def _whence(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         """Say how a tensor looks, and what it looks into: by name, or by the op that made it."""

@@ -19,8 +19,10 @@ from tightrope.core import (
     Machine,
     Plan,
     TightropeError,
+    format_bytes,
     parse_bytes,
 )
+from tightrope.core.units import shown
 from tightrope.lower import lower, timeline, with_writes
 from tightrope.lower.lengthen import Gone, lengthened
 from tightrope.plan import base_schedule, lower_bound, solve
@@ -28,6 +30,7 @@ from tightrope.price import price_graph
 from tightrope.run.accounts import accounts
 from tightrope.run.floor import Floor, floor_of
 from tightrope.run.foresee import NO_UPDATE, Foresight, UpdateBytes
+from tightrope.run.status import StatusLine
 
 _NUM_SHOWN = 20
 _MANY_OPS = 2000
@@ -87,9 +90,10 @@ class Step:
 
     def __init__(self, asked: Asked, built: Built) -> None:
         self.asked, self.built = asked, built
-        found = _graphs(asked, capture_target(asked.target, built))
-        if found is None:
-            found = _graphs(asked, capture_target(asked.target, built, short=False))
+        with StatusLine().slow(f"capturing the step of {shown(asked.target)}"):
+            found = _graphs(asked, capture_target(asked.target, built))
+            if found is None:
+                found = _graphs(asked, capture_target(asked.target, built, short=False))
         assert found is not None, "a program without a gap has a graph"
         self.captured, self.graph, program, self.measured = found
         self.parameters = [p for p in built.model.parameters() if p.requires_grad and program.has_backward]
@@ -99,7 +103,8 @@ class Step:
     @cached_property
     def floor(self) -> Floor:
         """The smallest plan and what stands beside it."""
-        return floor_of(self.graph, self.sizes, self.update)
+        with StatusLine().slow("looking for the smallest plan"):
+            return floor_of(self.graph, self.sizes, self.update)
 
     @property
     def seconds(self) -> float | None:
@@ -151,13 +156,14 @@ class Step:
             return None
         try:
             # a proof of the time can take several times the search; nobody asked for one
-            return solve(
-                self.graph,
-                budget=floor.left(limit),
-                machine=self.asked.machine,
-                seconds=self.seconds,
-                bound=False if self.seconds else None,
-            )
+            with StatusLine().slow(f"looking for a plan for {format_bytes(limit)}"):
+                return solve(
+                    self.graph,
+                    budget=floor.left(limit),
+                    machine=self.asked.machine,
+                    seconds=self.seconds,
+                    bound=False if self.seconds else None,
+                )
         except InfeasibleError:
             return None
 
@@ -193,7 +199,8 @@ def steps_of(asked: Asked, batches: Sequence[int] = (), lengths: Sequence[int] =
         TightropeError: the step cannot be captured, or an argument cannot be read.
     """
     asked.check()
-    built = build(asked.target)
+    with StatusLine().slow(f"building the model of {shown(asked.target)}"):
+        built = build(asked.target)
     wanted: tuple[tuple[Axis, Sequence[int]], ...] = (("batch", batches), ("seq", lengths))
     calls = [built]
     for axis, sizes in wanted:

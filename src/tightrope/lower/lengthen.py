@@ -5,9 +5,9 @@ Idea        With a layer more, a graph has one more block of equal ops in its fo
             layer on, in what it reads. Blocks go in at one place of each; whoever stands behind
             that place in the forward counts positions from the end, whoever stands before it from the start.
 Source      the inverse of the cut in ``plan/layers.py``
-Guarantee   Where the layers that were left out are as those that stand here, the result is the graph that the
-            whole model gives, names of ops and inputs apart (`tests/capture/test_alike.py` compares them).
-            What is no such graph gives None.
+Guarantee   Where the layers that were left out are as those that stand here, the result is the graph that
+            the whole model gives, names of ops and inputs apart (`tests/capture/test_alike.py` compares
+            them). Where no layers are found to repeat, the result is None.
 Complexity  Linear in ops, for each of a few periods.
 Gaps        One forward and one backward, each with one stretch; nothing that a layer has may be written in place.
 
@@ -87,8 +87,8 @@ def lengthened(graph: Graph, gone: Gone) -> Graph | None:
     """Put the layers back that were left out of a model before its step was captured.
 
     Args:
-        graph: with three or more equal layers on end, and with costs where they are known. What may write over
-            what is not carried over.
+        graph: with three or more equal layers on end, and with costs where they are known. ``Op.over`` is
+            left out.
         gone: what was left out.
 
     Returns:
@@ -315,8 +315,10 @@ class _Longer:
         return storage in self.found.own and stretch.start <= origin < stretch.start + stretch.period
 
     def _with_copies(self, storages: Sequence[StorageId | None]) -> Iterator[tuple[int, int]]:
-        """List positions of the caller's storages, the copies of a layer's on end before those of the next."""
-        copied = [at for at, storage in enumerate(storages) if storage is not None and self._is_copied(storage)]
+        """List positions of the caller's storages; copies for one layer stand before those for the next."""
+        copied = [
+            at for at, storage in enumerate(storages) if storage is not None and self._is_copied(storage)
+        ]
         for at in range(len(storages)):
             for copy in range(1, self.gone.count + 1) if copied and at == copied[0] else ():
                 yield from ((one, copy) for one in copied)
@@ -421,7 +423,11 @@ class _Longer:
         ends = [number + 1 for number, (op, _, _) in enumerate(self.order) if op.id + 1 == self.turn]
         outputs = [
             tuple(self._argument(value, self._frame(self.turn - 1)) for value in self.short.parts[0].outputs),
-            tuple(self._gradient(at, copy) for at, copy in self.inputs[0] if at < len(self.short.parts[1].outputs)),
+            tuple(
+                self._gradient(at, copy)
+                for at, copy in self.inputs[0]
+                if at < len(self.short.parts[1].outputs)
+            ),
         ]
         inputs = [tuple(self._input(given[at], at, copy) for at, copy in part) for part in self.inputs]
         return (

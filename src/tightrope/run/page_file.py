@@ -74,16 +74,17 @@ class PageFile:
         direct: whether transfers pass by the system's page cache.
 
     Raises:
-        TightropeError: there is no such folder, nothing can be written there, it lies in memory itself, or the
-            system lacks a call that pages need.
+        TightropeError: there is no such folder, nothing can be written there, it lies in memory itself, or
+            the system lacks a call that pages need.
     """
 
     def __init__(self, folder: object) -> None:
         check_kind("page_to", folder, (str, Path), "the path of a folder on a disk")
         if lacking := [name for name in _NEEDED if not hasattr(os, name)]:
             raise TightropeError(
-                f"page_to={shown(str(folder))}: Python has no {', no '.join(f'os.{name}' for name in lacking)} on "
-                f"this system ({sys.platform}), and pages need it. Leave page_to out, or train on Linux."
+                f"page_to={shown(str(folder))}: on this system ({sys.platform}) Python lacks "
+                f"{', '.join(f'os.{name}' for name in lacking)}, which pages need. Leave page_to out, or "
+                "train on Linux."
             )
         self._folder = Path(str(folder))
         if not self._folder.is_dir():
