@@ -9,7 +9,8 @@ Guarantee   Where the layers that were left out are as those that stand here, th
             the whole model gives, names of ops and inputs apart (`tests/capture/test_alike.py` compares
             them). Where no layers are found to repeat, the result is None.
 Complexity  Linear in ops, for each of a few periods.
-Gaps        One forward and one backward, each with one stretch; nothing that a layer has may be written in place.
+Gaps        One forward and one backward, each with one stretch. What a layer holds for the caller may not be
+            written in place.
 
     forward  | head | F0 F1 F2 | tail |      longer: | head | F0 F1 F1 F1 F2 | tail |
     backward | tail | B2 B1 B0 | head |              | tail | B2 B1 B1 B1 B0 | head |
@@ -189,8 +190,8 @@ def _marks(graph: Graph) -> list[object]:
         looks = (*op.arguments, *(value for _, value in op.keywords), *(made.view for made in op.results))
         touched = [kind(graph.storages[view.base]) for view in _looks(op) if view.base >= 0]
         return (
-            op.target, int(op.flags), op.phase, tuple(map(unbased, looks)), tuple(name for name, _ in op.keywords),
-            tuple(made.position for made in op.results), len(op.mutates), tuple(touched),
+            op.target, int(op.flags), op.phase, tuple(map(unbased, looks)),
+            tuple(name for name, _ in op.keywords), tuple(made.position for made in op.results), len(op.mutates), tuple(touched),
             tuple(kind(graph.storages[storage]) for storage in op.creates),
         )  # fmt: skip
 
