@@ -191,7 +191,8 @@ def _marks(graph: Graph) -> list[object]:
         touched = [kind(graph.storages[view.base]) for view in _looks(op) if view.base >= 0]
         return (
             op.target, int(op.flags), op.phase, tuple(map(unbased, looks)),
-            tuple(name for name, _ in op.keywords), tuple(made.position for made in op.results), len(op.mutates), tuple(touched),
+            tuple(name for name, _ in op.keywords), tuple(made.position for made in op.results),
+            len(op.mutates), tuple(touched),
             tuple(kind(graph.storages[storage]) for storage in op.creates),
         )  # fmt: skip
 
