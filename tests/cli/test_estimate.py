@@ -232,11 +232,21 @@ def test_the_command_names_the_largest_length(words: Path) -> None:
     assert run(*command, "1KiB", "--largest", "batch").code == 3
 
 
+def test_no_step_is_recorded_without_values(words: Path, tmp_path: Path) -> None:
+    done = run("record", f"{words}:meta", "-o", tmp_path / "run.trace")
+    assert done.code == 2
+    assert "lie on the meta device, so no step can run" in done.err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--largest", "batch", "--batch", "1,2"), "give one or the other"),
         (("--seq", "0"), "seq '0'"),
+        (("--batch", str(10**15)), "batch '1000000000000000' is too large: give sizes of at most 2147483647"),
+        (("--batch", "1," + 5000 * "9"), "is too large"),
+        (("--batch", "2147483647"), "batch 2147483647: the inputs alone would take"),
         (("--largest", "batch", "--budget", "80%"), "give bytes"),
     ],
 )
