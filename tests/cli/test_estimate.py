@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tightrope
+from tightrope.capture.alike import ShortProgram
+from tightrope.cli import estimate
 from tightrope.cli.estimate import OPTIMIZERS, Asked, Step, describe
 from tightrope.cli.machines import find_machine, names
 from tightrope.cli.sizes import largest, resized
-from tightrope.cli.target import build
+from tightrope.cli.target import Built, build, capture_target
 from tightrope.cli.ways import largest_that_fits, machines_for, smallest_machines, ways_out
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.price.table import price_graph
@@ -118,6 +120,28 @@ def test_a_model_of_one_size_is_called_with_one_more_and_no_other() -> None:
         TightropeError, match="a size of 16 needs 16 bytes, more than 10, and 8 cannot be had"
     ):
         largest(need, 10, 16)
+
+
+def test_measured_steps_of_equal_layers_are_those_of_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "deep.py"
+    file.write_text(WORDS.replace("range(3)", "range(8)"))
+    target = f"{file}:build"
+    found = Step(Asked(target), build(target))
+    calls: list[bool] = []
+
+    def whole(target: str, built: Built, *, short: bool = True) -> ShortProgram:
+        calls.append(short)
+        return capture_target(target, built, short=False)
+
+    monkeypatch.setattr(estimate, "capture_target", whole)
+    every = Step(Asked(target), build(target))
+    assert calls == [True]
+    assert found.graph.fingerprint == every.graph.fingerprint
+    assert found.measured
+    assert found.total() == every.total()
+    assert found.graph.base_ns == pytest.approx(every.graph.base_ns, rel=0.5)
 
 
 def test_a_model_on_meta_is_traced_as_on_the_cpu(words: Path) -> None:

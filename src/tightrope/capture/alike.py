@@ -27,7 +27,7 @@ from tightrope.capture.program import Program
 from tightrope.lower.lengthen import Gone
 
 KEPT: Final = 3
-"""Equal layers that stand."""
+"""Equal layers that stand; one less where another one stands before them."""
 _LEAST: Final = 6
 """Equal layers from which on it pays."""
 
@@ -96,7 +96,8 @@ def _equal_layers(
             first, count = _longest(whole.layers)
             if count < _LEAST:
                 return None
-            first, gone = first + KEPT - 1, count - KEPT
+            kept = KEPT - (first > 0)
+            first, gone = first + kept - 1, count - kept
             with _without(twin, container.path, first, gone):
                 short = _seen(twin, call, container.path, looks[:first] + looks[first + gone :])
     except Exception:  # whatever code of the user raises where values or layers are missing
