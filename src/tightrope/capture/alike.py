@@ -27,7 +27,7 @@ from tightrope.capture.program import Program
 from tightrope.lower.lengthen import Gone
 
 KEPT: Final = 3
-"""Equal layers that stand; one less where another one stands before them."""
+"""Equal layers that stand."""
 _LEAST: Final = 6
 """Equal layers from which on it pays."""
 
@@ -96,8 +96,7 @@ def _equal_layers(
             first, count = _longest(whole.layers)
             if count < _LEAST:
                 return None
-            kept = KEPT - (first > 0)
-            first, gone = first + kept - 1, count - kept
+            first, gone = first + KEPT - 1, count - KEPT
             with _without(twin, container.path, first, gone):
                 short = _seen(twin, call, container.path, looks[:first] + looks[first + gone :])
     except Exception:  # whatever code of the user raises where values or layers are missing

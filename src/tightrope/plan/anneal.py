@@ -235,6 +235,8 @@ def _shrunk(graph: Graph, options: Options, *, from_far: bool) -> _Shrunk:
         won = won if rule is None else rule
         found += [pairs] if pairs != least else []
         least = pairs
+        if not from_far and _peak(solver, least) - floor <= floor // _NEAR:
+            break
         for restart, heat in enumerate(heats):
             least = _annealed_bytes(solver, model, least, options, seed=restart, heat=heat)
             found += [least] if least != found[-1] else []

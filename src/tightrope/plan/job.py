@@ -42,8 +42,7 @@ _MANY_OPS: Final = 400
 """Larger graphs are searched in full once, and from there when the target moves."""
 _FEW_OPS: Final = 200
 _PLACED_OPS: Final = 2_000
-_FEW_SETS: Final = 2
-"""Of a graph of more ops, only so many of the smallest sets get addresses."""
+"""Of a graph of more ops, only the set with the smallest peak gets addresses."""
 _LEAST_GAIN: Final = 300
 """A search for less than this part of the time of a step of more ops than that is not worth its own."""
 
@@ -271,7 +270,7 @@ def smallest_plan(graph: Graph, machine: Machine | None, options: Options, *, pl
     """Find the plan with the fewest bytes that the search reaches; its budget is its own total."""
     plans: list[Plan] = []
     sets = ((), *shrink(graph, options))
-    for pairs in sets[-_FEW_SETS:] if len(graph.ops) > _PLACED_OPS else sets:
+    for pairs in sets[-1:] if len(graph.ops) > _PLACED_OPS else sets:
         name = label("anneal" if pairs else "given", options)
         schedule = expand(graph, useful(graph, pairs))
         plans.append(
