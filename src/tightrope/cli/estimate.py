@@ -182,10 +182,12 @@ def _graphs(asked: Asked, found: ShortProgram) -> _Graphs | None:
     program, real, gone = found
     here = asked.machine is None and not is_on_meta(real)
     whole = _whole(program.graph, gone)
-    if whole is None or not here:
-        return whole and _Graphs(whole, with_writes(price_graph(whole, asked.on)), program, here)
+    if whole is None:
+        return None
+    if not here:
+        return _Graphs(whole, with_writes(price_graph(whole, asked.on)), program, here)
     priced = _whole(measured(program, real, accounts().allocator).graph, gone)
-    return priced and _Graphs(whole, with_writes(priced), program, here)
+    return None if priced is None else _Graphs(whole, with_writes(priced), program, here)
 
 
 def _whole(graph: Graph, gone: Gone | None) -> Graph | None:
