@@ -103,7 +103,7 @@ def lengthened(graph: Graph, gone: Gone) -> Graph | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Repeats:
     """Where layers repeat.
 
     Attributes:
@@ -157,7 +157,7 @@ def _looks(op: Op) -> Iterator[View]:
         yield from views(argument)
 
 
-def _found(graph: Graph, gone: Gone, wiring: _Wiring) -> _Found | None:
+def _found(graph: Graph, gone: Gone, wiring: _Wiring) -> _Repeats | None:
     """Find both stretches: on marks alone first, then without the ops that read something else."""
     if len(graph.parts) != 2:
         return None
@@ -170,7 +170,7 @@ def _found(graph: Graph, gone: Gone, wiring: _Wiring) -> _Found | None:
         closer = _longest(compared.same, forward), _longest(compared.same, backward)
         if closer == (forward, backward):
             own = compared.own | {s.id for s in graph.storages if not s.external and compared.is_inside(s.id)}
-            return None if own & compared.shared else _Found(forward, backward, frozenset(own))
+            return None if own & compared.shared else _Repeats(forward, backward, frozenset(own))
         forward, backward = closer
     return None
 
@@ -285,7 +285,7 @@ class _Longer:
     positions of the backward as many less than all, as the reader's layer is from where blocks went in.
     """
 
-    def __init__(self, graph: Graph, gone: Gone, wiring: _Wiring, found: _Found) -> None:
+    def __init__(self, graph: Graph, gone: Gone, wiring: _Wiring, found: _Repeats) -> None:
         self.short, self.gone, self.wiring, self.found = graph, gone, wiring, found
         self.turn = graph.parts[0].end
         self.order = list(self._order())
@@ -460,7 +460,7 @@ class _Longer:
         return self._argument(self.short.parts[1].outputs[at], frame)
 
 
-def _plain(graph: Graph, found: _Found) -> bool:
+def _plain(graph: Graph, found: _Repeats) -> bool:
     """Tell whether no layer writes to what the caller holds or hands such a thing out."""
     outer = {storage.id for storage in graph.storages if storage.external} & found.own
     written = {storage for op in graph.ops for storage in op.mutates}
