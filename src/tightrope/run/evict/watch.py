@@ -1,0 +1,281 @@
+"""The interception: every op that torch runs in the block, before and after.
+
+Before an op its inputs are made resident and pinned; after it the arena hears what the op took and what it
+made, and the record of the call is kept for as long as something may have to be made again by it.
+"""
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Final
+
+import torch
+
+from tightrope.capture._torch import intercepting
+from tightrope.native.hook.evicting import CHANGED, ELSEWHERE, FORGOTTEN, KEYS, OUTPUTS, Window
+from tightrope.run.evict.again import Again
+from tightrope.run.evict.core import EvictionArena
+from tightrope.run.evict.kinds import Kind, classify, without_statistics
+from tightrope.run.evict.records import Call, Place, Version, tensors_of
+
+_PAD: Final = [[0] * (4 - n) for n in range(5)]
+_PAD3: Final = [[0] * (3 - n) for n in range(4)]
+_storage_of: Final = torch.Tensor.untyped_storage
+_Base: Any = intercepting()
+
+
+class Watch(_Base):  # type: ignore[misc]
+    """Calls between the ops of a thread and a window of its memory."""
+
+    def __init__(self, window: Window, arena: EvictionArena) -> None:
+        super().__init__()
+        self.window, self.arena = window, arena
+        self.versions: dict[int, Version] = {}
+        self.again = Again(window, arena, self.versions)
+        self.kinds: dict[Any, Kind] = {}
+        self.num_ops = 0
+        self.own = False  # ops that this package runs itself
+        self.any_exposed = False
+        self.on_refusal: Callable[[torch.OutOfMemoryError, str], BaseException] | None = None
+        native, handle = window.native, window.handle
+        self._inputs, self._finish, self._handle = native.tr_evict_inputs, native.tr_evict_finish, handle
+        self._cells, self._width = window.rows.cells, window.rows.width
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kind = self.kinds.get(func)
+        if kind is None:
+            kind = self._learn(func)
+        if kind.plain or self.own:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        keys: list[int] = []
+        places: list[Place] = []
+        recipe = [self._place(one, keys, places) for one in args]
+        named = {key: self._place(one, keys, places) for key, one in kwargs.items()} if kwargs else kwargs
+        count = len(keys)
+        writes = aside = 0
+        if kind.write_names:
+            writes = self._mask(kind, args, kwargs or {})
+        if kind.training >= 0 and kind.statistics_are_aside(args):
+            aside = self._statistics(args)
+            if kind.name.endswith("norm"):
+                writes |= aside
+            recipe = list(without_statistics(tuple(recipe)))
+        if count <= 4:
+            missing = self._inputs(self._handle, kind.number, writes, aside, count, *keys, *_PAD[count])
+        else:
+            self._cells[:count] = keys
+            missing = self._inputs(self._handle, kind.number, writes, aside, count, 0, 0, 0, 0)
+        ids = self._cells[:count]
+        risky: list[int] = []
+        if missing:
+            risky = self._bring_back(kind, ids, writes, aside)
+        versions = self.versions
+        for place, identity in zip(places, ids, strict=True):
+            version = versions.get(identity)
+            if version is None:
+                version = versions[identity] = Version(identity)
+            place.version = version
+        if writes:
+            self._fill_blanks(ids, writes)
+        state = None
+        if kind.random:
+            generator = named.get("generator") if named else None
+            generator = generator or torch.default_generator
+            state = generator, generator.clone_state()
+        start = perf_counter_ns()
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            self._failed(kind, error, ids, writes, risky)
+            raise
+        ns = perf_counter_ns() - start
+        call = Call(func, tuple(recipe), named or {}, ns)
+        call.state = state
+        self._ran(kind, call, result, ids, places, writes, aside)
+        for identity in risky:
+            self.arena.unpin(identity)
+        return result
+
+    def _learn(self, func: Any) -> Kind:
+        kind = self.kinds[func] = classify(func)
+        if not kind.plain:
+            kind.number = self.window.call("kind", int(kind.opaque or kind.blank))
+        return kind
+
+    def _place(self, one: Any, keys: list[int], places: list[Place]) -> Any:
+        if isinstance(one, torch.Tensor):
+            keys.append(_storage_of(one)._cdata)
+            place = Place(one)
+            places.append(place)
+            return place
+        if type(one) in (list, tuple) and one and not isinstance(one[0], int | float):
+            return [self._place(item, keys, places) for item in one]
+        return one
+
+    def _mask(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Say as bits which of the op's tensors it changes."""
+        mask = at = 0
+        for k, one in enumerate(args):
+            found = len(tensors_of(one))
+            if k in kind.writes:
+                mask |= ((1 << found) - 1) << at
+            at += found
+        for name, one in kwargs.items():
+            found = len(tensors_of(one))
+            if name in kind.write_names:
+                mask |= ((1 << found) - 1) << at
+            at += found
+        return mask
+
+    @staticmethod
+    def _statistics(args: tuple[Any, ...]) -> int:
+        before = len(tensors_of(list(args[:3])))
+        return ((1 << len(tensors_of(list(args[3:5])))) - 1) << before
+
+    def _bring_back(self, kind: Kind, ids: list[int], writes: int, aside: int) -> list[int]:
+        """Make inputs resident, and what could not be made again once the op has changed them."""
+        pinned: list[int] = []
+        risky: list[int] = []
+        try:
+            for identity in dict.fromkeys(ids):
+                self.again.restore(identity)
+                self.arena.pin(identity)
+                pinned.append(identity)
+            for k, identity in enumerate(ids):
+                while writes >> k & 1 and (found := self.arena.at_risk(identity)):
+                    self.again.restore(found[0])
+                    self.arena.pin(found[0])
+                    risky.append(found[0])
+        except BaseException as error:
+            for identity in (*pinned, *risky):
+                self.arena.unpin(identity)
+            if isinstance(error, torch.OutOfMemoryError) and self.on_refusal is not None:
+                raise self.on_refusal(error, kind.name) from None
+            raise
+        self._cells[: len(ids)] = ids
+        self.window.call("prepare", kind.number, aside, len(ids))
+        for identity in pinned:
+            self.arena.unpin(identity)
+        return risky
+
+    def _fill_blanks(self, ids: list[int], writes: int) -> None:
+        """From its first write on, what was made without values can be made again."""
+        for k, identity in enumerate(ids):
+            version = self.versions[identity]
+            if version.blank and writes >> k & 1:
+                version.blank = False
+                self.arena.produced(identity, 0, ())
+
+    def _failed(self, kind: Kind, error: BaseException, ids: list[int], writes: int, risky: list[int]) -> None:
+        self.window.call("abandon")
+        for identity in risky:
+            self.arena.unpin(identity)
+        if isinstance(error, torch.OutOfMemoryError) and self.on_refusal is not None:
+            raise self.on_refusal(error, kind.name) from None
+
+    def _ran(
+        self, kind: Kind, call: Call, result: Any, ids: list[int], places: list[Place], writes: int, aside: int
+    ) -> None:
+        """Tell the arena what was made and changed, and keep the call where it may be needed."""
+        self.num_ops += 1
+        cells, width, versions = self._cells, self._width, self.versions
+        made = [result] if type(result) is torch.Tensor else tensors_of(result)
+        keys = [_storage_of(tensor)._cdata for tensor in made]
+        changed: list[int] = []
+        if writes:
+            changed = list(dict.fromkeys(identity for k, identity in enumerate(ids) if writes >> k & 1))
+            cells[CHANGED * width : CHANGED * width + len(changed)] = changed
+        count = len(keys)
+        if count <= 3:
+            gone = self._finish(self._handle, kind.number, call.ns, count, len(changed), *keys, *_PAD3[count])
+        else:
+            cells[OUTPUTS * width : OUTPUTS * width + count] = keys
+            gone = self._finish(self._handle, kind.number, call.ns, count, len(changed), 0, 0, 0)
+        kept = kind.opaque or kind.blank
+        if self.any_exposed and not kept and any(place.version.exposed for place in places):
+            kept = True
+            for identity in cells[OUTPUTS * width : OUTPUTS * width + count]:
+                if identity >= 0:
+                    self.arena.settle(identity)
+        for identity in cells[OUTPUTS * width : OUTPUTS * width + count]:
+            if identity < 0:
+                call.outputs.append(None)
+                continue
+            version = versions[identity] = Version(identity, None if kept else call)
+            version.blank = kind.blank
+            call.outputs.append(version)
+        if changed:
+            self._changed(call, changed, cells[CHANGED * width : CHANGED * width + len(changed)], aside, ids)
+        if not kept:
+            call.inputs = list(dict.fromkeys(place.version for place in places if self._read(place, ids, aside)))
+        if gone:
+            self.forget(cells[FORGOTTEN * width : FORGOTTEN * width + gone])
+
+    def _read(self, place: Place, ids: list[int], aside: int) -> bool:
+        return not aside or not any(
+            aside >> k & 1 and identity == place.version.id for k, identity in enumerate(ids)
+        )
+
+    def _changed(self, call: Call, changed: list[int], olds: list[int], aside: int, ids: list[int]) -> None:
+        versions = self.versions
+        outside = {identity for k, identity in enumerate(ids) if aside >> k & 1}
+        for identity, old in zip(changed, olds, strict=True):
+            if old == ELSEWHERE:
+                continue
+            before = versions[identity]
+            after = versions[identity] = Version(identity)
+            before.id = old
+            if old < 0:
+                continue
+            versions[old] = before
+            if identity not in outside:
+                after.call = call
+                call.changed.append((before, after))
+
+    def find(self, tensor: torch.Tensor) -> int:
+        """Find the record of a tensor's storage; -1: the arena does not hold it."""
+        if tensor.layout is not torch.strided:
+            return -1
+        identity = self.window.call("find", _storage_of(tensor)._cdata)
+        return identity if identity in self.versions and self.window.call("is_inside", identity) else -1
+
+    def bring_back(self, identity: int, *, exposed: bool) -> None:
+        """Make a storage resident and pin it, outside any op; one that is ``exposed`` may be written by others."""
+        self.own = True
+        try:
+            with torch.no_grad():
+                self.again.restore(identity)
+                self.arena.pin(identity)
+                if exposed and not self.versions[identity].exposed:
+                    self._expose(identity)
+        finally:
+            self.own = False
+
+    def _expose(self, identity: int) -> None:
+        arena, pinned = self.arena, list[int]()
+        arena.settle(identity)
+        while found := arena.at_risk(identity):
+            self.again.restore(found[0])
+            arena.pin(found[0])
+            pinned.append(found[0])
+        arena.mutated(identity, 0, ())
+        for one in pinned:
+            arena.unpin(one)
+        self.any_exposed = self.versions[identity].exposed = True
+
+    def forget(self, ids: list[int]) -> None:
+        """Drop the calls that made what nobody can ask for any more."""
+        for identity in ids:
+            version = self.versions.pop(identity, None)
+            if version is not None:
+                version.id, version.call = -1, None
+
+    def collect(self) -> None:
+        """Drop what was forgotten since the last op."""
+        start = FORGOTTEN * self._width
+        while gone := self.window.call("forgotten"):
+            self.forget(self._cells[start : start + gone])
+
+
+assert KEYS == 0
