@@ -193,6 +193,8 @@ class Watch(_Base):  # type: ignore[misc]
             cells[OUTPUTS * width : OUTPUTS * width + count] = keys
             gone = self._finish(self._handle, kind.number, call.ns, count, len(changed), 0, 0, 0)
         kept = kind.opaque or kind.blank
+        if kind.blank:
+            call = _blank_again(made[0], call.ns)
         if self.any_exposed and not kept and any(place.version.exposed for place in places):
             kept = True
             for identity in cells[OUTPUTS * width : OUTPUTS * width + count]:
@@ -202,20 +204,16 @@ class Watch(_Base):  # type: ignore[misc]
             if identity < 0:
                 call.outputs.append(None)
                 continue
-            version = versions[identity] = Version(identity, None if kept else call)
+            version = versions[identity] = Version(identity, call if kind.blank or not kept else None)
             version.blank = kind.blank
             call.outputs.append(version)
         if changed:
             self._changed(call, changed, cells[CHANGED * width : CHANGED * width + len(changed)], aside, ids)
         if not kept:
-            call.inputs = list(dict.fromkeys(place.version for place in places if self._read(place, ids, aside)))
+            read = (place.version for k, place in enumerate(places) if not aside >> k & 1)
+            call.inputs = list(dict.fromkeys(read))
         if gone:
             self.forget(cells[FORGOTTEN * width : FORGOTTEN * width + gone])
-
-    def _read(self, place: Place, ids: list[int], aside: int) -> bool:
-        return not aside or not any(
-            aside >> k & 1 and identity == place.version.id for k, identity in enumerate(ids)
-        )
 
     def _changed(self, call: Call, changed: list[int], olds: list[int], aside: int, ids: list[int]) -> None:
         versions = self.versions
@@ -276,6 +274,12 @@ class Watch(_Base):  # type: ignore[misc]
         start = FORGOTTEN * self._width
         while gone := self.window.call("forgotten"):
             self.forget(self._cells[start : start + gone])
+
+
+def _blank_again(made: torch.Tensor, ns: int) -> Call:
+    """Make bytes without values again: that takes no tensor, whatever the first run took its sizes from."""
+    layout = made.size(), made.stride()
+    return Call(torch.ops.aten.empty_strided.default, layout, {"dtype": made.dtype}, ns)
 
 
 assert KEYS == 0
