@@ -22,6 +22,9 @@ TIGHTROPE_EVICT_CALL void tightrope_evict_delete(Arena* arena) { delete arena; }
 TIGHTROPE_EVICT_CALL void tightrope_evict_on_evicted(Arena* arena, Arena::Evicted callback, void* context) {
     arena->on_evicted(callback, context);
 }
+TIGHTROPE_EVICT_CALL void tightrope_evict_on_moved(Arena* arena, Arena::Moved callback, void* context) {
+    arena->on_moved(callback, context);
+}
 TIGHTROPE_EVICT_CALL void tightrope_evict_begin_op(Arena* arena, int64_t cost, int64_t bytes, int64_t flags) {
     arena->begin_op(cost, bytes, flags);
 }

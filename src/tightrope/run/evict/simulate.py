@@ -124,7 +124,7 @@ class _Run:
 
     def __init__(self, log: EvictionLog, size: Bytes, policy: Policy, *, decisions: bool) -> None:
         self.log, self.policy, self.size = log, policy, size
-        self.arena = EvictionArena(size, policy, log=decisions)
+        self.arena = EvictionArena(size, policy, log=decisions, simulated=True)
         self.ids: dict[StorageId, int] = {}
         self.producers: dict[int, _Producer] = {}
         self.readers: dict[int, list[_Producer]] = {}
@@ -140,12 +140,15 @@ class _Run:
     def op(self, op: LoggedOp) -> None:
         arena = self.arena
         inputs = [self._id(one) for one in op.reads]
-        changed = [self.ids[one] for one in op.mutates]
-        for one in changed:
-            for other in arena.at_risk(one):
-                self._execute(self._frame(other))
-        frame = _Frame(_Producer(op, inputs, []), -1)
-        self._execute(frame)
+        saved: list[int] = []
+        for one in [self.ids[one] for one in op.mutates]:
+            while risk := arena.at_risk(one):
+                self._execute(self._frame(risk[0]))
+                self._pin(risk[0])  # what is restored for the next one must not cost this one
+                saved.append(risk[0])
+        self._execute(_Frame(_Producer(op, inputs, []), -1))
+        for one in saved:
+            self._unpin(one)
 
     def release(self, storage: StorageId) -> None:
         one = self.ids.pop(storage, -1)
