@@ -80,7 +80,16 @@ class Arena {
     void on_moved(Moved callback, void* context) { moved_ = callback, moved_context_ = context; }
 
     // --- an op is about to run: decides at which end its storages go.
+    // Where storages may move, it also makes one hole for `bytes`, as what it reads may move only now.
     void begin_op(Cost cost, Bytes bytes, std::int64_t flags) {
+        choose_end(cost, bytes, flags);
+        if (!may_move() || bytes <= 0 || main_.fit(round_up(bytes), false) != kNone) return;
+        running_ = false;
+        make_room(round_up(bytes));
+        running_ = true;
+    }
+
+    void choose_end(Cost cost, Bytes bytes, std::int64_t flags) {
         if (flags & kUnrecomputable) {
             right_ = false;
             return;
@@ -153,6 +162,12 @@ class Arena {
         --records_[id].pins;
         refresh(id);
         if (records_[id].pins == 0 && !records_[id].held) unheld(id);
+    }
+
+    // --- its address is known outside: it must not move, and not be evicted.
+    void root(Id id) {
+        records_[id].rooted = true;
+        settle(id);
     }
 
     void advance(Clock ns, bool again) {
@@ -318,7 +333,7 @@ class Arena {
         Record& record = records_[id];
         record.bytes = need, record.piece = piece, record.small = small, record.held = true;
         Piece& made = pieces.at(piece);
-        made.owner = id, made.stale = made.wall = made.fixed = true, made.next_use = -1;
+        made.owner = id, made.stale = made.wall = made.fixed = made.rooted = true, made.next_use = -1;
         made.touched = record.touched = moment_.now;
         used_bytes_ += need;
         statistics_.high_water = std::max(statistics_.high_water, used_bytes_);
@@ -330,7 +345,8 @@ class Arena {
         const Record& record = records_[id];
         if (record.piece == kNone) return;
         Piece& piece = piece_of(record);
-        piece.fixed = record.pins > 0 || !record.named || record.small;
+        piece.rooted = !record.named || record.small || record.rooted;
+        piece.fixed = piece.rooted || record.pins > 0;
         piece.wall = piece.fixed || !record.recomputable;
     }
 
@@ -550,7 +566,7 @@ class Arena {
         moment_.forecasts = options_.forecasts != 0;
         Compaction compaction;
         if (may_move()) {
-            compaction = compactor_.search(main_, moment_, need, [&](std::int32_t piece) { derive(piece); });
+            compaction = compactor_.search(main_, moment_, need, running_, [&](std::int32_t piece) { derive(piece); });
             if (compaction.found && compaction.victims.empty()) return compact(compaction, decision);
         }
         count_search();
@@ -662,7 +678,7 @@ class Arena {
     Statistics statistics_{};
     Evicted callback_ = nullptr;
     void* context_ = nullptr;
-    bool right_ = true;
+    bool right_ = true, running_ = true;
     Cost total_cost_ = 0;
     Bytes total_bytes_ = 0, used_bytes_ = 0;
     std::uint64_t random_ = 88172645463325252ULL;

@@ -35,6 +35,7 @@ TIGHTROPE_EVICT_CALL void tightrope_evict_produced(Arena* arena, Id id, int64_t 
     arena->produced(id, cost, parents, count);
 }
 TIGHTROPE_EVICT_CALL void tightrope_evict_settle(Arena* arena, Id id) { arena->settle(id); }
+TIGHTROPE_EVICT_CALL void tightrope_evict_root(Arena* arena, Id id) { arena->root(id); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_pin(Arena* arena, Id id) { arena->pin(id); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_unpin(Arena* arena, Id id) { arena->unpin(id); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_touch(Arena* arena, Id id) { arena->touch(id); }

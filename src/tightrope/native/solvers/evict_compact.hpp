@@ -29,7 +29,8 @@ class Compactor {
     Cost copy_cost(Bytes bytes) const { return bytes * 1000 / bytes_per_us_; }
 
     template <typename Fresh>
-    Compaction search(Pieces& pieces, const Moment& moment, Bytes need, Fresh fresh) {
+    Compaction search(Pieces& pieces, const Moment& moment, Bytes need, bool running, Fresh fresh) {
+        running_ = running;
         Compaction best;
         std::int32_t at = pieces.first();
         while (at != kNone) {
@@ -62,7 +63,10 @@ class Compactor {
         double density() const { return static_cast<double>(weight) / static_cast<double>(bytes); }
     };
 
-    static bool is_fixed(const Piece& piece) { return piece.owner != kNone && piece.fixed; }
+    // Between ops, what an op is about to read may still move.
+    bool is_fixed(const Piece& piece) const {
+        return piece.owner != kNone && (running_ ? piece.fixed : piece.rooted);
+    }
 
     template <typename Fresh>
     void consider(Pieces& pieces, const Moment& moment, Bytes need, Bytes free, std::int32_t begin,
@@ -143,6 +147,7 @@ class Compactor {
     }
 
     std::int64_t bytes_per_us_;
+    bool running_ = true;
     std::vector<Item> items_, chosen_;
 };
 

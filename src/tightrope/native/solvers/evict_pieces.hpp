@@ -30,7 +30,8 @@ struct Piece {
     std::int32_t before = kNone, after = kNone;
     Id owner = kNone;   // kNone: free
     bool wall = false;  // its storage must not be evicted now
-    bool fixed = false;  // and must not move either
+    bool fixed = false;  // and must not move either while an op runs
+    bool rooted = false;  // and never
     bool leaving = false;  // chosen by the search at hand
     bool stale = true;  // `cost` must be derived again
     Cost cost = 0;      // of its storage and what is evicted around it
@@ -110,7 +111,7 @@ class Pieces {
         free_bytes_ += pieces_[piece].bytes;
         Piece& freed = pieces_[piece];
         freed.owner = kNone;
-        freed.wall = freed.fixed = false;
+        freed.wall = freed.fixed = freed.rooted = false;
         if (is_free(freed.after)) absorb(piece, freed.after);
         if (is_free(freed.before)) {
             const std::int32_t left = freed.before;

@@ -24,6 +24,7 @@ _CALLS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "offset": ((_ID,), INTEGER),
     "produced": ((_ID, INTEGER, POINTER, INTEGER), None),
     "settle": ((_ID,), None),
+    "root": ((_ID,), None),
     "pin": ((_ID,), None),
     "unpin": ((_ID,), None),
     "touch": ((_ID,), None),
@@ -257,6 +258,10 @@ class EvictionArena:
     def settle(self, storage: int) -> None:
         """Say that it will never be made again: it stays until it is released."""
         self._native.tightrope_evict_settle(self._handle, storage)
+
+    def root(self, storage: int) -> None:
+        """Say that its address is known outside: it neither moves nor is evicted until it is released."""
+        self._native.tightrope_evict_root(self._handle, storage)
 
     def pin(self, storage: int) -> None:
         """Keep it from being evicted until `unpin` has been called as often."""

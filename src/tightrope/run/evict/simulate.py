@@ -289,8 +289,9 @@ class _Run:
         return one == target or one in self.held or any(one in f.producer.inputs for f in self.stack)
 
     def _allocate(self, op: LoggedOp, sizes: list[Bytes], *, again: bool) -> list[int]:
-        self.arena.begin_op(op.ns, sum(sizes), unrecomputable=not op.recomputable, again=again)
         temporary = [op.temporary] if op.temporary else []
+        together = sum(round_up(max(1, size)) for size in (*temporary, *sizes))
+        self.arena.begin_op(op.ns, together, unrecomputable=not op.recomputable, again=again)
         placed = [self._place(op, size) for size in (*temporary, *sizes)]
         for one in placed[: len(temporary)]:
             self.arena.release(one)
