@@ -20,6 +20,7 @@
 #include <limits>
 #include <vector>
 
+#include "evict_compact.hpp"
 #include "evict_records.hpp"
 #include "evict_search.hpp"
 
@@ -39,11 +40,14 @@ struct Options {
     std::int64_t keep_temporaries = 1;  // what was made again for another stays until evicted
     std::int64_t best_fit = 0;        // place into the smallest hole that fits; else into the first
     std::int64_t log = 0;             // keep decisions
+    std::int64_t relocate = 0;        // storages may move: 1 = where `on_moved` is set, 2 = always (simulated)
+    std::int64_t copy_rate = 5000;    // bytes per us, for the price of a move
 };
 
 struct Statistics {
     std::int64_t placed, evicting, searches, evictions, evicted_bytes, requested_bytes, failed, search_ns,
         longest_search_ns, high_water, used_bytes, free_bytes, largest_free, pieces, records;
+    std::int64_t moves, moved_bytes;
     std::int64_t free_at_search_ppm;  // sum over searches of free / arena, in millionths
 };
 
@@ -61,17 +65,31 @@ enum BeginFlags : std::int64_t { kUnrecomputable = 1, kAgain = 2 };
 class Arena {
   public:
     using Evicted = void (*)(void* context, Id id);
+    using Moved = void (*)(void* context, Id id, Bytes from, Bytes to, Bytes bytes);
 
     explicit Arena(const Options& options)
         : options_(options),
           small_bytes_(options.small_bytes / kAlignment * kAlignment),
           main_(0, options.bytes / kAlignment * kAlignment - small_bytes_),
-          small_(options.bytes / kAlignment * kAlignment - small_bytes_, small_bytes_) {}
+          small_(options.bytes / kAlignment * kAlignment - small_bytes_, small_bytes_),
+          compactor_(options.copy_rate) {}
 
     void on_evicted(Evicted callback, void* context) { callback_ = callback, context_ = context; }
 
+    // `moved` must copy the bytes at once (they may overlap) and let the storage point there.
+    void on_moved(Moved callback, void* context) { moved_ = callback, moved_context_ = context; }
+
     // --- an op is about to run: decides at which end its storages go.
+    // Where storages may move, it also makes one hole for `bytes`, as what it reads may move only now.
     void begin_op(Cost cost, Bytes bytes, std::int64_t flags) {
+        choose_end(cost, bytes, flags);
+        if (!may_move() || bytes <= 0 || main_.fit(round_up(bytes), false) != kNone) return;
+        running_ = false;
+        make_room(round_up(bytes));
+        running_ = true;
+    }
+
+    void choose_end(Cost cost, Bytes bytes, std::int64_t flags) {
         if (flags & kUnrecomputable) {
             right_ = false;
             return;
@@ -144,6 +162,12 @@ class Arena {
         --records_[id].pins;
         refresh(id);
         if (records_[id].pins == 0 && !records_[id].held) unheld(id);
+    }
+
+    // --- its address is known outside: it must not move, and not be evicted.
+    void root(Id id) {
+        records_[id].rooted = true;
+        settle(id);
     }
 
     void advance(Clock ns, bool again) {
@@ -309,7 +333,7 @@ class Arena {
         Record& record = records_[id];
         record.bytes = need, record.piece = piece, record.small = small, record.held = true;
         Piece& made = pieces.at(piece);
-        made.owner = id, made.stale = true, made.wall = true, made.next_use = -1;
+        made.owner = id, made.stale = made.wall = made.fixed = made.rooted = true, made.next_use = -1;
         made.touched = record.touched = moment_.now;
         used_bytes_ += need;
         statistics_.high_water = std::max(statistics_.high_water, used_bytes_);
@@ -319,7 +343,11 @@ class Arena {
     // A storage may be evicted when it has a producer and no pins; those in the small area stay.
     void refresh(Id id) {
         const Record& record = records_[id];
-        if (record.piece != kNone) piece_of(record).wall = record.pins > 0 || !record.recomputable || record.small;
+        if (record.piece == kNone) return;
+        Piece& piece = piece_of(record);
+        piece.rooted = !record.named || record.small || record.rooted;
+        piece.fixed = piece.rooted || record.pins > 0;
+        piece.wall = piece.fixed || !record.recomputable;
     }
 
     void dirty(Id id) {
@@ -532,10 +560,21 @@ class Arena {
         if (all > 0) statistics_.free_at_search_ppm += main_.free_bytes() * 1000000 / all;
     }
 
+    bool may_move() const { return options_.relocate == 2 || (options_.relocate == 1 && moved_ != nullptr); }
+
     std::int32_t evict_window(Bytes need, Decision& decision) {
-        count_search();
         moment_.forecasts = options_.forecasts != 0;
+        Compaction compaction;
+        if (may_move()) {
+            compaction = compactor_.search(main_, moment_, need, running_, [&](std::int32_t piece) { derive(piece); });
+            if (compaction.found && compaction.victims.empty()) return compact(compaction, decision);
+        }
+        count_search();
         const Window window = cheapest_window(main_, moment_, need, [&](std::int32_t piece) { derive(piece); });
+        if (compaction.found && (window.first == kNone || compaction.cost < window.cost)) {
+            decision.runner_up = window.first == kNone ? -1 : window.cost;
+            return compact(compaction, decision);
+        }
         if (window.first == kNone) return kNone;
         decision.cost = window.cost, decision.runner_up = window.runner_up;
         decision.start = main_.at(window.first).offset;
@@ -547,6 +586,23 @@ class Arena {
         }
         std::int32_t hole = kNone;
         for (const std::int32_t piece : window_) hole = evict_piece(piece);
+        return hole;
+    }
+
+    std::int32_t compact(const Compaction& compaction, Decision& decision) {
+        decision.cost = compaction.cost;
+        decision.start = main_.at(compaction.first).offset;
+        decision.end = main_.at(compaction.last).offset + main_.at(compaction.last).bytes;
+        for (const std::int32_t piece : compaction.victims) evict_piece(piece);
+        std::int32_t hole = main_.free_at(decision.start);
+        while (main_.at(hole).offset + main_.at(hole).bytes < decision.end) {
+            const std::int32_t used = main_.at(hole).after;
+            const Bytes from = main_.at(used).offset, to = main_.at(hole).offset;
+            hole = main_.slide(hole);
+            ++statistics_.moves;
+            statistics_.moved_bytes += main_.at(used).bytes;
+            if (moved_ != nullptr) moved_(moved_context_, main_.at(used).owner, from, to, main_.at(used).bytes);
+        }
         return hole;
     }
 
@@ -613,13 +669,16 @@ class Arena {
     Options options_;
     Bytes small_bytes_ = 0;
     Pieces main_, small_;
+    Compactor compactor_;
+    Moved moved_ = nullptr;
+    void* moved_context_ = nullptr;
     Records records_;
     Classes classes_;
     Moment moment_;
     Statistics statistics_{};
     Evicted callback_ = nullptr;
     void* context_ = nullptr;
-    bool right_ = true;
+    bool right_ = true, running_ = true;
     Cost total_cost_ = 0;
     Bytes total_bytes_ = 0, used_bytes_ = 0;
     std::uint64_t random_ = 88172645463325252ULL;

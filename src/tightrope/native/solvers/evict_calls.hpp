@@ -22,6 +22,9 @@ TIGHTROPE_EVICT_CALL void tightrope_evict_delete(Arena* arena) { delete arena; }
 TIGHTROPE_EVICT_CALL void tightrope_evict_on_evicted(Arena* arena, Arena::Evicted callback, void* context) {
     arena->on_evicted(callback, context);
 }
+TIGHTROPE_EVICT_CALL void tightrope_evict_on_moved(Arena* arena, Arena::Moved callback, void* context) {
+    arena->on_moved(callback, context);
+}
 TIGHTROPE_EVICT_CALL void tightrope_evict_begin_op(Arena* arena, int64_t cost, int64_t bytes, int64_t flags) {
     arena->begin_op(cost, bytes, flags);
 }
@@ -32,6 +35,7 @@ TIGHTROPE_EVICT_CALL void tightrope_evict_produced(Arena* arena, Id id, int64_t 
     arena->produced(id, cost, parents, count);
 }
 TIGHTROPE_EVICT_CALL void tightrope_evict_settle(Arena* arena, Id id) { arena->settle(id); }
+TIGHTROPE_EVICT_CALL void tightrope_evict_root(Arena* arena, Id id) { arena->root(id); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_pin(Arena* arena, Id id) { arena->pin(id); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_unpin(Arena* arena, Id id) { arena->unpin(id); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_touch(Arena* arena, Id id) { arena->touch(id); }

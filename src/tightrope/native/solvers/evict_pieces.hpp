@@ -30,6 +30,9 @@ struct Piece {
     std::int32_t before = kNone, after = kNone;
     Id owner = kNone;   // kNone: free
     bool wall = false;  // its storage must not be evicted now
+    bool fixed = false;  // and must not move either while an op runs
+    bool rooted = false;  // and never
+    bool leaving = false;  // chosen by the search at hand
     bool stale = true;  // `cost` must be derived again
     Cost cost = 0;      // of its storage and what is evicted around it
     std::int64_t weight = 0;  // in the window search at hand
@@ -108,7 +111,7 @@ class Pieces {
         free_bytes_ += pieces_[piece].bytes;
         Piece& freed = pieces_[piece];
         freed.owner = kNone;
-        freed.wall = false;
+        freed.wall = freed.fixed = freed.rooted = false;
         if (is_free(freed.after)) absorb(piece, freed.after);
         if (is_free(freed.before)) {
             const std::int32_t left = freed.before;
@@ -118,6 +121,28 @@ class Pieces {
         }
         free_.insert({pieces_[piece].offset, piece});
         return piece;
+    }
+
+    // The used piece behind a free one moves in front of it; returns the free piece, merged with what follows.
+    std::int32_t slide(std::int32_t hole) {
+        const std::int32_t used = pieces_[hole].after;
+        free_.erase({pieces_[hole].offset, hole});
+        Piece &gap = pieces_[hole], &moved = pieces_[used];
+        moved.offset = gap.offset;
+        gap.offset += moved.bytes;
+        const std::int32_t before = gap.before, after = moved.after;
+        (before == kNone ? first_ : pieces_[before].after) = used;
+        moved.before = before, moved.after = hole;
+        gap.before = used, gap.after = after;
+        (after == kNone ? last_ : pieces_[after].before) = hole;
+        if (is_free(after)) absorb(hole, after);
+        free_.insert({pieces_[hole].offset, hole});
+        return hole;
+    }
+
+    // The free piece that holds this address.
+    std::int32_t free_at(Bytes offset) const {
+        return std::prev(free_.upper_bound({offset, INT32_MAX}))->second;
     }
 
     bool is_free(std::int32_t piece) const { return piece != kNone && pieces_[piece].owner == kNone; }

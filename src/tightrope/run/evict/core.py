@@ -24,6 +24,7 @@ _CALLS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "offset": ((_ID,), INTEGER),
     "produced": ((_ID, INTEGER, POINTER, INTEGER), None),
     "settle": ((_ID,), None),
+    "root": ((_ID,), None),
     "pin": ((_ID,), None),
     "unpin": ((_ID,), None),
     "touch": ((_ID,), None),
@@ -57,6 +58,7 @@ class _Options(ctypes.Structure):
         for name in (
             *("bytes", "small_bytes", "small_limit", "score", "window", "two_ends", "neighbours"),
             *("sample", "forecasts", "keep_temporaries", "best_fit", "log"),
+            *("relocate", "copy_rate"),
         )
     ]
 
@@ -81,6 +83,8 @@ class Statistics:
         largest_free: the largest hole of the main range.
         pieces: used and free ones.
         records: of storages, evicted ones included.
+        moves: storages moved.
+        moved_bytes: of those.
         free_at_search_ppm: sum over searches of free bytes per arena byte, in millionths.
     """
 
@@ -99,6 +103,8 @@ class Statistics:
     largest_free: Bytes
     pieces: int
     records: int
+    moves: int
+    moved_bytes: Bytes
     free_at_search_ppm: int
 
     @property
@@ -170,13 +176,18 @@ def _library() -> ctypes.CDLL:
     return declare_calls(load("evict"))
 
 
-def options_block(size: Bytes, policy: Policy, *, log: bool = False) -> ctypes.Structure:
-    """Lay out the options of ``evict.hpp`` for an arena of ``size`` bytes under a policy."""
+def options_block(
+    size: Bytes, policy: Policy, *, log: bool = False, simulated: bool = False
+) -> ctypes.Structure:
+    """Lay out the options of ``evict.hpp`` for an arena of ``size`` bytes under a policy.
+
+    Nothing moves in an arena before C++ has set ``on_moved``, unless it is ``simulated``.
+    """
     small = round_up(size // policy.small_share) if policy.small_share else 0
     return _Options(
         *(size, small, policy.small_limit, int(policy.score), policy.window, policy.two_ends),
         *(policy.neighbours, policy.sample, policy.forecasts, policy.keep_temporaries),
-        *(policy.best_fit, log),
+        *(policy.best_fit, log, (2 if simulated else 1) * policy.relocate, policy.copy_rate),
     )
 
 
@@ -187,6 +198,7 @@ class EvictionArena:
         size: bytes, rounded down to whole units of 64.
         policy: who is evicted, and where storages go.
         log: whether `decisions` are kept.
+        simulated: nothing is at the addresses, so that storages may move without being copied.
         native: a library that includes ``evict_calls.hpp``; by default the one of this package.
         handle: an arena that such a library has made and frees; by default a new one.
     """
@@ -197,12 +209,13 @@ class EvictionArena:
         policy: Policy,
         *,
         log: bool = False,
+        simulated: bool = False,
         native: ctypes.CDLL | None = None,
         handle: int | None = None,
     ) -> None:
         self.size = size // ALIGNMENT * ALIGNMENT
         self._native = _library() if native is None else declare_calls(native)
-        options = options_block(self.size, policy, log=log)
+        options = options_block(self.size, policy, log=log, simulated=simulated)
         self._owned = handle is None
         self._handle = self._native.tightrope_evict_new(ctypes.byref(options)) if handle is None else handle
         self._buffer = (ctypes.c_int32 * _CHUNK)()
@@ -245,6 +258,10 @@ class EvictionArena:
     def settle(self, storage: int) -> None:
         """Say that it will never be made again: it stays until it is released."""
         self._native.tightrope_evict_settle(self._handle, storage)
+
+    def root(self, storage: int) -> None:
+        """Say that its address is known outside: it neither moves nor is evicted until it is released."""
+        self._native.tightrope_evict_root(self._handle, storage)
 
     def pin(self, storage: int) -> None:
         """Keep it from being evicted until `unpin` has been called as often."""

@@ -42,6 +42,9 @@ class Policy:
         sample: score about sqrt(n) storages drawn at random, not all n.
         forecasts: use forecasts of the next use.
         keep_temporaries: what was made again on the way to another storage stays until it is evicted.
+        soft_pins: inputs of ops that wait for other inputs may go where nothing else can.
+        relocate: storages that no op uses may move, so that every free byte is of use.
+        copy_rate: bytes per microsecond of a move.
         best_fit: place into the smallest hole that fits; else into the first from the storage's end.
         small_share: one part in so many of the arena is for small storages, which stay; 0: no such area.
         small_limit: bytes of the largest small storage.
@@ -56,6 +59,9 @@ class Policy:
     sample: bool = False
     forecasts: bool = False
     keep_temporaries: bool = True
+    soft_pins: bool = False
+    relocate: bool = False
+    copy_rate: int = 5000
     best_fit: bool = False
     small_share: int = 0
     small_limit: Bytes = 10 * 1024
