@@ -71,6 +71,7 @@ class Evicting {
   Evicting(const Options& options, char* base, int64_t bytes, c10::DeleterFnPtr deleter)
       : arena_(options), base_(base), bytes_(bytes), deleter_(deleter) {
     arena_.on_evicted(&Evicting::evicted, this);
+    arena_.on_moved(&Evicting::moved, this);
   }
 
   Arena& arena() { return arena_; }
@@ -79,7 +80,11 @@ class Evicting {
 
   void* allocate(int64_t bytes) {
     const Id id = arena_.place(bytes);
-    if (id == kNobody) return nullptr;
+    if (id == kNobody) {
+      note_walls();
+      return nullptr;
+    }
+    asked_ += tightrope_evict::round_up(bytes);
     Slot& slot = fresh(id);
     slot.address = base_ + arena_.offset(id);
     slot.bytes = bytes;
@@ -266,20 +271,20 @@ class Evicting {
 
   // --- the op that runs
 
-  // A kind of op: what its last run took, and whether its results can be made again.
-  struct Kind {
+  // What an op took when it last ran on such sizes.
+  struct Taken {
     int64_t ns = -1, bytes = 0;
-    bool opaque = false;
   };
 
-  std::vector<Kind> kinds;
+  std::vector<bool> opaque;  // per kind of op: its results cannot be made again
+  std::vector<int64_t> walls;  // at the last refusal, three each: record, bytes, pins
   std::vector<int64_t> io = std::vector<int64_t>(kRows * kColumns);
 
   int64_t* row(int64_t number) { return io.data() + number * kColumns; }
 
   // Looks up `count` storages of row kKeys, writes their ids over them, and prepares the op where all are
   // resident and nothing is at risk. Returns how many are evicted; -1: something is at risk.
-  int64_t inputs(int64_t kind, int64_t writes, int64_t aside, int64_t count) {
+  int64_t inputs(int64_t kind, int64_t shape, int64_t writes, int64_t aside, int64_t count) {
     int64_t* keys = row(kKeys);
     int64_t missing = 0;
     for (int64_t k = 0; k < count; ++k) {
@@ -290,12 +295,12 @@ class Evicting {
     if (missing > 0) return missing;
     for (int64_t k = 0; writes >> k != 0; ++k)
       if ((writes >> k & 1) != 0 && arena_.at_risk(static_cast<Id>(keys[k]), nullptr, 0) > 0) return -1;
-    prepare(kind, aside, count);
+    prepare(kind, shape, aside, count);
     return 0;
   }
 
   // Pins the inputs of an op, all resident; those of `aside` are no parents of its results.
-  void prepare(int64_t kind, int64_t aside, int64_t count) {
+  void prepare(int64_t kind, int64_t shape, int64_t aside, int64_t count) {
     frame_.clear();
     parents_.clear();
     const int64_t* ids = row(kKeys);
@@ -306,32 +311,32 @@ class Evicting {
       frame_.push_back(id);
       if (k >= 63 || (aside >> k & 1) == 0) parents_.push_back(id);
     }
-    const Kind& known = kinds[kind];
-    arena_.begin_op(known.ns, known.bytes, known.opaque ? int64_t{tightrope_evict::kUnrecomputable} : 0);
+    shape_ = shape * 64 + kind;
+    const auto known = taken_.find(shape_);
+    const Taken expected = known == taken_.end() ? Taken{} : known->second;
+    arena_.begin_op(expected.ns, expected.bytes, opaque[kind] ? int64_t{tightrope_evict::kUnrecomputable} : 0);
+    asked_ = 0;
   }
 
   // The op ran: `outputs` storages in row kOutputs become ids (-1: an input's own), `changed` ids in row
   // kChanged become those of the old versions. Returns the number of ids in row kForgotten.
   int64_t finish(int64_t kind, int64_t ns, int64_t outputs, int64_t changed) {
-    Kind& known = kinds[kind];
     arena_.advance(ns, false);
     for (const Id id : frame_) arena_.touch(id);
     int64_t* keys = row(kOutputs);
-    int64_t bytes = 0;
     for (int64_t k = 0; k < outputs; ++k) {
       auto* impl = reinterpret_cast<Storage*>(keys[k]);
       keys[k] = kNobody;
       if (find(impl) != kNobody || impl->nbytes() == 0) continue;
       const Id id = bind(impl);
       keys[k] = id;
-      bytes += slots_[id].bytes;
-      if (is_outside(id) || known.opaque) arena_.settle(id);
+      if (is_outside(id) || opaque[kind]) arena_.settle(id);
       else arena_.produced(id, ns, parents_.data(), static_cast<int64_t>(parents_.size()));
     }
     int64_t* ids = row(kChanged);
-    for (int64_t k = 0; k < changed; ++k) ids[k] = change(static_cast<Id>(ids[k]), ns, known.opaque);
-    known.ns = ns;
-    known.bytes = bytes;
+    for (int64_t k = 0; k < changed; ++k) ids[k] = change(static_cast<Id>(ids[k]), ns, opaque[kind]);
+    if (taken_.size() > kLargestBooks) taken_.clear();
+    taken_[shape_] = {ns, asked_};
     abandon();
     return forgotten(row(kForgotten), kColumns);
   }
@@ -342,6 +347,9 @@ class Evicting {
     frame_.clear();
   }
 
+  int64_t asked() const { return asked_; }
+
+  static constexpr size_t kLargestBooks = 1 << 16;
   static constexpr int64_t kRows = 4, kColumns = 1 << 14;
   static constexpr int64_t kKeys = 0, kOutputs = 1, kChanged = 2, kForgotten = 3;
 
@@ -350,7 +358,8 @@ class Evicting {
   char* base_;
   int64_t bytes_;
   c10::DeleterFnPtr deleter_;
-  int64_t num_calls_ = 0;
+  int64_t num_calls_ = 0, shape_ = 0, asked_ = 0;
+  std::unordered_map<int64_t, Taken> taken_;
   std::vector<Id> frame_, parents_;  // inputs of the op that runs, pinned; those that its results are made from
   std::vector<Slot> slots_;
   std::vector<Id> outside_;
@@ -369,14 +378,14 @@ class Evicting {
   }
 
   // An op in place ran on `id`. A storage that was resized by it has another block now, and nothing is known of that.
-  Id change(Id id, int64_t ns, bool opaque) {
+  Id change(Id id, int64_t ns, bool settled) {
     if (!arena_.valid(id) || slots_[id].impl == nullptr) return kElsewhere;
     const std::vector<Id> others(parents_.begin(), std::remove(parents_.begin(), parents_.end(), id));
     parents_.resize(others.size());
     const Id old = arena_.mutated(id, ns, others.data(), static_cast<int64_t>(others.size()));
     parents_.push_back(id);
     if (old != kNobody) fresh(old).bytes = slots_[id].bytes;
-    if (opaque) arena_.settle(id);
+    if (settled) arena_.settle(id);
     return old;
   }
 
@@ -385,6 +394,28 @@ class Evicting {
     if (now.get_context() != nullptr) delete static_cast<Tombstone*>(now.release_context());
     impl->set_data_ptr_noswap(std::move(data));
     impl->clear_data_ptr_access_error_msg_();
+  }
+
+  void note_walls() {
+    walls.clear();
+    for (const auto& [address, id] : by_address_) {
+      const auto& record = arena_.record(id);
+      if (record.pins > 0 || !record.recomputable) walls.insert(walls.end(), {id, slots_[id].bytes, record.pins});
+    }
+  }
+
+  // The arena moves the bytes of a record that no kernel reads now.
+  static void moved(void* context, Id id, int64_t from, int64_t to, int64_t bytes) {
+    auto& self = *static_cast<Evicting*>(context);
+    Slot& slot = self.slots_[id];
+    char* target = self.base_ + to;
+    std::memmove(target, self.base_ + from, static_cast<size_t>(bytes));
+    self.by_address_.erase(slot.address);
+    self.by_address_[target] = id;
+    slot.address = target;
+    if (slot.impl == nullptr) return;
+    slot.impl->_mutable_data_ptr_no_checks().release_context();
+    slot.impl->set_data_ptr_noswap({target, target, self.deleter_, c10::Device(c10::DeviceType::CPU)});
   }
 
   // The arena dropped the bytes of a record.

@@ -18,8 +18,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "arena": (_HANDLE, ()),
     "rows": (_HANDLE, ()),
     "kind": (_I64, (_I64,)),
-    "inputs": (_I64, (_I64,) * 8),
-    "prepare": (None, (_I64,) * 3),
+    "inputs": (_I64, (_I64,) * 9),
+    "prepare": (None, (_I64,) * 4),
     "finish": (_I64, (_I64,) * 7),
     "abandon": (None, ()),
     "find": (_I64, (_I64,)),
@@ -33,6 +33,9 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "held": (_I64, (_I64, _HANDLE, _I64)),
     "bytes": (_I64, (_I64,)),
     "move_out": (_I64, (_I64,)),
+    "walls": (_I64, (_HANDLE, _I64)),
+    "root": (None, (_I64,)),
+    "asked": (_I64, ()),
     "lose": (None, (_I64,)),
     "close": (_I64, ()),
 }
@@ -82,6 +85,13 @@ class Window:
     def call(self, name: str, *arguments: int) -> int:
         """Call ``tr_evict_<name>``."""
         return getattr(self.native, f"tr_evict_{name}")(self.handle, *arguments) or 0
+
+    def walls(self) -> list[tuple[int, Bytes, int]]:
+        """List what could not be evicted at the last refusal: record, bytes, and how often it was pinned."""
+        count = self.native.tr_evict_walls(self.handle, None, 0)
+        out = (_I64 * max(count, 1))()
+        self.native.tr_evict_walls(self.handle, out, count)
+        return [(out[k], out[k + 1], out[k + 2]) for k in range(0, count, 3)]
 
     def held(self, *, resident: bool) -> list[int]:
         """List the storages of the arena that somebody holds, with their bytes or evicted."""

@@ -46,24 +46,43 @@ int64_t* tr_evict_rows(Evicting* self) { return self->io.data(); }
 int64_t tr_evict_columns() { return Evicting::kColumns; }
 
 int64_t tr_evict_kind(Evicting* self, int64_t opaque) {
-  self->kinds.push_back({-1, 0, opaque != 0});
-  return static_cast<int64_t>(self->kinds.size()) - 1;
+  self->opaque.push_back(opaque != 0);
+  return static_cast<int64_t>(self->opaque.size()) - 1;
+}
+
+// Copies the walls of the last refusal; returns how many integers there are.
+int64_t tr_evict_walls(Evicting* self, int64_t* out, int64_t capacity) {
+  Lock lock(state->mutex);
+  std::copy_n(self->walls.begin(), std::min<int64_t>(capacity, static_cast<int64_t>(self->walls.size())), out);
+  return static_cast<int64_t>(self->walls.size());
+}
+
+// Its address is known to others: it stays where it is.
+void tr_evict_root(Evicting* self, int64_t id) {
+  Lock lock(state->mutex);
+  self->arena().root(static_cast<tightrope_evict::Id>(id));
+}
+
+// What ops asked for since the last call that began one.
+int64_t tr_evict_asked(Evicting* self) {
+  Lock lock(state->mutex);
+  return self->asked();
 }
 
 // Up to four storages come as arguments; of more, all stand in the row of keys.
-int64_t tr_evict_inputs(Evicting* self, int64_t kind, int64_t writes, int64_t aside, int64_t count, int64_t a, int64_t b,
-                        int64_t c, int64_t d) {
+int64_t tr_evict_inputs(Evicting* self, int64_t kind, int64_t shape, int64_t writes, int64_t aside, int64_t count,
+                        int64_t a, int64_t b, int64_t c, int64_t d) {
   Lock lock(state->mutex);
   if (count <= 4) {
     const int64_t keys[] = {a, b, c, d};
     std::copy(keys, keys + count, self->row(Evicting::kKeys));
   }
-  return self->inputs(kind, writes, aside, count);
+  return self->inputs(kind, shape, writes, aside, count);
 }
 
-void tr_evict_prepare(Evicting* self, int64_t kind, int64_t aside, int64_t count) {
+void tr_evict_prepare(Evicting* self, int64_t kind, int64_t shape, int64_t aside, int64_t count) {
   Lock lock(state->mutex);
-  self->prepare(kind, aside, count);
+  self->prepare(kind, shape, aside, count);
 }
 
 int64_t tr_evict_finish(Evicting* self, int64_t kind, int64_t ns, int64_t outputs, int64_t changed, int64_t a, int64_t b,

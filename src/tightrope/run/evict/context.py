@@ -143,14 +143,13 @@ class Eviction:
         """Say which op asked, and what must stay, largest first."""
         watch = self._watch
         assert watch is not None
-        walls = [piece for piece in watch.arena.pieces() if piece.wall and piece.owner >= 0]
-        walls.sort(key=lambda piece: -piece.bytes)
+        walls = sorted(watch.window.walls(), key=lambda wall: -wall[1])
         lines = []
-        for piece in walls[:_SHOWN]:
-            version = watch.versions.get(piece.owner)
-            made = str(version.call.func) if version is not None and version.call is not None else "unknown"
-            why = "in use by the op that runs" if piece.pins else "it cannot be made again"
-            lines.append(f"{format_bytes(piece.bytes)} made by {made}: {why}")
+        for owner, size, pins in walls[:_SHOWN]:
+            version = watch.versions.get(owner)
+            made = f" of {version.call.func}" if version is not None and version.call is not None else ""
+            why = "read by the op that runs" if pins else "cannot be made again"
+            lines.append(f"{format_bytes(size)}{made} ({why})")
         rest = f", and {len(walls) - _SHOWN} more" if len(walls) > _SHOWN else ""
         found = OutOfBudgetError(
             f"{error} Budget {format_bytes(self.budget)}; op {op}. What must stay: {'; '.join(lines) or 'nothing'}"

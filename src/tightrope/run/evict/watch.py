@@ -61,15 +61,16 @@ class Watch(_Base):  # type: ignore[misc]
             if kind.name.endswith("norm"):
                 writes |= aside
             recipe = list(without_statistics(tuple(recipe)))
+        shape = hash(tuple([place.size for place in places])) >> 8
         if count <= 4:
-            missing = self._inputs(self._handle, kind.number, writes, aside, count, *keys, *_PAD[count])
+            missing = self._inputs(self._handle, kind.number, shape, writes, aside, count, *keys, *_PAD[count])
         else:
             self._cells[:count] = keys
-            missing = self._inputs(self._handle, kind.number, writes, aside, count, 0, 0, 0, 0)
+            missing = self._inputs(self._handle, kind.number, shape, writes, aside, count, 0, 0, 0, 0)
         ids = self._cells[:count]
         risky: list[int] = []
         if missing:
-            risky = self._bring_back(kind, ids, writes, aside)
+            risky = self._bring_back(kind, shape, ids, writes, aside)
         versions = self.versions
         for place, identity in zip(places, ids, strict=True):
             version = versions.get(identity)
@@ -133,7 +134,7 @@ class Watch(_Base):  # type: ignore[misc]
         before = len(tensors_of(list(args[:3])))
         return ((1 << len(tensors_of(list(args[3:5])))) - 1) << before
 
-    def _bring_back(self, kind: Kind, ids: list[int], writes: int, aside: int) -> list[int]:
+    def _bring_back(self, kind: Kind, shape: int, ids: list[int], writes: int, aside: int) -> list[int]:
         """Make inputs resident, and what could not be made again once the op has changed them."""
         pinned: list[int] = []
         risky: list[int] = []
@@ -154,7 +155,7 @@ class Watch(_Base):  # type: ignore[misc]
                 raise self.on_refusal(error, kind.name) from None
             raise
         self._cells[: len(ids)] = ids
-        self.window.call("prepare", kind.number, aside, len(ids))
+        self.window.call("prepare", kind.number, shape, aside, len(ids))
         for identity in pinned:
             self.arena.unpin(identity)
         return risky
@@ -252,7 +253,7 @@ class Watch(_Base):  # type: ignore[misc]
 
     def _expose(self, identity: int) -> None:
         arena, pinned = self.arena, list[int]()
-        arena.settle(identity)
+        self.window.call("root", identity)
         while found := arena.at_risk(identity):
             self.again.restore(found[0])
             arena.pin(found[0])
