@@ -39,7 +39,9 @@ _plain: Final = torch.OutOfMemoryError.__new__
 
 
 def _made(kind: type[BaseException], *args: Any) -> Any:
-    ours = kind is torch.OutOfMemoryError and args and (_OURS.match(str(args[0])) or _EVICT.match(str(args[0])))
+    ours = (
+        kind is torch.OutOfMemoryError and args and (_OURS.match(str(args[0])) or _EVICT.match(str(args[0])))
+    )
     return _plain(OutOfBudgetError if ours else kind, *args)
 
 

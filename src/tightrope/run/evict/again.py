@@ -64,23 +64,15 @@ class Again:
 
     def _run(self, call: Call, wanted: Version) -> None:
         arena = self._arena
-        arena.begin_op(call.ns, call.size, again=True)
+        arena.begin_op(call.ns, 0, again=True)
         storages: dict[int, torch.UntypedStorage] = {}
         for old, _ in call.changed:
             if self._window.call("pins", old.id) > 1:
                 storages[old.id] = self._tensor_of(old.id).clone().untyped_storage()
         args = [self._fill(one, storages) for one in call.args]
         kwargs = {name: self._fill(one, storages) for name, one in call.kwargs.items()}
-        if call.state is None:
-            result = call.func(*args, **kwargs)
-        else:
-            generator, before = call.state
-            now = generator.clone_state()
-            self._set_state(generator, before)
-            try:
-                result = call.func(*args, **kwargs)
-            finally:
-                self._set_state(generator, now)
+        with torch.set_grad_enabled(call.grad):
+            result = self._drawn_as_before(call, args, kwargs)
         self.num_calls += 1
         self.ns += call.ns
         arena.advance(call.ns, again=True)
@@ -91,6 +83,17 @@ class Again:
                 self._give(version, wanted, tensor.untyped_storage())
         for old, new in call.changed:
             self._give(new, wanted, storages[old.id])
+
+    def _drawn_as_before(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if call.state is None:
+            return call.func(*args, **kwargs)
+        generator, before = call.state
+        now = generator.clone_state()
+        self._set_state(generator, before)
+        try:
+            return call.func(*args, **kwargs)
+        finally:
+            self._set_state(generator, now)
 
     def _give(self, version: Version, wanted: Version, storage: torch.UntypedStorage) -> None:
         if version.id < 0 or self._arena.resident(version.id):

@@ -69,6 +69,11 @@ class Eviction:
         """What ops that ran again took, by the time of their first runs."""
         return self._watch.again.ns if self._watch else 0
 
+    @property
+    def num_held_calls(self) -> int:
+        """Records of storages that are kept now, with the calls that make them."""
+        return len(self._watch.versions) if self._watch else 0
+
     def statistics(self) -> Statistics:
         """Read the arena's counters; after the block, as they were at its end.
 
@@ -132,7 +137,11 @@ class Eviction:
         return size
 
     def _too_much_lives(self, held: Bytes) -> str:
-        lost = f" {self.lost} tensors could not be brought back and raise when they are read." if self.lost else ""
+        lost = (
+            f" {self.lost} tensors could not be brought back and raise when they are read."
+            if self.lost
+            else ""
+        )
         return (
             f"tensors of {format_bytes(held)} live on at the end of tightrope.evict, and the budget was "
             f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs (a loss holds its graph) "

@@ -1,11 +1,11 @@
 """What an op does to storages, read from its schema once per overload.
 
-    plain     makes views or reads no bytes: nothing to record
-    blank     makes bytes without values (``empty``): they stay until an op writes them, as code that is no op
-              of torch may have done so
-    opaque    cannot run again, or not without more than its schema says: what it makes stays
-    random    runs again from the state of the generator before its first run
-    writes    arguments that it changes in place
+plain     makes views or reads no bytes: nothing to record
+blank     makes bytes without values (``empty``): they stay until an op writes them, as code that is no op
+          of torch may have done so
+opaque    cannot run again, or not without more than its schema says: what it makes stays
+random    runs again from the state of the generator before its first run
+writes    arguments that it changes in place
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,9 @@ from typing import Any, Final
 
 import torch
 
-_BLANK: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_BLANK: Final = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
 _RESHAPES_STORAGE: Final = ("set_", "resize", "_resize", "swap", "share_memory")
 _BATCH_NORM: Final = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 _STATISTICS: Final = (3, 4)

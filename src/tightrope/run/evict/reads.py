@@ -12,7 +12,15 @@ from typing import Any, Final
 
 import torch
 
-_HAND_OUT: Final = ("numpy", "data_ptr", "untyped_storage", "storage", "__array__", "__dlpack__", "share_memory_")
+_HAND_OUT: Final = (
+    "numpy",
+    "data_ptr",
+    "untyped_storage",
+    "storage",
+    "__array__",
+    "__dlpack__",
+    "share_memory_",
+)
 _READ: Final = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "apply_", "map_", "map2_")
 
 

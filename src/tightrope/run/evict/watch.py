@@ -63,7 +63,9 @@ class Watch(_Base):  # type: ignore[misc]
             recipe = list(without_statistics(tuple(recipe)))
         shape = hash(tuple([place.size for place in places])) >> 8
         if count <= 4:
-            missing = self._inputs(self._handle, kind.number, shape, writes, aside, count, *keys, *_PAD[count])
+            missing = self._inputs(
+                self._handle, kind.number, shape, writes, aside, count, *keys, *_PAD[count]
+            )
         else:
             self._cells[:count] = keys
             missing = self._inputs(self._handle, kind.number, shape, writes, aside, count, 0, 0, 0, 0)
@@ -168,7 +170,9 @@ class Watch(_Base):  # type: ignore[misc]
                 version.blank = False
                 self.arena.produced(identity, 0, ())
 
-    def _failed(self, kind: Kind, error: BaseException, ids: list[int], writes: int, risky: list[int]) -> None:
+    def _failed(
+        self, kind: Kind, error: BaseException, ids: list[int], writes: int, risky: list[int]
+    ) -> None:
         self.window.call("abandon")
         for identity in risky:
             self.arena.unpin(identity)
@@ -176,7 +180,14 @@ class Watch(_Base):  # type: ignore[misc]
             raise self.on_refusal(error, kind.name) from None
 
     def _ran(
-        self, kind: Kind, call: Call, result: Any, ids: list[int], places: list[Place], writes: int, aside: int
+        self,
+        kind: Kind,
+        call: Call,
+        result: Any,
+        ids: list[int],
+        places: list[Place],
+        writes: int,
+        aside: int,
     ) -> None:
         """Tell the arena what was made and changed, and keep the call where it may be needed."""
         self.num_ops += 1
