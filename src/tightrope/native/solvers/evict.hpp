@@ -41,6 +41,8 @@ struct Options {
     std::int64_t best_fit = 0;        // place into the smallest hole that fits; else into the first
     std::int64_t log = 0;             // keep decisions
     std::int64_t relocate = 0;        // storages may move: 1 = where `on_moved` is set, 2 = always (simulated)
+    std::int64_t patience = 0;        // percent of the mean time between two uses, added to every staleness
+    std::int64_t forecast_patience = 0;  // the same for the distance to a forecast use
     std::int64_t copy_rate = 5000;    // bytes per us, for the price of a move
 };
 
@@ -78,6 +80,14 @@ class Arena {
 
     // `moved` must copy the bytes at once (they may overlap) and let the storage point there.
     void on_moved(Moved callback, void* context) { moved_ = callback, moved_context_ = context; }
+
+    // Another policy from now on; the sizes of the arena stay.
+    void set_options(const Options& options) {
+        const Options before = options_;
+        options_ = options;
+        options_.bytes = before.bytes, options_.small_bytes = before.small_bytes;
+        options_.small_limit = before.small_limit, options_.log = before.log;
+    }
 
     // --- an op is about to run: decides at which end its storages go.
     // Where storages may move, it also makes one hole for `bytes`, as what it reads may move only now.
@@ -177,6 +187,7 @@ class Arena {
 
     void touch(Id id) {
         Record& record = records_[id];
+        if (record.named && moment_.now > record.touched) total_reuse_ += moment_.now - record.touched, ++reuses_;
         record.touched = moment_.now;
         if (record.piece != kNone) piece_of(record).touched = moment_.now;
     }
@@ -560,10 +571,17 @@ class Arena {
         if (all > 0) statistics_.free_at_search_ppm += main_.free_bytes() * 1000000 / all;
     }
 
+    void aim() {
+        moment_.forecasts = options_.forecasts != 0;
+        const Clock reuse = reuses_ == 0 ? 0 : total_reuse_ / reuses_;
+        moment_.patience = reuse * options_.patience / 100;
+        moment_.forecast_patience = reuse * options_.forecast_patience / 100;
+    }
+
     bool may_move() const { return options_.relocate == 2 || (options_.relocate == 1 && moved_ != nullptr); }
 
     std::int32_t evict_window(Bytes need, Decision& decision) {
-        moment_.forecasts = options_.forecasts != 0;
+        aim();
         Compaction compaction;
         if (may_move()) {
             compaction = compactor_.search(main_, moment_, need, running_, [&](std::int32_t piece) { derive(piece); });
@@ -607,7 +625,7 @@ class Arena {
     }
 
     std::int32_t evict_singly(Bytes need) {
-        moment_.forecasts = options_.forecasts != 0;
+        aim();
         for (;;) {
             count_search();
             const std::int32_t victim = choose();
@@ -678,6 +696,8 @@ class Arena {
     Statistics statistics_{};
     Evicted callback_ = nullptr;
     void* context_ = nullptr;
+    Clock total_reuse_ = 0;
+    std::int64_t reuses_ = 0;
     bool right_ = true, running_ = true;
     Cost total_cost_ = 0;
     Bytes total_bytes_ = 0, used_bytes_ = 0;

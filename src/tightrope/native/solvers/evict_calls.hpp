@@ -25,6 +25,9 @@ TIGHTROPE_EVICT_CALL void tightrope_evict_on_evicted(Arena* arena, Arena::Evicte
 TIGHTROPE_EVICT_CALL void tightrope_evict_on_moved(Arena* arena, Arena::Moved callback, void* context) {
     arena->on_moved(callback, context);
 }
+TIGHTROPE_EVICT_CALL void tightrope_evict_set_options(Arena* arena, const Options* options) {
+    arena->set_options(*options);
+}
 TIGHTROPE_EVICT_CALL void tightrope_evict_begin_op(Arena* arena, int64_t cost, int64_t bytes, int64_t flags) {
     arena->begin_op(cost, bytes, flags);
 }

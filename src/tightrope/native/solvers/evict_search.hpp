@@ -29,12 +29,15 @@ constexpr std::int64_t kHeaviest = 1125899906842624;  // 2^50: 8,000 of them sti
 
 struct Moment {
     Clock now = 0, base = 0;
+    Clock patience = 0;      // added to every staleness: how soon storages are used again as a rule
+    Clock forecast_patience = 0;  // the same for forecasts
     bool forecasts = false;  // use the distance to the next use where one is known
 
     // How long ago it was touched, or how far its next use is; at least 1.
     double distance(const Piece& piece) const {
-        if (forecasts && piece.next_use >= 0) return static_cast<double>(std::max<Clock>(1, piece.next_use - base));
-        return static_cast<double>(std::max<Clock>(1, now - piece.touched));
+        if (forecasts && piece.next_use >= 0)
+            return static_cast<double>(std::max<Clock>(1, piece.next_use - base + forecast_patience));
+        return static_cast<double>(std::max<Clock>(1, now - piece.touched + patience));
     }
 };
 

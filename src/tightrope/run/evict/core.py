@@ -18,6 +18,7 @@ _ID: Final = ctypes.c_int32
 _CHUNK: Final = 4096
 _CALLS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "delete": ((), None),
+    "set_options": ((POINTER,), None),
     "begin_op": ((INTEGER, INTEGER, INTEGER), None),
     "place": ((INTEGER,), _ID),
     "outside": ((INTEGER,), _ID),
@@ -58,7 +59,7 @@ class _Options(ctypes.Structure):
         for name in (
             *("bytes", "small_bytes", "small_limit", "score", "window", "two_ends", "neighbours"),
             *("sample", "forecasts", "keep_temporaries", "best_fit", "log"),
-            *("relocate", "copy_rate"),
+            *("relocate", "patience", "forecast_patience", "copy_rate"),
         )
     ]
 
@@ -187,7 +188,8 @@ def options_block(
     return _Options(
         *(size, small, policy.small_limit, int(policy.score), policy.window, policy.two_ends),
         *(policy.neighbours, policy.sample, policy.forecasts, policy.keep_temporaries),
-        *(policy.best_fit, log, (2 if simulated else 1) * policy.relocate, policy.copy_rate),
+        *(policy.best_fit, log, (2 if simulated else 1) * policy.relocate, policy.patience,
+        policy.forecast_patience, policy.copy_rate),
     )
 
 
@@ -216,6 +218,7 @@ class EvictionArena:
         self.size = size // ALIGNMENT * ALIGNMENT
         self._native = _library() if native is None else declare_calls(native)
         options = options_block(self.size, policy, log=log, simulated=simulated)
+        self._simulated = simulated
         self._owned = handle is None
         self._handle = self._native.tightrope_evict_new(ctypes.byref(options)) if handle is None else handle
         self._buffer = (ctypes.c_int32 * _CHUNK)()
@@ -224,6 +227,11 @@ class EvictionArena:
         if getattr(self, "_handle", None) is not None and self._owned:
             self._native.tightrope_evict_delete(self._handle)
         self._handle = None
+
+    def set_policy(self, policy: Policy) -> None:
+        """Go on under another policy; the area for small storages stays as it was made."""
+        options = options_block(self.size, policy, simulated=self._simulated)
+        self._native.tightrope_evict_set_options(self._handle, ctypes.byref(options))
 
     def begin_op(
         self, cost: Nanoseconds, size: Bytes, *, unrecomputable: bool = False, again: bool = False

@@ -44,6 +44,8 @@ class Policy:
         keep_temporaries: what was made again on the way to another storage stays until it is evicted.
         soft_pins: inputs of ops that wait for other inputs may go where nothing else can.
         relocate: storages that no op uses may move, so that every free byte is of use.
+        patience: percent of the mean time between two uses that is added to every staleness.
+        forecast_patience: the same for the distance to a forecast use.
         copy_rate: bytes per microsecond of a move.
         best_fit: place into the smallest hole that fits; else into the first from the storage's end.
         small_share: one part in so many of the arena is for small storages, which stay; 0: no such area.
@@ -61,18 +63,33 @@ class Policy:
     keep_temporaries: bool = True
     soft_pins: bool = False
     relocate: bool = False
+    patience: int = 0
+    forecast_patience: int = 0
     copy_rate: int = 5000
     best_fit: bool = False
     small_share: int = 0
     small_limit: Bytes = 10 * 1024
 
 
-COOP: Final = Policy("coop")
+COOP: Final = Policy("coop", relocate=True, soft_pins=True, patience=1000)
+COOP_AS_PUBLISHED: Final = Policy("coop_as_published")
 DTR: Final = Policy("dtr", Score.COST_SIZE_STALENESS, window=False, two_ends=False)
 DTE: Final = Policy("dte", Score.COST_ROOM_STALENESS, window=False, two_ends=False)
 LRU: Final = Policy("lru", Score.STALENESS, window=False, two_ends=False)
 SIZE: Final = Policy("size", Score.SIZE, window=False, two_ends=False)
 PLANNED: Final = replace(COOP, name="planned", forecasts=True)
+
+CANDIDATES: Final = (
+    replace(COOP, name="planned_coop"),
+    replace(COOP, name="planned_stale", patience=0),
+    replace(COOP, name="planned_middle", patience=100),
+    replace(COOP, name="planned_left", two_ends=False),
+    PLANNED,
+    replace(PLANNED, name="planned_left_forecasts", two_ends=False),
+    replace(PLANNED, name="planned_patient", forecast_patience=100),
+    replace(PLANNED, name="planned_left_patient", two_ends=False, forecast_patience=100),
+)
+"""What `planned` tries on the last step, in a simulated arena, before a step that is expected to repeat it."""
 
 POLICIES: Final = {policy.name: policy for policy in (COOP, DTR, DTE, LRU, SIZE, PLANNED)}
 

@@ -8,15 +8,17 @@ Complexity Per op that runs: its storages; per eviction: the pieces of the arena
 Gaps       Temporaries of kernels are one storage per op; the arena holds nothing that kernels keep.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tightrope.core import InfeasibleError
 from tightrope.core.units import Bytes, Nanoseconds, StorageId, format_bytes, round_up
-from tightrope.formats.eviction_log import EvictionLog, LoggedOp, Released, StepEnd
+from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
 from tightrope.run.evict.core import Decision, EvictionArena, Statistics
-from tightrope.run.evict.policies import Policy
+from tightrope.run.evict.forecast import Forecaster
+from tightrope.run.evict.policies import CANDIDATES, COOP, Policy
 
-MOST_AGAIN = 30
+MOST_AGAIN = 10
 """A run is given up when recomputation takes this many times the time of the ops themselves."""
 
 
@@ -71,7 +73,13 @@ def simulate(log: EvictionLog, size: Bytes, policy: Policy, *, decisions: bool =
             again takes `MOST_AGAIN` times the time of the log.
     """
     run = _Run(log, size, policy, decisions=decisions)
-    for event in log.events:
+    begin = 0
+    for at, event in enumerate(log.events):
+        if policy.name == "planned" and isinstance(event, StepEnd):
+            repeats = run.forecaster is not None and (len(run.steps) == 0 or run.forecaster.repeats())
+            chosen = rehearse(_one_step(log, log.events[begin : at + 1]), size) if repeats else COOP
+            begin = at + 1
+            run.plan(chosen)
         match event:
             case LoggedOp():
                 run.op(event)
@@ -83,6 +91,78 @@ def simulate(log: EvictionLog, size: Bytes, policy: Policy, *, decisions: bool =
         run.end_step()
     kept = run.arena.decisions() if decisions else ()
     return Simulated(log.operator_ns, tuple(run.steps), run.again_ops, run.arena.statistics(), kept)
+
+
+def rehearse(step: EvictionLog, size: Bytes) -> Policy:
+    """Find which candidate recomputes least where a step follows itself; `COOP` wins ties.
+
+    Args:
+        step: one step.
+        size: bytes of the arena.
+    """
+    twice = _repeated(step)
+    best, least = COOP, None
+    for candidate in CANDIDATES:
+        try:
+            again = simulate(twice, size, candidate).again_ns[1]
+        except InfeasibleError:
+            continue
+        if least is None or again < least:
+            best, least = candidate, again
+    return best
+
+
+def _one_step(log: EvictionLog, events: Sequence[LogEvent]) -> EvictionLog:
+    """Cut one step out: what it does not make is outside, and what it leaves is let go at its end."""
+    ids: dict[StorageId, StorageId] = {}
+    outside: list[bool] = []
+    made: list[LogEvent] = []
+
+    def renamed(storages: Sequence[StorageId], *, new: bool) -> tuple[StorageId, ...]:
+        for one in storages:
+            if one not in ids:
+                ids[one] = len(ids)
+                outside.append(not new)
+        return tuple(ids[one] for one in storages)
+
+    live: set[StorageId] = set()
+    for event in events:
+        match event:
+            case LoggedOp():
+                reads, creates = renamed(event.reads, new=False), renamed(event.creates, new=True)
+                changed = renamed(event.mutates, new=False)
+                live.update(creates)
+                ns = event.ns
+                again = event.recomputable
+                made.append(LoggedOp(event.target, ns, reads, creates, changed, event.temporary, again))
+            case Released(storage) if storage in ids and not outside[ids[storage]]:
+                live.discard(ids[storage])
+                made.append(Released(ids[storage]))
+    sizes = tuple(log.sizes[one] for one in ids)
+    made += [Released(one) for one in sorted(live)]
+    return EvictionLog(log.name, sizes, tuple(outside), (*made, StepEnd()))
+
+
+def _repeated(step: EvictionLog) -> EvictionLog:
+    """Let a step follow itself, on the same storages outside."""
+    count = len(step.sizes)
+    new = [one for one in range(count) if not step.outside[one]]
+    ids = list(range(count))
+    for at, one in enumerate(new):
+        ids[one] = count + at
+    second: list[LogEvent] = []
+    for event in step.events:
+        match event:
+            case LoggedOp():
+                rows = [tuple(ids[one] for one in row) for row in (event.reads, event.creates, event.mutates)]
+                second.append(LoggedOp(event.target, event.ns, *rows, event.temporary, event.recomputable))
+            case Released(storage):
+                second.append(Released(ids[storage]))
+            case StepEnd():
+                second.append(event)
+    sizes = (*step.sizes, *(step.sizes[one] for one in new))
+    outside = (*step.outside, *(False for _ in new))
+    return EvictionLog(step.name, sizes, outside, (*step.events, *second))
 
 
 @dataclass(slots=True, eq=False)
@@ -133,9 +213,17 @@ class _Run:
         self.stack: list[_Frame] = []
         self.steps: list[Nanoseconds] = []
         self.again_ns = self.again_ops = 0
+        self.forecaster: Forecaster | None = None
+        if policy.forecasts:
+            self.forecaster = Forecaster(self.arena, lambda: self.plan(COOP))
         self.limit = MOST_AGAIN * max(1, log.operator_ns)
 
     # --- events
+
+    def plan(self, policy: Policy) -> None:
+        """Go on under another policy."""
+        self.policy = policy
+        self.arena.set_policy(policy)
 
     def op(self, op: LoggedOp) -> None:
         arena = self.arena
@@ -149,17 +237,27 @@ class _Run:
         self._execute(_Frame(_Producer(op, inputs, []), -1))
         for one in saved:
             self._unpin(one)
+        if self.forecaster is not None:
+            reads = [self.ids[one] for one in (*op.reads, *op.mutates)]
+            sizes = tuple(self.log.sizes[one] for one in (*op.reads, *op.creates))
+            self.forecaster.op((op.target, sizes), reads, [self.ids[one] for one in op.creates])
+            if any(self.log.outside[one] for one in op.mutates) and not op.creates:
+                self.forecaster.settled()
 
     def release(self, storage: StorageId) -> None:
         one = self.ids.pop(storage, -1)
         if one >= 0:
             self.held.discard(one)
+            if self.forecaster is not None:
+                self.forecaster.released(one)
             self.arena.release(one)
             self._forget()
 
     def end_step(self) -> None:
         self.steps.append(self.again_ns - sum(self.steps))
         self.arena.take_victims()
+        if self.forecaster is not None:
+            self.forecaster.end_step()
 
     # --- making inputs resident
 
