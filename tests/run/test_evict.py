@@ -22,7 +22,12 @@ def _conv() -> nn.Module:
     layers: list[nn.Module] = []
     channels = 3
     for width in (8, 8, 16, 16):
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(True), nn.Dropout(0.1)]
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(True),
+            nn.Dropout(0.1),
+        ]
         channels = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
 
@@ -66,7 +71,9 @@ def train(net: str, optimizer: str, steps: int = 3) -> Loop:
         for _ in range(steps):
             chosen.zero_grad()
             result = model(batch)
-            loss = functional.cross_entropy(result.flatten(0, -2), torch.zeros(result.numel() // 10, dtype=torch.long))
+            loss = functional.cross_entropy(
+                result.flatten(0, -2), torch.zeros(result.numel() // 10, dtype=torch.long)
+            )
             loss.backward()
             losses.append(loss.detach())
             chosen.step()
@@ -302,9 +309,9 @@ def test_an_error_in_the_block_leaves_tensors_that_read_or_refuse() -> None:
 def test_bytes_of_empty_stay_until_an_op_writes_them() -> None:
     with evict(4 * SIZE, poison=True) as eviction:
         blank = torch.empty(SIZE // 4)
+        pressure(6)
+        assert eviction.statistics().used_bytes >= SIZE
         before = eviction.statistics().evictions
-        with pytest.raises(tightrope.OutOfBudgetError):
-            pressure(4)
         blank.fill_(3)
         pressure(4)
         assert eviction.statistics().evictions > before

@@ -66,9 +66,11 @@ std::string refusal(Bytes asked, const Refused& refused) {
 std::string nothing_to_evict(Bytes asked) {
   Lock lock(state->mutex);
   const auto now = state->evicting->arena().statistics();
+  Bytes stays = 0;
+  for (size_t k = 1; k < state->evicting->walls.size(); k += 3) stays += state->evicting->walls[k];
   return "tightrope: evict was asked for " + std::to_string(asked) + " bytes; the budget holds " +
-         std::to_string(now.used_bytes) + " bytes that must stay now, and its largest hole is " +
-         std::to_string(now.largest_free) + " bytes.";
+         std::to_string(now.used_bytes) + " bytes, of which " + std::to_string(stays) +
+         " must stay now, and its largest hole is " + std::to_string(now.largest_free) + " bytes.";
 }
 
 // Asks for room to be made, where the calling thread may be asked; a request that is granted after all was

@@ -66,6 +66,7 @@ class Evicting {
  public:
   pthread_t owner = pthread_self();
   bool suspended = false, poison = false;
+  bool soft = false;  // inputs of ops that wait for other inputs may go where nothing else can
   int64_t of_state = 0;  // id of the mapping in the allocator's books
 
   Evicting(const Options& options, char* base, int64_t bytes, c10::DeleterFnPtr deleter)
@@ -79,7 +80,14 @@ class Evicting {
   bool serves() const { return !suspended && pthread_equal(owner, pthread_self()); }
 
   void* allocate(int64_t bytes) {
-    const Id id = arena_.place(bytes);
+    Id id = arena_.place(bytes);
+    for (size_t k = 0; soft && id == kNobody && k + 1 < waiting_.size(); ++k) {
+      Waiting& frame = waiting_[k];
+      if (frame.pinned.empty() || ++frame.tries > kTries) continue;
+      for (const Id pinned : frame.pinned) arena_.unpin(pinned);
+      frame.pinned.clear();
+      id = arena_.place(bytes);
+    }
     if (id == kNobody) {
       note_walls();
       return nullptr;
@@ -338,7 +346,24 @@ class Evicting {
     if (taken_.size() > kLargestBooks) taken_.clear();
     taken_[shape_] = {ns, asked_};
     abandon();
-    return forgotten(row(kForgotten), kColumns);
+    row(kForgotten)[kColumns - 1] = asked_;
+    return forgotten(row(kForgotten), kColumns - 1);
+  }
+
+  // --- ops that wait for their inputs to be made again, the outermost first
+
+  void open_frame() { waiting_.emplace_back(); }
+
+  int64_t num_pinned() const { return static_cast<int64_t>(waiting_.back().pinned.size()); }
+
+  void pin_in_frame(Id id) {
+    arena_.pin(id);
+    waiting_.back().pinned.push_back(id);
+  }
+
+  void close_frame() {
+    for (const Id id : waiting_.back().pinned) arena_.unpin(id);
+    waiting_.pop_back();
   }
 
   // Lets the inputs of an op go, whether it ran or failed.
@@ -346,8 +371,6 @@ class Evicting {
     for (const Id id : frame_) arena_.unpin(id);
     frame_.clear();
   }
-
-  int64_t asked() const { return asked_; }
 
   static constexpr size_t kLargestBooks = 1 << 16;
   static constexpr int64_t kRows = 4, kColumns = 1 << 14;
@@ -359,6 +382,13 @@ class Evicting {
   int64_t bytes_;
   c10::DeleterFnPtr deleter_;
   int64_t num_calls_ = 0, shape_ = 0, asked_ = 0;
+  struct Waiting {
+    std::vector<Id> pinned;
+    int tries = 0;
+  };
+
+  static constexpr int kTries = 8;  // after so many the inputs of an op that waits stay, so that it ends
+  std::vector<Waiting> waiting_;
   std::unordered_map<int64_t, Taken> taken_;
   std::vector<Id> frame_, parents_;  // inputs of the op that runs, pinned; those that its results are made from
   std::vector<Slot> slots_;

@@ -35,7 +35,11 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "move_out": (_I64, (_I64,)),
     "walls": (_I64, (_HANDLE, _I64)),
     "root": (None, (_I64,)),
-    "asked": (_I64, ()),
+    "soft": (None, (_I64,)),
+    "open_frame": (None, ()),
+    "num_pinned": (_I64, ()),
+    "pin_in_frame": (None, (_I64,)),
+    "close_frame": (None, ()),
     "lose": (None, (_I64,)),
     "close": (_I64, ()),
 }

@@ -63,10 +63,24 @@ void tr_evict_root(Evicting* self, int64_t id) {
   self->arena().root(static_cast<tightrope_evict::Id>(id));
 }
 
-// What ops asked for since the last call that began one.
-int64_t tr_evict_asked(Evicting* self) {
+void tr_evict_soft(Evicting* self, int64_t soft) { self->soft = soft != 0; }
+
+void tr_evict_open_frame(Evicting* self) {
   Lock lock(state->mutex);
-  return self->asked();
+  self->open_frame();
+}
+
+// How many inputs of the innermost op that waits are pinned: all that were, or none.
+int64_t tr_evict_num_pinned(Evicting* self) { return self->num_pinned(); }
+
+void tr_evict_pin_in_frame(Evicting* self, int64_t id) {
+  Lock lock(state->mutex);
+  self->pin_in_frame(static_cast<tightrope_evict::Id>(id));
+}
+
+void tr_evict_close_frame(Evicting* self) {
+  Lock lock(state->mutex);
+  self->close_frame();
 }
 
 // Up to four storages come as arguments; of more, all stand in the row of keys.
@@ -134,7 +148,7 @@ int64_t tr_evict_is_held(Evicting* self, int64_t id) {
 
 int64_t tr_evict_forgotten(Evicting* self) {
   Lock lock(state->mutex);
-  return self->forgotten(self->row(Evicting::kForgotten), Evicting::kColumns);
+  return self->forgotten(self->row(Evicting::kForgotten), Evicting::kColumns - 1);
 }
 
 void tr_evict_suspend(Evicting* self, int64_t suspended) {

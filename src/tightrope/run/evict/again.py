@@ -1,9 +1,12 @@
 """Recomputation: the ops behind an evicted storage run again, depth first.
 
 Inputs of an op are pinned one by one as they become resident, and not before: an input further back may go in
-between and come back, so less is held at once than if all were pinned first. Each round pins one more, so it ends.
+between and come back, so less is held at once than if all were pinned first. Where the policy says so, inputs of an
+op that waits may go even then, some times (`Evicting::allocate`), and are made again.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,56 +18,64 @@ from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.records import Call, Place, Version, tensors_of
 
 
-class _Frame:
-    __slots__ = ("call", "done", "pinned", "version")
-
-    def __init__(self, version: Version) -> None:
-        if version.call is None:
-            raise TightropeError("evict: a tensor was evicted that cannot be made again; please report this.")
-        self.version, self.call = version, version.call
-        self.done = 0
-        self.pinned: list[int] = []
-
-
 class Again:
     """Runs ops again."""
 
     def __init__(self, window: Window, arena: EvictionArena, versions: dict[int, Version]) -> None:
         self._window, self._arena, self._versions = window, arena, versions
+        self._waiting: list[Version] = []
         self.num_calls = self.ns = 0
 
     def restore(self, identity: int) -> None:
         """Make a record's storage resident; whatever is missing on the way is made first."""
-        arena = self._arena
-        if arena.resident(identity):
+        if self._arena.resident(identity):
             return
-        frames = [_Frame(self._versions[identity])]
+        window, base = self._window, len(self._waiting)
+        self._wait_for(self._versions[identity])
         try:
-            while frames:
-                frame = frames[-1]
-                missing = None
-                for version in frame.call.inputs[frame.done :]:
-                    if not arena.resident(version.id):
-                        missing = version
-                        break
-                    arena.pin(version.id)
-                    frame.pinned.append(version.id)
-                    frame.done += 1
-                if missing is not None:
-                    frames.append(_Frame(missing))
+            while len(self._waiting) > base:
+                version = self._waiting[-1]
+                assert version.call is not None
+                missing = self.pin([one.id for one in version.call.inputs])
+                if missing >= 0:
+                    self._wait_for(self._versions[missing])
                     continue
-                self._run(frame.call, frame.version)
-                frames.pop()
-                for pinned in frame.pinned:
-                    arena.unpin(pinned)
+                self._run(version.call, version)
+                self._waiting.pop()
+                window.call("close_frame")
         finally:
-            for frame in frames:
-                for pinned in frame.pinned:
-                    arena.unpin(pinned)
+            while len(self._waiting) > base:
+                self._waiting.pop()
+                window.call("close_frame")
+
+    @contextmanager
+    def resident(self, ids: list[int]) -> Iterator[None]:
+        """Make storages resident and pin them inside a ``with`` block."""
+        self._window.call("open_frame")
+        try:
+            while (missing := self.pin(ids)) >= 0:
+                self.restore(missing)
+            yield
+        finally:
+            self._window.call("close_frame")
+
+    def _wait_for(self, version: Version) -> None:
+        if version.call is None:
+            raise TightropeError("evict: a tensor was evicted that cannot be made again; please report this.")
+        self._waiting.append(version)
+        self._window.call("open_frame")
+
+    def pin(self, ids: list[int]) -> int:
+        """Pin inputs of the innermost op that waits, up to one that is missing; -1: all are pinned."""
+        for identity in ids[self._window.call("num_pinned") :]:
+            if not self._arena.resident(identity):
+                return identity
+            self._window.call("pin_in_frame", identity)
+        return -1
 
     def _run(self, call: Call, wanted: Version) -> None:
         arena = self._arena
-        arena.begin_op(call.ns, 0, again=True)
+        arena.begin_op(call.ns, call.size, again=True)
         storages: dict[int, torch.UntypedStorage] = {}
         for old, _ in call.changed:
             if self._window.call("pins", old.id) > 1:
@@ -98,7 +109,8 @@ class Again:
     def _give(self, version: Version, wanted: Version, storage: torch.UntypedStorage) -> None:
         if version.id < 0 or self._arena.resident(version.id):
             return
-        if version is wanted or self._window.call("is_held", version.id):
+        needed = any(one.call is not None and version in one.call.inputs for one in self._waiting)
+        if version is wanted or needed or self._window.call("is_held", version.id):
             self._window.call("restore", version.id, storage._cdata)
 
     def _set_state(self, generator: torch.Generator, state: torch.Generator) -> None:

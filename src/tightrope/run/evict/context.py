@@ -94,6 +94,7 @@ class Eviction:
         handle = window.call("arena")
         self._watch = Watch(window, EvictionArena(self.budget, self.policy, handle=handle))
         self._watch.on_refusal = self._explain
+        window.call("soft", int(self.policy.soft_pins))
         self._thread = threading.get_ident()
         self._stack.enter_context(watched_reads(self._reading))
         self._stack.enter_context(self._watch)

@@ -1,8 +1,8 @@
 """Reads that are no op of torch: they bring a tensor's bytes back first.
 
-``.numpy()``, ``.data_ptr()`` and their kin hand out the address of the bytes, and whoever has it may write there.
-So such a storage stays, and so does what was or is made from it. Printing, copying and saving read at once and
-keep nothing.
+``.numpy()``, ``.data_ptr()`` and their kin hand out the address of the bytes, and whoever has it may write
+there. So such a storage stays, and so does what was or is made from it. Printing, copying and saving read at
+once and keep nothing.
 """
 
 import functools

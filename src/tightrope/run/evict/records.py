@@ -42,19 +42,21 @@ class Call:
         kwargs: likewise.
         inputs: versions that it reads, each once.
         ns: its time.
+        size: bytes that it allocates, temporaries included.
         outputs: versions that it made, by position among the tensors that it returned; None: not its own.
         changed: (old version, new version) of what it changed in place.
         grad: whether gradients were on, which some kernels ask.
         state: generator and its state before the first run.
     """
 
-    __slots__ = ("args", "changed", "func", "grad", "inputs", "kwargs", "ns", "outputs", "state")
+    __slots__ = ("args", "changed", "func", "grad", "inputs", "kwargs", "ns", "outputs", "size", "state")
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ns: Nanoseconds) -> None:
         self.func, self.args, self.kwargs, self.ns = func, args, kwargs, ns
         self.inputs: list[Version] = []
         self.outputs: list[Version | None] = []
         self.changed: list[tuple[Version, Version]] = []
+        self.size = 0
         self.grad = torch.is_grad_enabled()
         self.state: tuple[torch.Generator, torch.Generator] | None = None
 

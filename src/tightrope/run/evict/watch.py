@@ -138,28 +138,24 @@ class Watch(_Base):  # type: ignore[misc]
 
     def _bring_back(self, kind: Kind, shape: int, ids: list[int], writes: int, aside: int) -> list[int]:
         """Make inputs resident, and what could not be made again once the op has changed them."""
-        pinned: list[int] = []
         risky: list[int] = []
         try:
-            for identity in dict.fromkeys(ids):
-                self.again.restore(identity)
-                self.arena.pin(identity)
-                pinned.append(identity)
-            for k, identity in enumerate(ids):
-                while writes >> k & 1 and (found := self.arena.at_risk(identity)):
-                    self.again.restore(found[0])
-                    self.arena.pin(found[0])
-                    risky.append(found[0])
+            with self.again.resident(list(dict.fromkeys(ids))):
+                for k, identity in enumerate(ids):
+                    while writes >> k & 1 and (found := self.arena.at_risk(identity)):
+                        self.again.restore(found[0])
+                        self.arena.pin(found[0])
+                        risky.append(found[0])
+                while (missing := self.again.pin(list(dict.fromkeys(ids)))) >= 0:
+                    self.again.restore(missing)
+                self._cells[: len(ids)] = ids
+                self.window.call("prepare", kind.number, shape, aside, len(ids))
         except BaseException as error:
-            for identity in (*pinned, *risky):
+            for identity in risky:
                 self.arena.unpin(identity)
             if isinstance(error, torch.OutOfMemoryError) and self.on_refusal is not None:
                 raise self.on_refusal(error, kind.name) from None
             raise
-        self._cells[: len(ids)] = ids
-        self.window.call("prepare", kind.number, shape, aside, len(ids))
-        for identity in pinned:
-            self.arena.unpin(identity)
         return risky
 
     def _fill_blanks(self, ids: list[int], writes: int) -> None:
@@ -204,6 +200,7 @@ class Watch(_Base):  # type: ignore[misc]
         else:
             cells[OUTPUTS * width : OUTPUTS * width + count] = keys
             gone = self._finish(self._handle, kind.number, call.ns, count, len(changed), 0, 0, 0)
+        call.size = cells[(FORGOTTEN + 1) * width - 1]
         kept = kind.opaque or kind.blank
         if kind.blank:
             call = _blank_again(made[0], call.ns)
@@ -251,7 +248,7 @@ class Watch(_Base):  # type: ignore[misc]
         return identity if identity in self.versions and self.window.call("is_inside", identity) else -1
 
     def bring_back(self, identity: int, *, exposed: bool) -> None:
-        """Make a storage resident and pin it, outside any op; one that is ``exposed`` may be written by others."""
+        """Make a storage resident and pin it, outside any op; others may write one that is ``exposed``."""
         self.own = True
         try:
             with torch.no_grad():
