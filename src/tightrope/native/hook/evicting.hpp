@@ -164,8 +164,12 @@ class Evicting {
     Id source = find(from);
     if (source == kNobody) source = bind(from);
     Slot &to = slots_[id], &of = slots_[source];
+    if (of.outside) {
+      restore_outside(id, source, from);
+      return true;
+    }
     char* address = of.address;
-    if (address == nullptr || of.outside) return false;
+    if (address == nullptr) return false;
     arena_.restored(id, source);
     by_address_[address] = id;
     to.address = address;
@@ -223,7 +227,7 @@ class Evicting {
 
   // Lets go of what only this still refers to, and of records that are gone; writes the latter.
   int64_t forgotten(int64_t* out, int64_t capacity) {
-    if (++num_calls_ % 64 == 0) sweep();
+    if (++num_calls_ % 64 == 0 && !suspended) sweep();
     int64_t count = 0;
     Id id;
     while (count < capacity && arena_.take_forgotten(&id, 1) == 1) {
@@ -417,6 +421,22 @@ class Evicting {
     if (old != kNobody) fresh(old).bytes = slots_[id].bytes;
     if (settled) arena_.settle(id);
     return old;
+  }
+
+  // As `restore`, where the fresh bytes are on the heap: when an eviction ends and its arena has no room.
+  void restore_outside(Id id, Id source, Storage* from) {
+    arena_.restored(id, source);
+    forget_impl(slots_[source]);
+    slots_[source].outside.reset();
+    Slot& to = slots_[id];
+    if (to.impl != nullptr) {
+      revive(to.impl, std::move(from->_mutable_data_ptr_no_checks()));
+      from->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
+    } else {
+      to.impl = from;
+      by_impl_[from] = id;
+    }
+    to.outside = Held::reclaim_copy(to.impl);
   }
 
   static void revive(Storage* impl, c10::DataPtr data) {

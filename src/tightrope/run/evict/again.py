@@ -1,8 +1,8 @@
 """Recomputation: the ops behind an evicted storage run again, depth first.
 
-Inputs of an op are pinned one by one as they become resident, and not before: an input further back may go in
-between and come back, so less is held at once than if all were pinned first. Where the policy says so, inputs of an
-op that waits may go even then, some times (`Evicting::allocate`), and are made again.
+Inputs of an op are pinned one by one as they become resident, and not before: an input further back may go
+in between and come back, so less is held at once than if all were pinned first. Where the policy says so,
+inputs of an op that waits may go even then, some times (`Evicting::allocate`), and are made again.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """`evict`: a hard budget for any eager loop, kept by recomputation.
 
-Idea        While the block runs, everything that its thread allocates through torch lies in one arena of the
+Idea        While the block runs, everything that its thread allocates through torch lies in an arena of the
             size of the budget. What does not fit evicts what an op can make again; an op that reads an evicted
             tensor has it made again first. Autograd's saved tensors share the storages, so they need no hook.
 Source      Coop (NeurIPS 2023), DTR (ICLR 2021), DTE (MegEngine); see `policies`.
@@ -112,30 +112,52 @@ class Eviction:
             for storage in watch.window.held(resident=True):
                 held += self._move_out(storage)
             for storage in watch.window.held(resident=False):
-                try:
-                    watch.again.restore(storage)
-                except torch.OutOfMemoryError:
-                    self.lost += 1
-                    watch.window.call("lose", storage)
-                    continue
-                held += self._move_out(storage)
+                held += watch.window.size(storage)
+                if error is not None and held > self.budget:
+                    held -= self._lose(storage)
+                else:
+                    self._bring_back(storage)
+        watch.window.call("suspend", 1)
         watch.collect()
         watch.versions.clear()
         watch.window.close()
         if error is None and (held > self.budget or self.lost):
             raise OutOfBudgetError(self._too_much_lives(held))
 
+    def _bring_back(self, storage: int) -> None:
+        """Make an evicted storage again, on the heap where the arena has no room, and move it there."""
+        watch = self._watch
+        assert watch is not None
+        try:
+            watch.again.restore(storage)
+        except torch.OutOfMemoryError:
+            watch.window.call("suspend", 1)
+            try:
+                watch.again.restore(storage)
+            except torch.OutOfMemoryError:
+                self._lose(storage)
+                return
+            finally:
+                watch.window.call("suspend", 0)
+        if watch.window.call("is_inside", storage):
+            self._move_out(storage)
+
+    def _lose(self, storage: int) -> Bytes:
+        watch = self._watch
+        assert watch is not None
+        self.lost += 1
+        watch.window.call("lose", storage)
+        return watch.window.size(storage)
+
     def _move_out(self, storage: int) -> Bytes:
         watch = self._watch
         assert watch is not None
         version = watch.versions.get(storage)
-        size = watch.window.size(storage)
         if version is not None and version.exposed:
-            return size
+            return watch.window.size(storage)
         if not watch.window.move_out(storage):
-            self.lost += 1
-            watch.window.call("lose", storage)
-        return size
+            return self._lose(storage)
+        return watch.window.size(storage)
 
     def _too_much_lives(self, held: Bytes) -> str:
         lost = (
@@ -145,8 +167,8 @@ class Eviction:
         )
         return (
             f"tensors of {format_bytes(held)} live on at the end of tightrope.evict, and the budget was "
-            f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs (a loss holds its graph) "
-            "before the block ends."
+            f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs, as a loss that holds its "
+            "graph, before the block ends."
         )
 
     def _explain(self, error: torch.OutOfMemoryError, op: str) -> BaseException:
@@ -162,8 +184,8 @@ class Eviction:
             lines.append(f"{format_bytes(size)}{made} ({why})")
         rest = f", and {len(walls) - _SHOWN} more" if len(walls) > _SHOWN else ""
         found = OutOfBudgetError(
-            f"{error} Budget {format_bytes(self.budget)}; op {op}. What must stay: {'; '.join(lines) or 'nothing'}"
-            f"{rest}. Raise the budget, or make the step's largest op smaller."
+            f"{error} Budget {format_bytes(self.budget)}; op {op}. What must stay: "
+            f"{'; '.join(lines) or 'nothing'}{rest}. Raise the budget, or make the step's largest op smaller."
         )
         return found
 
@@ -187,8 +209,9 @@ class Eviction:
 def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = False) -> Eviction:
     """Hold an eager loop to a budget: evict tensors and recompute them when they are read.
 
-    Everything that the thread allocates through torch inside the block counts: activations, gradients, kernels'
-    workspaces, optimizer state that is made there. What was made before, parameters as a rule, lies beside it.
+    Everything that the thread allocates through torch inside the block counts: activations, gradients,
+    kernels' workspaces, optimizer state that is made there. What was made before, parameters as a rule, lies
+    beside it.
 
     Args:
         budget: bytes, or text such as ``"200MiB"``.

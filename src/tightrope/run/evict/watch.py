@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from tightrope.capture._torch import intercepting
+from tightrope.core import TightropeError
 from tightrope.native.hook.evicting import CHANGED, ELSEWHERE, FORGOTTEN, KEYS, OUTPUTS, Window
 from tightrope.run.evict.again import Again
 from tightrope.run.evict.core import EvictionArena
@@ -20,6 +21,9 @@ from tightrope.run.evict.records import Call, Place, Version, tensors_of
 _PAD: Final = [[0] * (4 - n) for n in range(5)]
 _PAD3: Final = [[0] * (3 - n) for n in range(4)]
 _storage_of: Final = torch.Tensor.untyped_storage
+_SPARSE: Final = (
+    "evict: {op} has a tensor without a storage, as sparse ones are; run it outside the block, or densely."
+)
 _Base: Any = intercepting()
 
 
@@ -50,8 +54,11 @@ class Watch(_Base):  # type: ignore[misc]
             return func(*args, **kwargs) if kwargs else func(*args)
         keys: list[int] = []
         places: list[Place] = []
-        recipe = [self._place(one, keys, places) for one in args]
-        named = {key: self._place(one, keys, places) for key, one in kwargs.items()} if kwargs else kwargs
+        try:
+            recipe = [self._place(one, keys, places) for one in args]
+            named = {key: self._place(one, keys, places) for key, one in kwargs.items()} if kwargs else kwargs
+        except NotImplementedError as error:
+            raise TightropeError(_SPARSE.format(op=kind.name)) from error
         count = len(keys)
         writes = aside = 0
         if kind.write_names:
@@ -189,7 +196,11 @@ class Watch(_Base):  # type: ignore[misc]
         self.num_ops += 1
         cells, width, versions = self._cells, self._width, self.versions
         made = [result] if type(result) is torch.Tensor else tensors_of(result)
-        keys = [_storage_of(tensor)._cdata for tensor in made]
+        try:
+            keys = [_storage_of(tensor)._cdata for tensor in made]
+        except NotImplementedError as error:
+            self.window.call("abandon")
+            raise TightropeError(_SPARSE.format(op=kind.name)) from error
         changed: list[int] = []
         if writes:
             changed = list(dict.fromkeys(identity for k, identity in enumerate(ids) if writes >> k & 1))
