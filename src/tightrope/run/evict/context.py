@@ -1,7 +1,7 @@
 """`evict`: a hard budget for any eager loop, kept by recomputation.
 
-Idea        While the block runs, everything that its thread allocates through torch lies in an arena of the
-            size of the budget. What does not fit evicts what an op can make again; an op that reads an evicted
+Idea        While the block runs, what its thread allocates through torch lies in one arena of the budget's
+            size. What does not fit evicts what an op can make again; an op that reads an evicted
             tensor has it made again first. Autograd's saved tensors share the storages, so they need no hook.
 Source      Coop (NeurIPS 2023), DTR (ICLR 2021), DTE (MegEngine); see `policies`.
 Guarantee   The thread's allocations never exceed the budget. Values are those of the loop without `evict`:
@@ -108,7 +108,7 @@ class Eviction:
         self._stack.close()
         self._last = watch.arena.statistics()
         held = 0
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             for storage in watch.window.held(resident=True):
                 held += self._move_out(storage)
             for storage in watch.window.held(resident=False):
@@ -167,8 +167,8 @@ class Eviction:
         )
         return (
             f"tensors of {format_bytes(held)} live on at the end of tightrope.evict, and the budget was "
-            f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs, as a loss that holds its "
-            "graph, before the block ends."
+            f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs, as a loss that "
+            "holds its graph, before the block ends."
         )
 
     def _explain(self, error: torch.OutOfMemoryError, op: str) -> BaseException:

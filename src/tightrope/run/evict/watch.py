@@ -21,6 +21,8 @@ from tightrope.run.evict.records import Call, Place, Version, tensors_of
 _PAD: Final = [[0] * (4 - n) for n in range(5)]
 _PAD3: Final = [[0] * (3 - n) for n in range(4)]
 _storage_of: Final = torch.Tensor.untyped_storage
+_LOW: Final = (1 << 62) - 1
+"""Tensors of an op whose writes the arena looks at by itself."""
 _SPARSE: Final = (
     "evict: {op} has a tensor without a storage, as sparse ones are; run it outside the block, or densely."
 )
@@ -71,15 +73,17 @@ class Watch(_Base):  # type: ignore[misc]
         shape = hash(tuple([place.size for place in places])) >> 8
         if count <= 4:
             missing = self._inputs(
-                self._handle, kind.number, shape, writes, aside, count, *keys, *_PAD[count]
+                self._handle, kind.number, shape, writes & _LOW, aside, count, *keys, *_PAD[count]
             )
         else:
             self._cells[:count] = keys
-            missing = self._inputs(self._handle, kind.number, shape, writes, aside, count, 0, 0, 0, 0)
+            missing = self._inputs(self._handle, kind.number, shape, writes & _LOW, aside, count, 0, 0, 0, 0)
         ids = self._cells[:count]
         risky: list[int] = []
         if missing:
             risky = self._bring_back(kind, shape, ids, writes, aside)
+        elif writes > _LOW:
+            self._secure(ids, writes, risky)
         versions = self.versions
         for place, identity in zip(places, ids, strict=True):
             version = versions.get(identity)
@@ -148,11 +152,7 @@ class Watch(_Base):  # type: ignore[misc]
         risky: list[int] = []
         try:
             with self.again.resident(list(dict.fromkeys(ids))):
-                for k, identity in enumerate(ids):
-                    while writes >> k & 1 and (found := self.arena.at_risk(identity)):
-                        self.again.restore(found[0])
-                        self.arena.pin(found[0])
-                        risky.append(found[0])
+                self._secure(ids, writes, risky)
                 while (missing := self.again.pin(list(dict.fromkeys(ids)))) >= 0:
                     self.again.restore(missing)
                 self._cells[: len(ids)] = ids
@@ -164,6 +164,14 @@ class Watch(_Base):  # type: ignore[misc]
                 raise self.on_refusal(error, kind.name) from None
             raise
         return risky
+
+    def _secure(self, ids: list[int], writes: int, pinned: list[int]) -> None:
+        """Bring back and pin what could not be made again once the op has changed what it writes."""
+        for k, identity in enumerate(ids):
+            while writes >> k & 1 and (found := self.arena.at_risk(identity)):
+                self.again.restore(found[0])
+                self.arena.pin(found[0])
+                pinned.append(found[0])
 
     def _fill_blanks(self, ids: list[int], writes: int) -> None:
         """From its first write on, what was made without values can be made again."""
@@ -262,7 +270,7 @@ class Watch(_Base):  # type: ignore[misc]
         """Make a storage resident and pin it, outside any op; others may write one that is ``exposed``."""
         self.own = True
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 self.again.restore(identity)
                 self.arena.pin(identity)
                 if exposed and not self.versions[identity].exposed:
