@@ -585,11 +585,22 @@ class Arena {
         Compaction compaction;
         if (may_move()) {
             compaction = compactor_.search(main_, moment_, need, running_, [&](std::int32_t piece) { derive(piece); });
-            if (compaction.found && compaction.victims.empty()) return compact(compaction, decision);
         }
-        count_search();
         const Window window = cheapest_window(main_, moment_, need, [&](std::int32_t piece) { derive(piece); });
-        if (compaction.found && (window.first == kNone || compaction.cost < window.cost)) {
+        Bytes evicted = 0;
+        Cost again = 0;
+        if (compaction.found && window.first != kNone)
+            for (std::int32_t at = window.first;; at = main_.at(at).after) {
+                if (main_.at(at).owner != kNone) evicted += main_.at(at).bytes, again += main_.at(at).cost;
+                if (at == window.last) break;
+            }
+        if (compaction.found && compaction.victims.empty() && (window.first == kNone || compaction.copy_ns <= again))
+            return compact(compaction, decision);
+        count_search();
+        // Bytes freed beyond the request are of use later: what counts is cost per byte.
+        if (compaction.found && !compaction.victims.empty() &&
+            (window.first == kNone || static_cast<double>(compaction.cost) * static_cast<double>(evicted) <
+                                          static_cast<double>(window.cost) * static_cast<double>(compaction.evicted))) {
             decision.runner_up = window.first == kNone ? -1 : window.cost;
             return compact(compaction, decision);
         }

@@ -17,7 +17,9 @@ namespace tightrope_evict {
 
 struct Compaction {
     bool found = false;
-    std::int64_t cost = 0;              // weights of what is evicted and of what is copied
+    std::int64_t cost = 0;              // weights of what is evicted, raised by the share that copying adds
+    Cost copy_ns = 0;
+    Bytes evicted = 0;
     std::vector<std::int32_t> victims;  // pieces
     std::int32_t first = kNone, last = kNone;  // window that slides together: free (or evicted) at both ends
 };
@@ -84,24 +86,26 @@ class Compactor {
         for (const Item& item : chosen_) pieces.at(item.piece).leaving = true;
         Compaction found;
         found.found = true;
-        for (const Item& item : chosen_) found.victims.push_back(item.piece);
-        cost += narrowest(pieces, moment, need, begin, end, found);
+        for (const Item& item : chosen_) found.victims.push_back(item.piece), found.evicted += item.bytes;
+        found.copy_ns = narrowest(pieces, need, begin, end, found);
+        Cost again = 1;
+        for (const Item& item : chosen_) again += pieces.at(item.piece).cost;
+        // What is copied is paid now, whatever is used again: it counts as so much more of what is evicted.
+        const double raised = static_cast<double>(cost) *
+                              (1.0 + static_cast<double>(found.copy_ns) / static_cast<double>(again));
+        cost = chosen_.empty() ? found.copy_ns : static_cast<std::int64_t>(std::min(raised, kMost));
         for (const Item& item : chosen_) pieces.at(item.piece).leaving = false;
         found.cost = cost;
         if (!best.found || cost < best.cost) best = std::move(found);
     }
 
-    // A cheap set of items of at least `bytes`: by density, without those that turn out not to be needed, or
-    // the cheapest one that suffices alone.
+    // A cheap set of items of at least `bytes`: by density, without those that turn out not to be needed.
+    // What it frees beyond `bytes` is of use to later requests, so a large one at the same density is as good.
     std::int64_t choose(Bytes bytes) {
         const auto later = [](const Item& a, const Item& b) {
             const double x = a.density(), y = b.density();
             return x != y ? x > y : a.piece > b.piece;
         };
-        const Item* alone = nullptr;
-        for (const Item& item : items_)
-            if (item.bytes >= bytes && (alone == nullptr || item.weight < alone->weight)) alone = &item;
-        const Item single = alone == nullptr ? Item{} : *alone;
         std::make_heap(items_.begin(), items_.end(), later);
         Bytes sum = 0;
         std::int64_t cost = 0;
@@ -115,37 +119,31 @@ class Compactor {
                 sum -= chosen_[i].bytes, cost -= chosen_[i].weight;
                 chosen_.erase(chosen_.begin() + static_cast<std::ptrdiff_t>(i));
             }
-        if (alone != nullptr && single.weight < cost) chosen_.assign(1, single), cost = single.weight;
         return cost;
     }
 
-    // The window in [begin, end) with enough free bytes in which the least weight has to be copied.
-    std::int64_t narrowest(Pieces& pieces, const Moment& moment, Bytes need, std::int32_t begin,
-                           std::int32_t end, Compaction& found) {
+    // The window in [begin, end) with enough free bytes in which the least has to be copied; returns its ns.
+    Cost narrowest(Pieces& pieces, Bytes need, std::int32_t begin, std::int32_t end, Compaction& found) {
         const auto gain = [&](const Piece& piece) {
             return piece.owner == kNone || piece.leaving ? piece.bytes : 0;
         };
-        std::int64_t best = -1, cost = 0;
-        Bytes free = 0;
+        Bytes best = -1, copied = 0, free = 0;
         std::int32_t left = begin;
         for (std::int32_t right = begin; right != end; right = pieces.at(right).after) {
-            Piece& piece = pieces.at(right);
-            piece.weight = 0;
-            if (gain(piece) == 0)
-                piece.weight = static_cast<std::int64_t>(
-                    std::min(static_cast<double>(kHeaviest), static_cast<double>(copy_cost(piece.bytes)) /
-                                                                 moment.distance(piece) * kScale));
-            free += gain(piece), cost += piece.weight;
+            const Bytes gained = gain(pieces.at(right));
+            free += gained, copied += pieces.at(right).bytes - gained;
             while (free >= need) {
-                if (best < 0 || cost < best) best = cost, found.first = left, found.last = right;
+                if (best < 0 || copied < best) best = copied, found.first = left, found.last = right;
                 const Piece& leaving = pieces.at(left);
-                free -= gain(leaving), cost -= leaving.weight;
+                const Bytes lost = gain(leaving);
+                free -= lost, copied -= leaving.bytes - lost;
                 left = leaving.after;
             }
         }
-        return best;
+        return copy_cost(best);
     }
 
+    static constexpr double kMost = 4611686018427387904.0;  // 2^62
     std::int64_t bytes_per_us_;
     bool running_ = true;
     std::vector<Item> items_, chosen_;
