@@ -30,7 +30,13 @@ def dtr_log(nodes: list[Node]) -> bytes:
 
     def call(target: str, arguments: list[str], result: str, size: int, ns: int) -> None:
         ns = ns * (size + 2**14) // 5
-        entry = {"INSTRUCTION": "CALL", "NAME": target, "ARGS": arguments, "RESULT": [result], "TIME": str(ns)}
+        entry = {
+            "INSTRUCTION": "CALL",
+            "NAME": target,
+            "ARGS": arguments,
+            "RESULT": [result],
+            "TIME": str(ns),
+        }
         lines.append(entry)
         lines.append({"INSTRUCTION": "MEMORY", "NAME": result, "MEMORY": str(size)})
         lines.append({"INSTRUCTION": "ALIAS", "NAME": result, "ALIAS": "-1"})

@@ -188,8 +188,14 @@ def options_block(
     return _Options(
         *(size, small, policy.small_limit, int(policy.score), policy.window, policy.two_ends),
         *(policy.neighbours, policy.sample, policy.forecasts, policy.keep_temporaries),
-        *(policy.best_fit, log, (2 if simulated else 1) * policy.relocate, policy.patience,
-        policy.forecast_patience, policy.copy_rate),
+        *(
+            policy.best_fit,
+            log,
+            (2 if simulated else 1) * policy.relocate,
+            policy.patience,
+            policy.forecast_patience,
+            policy.copy_rate,
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from tightrope.run.evict.core import Decision, EvictionArena, Statistics
 from tightrope.run.evict.forecast import Forecaster
 from tightrope.run.evict.policies import CANDIDATES, COOP, Policy
 
-MOST_AGAIN = 10
+MOST_AGAIN = 5
 """A run is given up when recomputation takes this many times the time of the ops themselves."""
 
 
@@ -369,7 +369,13 @@ class _Run:
         if self.again_ns > self.limit:
             self._refuse(op, f"what runs again took {MOST_AGAIN} times the time of the log")
         in_place = old >= 0 and self.pins[old] == 1
-        sizes = [] if in_place else [self.log.sizes[one] for one in (op.mutates if old >= 0 else op.creates)][: len(producer.outputs)]
+        sizes = (
+            []
+            if in_place
+            else [self.log.sizes[one] for one in (op.mutates if old >= 0 else op.creates)][
+                : len(producer.outputs)
+            ]
+        )
         fresh = self._allocate(op, sizes, again=True)
         arena.advance(op.ns, again=True)
         for one in producer.inputs:
@@ -378,7 +384,11 @@ class _Run:
             arena.restored(frame.target, old)
             return
         for one, made in zip(producer.outputs, fresh, strict=True):
-            if self._wanted(one, frame.target) and self.producers.get(one) is producer and not arena.resident(one):
+            if (
+                self._wanted(one, frame.target)
+                and self.producers.get(one) is producer
+                and not arena.resident(one)
+            ):
                 arena.restored(one, made)
             else:
                 arena.release(made)
@@ -431,8 +441,10 @@ class _Run:
             if producer is not None:
                 for other in producer.inputs:
                     readers = self.readers.get(other)
-                    if readers is not None and producer in readers and not any(
-                        self.producers.get(result) is producer for result in producer.outputs
+                    if (
+                        readers is not None
+                        and producer in readers
+                        and not any(self.producers.get(result) is producer for result in producer.outputs)
                     ):
                         readers.remove(producer)
 
