@@ -92,7 +92,11 @@ class SlowArena:
         return HEAVIEST if value >= HEAVIEST else int(value)
 
     def value(self, one: Stored, tiles: list[tuple[int, int, Stored | None]]) -> float:
-        stale, cost, size = float(max(1, self.now - one.touched)), float(self.cost_around(one)), float(one.size)
+        stale, cost, size = (
+            float(max(1, self.now - one.touched)),
+            float(self.cost_around(one)),
+            float(one.size),
+        )
         if self.score == "dte":
             at = next(i for i, tile in enumerate(tiles) if tile[2] is one)
             for beside in (at - 1, at + 1):

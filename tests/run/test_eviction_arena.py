@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from tests.run.eviction_reference import SlowArena, Stored
 
+from tests.run.eviction_reference import SlowArena, Stored
 from tightrope.core import TightropeError
 from tightrope.native.build import compiler
 from tightrope.run.evict.core import EvictionArena

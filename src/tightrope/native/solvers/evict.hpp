@@ -582,36 +582,46 @@ class Arena {
 
     std::int32_t evict_window(Bytes need, Decision& decision) {
         aim();
-        Compaction compaction;
+        list_rows(main_, moment_, running_, rows_, [&](std::int32_t piece) { derive(piece); });
+        const Window window = cheapest_window(rows_, need);
         if (may_move()) {
-            compaction = compactor_.search(main_, moment_, need, running_, [&](std::int32_t piece) { derive(piece); });
-            if (compaction.found && compaction.victims.empty()) return compact(compaction, decision);
+            const Compaction compaction = compactor_.search(main_, rows_, need);
+            if (compaction.found && moving_is_better(compaction, window)) {
+                if (!compaction.victims.empty()) count_search();
+                decision.runner_up = window.first == kNone ? -1 : window.cost;
+                return compact(compaction, decision);
+            }
         }
         count_search();
-        const Window window = cheapest_window(main_, moment_, need, [&](std::int32_t piece) { derive(piece); });
-        if (compaction.found && (window.first == kNone || compaction.cost < window.cost)) {
-            decision.runner_up = window.first == kNone ? -1 : window.cost;
-            return compact(compaction, decision);
-        }
         if (window.first == kNone) return kNone;
         decision.cost = window.cost, decision.runner_up = window.runner_up;
-        decision.start = main_.at(window.first).offset;
-        decision.end = main_.at(window.last).offset + main_.at(window.last).bytes;
-        window_.clear();
-        for (std::int32_t at = window.first;; at = main_.at(at).after) {
-            if (main_.at(at).owner != kNone) window_.push_back(at);
-            if (at == window.last) break;
-        }
+        decision.start = offset_of(window.first), decision.end = end_of(window.last);
         std::int32_t hole = kNone;
-        for (const std::int32_t piece : window_) hole = evict_piece(piece);
+        for (std::int32_t row = window.first; row <= window.last; ++row)
+            if (!rows_[row].free) hole = evict_piece(rows_[row].piece);
         return hole;
     }
 
+    // Copying alone is compared by its time; with evictions, by cost per byte: bytes freed beyond the
+    // request are of use later.
+    bool moving_is_better(const Compaction& compaction, const Window& window) const {
+        if (window.first == kNone) return true;
+        Bytes evicted = 0;
+        Cost again = 0;
+        for (std::int32_t row = window.first; row <= window.last; ++row)
+            if (!rows_[row].free) evicted += rows_[row].bytes, again += main_.at(rows_[row].piece).cost;
+        if (compaction.victims.empty()) return compaction.copy_ns <= again;
+        return static_cast<double>(compaction.cost) * static_cast<double>(evicted) <
+               static_cast<double>(window.cost) * static_cast<double>(compaction.evicted);
+    }
+
+    Bytes offset_of(std::int32_t row) const { return main_.at(rows_[row].piece).offset; }
+    Bytes end_of(std::int32_t row) const { return offset_of(row) + rows_[row].bytes; }
+
     std::int32_t compact(const Compaction& compaction, Decision& decision) {
         decision.cost = compaction.cost;
-        decision.start = main_.at(compaction.first).offset;
-        decision.end = main_.at(compaction.last).offset + main_.at(compaction.last).bytes;
-        for (const std::int32_t piece : compaction.victims) evict_piece(piece);
+        decision.start = offset_of(compaction.first), decision.end = end_of(compaction.last);
+        for (const std::int32_t row : compaction.victims) evict_piece(rows_[row].piece);
         std::int32_t hole = main_.free_at(decision.start);
         while (main_.at(hole).offset + main_.at(hole).bytes < decision.end) {
             const std::int32_t used = main_.at(hole).after;
@@ -703,7 +713,8 @@ class Arena {
     Bytes total_bytes_ = 0, used_bytes_ = 0;
     std::uint64_t random_ = 88172645463325252ULL;
     std::vector<Id> doomed_, forgotten_, last_victims_;
-    std::vector<std::int32_t> roots_, window_, candidates_;
+    std::vector<std::int32_t> roots_, candidates_;
+    std::vector<Row> rows_;
     std::vector<Decision> decisions_;
     std::vector<Victim> victims_;
 };

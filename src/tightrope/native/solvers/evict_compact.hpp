@@ -17,138 +17,109 @@ namespace tightrope_evict {
 
 struct Compaction {
     bool found = false;
-    std::int64_t cost = 0;              // weights of what is evicted and of what is copied
-    std::vector<std::int32_t> victims;  // pieces
-    std::int32_t first = kNone, last = kNone;  // window that slides together: free (or evicted) at both ends
+    std::int64_t cost = 0;  // weights of what is evicted, raised by the share that copying adds
+    Cost copy_ns = 0;
+    Bytes evicted = 0;
+    std::vector<std::int32_t> victims;         // rows
+    std::int32_t first = kNone, last = kNone;  // rows that slide together: free (or evicted) at both ends
 };
 
 class Compactor {
   public:
     explicit Compactor(std::int64_t bytes_per_us) : bytes_per_us_(std::max<std::int64_t>(1, bytes_per_us)) {}
 
-    Cost copy_cost(Bytes bytes) const { return bytes * 1000 / bytes_per_us_; }
-
-    template <typename Fresh>
-    Compaction search(Pieces& pieces, const Moment& moment, Bytes need, bool running, Fresh fresh) {
-        running_ = running;
+    Compaction search(const Pieces& pieces, std::vector<Row>& rows, Bytes need) {
         Compaction best;
-        std::int32_t at = pieces.first();
-        while (at != kNone) {
-            if (is_fixed(pieces.at(at))) {
-                at = pieces.at(at).after;
-                continue;
-            }
+        const std::int32_t count = static_cast<std::int32_t>(rows.size());
+        for (std::int32_t at = 0; at < count; ++at) {
+            if (rows[at].fixed) continue;
             const std::int32_t begin = at;
             Bytes free = 0, evictable = 0;
-            items_.clear();
-            for (; at != kNone && !is_fixed(pieces.at(at)); at = pieces.at(at).after) {
-                const Piece& piece = pieces.at(at);
-                if (piece.owner == kNone) {
-                    free += piece.bytes;
-                } else if (!piece.wall) {
-                    evictable += piece.bytes;
-                    items_.push_back({at, piece.bytes, 0});
-                }
-            }
-            if (free + evictable >= need) consider(pieces, moment, need, free, begin, at, fresh, best);
+            for (; at < count && !rows[at].fixed; ++at)
+                (rows[at].free ? free : evictable) += rows[at].free || !rows[at].wall ? rows[at].bytes : 0;
+            if (free + evictable >= need) consider(pieces, rows, need, free, begin, at, best);
         }
         return best;
     }
 
   private:
-    struct Item {
-        std::int32_t piece;
-        Bytes bytes;
-        std::int64_t weight;
-        double density() const { return static_cast<double>(weight) / static_cast<double>(bytes); }
-    };
-
-    // Between ops, what an op is about to read may still move.
-    bool is_fixed(const Piece& piece) const {
-        return piece.owner != kNone && (running_ ? piece.fixed : piece.rooted);
-    }
-
-    template <typename Fresh>
-    void consider(Pieces& pieces, const Moment& moment, Bytes need, Bytes free, std::int32_t begin,
-                  std::int32_t end, Fresh fresh, Compaction& best) {
-        chosen_.clear();
-        std::int64_t cost = 0;
-        if (free < need) {
-            for (Item& item : items_) {
-                if (pieces.at(item.piece).stale) fresh(item.piece);
-                item.weight = weight(moment, pieces.at(item.piece));
-            }
-            cost = choose(need - free);
-        }
-        if (best.found && cost >= best.cost) return;
-        for (const Item& item : chosen_) pieces.at(item.piece).leaving = true;
+    void consider(const Pieces& pieces, std::vector<Row>& rows, Bytes need, Bytes free, std::int32_t begin,
+                  std::int32_t end, Compaction& best) {
         Compaction found;
         found.found = true;
-        for (const Item& item : chosen_) found.victims.push_back(item.piece);
-        cost += narrowest(pieces, moment, need, begin, end, found);
-        for (const Item& item : chosen_) pieces.at(item.piece).leaving = false;
-        found.cost = cost;
-        if (!best.found || cost < best.cost) best = std::move(found);
+        std::int64_t cost = free < need ? choose(rows, need - free, begin, end, found.victims) : 0;
+        if (!best.found || cost < best.cost) {
+            found.copy_ns = narrowest(rows, need, begin, end, found);
+            Cost again = 1;
+            for (const std::int32_t row : found.victims) again += pieces.at(rows[row].piece).cost;
+            for (const std::int32_t row : found.victims) found.evicted += rows[row].bytes;
+            // What is copied is paid now, whatever is used again: it counts as so much more of what is evicted.
+            const double raised = static_cast<double>(cost) *
+                                  (1.0 + static_cast<double>(found.copy_ns) / static_cast<double>(again));
+            found.cost =
+                found.victims.empty() ? found.copy_ns : static_cast<std::int64_t>(std::min(raised, kMost));
+            if (!best.found || found.cost < best.cost) best = found;
+        }
+        for (const std::int32_t row : found.victims) rows[row].leaving = false;
     }
 
-    // A cheap set of items of at least `bytes`: by density, without those that turn out not to be needed, or
-    // the cheapest one that suffices alone.
-    std::int64_t choose(Bytes bytes) {
-        const auto later = [](const Item& a, const Item& b) {
-            const double x = a.density(), y = b.density();
-            return x != y ? x > y : a.piece > b.piece;
-        };
-        const Item* alone = nullptr;
-        for (const Item& item : items_)
-            if (item.bytes >= bytes && (alone == nullptr || item.weight < alone->weight)) alone = &item;
-        const Item single = alone == nullptr ? Item{} : *alone;
-        std::make_heap(items_.begin(), items_.end(), later);
+    // Marks a cheap set of rows of at least `bytes`: by density, without those that turn out not to be needed.
+    // What it frees beyond `bytes` is of use to later requests, so a large one at the same density is as good.
+    std::int64_t choose(std::vector<Row>& rows, Bytes bytes, std::int32_t begin, std::int32_t end,
+                        std::vector<std::int32_t>& chosen) {
         Bytes sum = 0;
         std::int64_t cost = 0;
-        for (auto end = items_.end(); sum < bytes; --end) {
-            std::pop_heap(items_.begin(), end, later);
-            chosen_.push_back(*(end - 1));
-            sum += chosen_.back().bytes, cost += chosen_.back().weight;
+        const auto add = [&](std::int32_t row) {
+            rows[row].leaving = true;
+            chosen.push_back(row);
+            sum += rows[row].bytes, cost += rows[row].weight;
+        };
+        for (int pass = 0; pass < kPasses && sum < bytes; ++pass) {  // a few are found faster than sorted
+            std::int32_t least = kNone;
+            for (std::int32_t row = begin; row < end; ++row)
+                if (may_go(rows[row]) && (least == kNone || rows[row].density < rows[least].density)) least = row;
+            add(least);
         }
-        for (std::size_t i = chosen_.size(); i-- > 0;)
-            if (sum - chosen_[i].bytes >= bytes) {
-                sum -= chosen_[i].bytes, cost -= chosen_[i].weight;
-                chosen_.erase(chosen_.begin() + static_cast<std::ptrdiff_t>(i));
-            }
-        if (alone != nullptr && single.weight < cost) chosen_.assign(1, single), cost = single.weight;
+        if (sum < bytes) {
+            order_.clear();
+            for (std::int32_t row = begin; row < end; ++row)
+                if (may_go(rows[row])) order_.push_back(row);
+            std::sort(order_.begin(), order_.end(), [&](std::int32_t a, std::int32_t b) {
+                return rows[a].density != rows[b].density ? rows[a].density < rows[b].density : a < b;
+            });
+            for (std::size_t i = 0; sum < bytes; ++i) add(order_[i]);
+        }
+        for (std::size_t i = chosen.size(); i-- > 0;) {
+            const std::int32_t row = chosen[i];
+            if (sum - rows[row].bytes < bytes) continue;
+            sum -= rows[row].bytes, cost -= rows[row].weight;
+            rows[row].leaving = false;
+            chosen.erase(chosen.begin() + static_cast<std::ptrdiff_t>(i));
+        }
         return cost;
     }
 
-    // The window in [begin, end) with enough free bytes in which the least weight has to be copied.
-    std::int64_t narrowest(Pieces& pieces, const Moment& moment, Bytes need, std::int32_t begin,
-                           std::int32_t end, Compaction& found) {
-        const auto gain = [&](const Piece& piece) {
-            return piece.owner == kNone || piece.leaving ? piece.bytes : 0;
-        };
-        std::int64_t best = -1, cost = 0;
-        Bytes free = 0;
+    static bool may_go(const Row& row) { return !row.free && !row.wall && !row.leaving; }
+
+    // The window in [begin, end) with enough free bytes in which the least has to be copied; returns its ns.
+    Cost narrowest(const std::vector<Row>& rows, Bytes need, std::int32_t begin, std::int32_t end,
+                   Compaction& found) const {
+        Bytes best = -1, copied = 0, free = 0;
         std::int32_t left = begin;
-        for (std::int32_t right = begin; right != end; right = pieces.at(right).after) {
-            Piece& piece = pieces.at(right);
-            piece.weight = 0;
-            if (gain(piece) == 0)
-                piece.weight = static_cast<std::int64_t>(
-                    std::min(static_cast<double>(kHeaviest), static_cast<double>(copy_cost(piece.bytes)) /
-                                                                 moment.distance(piece) * kScale));
-            free += gain(piece), cost += piece.weight;
-            while (free >= need) {
-                if (best < 0 || cost < best) best = cost, found.first = left, found.last = right;
-                const Piece& leaving = pieces.at(left);
-                free -= gain(leaving), cost -= leaving.weight;
-                left = leaving.after;
+        for (std::int32_t right = begin; right < end; ++right) {
+            (rows[right].free || rows[right].leaving ? free : copied) += rows[right].bytes;
+            for (; free >= need; ++left) {
+                if (best < 0 || copied < best) best = copied, found.first = left, found.last = right;
+                (rows[left].free || rows[left].leaving ? free : copied) -= rows[left].bytes;
             }
         }
-        return best;
+        return best * 1000 / bytes_per_us_;
     }
 
+    static constexpr double kMost = 4611686018427387904.0;  // 2^62
+    static constexpr int kPasses = 6;
     std::int64_t bytes_per_us_;
-    bool running_ = true;
-    std::vector<Item> items_, chosen_;
+    std::vector<std::int32_t> order_;
 };
 
 }  // namespace tightrope_evict

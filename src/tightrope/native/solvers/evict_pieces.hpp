@@ -32,10 +32,8 @@ struct Piece {
     bool wall = false;  // its storage must not be evicted now
     bool fixed = false;  // and must not move either while an op runs
     bool rooted = false;  // and never
-    bool leaving = false;  // chosen by the search at hand
     bool stale = true;  // `cost` must be derived again
     Cost cost = 0;      // of its storage and what is evicted around it
-    std::int64_t weight = 0;  // in the window search at hand
     Clock touched = 0;
     Clock next_use = -1;  // forecast; -1: none
 };

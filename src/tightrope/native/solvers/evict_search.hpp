@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "evict_pieces.hpp"
 
@@ -64,41 +65,59 @@ inline double score_of(Score score, const Moment& moment, const Pieces& pieces, 
     return 0.0;
 }
 
+// The pieces of a range in address order, side by side, as a search reads them.
+struct Row {
+    std::int32_t piece;
+    bool free, wall, fixed, leaving;
+    Bytes bytes;
+    std::int64_t weight;
+    double density;  // weight per byte, for what may be evicted
+};
+
+// `fresh(index)` makes the cost of a piece's storage current before it is read.
+template <typename Fresh>
+void list_rows(Pieces& pieces, const Moment& moment, bool running, std::vector<Row>& rows, Fresh fresh) {
+    rows.clear();
+    for (std::int32_t at = pieces.first(); at != kNone; at = pieces.at(at).after) {
+        const Piece& piece = pieces.at(at);
+        const bool free = piece.owner == kNone;
+        const bool fixed = !free && (running ? piece.fixed : piece.rooted);
+        Row row{at, free, !free && piece.wall, fixed, false, piece.bytes, 0, 0.0};
+        if (!free && !piece.wall) {
+            if (piece.stale) fresh(at);
+            row.weight = weight(moment, piece);
+            row.density = static_cast<double>(row.weight) / static_cast<double>(row.bytes);
+        }
+        rows.push_back(row);
+    }
+}
+
 struct Window {
-    std::int32_t first = kNone, last = kNone;  // kNone: there is none
+    std::int32_t first = kNone, last = kNone;  // rows; kNone: there is none
     std::int64_t cost = 0, runner_up = -1;     // runner_up: the second smallest cost met; -1: none
 };
 
-// Two pointers; `fresh(index)` makes the cost of a piece's storage current before it is read.
-template <typename Fresh>
-Window cheapest_window(Pieces& pieces, const Moment& moment, Bytes need, Fresh fresh) {
+// Two pointers: each row enters and leaves once.
+inline Window cheapest_window(const std::vector<Row>& rows, Bytes need) {
     Window best;
     Bytes covered = 0;
     std::int64_t cost = 0;
-    std::int32_t left = pieces.first();
-    for (std::int32_t right = left; right != kNone; right = pieces.at(right).after) {
-        Piece& piece = pieces.at(right);
-        piece.weight = 0;
-        if (piece.owner != kNone) {
-            if (piece.wall) {
-                left = piece.after, covered = 0, cost = 0;
-                continue;
-            }
-            if (piece.stale) fresh(right);
-            piece.weight = weight(moment, piece);
+    std::int32_t left = 0;
+    for (std::int32_t right = 0; right < static_cast<std::int32_t>(rows.size()); ++right) {
+        const Row& row = rows[right];
+        if (row.wall) {
+            left = right + 1, covered = 0, cost = 0;
+            continue;
         }
-        covered += piece.bytes;
-        cost += piece.weight;
-        while (covered >= need) {
+        covered += row.bytes, cost += row.weight;
+        for (; covered >= need; ++left) {
             if (best.first == kNone || cost < best.cost) {
                 best.runner_up = best.first == kNone ? -1 : best.cost;
                 best.first = left, best.last = right, best.cost = cost;
             } else if (best.runner_up < 0 || cost < best.runner_up) {
                 best.runner_up = cost;
             }
-            const Piece& leaving = pieces.at(left);
-            covered -= leaving.bytes, cost -= leaving.weight;
-            left = leaving.after;
+            covered -= rows[left].bytes, cost -= rows[left].weight;
         }
     }
     return best;

@@ -71,7 +71,7 @@ class Policy:
     small_limit: Bytes = 10 * 1024
 
 
-COOP: Final = Policy("coop", relocate=True, soft_pins=True, patience=1000)
+COOP: Final = Policy("coop", relocate=True, soft_pins=True, best_fit=True)
 COOP_AS_PUBLISHED: Final = Policy("coop_as_published")
 DTR: Final = Policy("dtr", Score.COST_SIZE_STALENESS, window=False, two_ends=False)
 DTE: Final = Policy("dte", Score.COST_ROOM_STALENESS, window=False, two_ends=False)
@@ -81,15 +81,16 @@ PLANNED: Final = replace(COOP, name="planned", forecasts=True)
 
 CANDIDATES: Final = (
     replace(COOP, name="planned_coop"),
-    replace(COOP, name="planned_stale", patience=0),
-    replace(COOP, name="planned_middle", patience=100),
+    replace(COOP, name="planned_patient", patience=100),
+    replace(COOP, name="planned_cost", patience=1000),
     replace(COOP, name="planned_left", two_ends=False),
+    replace(COOP, name="planned_still", relocate=False),
     PLANNED,
     replace(PLANNED, name="planned_left_forecasts", two_ends=False),
-    replace(PLANNED, name="planned_patient", forecast_patience=100),
-    replace(PLANNED, name="planned_left_patient", two_ends=False, forecast_patience=100),
+    replace(PLANNED, name="planned_forecasts_cost", forecast_patience=100),
+    replace(PLANNED, name="planned_dtr", score=Score.COST_SIZE_STALENESS, window=False, two_ends=False),
 )
-"""What `planned` tries on the last step, in a simulated arena, before a step that is expected to repeat it."""
+"""What `planned` tries on the last step, in a simulated arena, before a step that should repeat it."""
 
 POLICIES: Final = {policy.name: policy for policy in (COOP, DTR, DTE, LRU, SIZE, PLANNED)}
 

@@ -18,7 +18,7 @@ from tightrope.run.evict.core import Decision, EvictionArena, Statistics
 from tightrope.run.evict.forecast import Forecaster
 from tightrope.run.evict.policies import CANDIDATES, COOP, Policy
 
-MOST_AGAIN = 10
+MOST_AGAIN = 5
 """A run is given up when recomputation takes this many times the time of the ops themselves."""
 
 
