@@ -90,6 +90,8 @@ class Evicting {
     }
     if (id == kNobody) {
       note_walls();
+      // Another try begins with room for this much: then what the op reads may move, too.
+      if (running_) taken_[shape_].bytes = asked_ + tightrope_evict::round_up(bytes);
       return nullptr;
     }
     asked_ += tightrope_evict::round_up(bytes);
@@ -328,6 +330,7 @@ class Evicting {
     const Taken expected = known == taken_.end() ? Taken{} : known->second;
     arena_.begin_op(expected.ns, expected.bytes, opaque[kind] ? int64_t{tightrope_evict::kUnrecomputable} : 0);
     asked_ = 0;
+    running_ = true;
   }
 
   // The op ran: `outputs` storages in row kOutputs become ids (-1: an input's own), `changed` ids in row
@@ -372,6 +375,7 @@ class Evicting {
 
   // Lets the inputs of an op go, whether it ran or failed.
   void abandon() {
+    running_ = false;
     for (const Id id : frame_) arena_.unpin(id);
     frame_.clear();
   }
@@ -385,6 +389,7 @@ class Evicting {
   char* base_;
   int64_t bytes_;
   c10::DeleterFnPtr deleter_;
+  bool running_ = false;
   int64_t num_calls_ = 0, shape_ = 0, asked_ = 0;
   struct Waiting {
     std::vector<Id> pinned;

@@ -100,11 +100,11 @@ class Again:
             return call.func(*args, **kwargs)
         generator, before = call.state
         now = generator.clone_state()
-        self._set_state(generator, before)
+        self.set_state(generator, before)
         try:
             return call.func(*args, **kwargs)
         finally:
-            self._set_state(generator, now)
+            self.set_state(generator, now)
 
     def _give(self, version: Version, wanted: Version, storage: torch.UntypedStorage) -> None:
         if version.id < 0 or self._arena.resident(version.id):
@@ -113,7 +113,8 @@ class Again:
         if version is wanted or needed or self._window.call("is_held", version.id):
             self._window.call("restore", version.id, storage._cdata)
 
-    def _set_state(self, generator: torch.Generator, state: torch.Generator) -> None:
+    def set_state(self, generator: torch.Generator, state: torch.Generator) -> None:
+        """Put a generator into the state of another; what that allocates is not the arena's."""
         self._window.call("suspend", 1)
         generator.set_state(state.get_state())
         self._window.call("suspend", 0)

@@ -23,6 +23,8 @@ _PAD3: Final = [[0] * (3 - n) for n in range(4)]
 _storage_of: Final = torch.Tensor.untyped_storage
 _LOW: Final = (1 << 62) - 1
 """Tensors of an op whose writes the arena looks at by itself."""
+_TRIES: Final = 4
+"""An op that ran out begins again so often, each time with room for all that it had asked for."""
 _SPARSE: Final = (
     "evict: {op} has a tensor without a storage, as sparse ones are; run it outside the block, or densely."
 )
@@ -97,13 +99,24 @@ class Watch(_Base):  # type: ignore[misc]
             generator = named.get("generator") if named else None
             generator = generator or torch.default_generator
             state = generator, generator.clone_state()
-        start = perf_counter_ns()
-        try:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-        except BaseException as error:
-            self._failed(kind, error, ids, writes, risky)
-            raise
-        ns = perf_counter_ns() - start
+        tries = 0
+        while True:
+            start = perf_counter_ns()
+            try:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+            except BaseException as error:
+                tries += 1
+                if writes or tries > _TRIES or not isinstance(error, torch.OutOfMemoryError):
+                    self._failed(kind, error, risky)
+                    raise
+                self.window.call("abandon")
+                error.__traceback__ = None
+            else:
+                ns = perf_counter_ns() - start
+                break
+            if state is not None:
+                self.again.set_state(*state)
+            risky += self._bring_back(kind, shape, ids, 0, aside)
         call = Call(func, tuple(recipe), named or {}, ns)
         call.state = state
         self._ran(kind, call, result, ids, places, writes, aside)
@@ -181,9 +194,7 @@ class Watch(_Base):  # type: ignore[misc]
                 version.blank = False
                 self.arena.produced(identity, 0, ())
 
-    def _failed(
-        self, kind: Kind, error: BaseException, ids: list[int], writes: int, risky: list[int]
-    ) -> None:
+    def _failed(self, kind: Kind, error: BaseException, risky: list[int]) -> None:
         self.window.call("abandon")
         for identity in risky:
             self.arena.unpin(identity)
