@@ -1,6 +1,6 @@
 """Tensors whose bytes may be evicted: typed access to ``evicting.hpp``, which is part of the allocator.
 
-While a `Window` is open, what its thread allocates through torch is placed in an arena of ``evict.hpp``.
+While an `EvictionWindow` is open, what its thread allocates through torch lies in an arena of ``evict.hpp``.
 Arguments are plain integers, and several steps of an op are one call, as every op that runs pays for them.
 """
 
@@ -44,20 +44,20 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "close": (_I64, ()),
 }
 KEYS, OUTPUTS, CHANGED, FORGOTTEN = range(4)
-"""Rows of integers that calls read and write."""
+"""SharedRows of integers that calls read and write."""
 ELSEWHERE: Final = -2
 """In the row of what changed: the op gave the storage other bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SharedRows:
     """Memory that both sides see: ``row * width`` is where a row begins."""
 
     cells: Any
     width: int
 
 
-class Window:
+class EvictionWindow:
     """An arena for what the calling thread allocates, until `close`.
 
     Args:
@@ -84,7 +84,7 @@ class Window:
             refused = message.startswith("tightrope: asked")
             raise torch.OutOfMemoryError(message) if refused else NativeError(f"evict: {message}.")
         width = int(native.tr_evict_columns())
-        self.rows = Rows((_I64 * (4 * width)).from_address(native.tr_evict_rows(self.handle)), width)
+        self.rows = SharedRows((_I64 * (4 * width)).from_address(native.tr_evict_rows(self.handle)), width)
 
     def call(self, name: str, *arguments: int) -> int:
         """Call ``tr_evict_<name>``."""

@@ -13,15 +13,15 @@ import torch
 
 from tightrope.capture._torch import storage_at
 from tightrope.core import TightropeError
-from tightrope.native.hook.evicting import Window
+from tightrope.native.hook.evicting import EvictionWindow
 from tightrope.run.evict.core import EvictionArena
-from tightrope.run.evict.records import Call, Place, Version, tensors_of
+from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of
 
 
 class Again:
     """Runs ops again."""
 
-    def __init__(self, window: Window, arena: EvictionArena, versions: dict[int, Version]) -> None:
+    def __init__(self, window: EvictionWindow, arena: EvictionArena, versions: dict[int, Version]) -> None:
         self._window, self._arena, self._versions = window, arena, versions
         self._waiting: list[Version] = []
         self.num_calls = self.ns = 0
@@ -79,7 +79,7 @@ class Again:
         storages: dict[int, torch.UntypedStorage] = {}
         for old, _ in call.changed:
             if self._window.call("pins", old.id) > 1:
-                storages[old.id] = self._tensor_of(old.id).clone().untyped_storage()
+                storages[old.id] = storage_of(self._tensor_of(old.id).clone())
         args = [self._fill(one, storages) for one in call.args]
         kwargs = {name: self._fill(one, storages) for name, one in call.kwargs.items()}
         with torch.set_grad_enabled(call.grad):
@@ -89,9 +89,9 @@ class Again:
         arena.advance(call.ns, again=True)
         for version in call.inputs:
             arena.touch(version.id)
-        for version, tensor in zip(call.outputs, tensors_of(result), strict=True):
-            if version is not None:
-                self._give(version, wanted, tensor.untyped_storage())
+        for made, tensor in zip(call.outputs, tensors_of(result), strict=True):
+            if made is not None:
+                self._give(made, wanted, storage_of(tensor))
         for old, new in call.changed:
             self._give(new, wanted, storages[old.id])
 

@@ -21,13 +21,13 @@ import torch
 
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
 from tightrope.native.hook.allocator import allocator
-from tightrope.native.hook.evicting import Window
+from tightrope.native.hook.evicting import EvictionWindow
 from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.run.evict.core import EvictionArena, Statistics, options_block
 from tightrope.run.evict.policies import Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
-from tightrope.run.evict.watch import Watch
+from tightrope.run.evict.watch import OpWatch
 
 _SHOWN = 5
 _NOT_OPEN = "this eviction is not in use: read it inside its with block, or after it for the last figures."
@@ -49,7 +49,7 @@ class Eviction:
         self.budget, self.policy = budget, chosen
         self.lost = 0
         self._poison = poison
-        self._watch: Watch | None = None
+        self._watch: OpWatch | None = None
         self._last: Statistics | None = None
         self._thread = 0
         self._stack = ExitStack()
@@ -90,9 +90,9 @@ class Eviction:
         if self._watch is not None:
             raise TightropeError("this eviction was used before: call tightrope.evict again.")
         options = options_block(self.budget, self.policy)
-        window = Window(allocator(), options, poison=self._poison)
+        window = EvictionWindow(allocator(), options, poison=self._poison)
         handle = window.call("arena")
-        self._watch = Watch(window, EvictionArena(self.budget, self.policy, handle=handle))
+        self._watch = OpWatch(window, EvictionArena(self.budget, self.policy, handle=handle))
         self._watch.on_refusal = self._explain
         window.call("soft", int(self.policy.soft_pins))
         self._thread = threading.get_ident()

@@ -23,7 +23,7 @@ _TRAINING: Final = {"native_batch_norm": 5, "native_batch_norm_backward": 7}
 
 
 @dataclass(slots=True, eq=False)
-class Kind:
+class OpKind:
     """One overload of an op.
 
     Attributes:
@@ -53,8 +53,8 @@ class Kind:
         return self.training >= 0 and bool(args[self.training])
 
 
-def classify(func: Any) -> Kind:
-    """Read the schema of an overload; `Kind.number` is the caller's to set."""
+def classify(func: Any) -> OpKind:
+    """Read the schema of an overload; `OpKind.number` is the caller's to set."""
     schema = func._schema
     name = str(schema.name).removeprefix("aten::")
     arguments, returns = schema.arguments, schema.returns
@@ -63,7 +63,7 @@ def classify(func: Any) -> Kind:
     positional = frozenset(k for k in written if not arguments[k].kwarg_only)
     lists = any("Tensor" in str(arguments[k].type) and "List" in str(arguments[k].type) for k in written)
     known = func.namespace in ("aten", "prims")
-    return Kind(
+    return OpKind(
         number=-1,
         name=f"{func.namespace}.{name}",
         plain=views or func.namespace == "profiler",

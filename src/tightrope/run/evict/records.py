@@ -5,11 +5,15 @@ place makes a new version, the object that stands for the old one gets the numbe
 so whatever refers to it goes on to mean the old bytes.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from tightrope.core.units import Nanoseconds
+
+
+storage_of: Final = torch.Tensor.untyped_storage
+"""As it is outside `watched_reads`."""
 
 
 class Version:

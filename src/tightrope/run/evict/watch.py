@@ -12,15 +12,14 @@ import torch
 
 from tightrope.capture._torch import intercepting
 from tightrope.core import TightropeError
-from tightrope.native.hook.evicting import CHANGED, ELSEWHERE, FORGOTTEN, KEYS, OUTPUTS, Window
+from tightrope.native.hook.evicting import CHANGED, ELSEWHERE, FORGOTTEN, KEYS, OUTPUTS, EvictionWindow
 from tightrope.run.evict.again import Again
 from tightrope.run.evict.core import EvictionArena
-from tightrope.run.evict.kinds import Kind, classify, without_statistics
-from tightrope.run.evict.records import Call, Place, Version, tensors_of
+from tightrope.run.evict.kinds import OpKind, classify, without_statistics
+from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of
 
 _PAD: Final = [[0] * (4 - n) for n in range(5)]
 _PAD3: Final = [[0] * (3 - n) for n in range(4)]
-_storage_of: Final = torch.Tensor.untyped_storage
 _LOW: Final = (1 << 62) - 1
 """Tensors of an op whose writes the arena looks at by itself."""
 _TRIES: Final = 4
@@ -31,15 +30,15 @@ _SPARSE: Final = (
 _Base: Any = intercepting()
 
 
-class Watch(_Base):  # type: ignore[misc]
+class OpWatch(_Base):  # type: ignore[misc]
     """Calls between the ops of a thread and a window of its memory."""
 
-    def __init__(self, window: Window, arena: EvictionArena) -> None:
+    def __init__(self, window: EvictionWindow, arena: EvictionArena) -> None:
         super().__init__()
         self.window, self.arena = window, arena
         self.versions: dict[int, Version] = {}
         self.again = Again(window, arena, self.versions)
-        self.kinds: dict[Any, Kind] = {}
+        self.kinds: dict[Any, OpKind] = {}
         self.num_ops = 0
         self.own = False  # ops that this package runs itself
         self.any_exposed = False
@@ -124,7 +123,7 @@ class Watch(_Base):  # type: ignore[misc]
             self.arena.unpin(identity)
         return result
 
-    def _learn(self, func: Any) -> Kind:
+    def _learn(self, func: Any) -> OpKind:
         kind = self.kinds[func] = classify(func)
         if not kind.plain:
             kind.number = self.window.call("kind", int(kind.opaque or kind.blank))
@@ -132,7 +131,7 @@ class Watch(_Base):  # type: ignore[misc]
 
     def _place(self, one: Any, keys: list[int], places: list[Place]) -> Any:
         if isinstance(one, torch.Tensor):
-            keys.append(_storage_of(one)._cdata)
+            keys.append(storage_of(one)._cdata)
             place = Place(one)
             places.append(place)
             return place
@@ -140,7 +139,7 @@ class Watch(_Base):  # type: ignore[misc]
             return [self._place(item, keys, places) for item in one]
         return one
 
-    def _mask(self, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def _mask(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Say as bits which of the op's tensors it changes."""
         mask = at = 0
         for k, one in enumerate(args):
@@ -160,7 +159,7 @@ class Watch(_Base):  # type: ignore[misc]
         before = len(tensors_of(list(args[:3])))
         return ((1 << len(tensors_of(list(args[3:5])))) - 1) << before
 
-    def _bring_back(self, kind: Kind, shape: int, ids: list[int], writes: int, aside: int) -> list[int]:
+    def _bring_back(self, kind: OpKind, shape: int, ids: list[int], writes: int, aside: int) -> list[int]:
         """Make inputs resident, and what could not be made again once the op has changed them."""
         risky: list[int] = []
         try:
@@ -194,7 +193,7 @@ class Watch(_Base):  # type: ignore[misc]
                 version.blank = False
                 self.arena.produced(identity, 0, ())
 
-    def _failed(self, kind: Kind, error: BaseException, risky: list[int]) -> None:
+    def _failed(self, kind: OpKind, error: BaseException, risky: list[int]) -> None:
         self.window.call("abandon")
         for identity in risky:
             self.arena.unpin(identity)
@@ -203,7 +202,7 @@ class Watch(_Base):  # type: ignore[misc]
 
     def _ran(
         self,
-        kind: Kind,
+        kind: OpKind,
         call: Call,
         result: Any,
         ids: list[int],
@@ -216,7 +215,7 @@ class Watch(_Base):  # type: ignore[misc]
         cells, width, versions = self._cells, self._width, self.versions
         made = [result] if type(result) is torch.Tensor else tensors_of(result)
         try:
-            keys = [_storage_of(tensor)._cdata for tensor in made]
+            keys = [storage_of(tensor)._cdata for tensor in made]
         except NotImplementedError as error:
             self.window.call("abandon")
             raise TightropeError(_SPARSE.format(op=kind.name)) from error
@@ -274,7 +273,7 @@ class Watch(_Base):  # type: ignore[misc]
         """Find the record of a tensor's storage; -1: the arena does not hold it."""
         if tensor.layout is not torch.strided:
             return -1
-        identity = self.window.call("find", _storage_of(tensor)._cdata)
+        identity = self.window.call("find", storage_of(tensor)._cdata)
         return identity if identity in self.versions and self.window.call("is_inside", identity) else -1
 
     def bring_back(self, identity: int, *, exposed: bool) -> None:
