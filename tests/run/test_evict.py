@@ -354,6 +354,16 @@ def test_a_function_of_the_user_with_its_own_backward() -> None:
     assert eviction.num_recomputed > 0
 
 
+def test_a_net_that_is_built_in_the_block_has_the_bits_of_eager() -> None:
+    def loop() -> list[Tensor]:
+        return train("conv", "sgd")()
+
+    expected, peak = loop(), peak_of(loop)
+    found, eviction = within(loop, int(peak * 0.7))
+    assert same(found, expected)
+    assert eviction.num_recomputed > 0
+
+
 def test_other_threads_are_left_alone() -> None:
     found: list[Tensor] = []
     with evict(3 * SIZE) as eviction:

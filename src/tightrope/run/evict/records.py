@@ -11,7 +11,6 @@ import torch
 
 from tightrope.core.units import Nanoseconds
 
-
 storage_of: Final = torch.Tensor.untyped_storage
 """As it is outside `watched_reads`."""
 

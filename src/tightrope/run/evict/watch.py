@@ -265,7 +265,9 @@ class OpWatch(_Base):  # type: ignore[misc]
             if old < 0:
                 continue
             versions[old] = before
-            if identity not in outside:
+            if identity in outside:
+                self.arena.settle(identity)  # the op runs again without it
+            else:
                 after.call = call
                 call.changed.append((before, after))
 
