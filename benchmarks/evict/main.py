@@ -97,7 +97,7 @@ def _log(name: str, options: argparse.Namespace, console: Console) -> EvictionLo
     if name == "random_trees":
 
         def batch() -> tuple[Tensor, ...]:
-            leaves, merges, target = case.inputs
+            leaves, _, target = case.inputs
             keep = min(len(leaves), 24)
             return leaves[:keep], random_merges(keep), target
 

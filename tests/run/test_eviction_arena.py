@@ -1,6 +1,7 @@
 """The native eviction arena against a slow reference, brute force over windows, and its own invariants."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -83,7 +84,7 @@ class Pair:
         assert [(p.offset, p.bytes, p.owner) for p in pieces] == [
             (at, size, -1 if one is None else one.number) for at, size, one in self.slow.tiles()
         ]
-        assert not any(a.owner == b.owner == -1 for a, b in zip(pieces, pieces[1:], strict=False))
+        assert not any(a.owner == b.owner == -1 for a, b in pairwise(pieces))
         for number, stored in self.ids.items():
             assert self.native.resident(number) == (stored.at is not None)
             assert self.native.cost_around(number) == self.slow.cost_around(stored)

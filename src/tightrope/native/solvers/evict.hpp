@@ -275,17 +275,25 @@ class Arena {
         return kNone;
     }
 
-    // --- lists held storages that are evicted and could not be made again once the bytes of `id` are gone
-    // or changed. They must be restored first. Nothing is at risk where `id` can be made again.
+    // --- the bytes of `id` are about to change or to go: lists held storages that are evicted and could not be
+    // made again then. They must be restored, one after another, until the list is empty. What is resident
+    // and depends on the old bytes is settled here, so that no later request evicts it. Nothing is at risk
+    // where `id` can be made again.
     std::int64_t at_risk(Id id, Id* out, std::int64_t capacity) {
         if (records_[id].recomputable) return 0;
         std::int64_t found = 0;
+        std::vector<Id> resident;
         walk_lost(id, [&](Id child) {
             const Record& record = records_[child];
-            if (record.resident() || !record.held) return;
+            if (!record.held) return;
+            if (record.resident()) {
+                resident.push_back(child);
+                return;
+            }
             if (found < capacity) out[found] = child;
             ++found;
         });
+        for (const Id one : resident) settle(one);
         return found;
     }
 
@@ -583,7 +591,7 @@ class Arena {
     std::int32_t evict_window(Bytes need, Decision& decision) {
         aim();
         list_rows(main_, moment_, running_, rows_, [&](std::int32_t piece) { derive(piece); });
-        const Window window = cheapest_window(rows_, need);
+        const Window window = cheapest_window(rows_.at, need);
         if (may_move()) {
             const Compaction compaction = compactor_.search(main_, rows_, need);
             if (compaction.found && moving_is_better(compaction, window)) {
@@ -598,7 +606,7 @@ class Arena {
         decision.start = offset_of(window.first), decision.end = end_of(window.last);
         std::int32_t hole = kNone;
         for (std::int32_t row = window.first; row <= window.last; ++row)
-            if (!rows_[row].free) hole = evict_piece(rows_[row].piece);
+            if (!rows_.at[row].free) hole = evict_piece(rows_.at[row].piece);
         return hole;
     }
 
@@ -609,19 +617,19 @@ class Arena {
         Bytes evicted = 0;
         Cost again = 0;
         for (std::int32_t row = window.first; row <= window.last; ++row)
-            if (!rows_[row].free) evicted += rows_[row].bytes, again += main_.at(rows_[row].piece).cost;
+            if (!rows_.at[row].free) evicted += rows_.at[row].bytes, again += main_.at(rows_.at[row].piece).cost;
         if (compaction.victims.empty()) return compaction.copy_ns <= again;
         return static_cast<double>(compaction.cost) * static_cast<double>(evicted) <
                static_cast<double>(window.cost) * static_cast<double>(compaction.evicted);
     }
 
-    Bytes offset_of(std::int32_t row) const { return main_.at(rows_[row].piece).offset; }
-    Bytes end_of(std::int32_t row) const { return offset_of(row) + rows_[row].bytes; }
+    Bytes offset_of(std::int32_t row) const { return main_.at(rows_.at[row].piece).offset; }
+    Bytes end_of(std::int32_t row) const { return offset_of(row) + rows_.at[row].bytes; }
 
     std::int32_t compact(const Compaction& compaction, Decision& decision) {
         decision.cost = compaction.cost;
         decision.start = offset_of(compaction.first), decision.end = end_of(compaction.last);
-        for (const std::int32_t row : compaction.victims) evict_piece(rows_[row].piece);
+        for (const std::int32_t row : compaction.victims) evict_piece(rows_.at[row].piece);
         std::int32_t hole = main_.free_at(decision.start);
         while (main_.at(hole).offset + main_.at(hole).bytes < decision.end) {
             const std::int32_t used = main_.at(hole).after;
@@ -714,7 +722,7 @@ class Arena {
     std::uint64_t random_ = 88172645463325252ULL;
     std::vector<Id> doomed_, forgotten_, last_victims_;
     std::vector<std::int32_t> roots_, candidates_;
-    std::vector<Row> rows_;
+    Rows rows_;
     std::vector<Decision> decisions_;
     std::vector<Victim> victims_;
 };

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "evict_search.hpp"
@@ -28,7 +29,8 @@ class Compactor {
   public:
     explicit Compactor(std::int64_t bytes_per_us) : bytes_per_us_(std::max<std::int64_t>(1, bytes_per_us)) {}
 
-    Compaction search(const Pieces& pieces, std::vector<Row>& rows, Bytes need) {
+    Compaction search(const Pieces& pieces, Rows& listed, Bytes need) {
+        std::vector<Row>& rows = listed.at;
         Compaction best;
         const std::int32_t count = static_cast<std::int32_t>(rows.size());
         for (std::int32_t at = 0; at < count; ++at) {
@@ -37,17 +39,18 @@ class Compactor {
             Bytes free = 0, evictable = 0;
             for (; at < count && !rows[at].fixed; ++at)
                 (rows[at].free ? free : evictable) += rows[at].free || !rows[at].wall ? rows[at].bytes : 0;
-            if (free + evictable >= need) consider(pieces, rows, need, free, begin, at, best);
+            if (free + evictable >= need) consider(pieces, listed, need, free, begin, at, best);
         }
         return best;
     }
 
   private:
-    void consider(const Pieces& pieces, std::vector<Row>& rows, Bytes need, Bytes free, std::int32_t begin,
-                  std::int32_t end, Compaction& best) {
+    void consider(const Pieces& pieces, Rows& listed, Bytes need, Bytes free, std::int32_t begin, std::int32_t end,
+                  Compaction& best) {
+        std::vector<Row>& rows = listed.at;
         Compaction found;
         found.found = true;
-        std::int64_t cost = free < need ? choose(rows, need - free, begin, end, found.victims) : 0;
+        std::int64_t cost = free < need ? choose(listed, need - free, begin, end, found.victims) : 0;
         if (!best.found || cost < best.cost) {
             found.copy_ns = narrowest(rows, need, begin, end, found);
             Cost again = 1;
@@ -65,8 +68,10 @@ class Compactor {
 
     // Marks a cheap set of rows of at least `bytes`: by density, without those that turn out not to be needed.
     // What it frees beyond `bytes` is of use to later requests, so a large one at the same density is as good.
-    std::int64_t choose(std::vector<Row>& rows, Bytes bytes, std::int32_t begin, std::int32_t end,
+    std::int64_t choose(Rows& listed, Bytes bytes, std::int32_t begin, std::int32_t end,
                         std::vector<std::int32_t>& chosen) {
+        std::vector<Row>& rows = listed.at;
+        const std::vector<double>& density = listed.density;
         Bytes sum = 0;
         std::int64_t cost = 0;
         const auto add = [&](std::int32_t row) {
@@ -75,9 +80,13 @@ class Compactor {
             sum += rows[row].bytes, cost += rows[row].weight;
         };
         for (int pass = 0; pass < kPasses && sum < bytes; ++pass) {  // a few are found faster than sorted
+            const double above = pass == 0 ? -1.0 : density[chosen.back()];
+            const std::int32_t after = pass == 0 ? -1 : chosen.back();
             std::int32_t least = kNone;
+            double value = std::numeric_limits<double>::infinity();
             for (std::int32_t row = begin; row < end; ++row)
-                if (may_go(rows[row]) && (least == kNone || rows[row].density < rows[least].density)) least = row;
+                if (density[row] < value && (density[row] > above || (density[row] == above && row > after)))
+                    least = row, value = density[row];
             add(least);
         }
         if (sum < bytes) {
@@ -85,7 +94,7 @@ class Compactor {
             for (std::int32_t row = begin; row < end; ++row)
                 if (may_go(rows[row])) order_.push_back(row);
             std::sort(order_.begin(), order_.end(), [&](std::int32_t a, std::int32_t b) {
-                return rows[a].density != rows[b].density ? rows[a].density < rows[b].density : a < b;
+                return density[a] != density[b] ? density[a] < density[b] : a < b;
             });
             for (std::size_t i = 0; sum < bytes; ++i) add(order_[i]);
         }

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "evict_pieces.hpp"
@@ -71,24 +72,29 @@ struct Row {
     bool free, wall, fixed, leaving;
     Bytes bytes;
     std::int64_t weight;
-    double density;  // weight per byte, for what may be evicted
+};
+
+struct Rows {
+    std::vector<Row> at;
+    std::vector<double> density;  // weight per byte; infinite for what must not be evicted
 };
 
 // `fresh(index)` makes the cost of a piece's storage current before it is read.
 template <typename Fresh>
-void list_rows(Pieces& pieces, const Moment& moment, bool running, std::vector<Row>& rows, Fresh fresh) {
-    rows.clear();
+void list_rows(Pieces& pieces, const Moment& moment, bool running, Rows& rows, Fresh fresh) {
+    rows.at.clear(), rows.density.clear();
     for (std::int32_t at = pieces.first(); at != kNone; at = pieces.at(at).after) {
         const Piece& piece = pieces.at(at);
         const bool free = piece.owner == kNone;
         const bool fixed = !free && (running ? piece.fixed : piece.rooted);
-        Row row{at, free, !free && piece.wall, fixed, false, piece.bytes, 0, 0.0};
+        Row row{at, free, !free && piece.wall, fixed, false, piece.bytes, 0};
+        double density = std::numeric_limits<double>::infinity();
         if (!free && !piece.wall) {
             if (piece.stale) fresh(at);
             row.weight = weight(moment, piece);
-            row.density = static_cast<double>(row.weight) / static_cast<double>(row.bytes);
+            density = static_cast<double>(row.weight) / static_cast<double>(row.bytes);
         }
-        rows.push_back(row);
+        rows.at.push_back(row), rows.density.push_back(density);
     }
 }
 

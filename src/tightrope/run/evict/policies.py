@@ -85,7 +85,7 @@ CANDIDATES: Final = (
     replace(COOP, name="planned_cost", patience=1000),
     replace(COOP, name="planned_left", two_ends=False),
     replace(COOP, name="planned_still", relocate=False),
-    PLANNED,
+    replace(PLANNED, name="planned_forecasts"),
     replace(PLANNED, name="planned_left_forecasts", two_ends=False),
     replace(PLANNED, name="planned_forecasts_cost", forecast_patience=100),
     replace(PLANNED, name="planned_dtr", score=Score.COST_SIZE_STALENESS, window=False, two_ends=False),

@@ -369,13 +369,7 @@ class _Run:
         if self.again_ns > self.limit:
             self._refuse(op, f"what runs again took {MOST_AGAIN} times the time of the log")
         in_place = old >= 0 and self.pins[old] == 1
-        sizes = (
-            []
-            if in_place
-            else [self.log.sizes[one] for one in (op.mutates if old >= 0 else op.creates)][
-                : len(producer.outputs)
-            ]
-        )
+        sizes = [] if in_place else [self.log.sizes[one] for one in self._results(producer)]
         fresh = self._allocate(op, sizes, again=True)
         arena.advance(op.ns, again=True)
         for one in producer.inputs:
@@ -384,16 +378,18 @@ class _Run:
             arena.restored(frame.target, old)
             return
         for one, made in zip(producer.outputs, fresh, strict=True):
-            if (
-                self._wanted(one, frame.target)
-                and self.producers.get(one) is producer
-                and not arena.resident(one)
-            ):
+            if self._wanted(one, producer, frame.target):
                 arena.restored(one, made)
             else:
                 arena.release(made)
 
-    def _wanted(self, one: int, target: int) -> bool:
+    def _results(self, producer: _Producer) -> tuple[StorageId, ...]:
+        """List the storages of the log that a producer fills: all that its op creates, or the one changed."""
+        return producer.op.creates or producer.op.mutates[: len(producer.outputs)]
+
+    def _wanted(self, one: int, producer: _Producer, target: int) -> bool:
+        if self.producers.get(one) is not producer or self.arena.resident(one):
+            return False
         return one == target or one in self.held or any(one in f.producer.inputs for f in self.stack)
 
     def _allocate(self, op: LoggedOp, sizes: list[Bytes], *, again: bool) -> list[int]:
@@ -439,6 +435,7 @@ class _Run:
             self.readers.pop(one, None)
             self.pins.pop(one, None)
             if producer is not None:
+                producer.outputs[:] = [-1 if other == one else other for other in producer.outputs]
                 for other in producer.inputs:
                     readers = self.readers.get(other)
                     if (
