@@ -115,7 +115,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArenaPiece:
     """Addresses ``[offset, offset + bytes)``; ``owner`` is -1 where they are free; a wall cannot go now."""
 
     offset: Offset
@@ -364,10 +364,11 @@ class EvictionArena:
         self._native.tightrope_evict_statistics(self._handle, out)
         return Statistics(*out)
 
-    def pieces(self, *, small: bool = False) -> tuple[Piece, ...]:
+    def pieces(self, *, small: bool = False) -> tuple[ArenaPiece, ...]:
         """List the pieces in address order, of the main range or of the area for small storages."""
         return tuple(
-            Piece(row[0], row[1], row[2], bool(row[3]), row[4]) for row in self._rows("pieces", 5, int(small))
+            ArenaPiece(row[0], row[1], row[2], bool(row[3]), row[4])
+            for row in self._rows("pieces", 5, int(small))
         )
 
     def decisions(self) -> tuple[Decision, ...]:
