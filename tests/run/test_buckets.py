@@ -11,8 +11,8 @@ from torch import nn
 import tightrope
 from tightrope.plan.job import Job
 from tightrope.run.accounts import accounts
-from tightrope.run.buckets import check_shapes, rounded
 from tightrope.run.compile import compiled_of
+from tightrope.run.shapes import check_shapes, rounded
 from tightrope.run.unit import LENT
 
 

@@ -412,6 +412,10 @@ class Unit:
             return self._search(self.graph, budget, report)
 
     def _search(self, graph: Graph, budget: Bytes, report: Callable[[Progress], None] | None = None) -> Plan:
+        if self.settings.seconds is None and self.settings.pages is None:
+            kept = self._cache.close(graph, budget=budget, planner=self.settings.planner)
+            if kept is not None:
+                return kept
         alone = functools.partial(
             solve, graph, budget=budget, planner=self.settings.planner, seconds=self.settings.seconds,
             seed=self.settings.seed, progress=report, cache=self._cache, start=self._start(),
