@@ -32,7 +32,7 @@ from tightrope.plan.cache import graph_key
 from tightrope.plan.resize import same_ops
 from tightrope.run.calls import Calls
 from tightrope.run.captured import Captured
-from tightrope.run.known_shapes import KnownFamily, KnownShapes, known_shapes, tensors_of
+from tightrope.run.known_shapes import KnownFamily, KnownShapes, known_shapes, modes, tensors_of
 from tightrope.run.patterns import Pattern, single
 from tightrope.run.shapes import Shape, Shapes, Sizes, changes, maximal, rounded, within
 from tightrope.run.unit import Unit
@@ -162,7 +162,7 @@ class Buckets:
 
         That is the first call, where enough is kept of it, and those of its shape.
         """
-        options = self._shapes, self._calls.settings.writes
+        options = self._shapes, self._calls.settings.writes, modes()
         self._look = partial(known_shapes, model, args, kwargs, options)
         try:
             if self._first is None:
@@ -203,9 +203,7 @@ class Buckets:
         """Take in a call that was captured for many sizes; return the number of its family."""
         assert program.resizable is not None
         form = KnownFamily(program.resizable.inputs, len(program.sizes))
-        family = Family(program, form)
-        family.kept = self._look() if len(family.changing()) == form.num_sizes else None
-        self._families.append(family)
+        self._families.append(Family(program, form))
         return len(self._families) - 1
 
     def add_alone(self, program: Program, real: Sequence[Any]) -> int:
@@ -313,6 +311,7 @@ class Buckets:
         assert family.program.resizable is not None
         declared = [most for most in every if not family.program.resizable.refused(most)]
         if not family.admitted:
+            family.kept = self._look() if len(family.changing()) == family.form.num_sizes else None
             family.form = msgspec.structs.replace(family.form, declared=tuple(declared))
             for most in maximal(declared):
                 self._plan(family, self._take(family, most, most, args))

@@ -131,6 +131,16 @@ def known_shapes(model: torch.nn.Module, args: Any, kwargs: Any, options: object
     return KnownShapes(plans / f"shapes-{_LAYOUT}" / digest.hexdigest()[:32])
 
 
+def modes() -> tuple[object, ...]:
+    """What decides about graphs besides a model and its inputs; to ask before a call, which may change it.
+
+    >>> modes()[0]
+    True
+    """
+    casts = ((torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in ("cpu", "cuda"))
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), *casts
+
+
 def tensors_of(args: Any, kwargs: Any) -> dict[str, torch.Tensor] | None:
     """Name the tensors among the inputs of a call as its trace does; None where some are no plain ones.
 
@@ -160,9 +170,6 @@ def _said_of_call(tensors: Mapping[str, torch.Tensor], args: Any, kwargs: Any) -
         same = storages.setdefault(storage_key(tensor), len(storages))
         yield name, tensor.ndim, tensor.dtype, tensor.device, tensor.requires_grad, same
     yield _without_tensors((args, kwargs))
-    yield torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
-    for device in ("cpu", "cuda"):
-        yield torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 def _without_tensors(tree: Any) -> object:
