@@ -135,6 +135,12 @@ class _Match:
     graphs: Mapping[Sizes, Graph]
 
 
+class _Trusted:
+    """Bytes are held back for graphs that were kept while this lives; and how else they are forgotten."""
+
+    forget: Callable[[], None] = staticmethod(lambda: None)
+
+
 class Buckets:
     """The families of one model, and what serves each call; state of the runtime, used from one thread.
 
@@ -155,6 +161,7 @@ class Buckets:
         self._first: dict[str, torch.Size] | None = None
         self._match: _Match | None = None
         self._lenders: dict[tuple[Hashable, Sizes], int] = {}
+        self._trusted = _Trusted()
 
     @contextmanager
     def calling(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[bool]:
@@ -176,8 +183,12 @@ class Buckets:
             self.captures_alone, self._match, self._look = False, None, lambda: None
 
     def for_all(self) -> None:
-        """Capture this call, and all from now on, for all sizes."""
+        """Capture all calls from now on for all sizes; forget what was kept if none of it was used."""
         self._first, self.captures_alone, self._match = {}, False, None
+        if not any(family.admitted for family in self._families):
+            self._trusted.forget()
+            self._trusted = _Trusted()
+            self._lenders.clear()
 
     def _find(self, args: Any, kwargs: Any) -> _Match | None:
         """What is kept of a call."""
@@ -216,6 +227,7 @@ class Buckets:
         if match is None or not all(_same_list(program.graph, graph) for graph in match.graphs.values()):
             raise CaptureError("what is kept of these shapes is of another graph.")
         family = Family(program, match.form, match.kept, only=match.sizes)
+        self._trusted.forget = self._calls.prospects.undoing()
         number = self._calls.add(program, real, f"bucket up to {family.text(match.largest)}")
         for sizes, graph in match.graphs.items():
             family.lenders[sizes] = self._lend(family, sizes, graph)
@@ -233,7 +245,7 @@ class Buckets:
         calls, program = self._calls, replace(family.program, graph=graph)
         one = Captured(program, program, {}, why=f"bucket up to {family.text(sizes)}")
         calls.captured.append(one)
-        calls.accounts.hold_back(calls, graph.hidden)
+        calls.accounts.hold_back(self._trusted, graph.hidden)
         calls.prospects.raise_share([one], waiting=False)
         self._lenders[family.place, sizes] = len(calls.captured) - 1
         return len(calls.captured) - 1
