@@ -16,7 +16,7 @@ Gaps        What was made for each size stays until the model goes. A backward f
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -170,7 +170,7 @@ class Buckets:
         That is the first call, where enough is kept of it, and those of its shape.
         """
         options = self._shapes, self._calls.settings.writes, modes()
-        self._look = partial(known_shapes, model, args, kwargs, options)
+        self._look = cache(partial(known_shapes, model, args, kwargs, options))
         try:
             if self._first is None:
                 self._match = self._find(args, kwargs)

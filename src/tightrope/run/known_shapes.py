@@ -191,8 +191,6 @@ def _said_of_model(model: torch.nn.Module) -> Iterable[object]:
     for name, module in model.named_modules():
         kinds[type(module)] = None
         yield name, type(module).__qualname__, module.extra_repr(), _plain_values(module)
-        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-        yield tuple(len(known) for known in hooks)
     for kind in kinds:
         for base in kind.__mro__:
             if base.__module__.partition(".")[0] not in ("torch", "builtins"):
@@ -204,9 +202,11 @@ def _said_of_model(model: torch.nn.Module) -> Iterable[object]:
 
 
 def _plain_values(owner: object, *, deep: bool = True) -> object:
-    """Attributes that are plain values, in objects such as a configuration too."""
+    """Attributes that are plain values, in objects such as a configuration too; private ones may be hashes."""
     found: dict[str, object] = {}
     for name, value in vars(owner).items():
+        if name.startswith("_"):
+            continue
         if isinstance(value, tuple | list):
             few = len(value) <= _MOST_ITEMS and all(isinstance(one, _PLAIN) for one in value)
             found[name] = value if few else len(value)
