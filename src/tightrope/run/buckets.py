@@ -225,6 +225,8 @@ class Buckets:
         """
         match, self._match = self._match, None
         if match is None or not all(_same_list(program.graph, graph) for graph in match.graphs.values()):
+            if match is not None:
+                match.kept.give_up()
             raise CaptureError("what is kept of these shapes is of another graph.")
         family = Family(program, match.form, match.kept, only=match.sizes)
         self._trusted.forget = self._calls.prospects.undoing()

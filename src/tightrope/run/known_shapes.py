@@ -32,6 +32,7 @@ from tightrope.plan.kept import drop_oldest, plans_folder
 
 _LAYOUT: Final = 1
 """Version of what is kept."""
+_USELESS: Final = "useless"
 _MOST_CALLS: Final = 256
 _MOST_ITEMS: Final = 1_000
 """Longer lists that a module has are known by their length."""
@@ -86,9 +87,10 @@ class KnownShapes:
         self.folder = folder
 
     def families(self) -> list[KnownFamily]:
-        """List what was traced; what cannot be read is left out."""
+        """List what was traced; what cannot be read, or is of no use, is left out."""
         found = []
-        for file in sorted(self.folder.glob("*/family.json")):
+        useless = (self.folder / _USELESS).exists()
+        for file in () if useless else sorted(self.folder.glob("*/family.json")):
             with suppress(PlanFileError, msgspec.MsgspecError):
                 found.append(msgspec.json.decode(read_file(file), type=KnownFamily))
         return found
@@ -107,6 +109,11 @@ class KnownShapes:
             write_file(file, dump_graph(graph))
             write_file(file.with_name("family.json"), msgspec.json.encode(family))
             drop_oldest(self.folder.parent, _MOST_CALLS)
+
+    def give_up(self) -> None:
+        """Note that a trace of one shape gives other ops than one with symbols, so that nobody tries again."""
+        with suppress(PlanFileError):
+            write_file(self.folder / _USELESS, b"")
 
     def _file(self, family: KnownFamily, sizes: Sequence[int]) -> Path:
         name = hashlib.sha256(msgspec.json.encode(family)).hexdigest()[:16]
@@ -202,7 +209,7 @@ def _said_of_model(model: torch.nn.Module) -> Iterable[object]:
 
 
 def _plain_values(owner: object, *, deep: bool = True) -> object:
-    """Attributes that are plain values, in objects such as a configuration too; private ones may be hashes."""
+    """Attributes that are plain values, in objects such as a configuration too; private ones may be ids."""
     found: dict[str, object] = {}
     for name, value in vars(owner).items():
         if name.startswith("_"):
