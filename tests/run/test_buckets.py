@@ -386,7 +386,7 @@ def test_what_was_kept_of_shapes_and_is_wrong_costs_time_alone(
     torch.manual_seed(0)
     plain, given = Masked(), (torch.ones(3, 5, 4), torch.ones(3, 5) > 0)
     plain(*given).backward()
-    spoiled = ((_as_it_was, True), (_cut, False), (_elsewhere, False), (_enlarged, False))
+    spoiled = ((_as_it_was, True), (_cut, False), (_enlarged, False), (_elsewhere, False))
     for spoil, alone in ((_as_it_was, False), *spoiled):
         for file in tmp_path.glob("shapes-*/*/*/4-8.json"):
             file.write_bytes(spoil(file.read_bytes()))

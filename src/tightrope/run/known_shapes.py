@@ -111,7 +111,7 @@ class KnownShapes:
             drop_oldest(self.folder.parent, _MOST_CALLS)
 
     def give_up(self) -> None:
-        """Note that a trace of one shape gives other ops than one with symbols, so that nobody tries again."""
+        """Note that a trace of one shape gives other ops than one with symbols: nobody tries again."""
         with suppress(PlanFileError):
             write_file(self.folder / _USELESS, b"")
 
