@@ -75,14 +75,14 @@ class KeptPlans(PlanCache):
         return self._sound(graph, super().exact(graph, budget=budget, planner=planner, placed=placed))
 
     def close(self, graph: Graph, *, budget: Bytes, planner: str) -> Plan | None:
-        """Find a plan of another process that fits, and was made for almost as many bytes.
+        """Find a plan of another process that fits, and was made for as many bytes, almost as many, or more.
 
         Processes hold a little more or less when they plan. As with the plans of one process, a plan does
         where at most a 16th of its arena would be left free in vain.
         """
         found, known = None, self._known(graph)
         for (name, made), plan in known.items() if graph_key(graph) in self._read_from_disk else ():
-            fits = name == planner and plan.placed and plan.forecast.total <= budget and made <= budget
+            fits = name == planner and plan.placed and plan.forecast.total <= budget
             if fits and (budget - made) * SPARE <= plan.forecast.arena:
                 found = plan if found is None or made > found.budget else found
         found = self._sound(graph, found)
