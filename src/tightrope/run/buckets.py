@@ -193,7 +193,9 @@ class Buckets:
     def _find(self, args: Any, kwargs: Any) -> _Match | None:
         """What is kept of a call."""
         kept, tensors = self._look(), tensors_of(args, kwargs)
-        for form in kept.families() if kept is not None and tensors is not None else ():
+        if kept is None or tensors is None:
+            return None
+        for form in kept.families():
             sizes = form.sizes_of(tensors)
             if sizes is None:
                 continue
