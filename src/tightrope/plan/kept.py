@@ -78,12 +78,13 @@ class KeptPlans(PlanCache):
         """Find a plan of another process that fits, and was made for as many bytes, almost as many, or more.
 
         Processes hold a little more or less when they plan. As with the plans of one process, a plan does
-        where at most a 16th of its arena would be left free in vain.
+        where at most a 16th of its arena would be left free in vain, or where it runs every op once.
         """
         found, known = None, self._known(graph)
         for (name, made), plan in known.items() if graph_key(graph) in self._read_from_disk else ():
             fits = name == planner and plan.placed and plan.forecast.total <= budget
-            if fits and (budget - made) * SPARE <= plan.forecast.arena:
+            fastest = plan.forecast.ns <= plan.forecast.base_ns
+            if fits and (fastest or (budget - made) * SPARE <= plan.forecast.arena):
                 found = plan if found is None or made > found.budget else found
         found = self._sound(graph, found)
         return None if found is None else with_budget(found, budget)
