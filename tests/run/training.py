@@ -45,6 +45,7 @@ def digest(value: Any) -> str:
     """Hash type, shape and bits."""
     if not isinstance(value, Tensor):
         return repr(value)
+    value = value.to_local() if hasattr(value, "to_local") else value  # its shard, where it is divided
     raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{value.dtype}{tuple(value.shape)}{hashlib.blake2b(raw, digest_size=12).hexdigest()}"
 
