@@ -94,7 +94,7 @@ def draw(found: Sequence[Row], path: Path) -> None:
         raise TightropeError("nothing was measured that could be drawn.")
     style: Any = {"svg.hashsalt": "tightrope", "svg.fonttype": "none", "font.family": "sans-serif"}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(8, 4.8), layout="constrained")
+        figure = Figure(figsize=(8, 6), layout="constrained")
         axes = figure.add_subplot()
         for number, group in enumerate(dict.fromkeys(row["group"] for row in shown)):
             points = sorted((row["share"], row["ratio"]) for row in shown if row["group"] == group)
@@ -110,7 +110,7 @@ def draw(found: Sequence[Row], path: Path) -> None:
         axes.set_ylabel("time, as a multiple of eager's")
         axes.set_title(f"{found[0]['net']}: forward and backward on one CPU thread")
         axes.grid(visible=True, alpha=0.3)
-        axes.legend(frameon=False)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
@@ -118,8 +118,8 @@ _LABELS = {
     "eager": "eager",
     "per block": "checkpoint, first k blocks",
     "selective": "selective checkpoint, six policies",
-    "aot_eager": "torch.compile aot_eager, activation_memory_budget",
-    "inductor": "torch.compile Inductor, activation_memory_budget",
+    "aot_eager": "aot_eager, activation_memory_budget",
+    "inductor": "Inductor, activation_memory_budget",
     "L1": "tightrope, op by op",
     "L2": "tightrope, fused",
 }

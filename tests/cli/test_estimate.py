@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tightrope
+from tightrope.capture.alike import ShortProgram
+from tightrope.cli import estimate
 from tightrope.cli.estimate import OPTIMIZERS, Asked, Step, describe
 from tightrope.cli.machines import find_machine, names
 from tightrope.cli.sizes import largest, resized
-from tightrope.cli.target import build
+from tightrope.cli.target import Built, build, capture_target
 from tightrope.cli.ways import largest_that_fits, machines_for, smallest_machines, ways_out
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.price.table import price_graph
@@ -100,7 +102,46 @@ def test_a_size_that_cannot_be_had_ends_the_search_and_says_why() -> None:
             raise TightropeError("the table has 7 rows")
         return size
 
-    assert largest(need, 100, 3) == (7, "the table has 7 rows")
+    assert largest(need, 100, 3) == (7, "8 cannot be had: the table has 7 rows")
+
+
+def test_a_model_of_one_size_is_called_with_one_more_and_no_other() -> None:
+    seen = []
+
+    def need(size: int) -> int:
+        seen.append(size)
+        if size != 16:
+            raise TightropeError("only 16 rows will do")
+        return size
+
+    assert largest(need, 100, 16) == (16, "17 cannot be had: only 16 rows will do")
+    assert seen == [16, 32, 17]
+    with pytest.raises(
+        TightropeError, match="a size of 16 needs 16 bytes, more than 10, and 8 cannot be had"
+    ):
+        largest(need, 10, 16)
+
+
+def test_measured_steps_of_equal_layers_are_those_of_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "deep.py"
+    file.write_text(WORDS.replace("range(3)", "range(8)"))
+    target = f"{file}:build"
+    found = Step(Asked(target), build(target))
+    calls: list[bool] = []
+
+    def whole(target: str, built: Built, *, short: bool = True) -> ShortProgram:
+        calls.append(short)
+        return capture_target(target, built, short=False)
+
+    monkeypatch.setattr(estimate, "capture_target", whole)
+    every = Step(Asked(target), build(target))
+    assert calls == [True]
+    assert found.graph.fingerprint == every.graph.fingerprint
+    assert found.measured
+    assert found.total() == every.total()
+    assert found.graph.base_ns == pytest.approx(every.graph.base_ns, rel=0.5)
 
 
 def test_a_model_on_meta_is_traced_as_on_the_cpu(words: Path) -> None:
@@ -215,11 +256,21 @@ def test_the_command_names_the_largest_length(words: Path) -> None:
     assert run(*command, "1KiB", "--largest", "batch").code == 3
 
 
+def test_no_step_is_recorded_without_values(words: Path, tmp_path: Path) -> None:
+    done = run("record", f"{words}:meta", "-o", tmp_path / "run.trace")
+    assert done.code == 2
+    assert "lie on the meta device, so no step can run" in done.err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--largest", "batch", "--batch", "1,2"), "give one or the other"),
         (("--seq", "0"), "seq '0'"),
+        (("--batch", str(10**15)), "batch '1000000000000000' is too large: give sizes of at most 2147483647"),
+        (("--batch", "1," + 5000 * "9"), "is too large"),
+        (("--batch", "2147483647"), "batch 2147483647: the inputs alone would take"),
         (("--largest", "batch", "--budget", "80%"), "give bytes"),
     ],
 )

@@ -1,7 +1,7 @@
 """Training loops as people own them, each for a plain model and for one under a budget."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -86,6 +87,26 @@ class Task:
         return tightrope.compile(model, budget=self.budget, progress=False)
 
 
+def sharded(model: nn.Module, *, blocks: bool) -> nn.Module:
+    """Divide a model among the processes, as a whole or block by block."""
+    if blocks:
+        (layers,) = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+        for layer in layers:
+            fully_shard(layer)
+    return fully_shard(model)
+
+
+@contextmanager
+def gradients_stay(model: Any, *, more: bool) -> Iterator[None]:
+    """Leave sums over processes to the last batch of an update."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(not more)
+        yield
+    else:
+        with model.no_sync() if more and hasattr(model, "no_sync") else nullcontext():
+            yield
+
+
 def plain(
     task: Task, *, by_name: bool = False, wrap: Callable[[Any], Any] = lambda model: model
 ) -> nn.Module:
@@ -93,7 +114,7 @@ def plain(
     optimizer = torch.optim.AdamW(model.parameters())
     for number, batch in enumerate(task.data(), 1):
         more = number % task.num_micro > 0
-        with model.no_sync() if more and hasattr(model, "no_sync") else nullcontext():
+        with gradients_stay(model, more=more):
             with task.autocast:
                 loss = model(**batch)["loss"]
             task.see(loss)

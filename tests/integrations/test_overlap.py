@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tightrope
 from tests.run.training import Seen, budget_for, built, held, play
 from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
 from tightrope.run.running import Running
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -78,6 +79,33 @@ def share_that_came(model: nn.Module) -> float:
     return at_end[-1] / sum(came)
 
 
+def fused(rank: int, folder: str) -> None:
+    """Compiled stretches, announced: near plain torch, and the same bits in both processes."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    with accounts().unlimited():
+        plain = DistributedDataParallel(built(Layers))
+        loop(plain, Seen())
+    model = built(Layers)
+    budget = budget_for(model, (batch(0),), share=0.5) + (16 << 20)
+    tightrope.compile(model, budget=budget, progress=False, fuse=True)
+    parallel = DistributedDataParallel(model)
+    see = Seen()
+    loop(parallel, see)
+    for wanted, got in zip(plain.parameters(), parallel.parameters(), strict=True):
+        torch.testing.assert_close(got, wanted)
+    share = share_that_came(parallel)
+    calls = compiled_of(model).calls
+    assert tightrope.report(model).level in ("L1", "L2")  # where nothing is faster fused
+    assert 0 < calls.observed_charged <= calls.budget
+    assert calls.num_divergences == 0
+    see.bits.clear()
+    see(*parallel.parameters())
+    num_stretches = len(compiled_of(model).calls.recent[0].prepared.plan.stretches)
+    Path(folder, f"{rank}.json").write_text(json.dumps([share, num_stretches, see.bits]))
+    distributed.destroy_process_group()
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -111,3 +139,11 @@ def test_most_bytes_come_before_the_end_and_are_those_of_eager(tmp_path: Path) -
             assert equal
             assert share >= 0.8
             assert as_forecast
+
+
+@pytest.mark.slow
+def test_fused_backwards_send_as_early_and_leave_all_processes_the_same(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(fused, args=(str(tmp_path),), nprocs=2)
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert one[2] == other[2]
+    assert min(one[0], other[0]) >= 0.8

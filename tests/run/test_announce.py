@@ -18,6 +18,8 @@ from tightrope.capture._torch import reset_dynamo
 from tightrope.core import TightropeError
 from tightrope.record import record_run
 from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
+from tightrope.run.contest import Contest
 
 WIDTH = 192
 """Six weights of 144 KiB: each is a group."""
@@ -226,6 +228,48 @@ def test_a_backward_that_stopped_in_the_middle_leaves_nothing_behind() -> None:
     reset_dynamo()
     gc.collect()
     assert gone() is None
+
+
+class Mixer(nn.Module):
+    """What runs faster fused: GELU by its formula, layer norm, a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(self.norm(x))
+        y = 0.5 * y * (1.0 + torch.tanh(0.8 * (y + 0.04 * y.pow(3))))
+        return x + self.down(y) * 0.9
+
+
+@pytest.mark.slow  # it compiles
+def test_fused_plans_announce_the_gradients_that_they_give_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Contest, "_note", lambda _: None)  # fused from first to last
+    found, moments = [], []
+    for together in (False, True):
+        with monkeypatch.context() as patched:
+            if not together:
+                patched.setattr(announce, "_trains_together", lambda: False)
+            model = built(lambda: nn.Sequential(Mixer(), Mixer(), Mixer()))
+            budget = budget_for(model, (data(1)[0][0],)) + (4 << 20)
+            tightrope.compile(model, budget=budget, fuse=True, progress=False)
+            moments.append(watched(model, allocations))
+            found.append(play(model, plain) + play(model, accumulated))
+            calls = compiled_of(model).calls
+            assert tightrope.report(model).level == "L2"
+            assert 0 < calls.observed_charged <= calls.budget
+            assert calls.num_divergences == 0
+            report = tightrope.report(model)
+            assert report.observed_peak == report.forecast_peak
+            assert calls.recent[0].prepared.plan.stretches
+        del model
+        gc.collect()
+    assert found[0] == found[1]
+    num = len(moments[0]) // 12
+    at_once, one_by_one = (len(set(counts[-num:])) for counts in moments)
+    assert at_once == 1
+    assert one_by_one >= 6
 
 
 def test_a_step_that_is_recorded_announces_nothing() -> None:

@@ -41,7 +41,7 @@ def test_the_faster_form_goes_on(fused_ns: int, plain_ns: int) -> None:
     assert {id(contest.next(lambda _: True)) for _ in range(3)} == {id(best)}
     said = f"{fused_ns} ns a step fused, {plain_ns} ns op by op, in turns"
     assert fused.proof.contest == said
-    assert plain.proof.unfused == f"slower, {said}"
+    assert plain.proof.lost == f"not fused: slower, {said}"
     assert said in str(fused.proof)
 
 
@@ -58,7 +58,7 @@ def test_the_other_form_is_made_once_it_is_its_turn() -> None:
         run(contest.next(lambda _: True))
         assert not made
     assert contest.next(lambda _: True) is made[0]
-    assert "until it is known" in made[0].proof.unfused
+    assert "until it is known" in made[0].proof.lost
 
 
 def test_without_room_for_the_other_form_the_fused_one_runs() -> None:

@@ -1,13 +1,15 @@
 """The file that pages go to: what comes back, where it lies, what it costs, and what its system refuses."""
 
 import gc
+import importlib.util
+import os
 import resource
 from pathlib import Path
 
 import pytest
 import torch
 
-from tightrope.core import PagingError
+from tightrope.core import PagingError, TightropeError
 from tightrope.run.page_file import BLOCK, PageFile
 
 
@@ -84,3 +86,16 @@ def test_the_tier_is_measured_and_has_room(tmp_path: Path) -> None:
     assert 0 < tier.latency < 1
     assert 0 < tier.bytes < 2**60
     assert (tier.alignment, tier.engines) == (BLOCK, 1)
+
+
+@pytest.mark.parametrize("name", ["preadv", "posix_fallocate", "statvfs"])
+def test_a_system_without_what_pages_need_is_told_so(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, name)
+    spec = importlib.util.find_spec("tightrope.run.page_file")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))  # can be imported all the same
+    with pytest.raises(TightropeError, match=f"Python lacks os.{name}, which pages need"):
+        PageFile(tmp_path)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tightrope.record.planned import record_run
 from tightrope.run import page_file
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.contest import STEPS
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="nothing is enforced without a compiler")
 
@@ -75,6 +77,7 @@ def paging(
     beside: int = 0,
     recompute: bool = False,
     holds: int = 2**30,
+    contest: bool = False,
 ) -> nn.Module:
     """Compile a model to page on a disk that costs nothing, by default without recomputing anything."""
     model = built(build)
@@ -82,7 +85,7 @@ def paging(
     tightrope.compile(model, budget=budget, page_to=folder, machine=fast(holds))
     pages = compiled_of(model).settings.pages
     assert pages is not None
-    pages.knobs = PagingKnobs(recompute=recompute, moves=5_000)
+    pages.knobs, pages.contest = PagingKnobs(recompute=recompute, moves=5_000), contest
     return model
 
 
@@ -200,6 +203,33 @@ def test_after_every_fault_the_state_is_as_it_was_and_the_next_step_is_right(
         right_step()
     assert tightrope.report(model).divergences == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_pages_are_slower_than_promised_steps_go_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(fd: int, buffers: list[memoryview], offset: int) -> int:
+        time.sleep(0.01)
+        return os.preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(page_file, "preadv", slow)
+    plain = built(deep)
+    plain(batch()).square().mean().backward()
+    expected = [digest(one.grad) for one in plain.parameters()]
+    del plain
+    gc.collect()
+    model = paging(deep, tmp_path, recompute=True, contest=True)
+    for number in range(STEPS + 1):
+        model.zero_grad()
+        model(batch()).square().mean().backward()
+        assert [digest(one.grad) for one in model.parameters()] == expected, number
+        if number == 0:
+            assert num_pages(model) >= 3
+    assert num_pages(model) == 0
+    report = tightrope.report(model)
+    assert report.why.startswith("not paged: slower, ")
+    assert " a step with pages, " in report.why
+    assert report.observed_total <= report.budget
 
 
 def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:

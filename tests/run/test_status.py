@@ -1,11 +1,13 @@
 """What a reader of standard error sees while something takes long."""
 
 import re
+import time
 
 import pytest
 import torch
 
 import tightrope
+from tightrope.run import status
 from tightrope.run.accounts import accounts
 from tightrope.run.status import StatusLine
 
@@ -67,3 +69,18 @@ def test_on_a_terminal_the_line_stands_when_planning_is_over(capsys: pytest.Capt
     with StatusLine(shown=True).planning(2**20, "first plan"):
         assert "first plan" not in capsys.readouterr().err
     assert "(first plan) ... 0.0" in capsys.readouterr().err
+
+
+def test_a_task_is_named_once_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "_PATIENCE", 0.05)
+    with StatusLine().slow("building"):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "tightrope: building ...\n"
+    monkeypatch.setattr(status, "_PATIENCE", 60.0)
+    with StatusLine().slow("building"):
+        pass
+    with StatusLine(shown=False).slow("building"):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == ""

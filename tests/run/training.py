@@ -45,6 +45,7 @@ def digest(value: Any) -> str:
     """Hash type, shape and bits."""
     if not isinstance(value, Tensor):
         return repr(value)
+    value = value.to_local() if hasattr(value, "to_local") else value  # its shard, where it is divided
     raw = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{value.dtype}{tuple(value.shape)}{hashlib.blake2b(raw, digest_size=12).hexdigest()}"
 
@@ -175,3 +176,24 @@ def batches(number: int, *, size: int = 1024, width: int = 32, seed: int = 11) -
 def _batch(size: int, width: int, seed: int, position: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 * seed + position)
     return torch.randn(size, width, generator=generator), torch.randint(4, (size,), generator=generator)
+
+
+@torch.library.custom_op("tightrope_tests::turned", mutates_args=())
+def turned(x: Tensor) -> Tensor:
+    """Copy, with the last two dimensions in the other order in memory; its shape function says contiguous."""
+    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+turned.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+turned.register_autograd(lambda _context, gradient: gradient.clone())
+
+
+def trains_as(plain: nn.Module, model: nn.Module, rows: Tensor) -> None:
+    """Two steps of both give the same gradients and buffers."""
+    for _ in range(2):
+        for one in (plain, model):
+            one.zero_grad()
+            one(rows).backward()
+        pairs = zip(plain.parameters(), model.parameters(), strict=True)
+        assert all(torch.equal(one.grad, other.grad) for one, other in pairs)  # type: ignore[arg-type]
+        assert all(map(torch.equal, plain.buffers(), model.buffers()))

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.fx
 
+from tightrope.capture._norms import norms_laid_out
 from tightrope.core import CaptureError
 
 _DECOMPOSED: Final = frozenset(
@@ -139,6 +140,7 @@ def _taught() -> Iterator[None]:
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
         for kind, table in _known_branches():
             stack.enter_context(patch.object(kind, "dispatch_table", table))
+        stack.enter_context(norms_laid_out())
         stack.enter_context(_without_logs())
         yield
 
@@ -383,7 +385,8 @@ def eager_kernels() -> Iterator[None]:
         for name in _RECURRENT:
             op = getattr(torch.ops.aten, name).input
             op.py_kernels.update(dict.fromkeys(keys, partial(_recurrent, op)))
-        yield
+        with norms_laid_out():
+            yield
     finally:
         for op, kernels in taken:
             op.py_kernels.update(kernels)

@@ -1,4 +1,4 @@
-"""The place that knows torch's private names, with `_eager`, `_inductor` and `_sizes` beside it.
+"""The place that knows torch's private names, with `_eager`, `_norms`, `_inductor` and `_sizes` beside it.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
@@ -50,6 +50,7 @@ PROBES: dict[str, str] = {
     "dispatch mode": "torch.utils._python_dispatch.TorchDispatchMode",
     "trees": "torch.utils._pytree.tree_map_only",
     "decompositions": "torch._decomp.decompositions",
+    "shapes by decomposition": "torch._decomp.decomposition_table",
     "references": "torch._refs.nn.functional",
     "backward outside autocast": "torch._functorch.config.backward_pass_autocast",
     "recurrent layers": "torch._dynamo.config.allow_rnn",

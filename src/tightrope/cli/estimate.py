@@ -3,20 +3,34 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from tightrope.capture import Program, measured
+from tightrope.capture.alike import ShortProgram
 from tightrope.cli.sizes import Axis, resized, size_of
 from tightrope.cli.target import Built, build, capture_target, is_on_meta
-from tightrope.core import Buffer, Bytes, Graph, InfeasibleError, Machine, Plan, TightropeError, parse_bytes
+from tightrope.core import (
+    Buffer,
+    Bytes,
+    Graph,
+    InfeasibleError,
+    Machine,
+    Plan,
+    TightropeError,
+    format_bytes,
+    parse_bytes,
+)
+from tightrope.core.units import shown
 from tightrope.lower import lower, timeline, with_writes
+from tightrope.lower.lengthen import Gone, lengthened
 from tightrope.plan import base_schedule, lower_bound, solve
 from tightrope.price import price_graph
 from tightrope.run.accounts import accounts
 from tightrope.run.floor import Floor, floor_of
 from tightrope.run.foresee import NO_UPDATE, Foresight, UpdateBytes
+from tightrope.run.status import StatusLine
 
 _NUM_SHOWN = 20
 _MANY_OPS = 2000
@@ -76,18 +90,21 @@ class Step:
 
     def __init__(self, asked: Asked, built: Built) -> None:
         self.asked, self.built = asked, built
-        program, real = capture_target(asked.target, built)
-        self.program = program
+        with StatusLine().slow(f"capturing the step of {shown(asked.target)}"):
+            found = _graphs(asked, capture_target(asked.target, built))
+            if found is None:
+                found = _graphs(asked, capture_target(asked.target, built, short=False))
+        assert found is not None, "a program without a gap has a graph"
+        self.captured, self.graph, program, self.measured = found
         self.parameters = [p for p in built.model.parameters() if p.requires_grad and program.has_backward]
         self.sizes = [parameter.untyped_storage().nbytes() for parameter in self.parameters]
-        self.measured = asked.machine is None and not is_on_meta(real)
-        self.graph = _priced(program, real, asked.on, self.measured)
         self.update = self.update_of(asked.optimizer)
 
     @cached_property
     def floor(self) -> Floor:
         """The smallest plan and what stands beside it."""
-        return floor_of(self.graph, self.sizes, self.update)
+        with StatusLine().slow("looking for the smallest plan"):
+            return floor_of(self.graph, self.sizes, self.update)
 
     @property
     def seconds(self) -> float | None:
@@ -139,21 +156,42 @@ class Step:
             return None
         try:
             # a proof of the time can take several times the search; nobody asked for one
-            return solve(
-                self.graph,
-                budget=floor.left(limit),
-                machine=self.asked.machine,
-                seconds=self.seconds,
-                bound=False if self.seconds else None,
-            )
+            with StatusLine().slow(f"looking for a plan for {format_bytes(limit)}"):
+                return solve(
+                    self.graph,
+                    budget=floor.left(limit),
+                    machine=self.asked.machine,
+                    seconds=self.seconds,
+                    bound=False if self.seconds else None,
+                )
         except InfeasibleError:
             return None
 
 
-def _priced(program: Program, real: list[Any], machine: Machine, here: bool) -> Graph:
-    if here:
-        return measured(program, real, accounts().allocator).graph
-    return with_writes(price_graph(program.graph, machine))
+class _Graphs(NamedTuple):
+    """A step as captured and with prices, its program, and whether ops were measured."""
+
+    captured: Graph
+    priced: Graph
+    program: Program
+    measured: bool
+
+
+def _graphs(asked: Asked, found: ShortProgram) -> _Graphs | None:
+    """Price a captured step; None where the layers that were left out cannot be put back."""
+    program, real, gone = found
+    here = asked.machine is None and not is_on_meta(real)
+    whole = _whole(program.graph, gone)
+    if whole is None:
+        return None
+    if not here:
+        return _Graphs(whole, with_writes(price_graph(whole, asked.on)), program, here)
+    priced = _whole(measured(program, real, accounts().allocator).graph, gone)
+    return None if priced is None else _Graphs(whole, with_writes(priced), program, here)
+
+
+def _whole(graph: Graph, gone: Gone | None) -> Graph | None:
+    return graph if gone is None else lengthened(graph, gone)
 
 
 def steps_of(asked: Asked, batches: Sequence[int] = (), lengths: Sequence[int] = ()) -> Iterator[Step]:
@@ -163,7 +201,8 @@ def steps_of(asked: Asked, batches: Sequence[int] = (), lengths: Sequence[int] =
         TightropeError: the step cannot be captured, or an argument cannot be read.
     """
     asked.check()
-    built = build(asked.target)
+    with StatusLine().slow(f"building the model of {shown(asked.target)}"):
+        built = build(asked.target)
     wanted: tuple[tuple[Axis, Sequence[int]], ...] = (("batch", batches), ("seq", lengths))
     calls = [built]
     for axis, sizes in wanted:

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from tightrope.cli.sound import Sound
-from tightrope.cli.target import Built
+from tightrope.cli.target import Built, is_on_meta
 from tightrope.core import Graph, Plan, TightropeError, Trace
 from tightrope.core.units import shown
 from tightrope.record import Recording, record_eager, record_run
@@ -74,9 +74,15 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
     The trace is that of the last one, with the times of the others that ran the same ops.
 
     Raises:
-        TightropeError: the forward does not return the loss, or the plan cannot be run for this model.
+        TightropeError: the forward does not return the loss, the plan cannot be run for this model, or there
+            are no values to run on.
     """
     model: Any = built.model
+    if is_on_meta([*model.parameters(), *model.buffers(), *built.args, *built.kwargs.values()]):
+        raise TightropeError(
+            f"{type(model).__name__} or its inputs lie on the meta device, so no step can run: build them "
+            "with values to record one. Without values, tightrope estimate sizes it."
+        )
 
     def step() -> None:
         model.zero_grad(set_to_none=True)

@@ -6,12 +6,15 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 
 from tightrope.cli.target import Built
-from tightrope.core import Bytes, TightropeError
+from tightrope.core import Bytes, Machine, TightropeError, format_bytes
 
 Axis = Literal["batch", "seq"]
 _MOST_SIZES = 64
 _LARGEST = 2**20
 """Sizes beyond are not tried."""
+_MOST, _DIGITS = 2**31 - 1, 10
+"""The largest size that can be asked for."""
+_MOST_ELEMENTS = 2**62
 _DIMENSIONS: Final[dict[Axis, tuple[int, range]]] = {"batch": (0, range(1, 65)), "seq": (1, range(2, 4))}
 """The dimension that has the size, and numbers of dimensions of the tensors that are resized."""
 
@@ -38,10 +41,12 @@ def parse_sizes(option: Axis, text: str) -> tuple[int, ...]:
     (1, 2, 4)
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**31 for part in parts):
+    if not all(part.isascii() and part.isdigit() and part.strip("0") for part in parts):
         raise TightropeError(
             f"{option} {text[:64]!r}: write sizes, at least 1 each, as in --{option} 1,2,4,8."
         )
+    if large := [part for part in parts if len(part) > _DIGITS or int(part) > _MOST]:
+        raise TightropeError(f"{option} {large[0][:64]!r} is too large: give sizes of at most {_MOST}.")
     if len(parts) > _MOST_SIZES:
         raise TightropeError(f"{len(parts)} sizes after --{option}: give at most {_MOST_SIZES}.")
     return tuple(int(part) for part in parts)
@@ -63,7 +68,7 @@ def resized(built: Built, axis: Axis, wanted: int) -> Built:
     """Make the same call with inputs of another size: parts of them are left out, or repeated.
 
     Raises:
-        TightropeError: no input has such a dimension.
+        TightropeError: no input has such a dimension, or its memory does not hold inputs of that size.
     """
     size, (dimension, counts) = size_of(built, axis), _DIMENSIONS[axis]
     if not size:
@@ -73,6 +78,7 @@ def resized(built: Built, axis: Axis, wanted: int) -> Built:
         }
         raise TightropeError(f"--{axis} needs {what[axis]}.")
 
+    _check_memory(built, axis, wanted, size)
     made: dict[int, Any] = {}
 
     def other(value: Any) -> Any:
@@ -90,16 +96,37 @@ def resized(built: Built, axis: Axis, wanted: int) -> Built:
     return Built(built.model, tuple(map(other, built.args)), kwargs)
 
 
+def _check_memory(built: Built, axis: Axis, wanted: int, size: int) -> None:
+    """Refuse inputs that this machine could not make; those of the meta device take no memory."""
+    tensors = list(_sized(built, axis))
+    bytes_ = sum(t.numel() // size * wanted * t.itemsize for t in tensors if t.device.type == "cpu")
+    memory = Machine.here().tiers[0].bytes
+    if bytes_ > memory:
+        raise TightropeError(
+            f"{axis} {wanted}: the inputs alone would take {format_bytes(bytes_)}, and this machine has "
+            f"{format_bytes(memory)}: give a smaller one, or let the function build everything on the meta "
+            "device."
+        )
+    if any(t.numel() // size * wanted > _MOST_ELEMENTS for t in tensors):
+        raise TightropeError(
+            f"{axis} {wanted}: an input would have more than 2^62 elements: give a smaller one."
+        )
+
+
 def largest(need: Callable[[int], Bytes], limit: Bytes, start: int) -> Largest:
     """Find the largest size that needs at most ``limit`` bytes; the next one was seen to need more.
 
     Bytes are taken to grow with the size. The next size to try is read off a line through two known ones,
-    and every third time halfway between them.
+    and every third time halfway between them. Where twice the first size cannot be had, and one more cannot
+    either, the model is taken to have one size alone.
 
     Args:
         need: bytes that a size needs; raises `TightropeError` where it cannot be had.
         limit: bytes.
         start: a size that can be had.
+
+    Raises:
+        TightropeError: the first size does not fit, and a smaller one cannot be had.
 
     >>> largest(lambda size: 100 + 7 * size, 170, 3)
     Largest(size=10, stopped='')
@@ -112,15 +139,22 @@ def largest(need: Callable[[int], Bytes], limit: Bytes, start: int) -> Largest:
             needs[size] = need(size)
             fits, why = needs[size] <= limit, ""
         except TightropeError as error:
-            if size <= start:
+            if size == start:
                 raise
-            fits, why = False, str(error)
+            if size < start:
+                raise TightropeError(
+                    f"a size of {start} needs {needs[start]} bytes, more than {limit}, and {size} cannot be "
+                    f"had: {error}"
+                ) from error
+            fits, why = False, f"{size} cannot be had: {error}"
         if fits:
             low = size
         else:
             high, stopped = size, why
         tried += 1
-        if high > _LARGEST:
+        if why and low == start:  # is there any other size?
+            size = start + 1
+        elif high > _LARGEST:
             size = min(2 * low, _LARGEST)
         elif low in needs and high in needs and tried % 3:
             share = (limit - needs[low]) / max(1, needs[high] - needs[low])

@@ -17,6 +17,7 @@ import torch
 import typer
 
 from tightrope.capture import Program, capture_program, measured
+from tightrope.capture.alike import ShortProgram, capture_short
 from tightrope.capture.whole import tangent_shapes
 from tightrope.core import Graph, Machine, TightropeError
 from tightrope.formats import Source, read_source
@@ -102,26 +103,35 @@ def captured(target: str) -> tuple[Program, list[Any]]:
     Raises:
         TightropeError: it cannot be built, called, or captured as one graph.
     """
-    return capture_target(target, build(target))
+    program, real, _ = capture_target(target, build(target), short=False)
+    return program, real
 
 
-def capture_target(target: str, built: Built) -> tuple[Program, list[Any]]:
+def capture_target(target: str, built: Built, *, short: bool = True) -> ShortProgram:
     """Capture what ``target`` built on shapes alone.
+
+    Args:
+        target: for people.
+        built: by it.
+        short: whether layers may be left out that are equal to others.
 
     Raises:
         TightropeError: it cannot be called, or captured as one graph.
     """
     try:
-        program, real = capture_program(built.model, built.args, built.kwargs)
+        if short:
+            found = capture_short(built.model, built.args, built.kwargs)
+        else:
+            found = ShortProgram(*capture_program(built.model, built.args, built.kwargs), None)
     except TightropeError:
         raise
     except Exception as error:
         raise TightropeError(
             f"{target!r}: calling the model failed: {type(error).__name__}: {_first_line(error)}"
         ) from error
-    if note := _loss_note(program):
+    if note := _loss_note(found.program):
         typer.echo(f"note: {note}", err=True)
-    return program, real
+    return found
 
 
 def _loss_note(program: Program) -> str:

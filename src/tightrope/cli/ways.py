@@ -173,7 +173,7 @@ def _on(step: Step, machine: Machine) -> dict[str, Any]:
         "limit_bytes": limit,
         "fits": fits,
         "fits_with_a_plan": fits or step.floor.budget <= limit,
-        "estimated_seconds": with_writes(price_graph(step.program.graph, machine)).base_ns / 1e9,
+        "estimated_seconds": with_writes(price_graph(step.captured, machine)).base_ns / 1e9,
     }
 
 

@@ -21,7 +21,8 @@ from tightrope.capture.dynamo import make_backend
 from tightrope.core import TightropeError
 from tightrope.core.arguments import check_search
 from tightrope.run.asked import check_switches, check_verify, parse_budget
-from tightrope.run.compile import CompiledModel, host_of, note_graph
+from tightrope.run.by_name import note_graph
+from tightrope.run.compile import CompiledModel, host_of
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
 

@@ -16,7 +16,9 @@ Gaps        The order of first runs is fixed; no proof of optimality.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
 from tightrope.native.solvers.solver import NUM_RULES, Mode, Solver
@@ -44,6 +46,8 @@ _MANY_OPS = 2_000
 _LARGE_OPS, _FEW_RESTARTS = 400, 2
 """Graphs of more ops get at most so many restarts, and only while annealing gains. Their smallest plans are
 bisected from the proved floor, which finds other sets sooner, with moves as for so many ops."""
+_NEAR: Final = 256
+"""Peaks that differ by less than this part are not told apart by the greedy of large graphs."""
 _SLICE = 20_000
 """Moves between two looks at the clock: about 30 ms."""
 
@@ -191,28 +195,68 @@ def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
 
     Bisects the limit of the greedy under every score and anneals the bytes from the best set. Then the
     same with a greedy that recomputes from far back, below what that reached; and where gradients are
-    clipped by norm, with two passes.
+    clipped by norm, with two passes. Where layers repeat, a few of them say which score is the best, and
+    what is found for them is copied.
 
     Returns:
         The improvements found on the way, smallest peak last; empty when recomputing saves nothing.
     """
+    return _shrunk(graph, options, from_far=len(graph.ops) <= _MANY_OPS).found
+
+
+class _Shrunk(NamedTuple):
+    """Sets with falling peaks, and the score of the greedy that gave the smallest; None = none did."""
+
+    found: tuple[tuple[Pair, ...], ...]
+    rule: int | None
+
+
+def _shrunk(graph: Graph, options: Options, *, from_far: bool) -> _Shrunk:
     model = build(graph)
     solver = open_solver(model, native=options.native)
     floor, large = max(lower_bound(graph)[0] - graph.persistent, 0), len(graph.ops) > _LARGE_OPS
+    few = _few_layers(graph, options) if large else _Shrunk((), None)
     found: list[tuple[Pair, ...]] = []
     least: tuple[Pair, ...] = ()
+    won: int | None = None
+    if few.found and _peak(solver, few.found[0]) < _peak(solver, ()):
+        found, least = [*few.found], few.found[0]
+        if _peak(solver, least) - floor <= floor // _NEAR:
+            return _Shrunk(tuple(found), few.rule)
     for far, heats in ((False, (0.3, 3.0)), (True, (0.3,))):
-        if far and len(graph.ops) > _MANY_OPS:
+        if far and not from_far:
             break
-        pairs = _lowest_greedy(solver, least, floor if far or large else 0, options.watch, far=far)
-        if pairs == least:
+        rules = range(FAR_RULES if far else NUM_RULES) if few.rule is None else (few.rule,)
+        pairs, rule = _lowest_greedy(
+            solver, least, floor if far or large else 0, options.watch, far=far, rules=rules
+        )
+        if pairs == least and not (few.found and not far):
             continue
-        found.append(pairs)
+        won = won if rule is None else rule
+        found += [pairs] if pairs != least else []
         least = pairs
+        if not from_far and _peak(solver, least) - floor <= floor // _NEAR:
+            break
         for restart, heat in enumerate(heats):
             least = _annealed_bytes(solver, model, least, options, seed=restart, heat=heat)
             found += [least] if least != found[-1] else []
-    return (*found, *_in_two_passes(graph, solver, model, least, options))
+    return _Shrunk((*found, *_in_two_passes(graph, solver, model, least, options)), won)
+
+
+def _few_layers(graph: Graph, options: Options) -> _Shrunk:
+    """Copy the smallest set of a few layers to all, where layers repeat; and say which score gave it."""
+    layers = find_layers(graph)
+    if layers is None:
+        return _Shrunk((), None)
+    short = shorten(graph, layers)
+    small = _shrunk(short.graph, options, from_far=False)
+    pairs = useful(graph, copy_pairs(short, small.found[-1])) if small.found else ()
+    return _Shrunk((pairs,) if pairs else (), small.rule)
+
+
+def _peak(solver: Solver | PythonSolver, pairs: tuple[Pair, ...]) -> Bytes:
+    solver.load(pairs)
+    return solver.state(0).peak
 
 
 def _in_two_passes(
@@ -226,10 +270,7 @@ def _in_two_passes(
     pairs = useful(graph, played_twice(graph, model, once[-1] if once else ()))
     for restart, heat in enumerate((0.3, 3.0)):
         pairs = _annealed_bytes(solver, model, pairs, options, seed=restart, heat=heat)
-    solver.load(known)
-    least = solver.state(0).peak
-    solver.load(pairs)
-    return [pairs] if solver.state(0).peak < least else []
+    return [pairs] if _peak(solver, pairs) < _peak(solver, known) else []
 
 
 def _annealed_bytes(
@@ -252,9 +293,15 @@ def _annealed_bytes(
 
 
 def _lowest_greedy(
-    solver: Solver | PythonSolver, pairs: tuple[Pair, ...], floor: Bytes, watch: Watch, *, far: bool
-) -> tuple[Pair, ...]:
-    """Find the greedy set with the smallest peak, if it is smaller than that of ``pairs``.
+    solver: Solver | PythonSolver,
+    pairs: tuple[Pair, ...],
+    floor: Bytes,
+    watch: Watch,
+    *,
+    far: bool,
+    rules: Iterable[int],
+) -> tuple[tuple[Pair, ...], int | None]:
+    """Find the greedy set with the smallest peak, if it is smaller than that of ``pairs``, and its score.
 
     Args:
         solver: of the graph.
@@ -262,20 +309,21 @@ def _lowest_greedy(
         floor: bytes below which there is no set.
         watch: clock.
         far: recompute from far back; with the two rules that look at time and bytes, as that is slow.
+        rules: scores to try.
     """
-    solver.load(pairs)
-    best, part = solver.state(0).peak, 64 if far else 256
-    for rule in range(FAR_RULES if far else NUM_RULES):
+    best, part = _peak(solver, pairs), 64 if far else _NEAR
+    won: int | None = None
+    for rule in rules:
         low, high = floor, best
         while high - low > max(64, high // part) and not watch.over:
             middle = (low + high) // 2
             solver.greedy(middle, rule, far=far)
             peak = solver.state(0).peak
             if peak < best:
-                best, pairs = peak, solver.pairs()
+                best, pairs, won = peak, solver.pairs(), rule
             low, high = (low, min(middle, peak)) if peak <= middle else (middle, high)
             watch.tell("looking for the smallest budget")
-    return pairs
+    return pairs, won
 
 
 def _moves(model: Model, options: Options, each: int) -> int:

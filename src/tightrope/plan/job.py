@@ -41,6 +41,8 @@ _CUTS: Final = 3
 _MANY_OPS: Final = 400
 """Larger graphs are searched in full once, and from there when the target moves."""
 _FEW_OPS: Final = 200
+_PLACED_OPS: Final = 2_000
+"""Of a graph of more ops, only the set with the smallest peak gets addresses."""
 _LEAST_GAIN: Final = 300
 """A search for less than this part of the time of a step of more ops than that is not worth its own."""
 
@@ -267,7 +269,8 @@ class Job:
 def smallest_plan(graph: Graph, machine: Machine | None, options: Options, *, placed: bool = True) -> Plan:
     """Find the plan with the fewest bytes that the search reaches; its budget is its own total."""
     plans: list[Plan] = []
-    for pairs in ((), *shrink(graph, options)):
+    sets = ((), *shrink(graph, options))
+    for pairs in sets[-1:] if len(graph.ops) > _PLACED_OPS else sets:
         name = label("anneal" if pairs else "given", options)
         schedule = expand(graph, useful(graph, pairs))
         plans.append(

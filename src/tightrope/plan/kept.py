@@ -75,18 +75,31 @@ class KeptPlans(PlanCache):
         return self._sound(graph, super().exact(graph, budget=budget, planner=planner, placed=placed))
 
     def close(self, graph: Graph, *, budget: Bytes, planner: str) -> Plan | None:
-        """Find a plan of another process that fits, and was made for as many bytes, almost as many, or more.
+        """Find a kept plan that does instead of a search at this budget, for a bucket of shapes.
 
-        Processes hold a little more or less when they plan. As with the plans of one process, a plan does
-        where at most a 16th of its arena would be left free in vain, or where it runs every op once.
+        Processes hold a little more or less when they plan. The fastest kept plan that fits does where one of
+        them was made for as many bytes, almost as many, or more, or runs every op once. *Almost*: of what was
+        added, at most a 16th of its arena would be left free in vain, as with the plans of one process.
+
+        Returns:
+            A judged plan of at most ``budget`` bytes. It keeps its bound on time where that holds at this
+            budget, else has that of running every op once. None = search.
         """
-        found, known = None, self._known(graph)
-        for (name, made), plan in known.items() if graph_key(graph) in self._read_from_disk else ():
-            fits = name == planner and plan.placed and plan.forecast.total <= budget
-            fastest = plan.forecast.ns <= plan.forecast.base_ns
-            if fits and (fastest or (budget - made) * SPARE <= plan.forecast.arena):
-                found = plan if found is None or made > found.budget else found
-        found = self._sound(graph, found)
+        known = self._known(graph)
+        if graph_key(graph) not in self._read_from_disk:
+            return None
+        fitting = [
+            plan
+            for (name, _), plan in known.items()
+            if name == planner and plan.placed and plan.forecast.total <= budget
+        ]
+        if not any(
+            plan.forecast.ns <= plan.forecast.base_ns or (budget - plan.budget) * SPARE <= plan.forecast.arena
+            for plan in fitting
+        ):
+            return None
+        fastest = min(fitting, key=lambda plan: (plan.forecast.ns, plan.forecast.total))
+        found = self._sound(graph, fastest)
         return None if found is None else with_budget(found, budget)
 
     def best(self, graph: Graph, *, budget: Bytes, placed: bool = True) -> Plan | None:

@@ -72,6 +72,11 @@ class Paced:
         """Of the latest run; None before the first."""
         return self._recent[-1][0] if self._recent else None
 
+    @property
+    def latest_wall_ns(self) -> Nanoseconds | None:
+        """Of the latest run, by the clock on the wall; None before the first."""
+        return self._recent[-1][1] if self._recent else None
+
     def found(self, *, clock: str) -> "StepTime":
         """Collect what is known of the time of this plan's steps."""
         latest = _LATEST.get(self._key)

@@ -247,7 +247,7 @@ class Buckets:
     def _lend(self, family: Family, sizes: Sizes, graph: Graph) -> int:
         """Take in a priced graph that was kept, which lends its plans, and is not run."""
         calls, program = self._calls, replace(family.program, graph=graph)
-        one = Captured(program, program, {}, why=f"bucket up to {family.text(sizes)}")
+        one = Captured(program, program, {}, why=f"bucket up to {family.text(sizes)}", lends=True)
         calls.captured.append(one)
         calls.accounts.hold_back(self._trusted, graph.hidden)
         calls.prospects.raise_share([one], waiting=False)
@@ -414,7 +414,7 @@ class Buckets:
         if sizes == largest:
             number = self._instead_of_kept(family, sizes, number)
         one = self._calls.captured[number]
-        one.nearest = near
+        one.nearest, one.lends = near, sizes == largest
         if sizes != largest:
             one.bucket, one.strict = family.served[largest], self._shapes is not None
         family.served[sizes], family.largest[sizes] = number, largest

@@ -73,7 +73,6 @@ class Calls:
         self.observed_charged: Bytes = 0
         self.num_steps = self.num_forwards = self.num_divergences = 0
         self._patterns = Patterns()
-        self._dropped: dict[Pattern, frozenset[tuple[int, int]]] = {}
         self._pending: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._running: Running | None = None
         self._turns: list[Turn] = []
@@ -121,7 +120,7 @@ class Calls:
 
     def unit(self, pattern: Pattern) -> Unit:
         """Find or make the unit of a pattern."""
-        return self.units.of(pattern, self._dropped.get(pattern, frozenset()))
+        return self.units.of(pattern, self._patterns.dropped(pattern))
 
     def last_unit(self, number: int) -> Unit | None:
         """The unit in which a graph, in its present form, runs alone, or with its own backward."""
@@ -465,7 +464,7 @@ class Calls:
         gaps, pattern = self._gaps, tuple(self._turns)
         if gaps is not None and self._whole and 2 * self._num_calls() == len(pattern) and pattern:
             if len(pattern) > 2:
-                self._dropped[pattern] = frozenset(gaps.dropped)
+                self._patterns.note_dropped(pattern, gaps.dropped)
             self._patterns.learn(pattern, free=all(running.was_free for running in self.recent))
             unit = self.unit(pattern)
             unit.headroom = unit.headroom.observe_peak(gaps.growth, gaps.held)

@@ -11,15 +11,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
 from tightrope.capture import _torch
 from tightrope.capture.api import check_model
-from tightrope.capture.dynamo import Runner, make_backend
+from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
@@ -37,10 +36,12 @@ from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
 from tightrope.run.runner import CompiledGraph
 from tightrope.run.shapes import Shape, Shapes, check_shapes
+from tightrope.run.sharded import WHY, InsideHooks, divided, refuse_divided
 from tightrope.run.state import state_of
 from tightrope.run.status import StatusLine
 from tightrope.run.uncalled import expect_call, note_call
 from tightrope.run.unit import Settings
+from tightrope.run.ways import Ways, ways_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _Call: TypeAlias = Callable[..., Any]
@@ -63,6 +64,7 @@ class CompiledModel:
         before_run: called with (this, number of the graph) and its arguments right before a forward runs.
         twin: the model as it is, where plans are compared with it.
         forget: makes Dynamo drop what it compiled for the model.
+        in_hooks: finds what calls the model where ``fully_shard`` divided it, and is the model's own.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class CompiledModel:
         self.in_pieces, self.num_graphs, self.num_new = False, 0, 0
         self.many_sizes = False
         self.replay: Replay | None = None
+        self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
@@ -103,7 +106,13 @@ class CompiledModel:
             self.replay.close()
         self.beside.close()
         self.calls.close()
+        self.run_plain()
         self.forget()
+
+    def run_plain(self) -> None:
+        """Let parts of the model run as they are."""
+        if (hooks := self.in_hooks()) is not None:
+            hooks.release()
 
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Take a captured graph in."""
@@ -134,6 +143,22 @@ class CompiledModel:
         """Hold the process to the budget, as far as it is known; where more is held, once a plan fits."""
         if self.calls.budget:
             self._lifted = not self.accounts.hold_if_possible(self, self.calls.budget, 0)
+
+    def divide(self, model: torch.nn.Module | None, inside: _Call) -> InsideHooks | None:
+        """Look whether ``fully_shard`` divided the model; then forwards run ``inside`` of its hooks."""
+        if model is None or not divided(model):
+            return None
+        if self.settings.verify == "eager":
+            refuse_divided(model, 'verify="eager"', 'Use verify="graph".')
+        if callable(self.settings.budget):
+            refuse_divided(model, "a budget in percent", "Give bytes: those of one process.")
+        if self.many_sizes:
+            self.one_size(WHY)
+        self.calls.prospects.future.follow(model.parameters())
+        hooks = InsideHooks(model, inside)
+        self.in_hooks = weakref.ref(hooks)
+        self.break_up(WHY)
+        return hooks
 
     def break_up(self, reason: str) -> None:
         """Try a sequence of graphs, because of ``reason``.
@@ -190,6 +215,7 @@ class CompiledModel:
             )  # fmt: skip
         self.calls.close()
         self.beside.close()
+        self.run_plain()
         self.accounts.hold(self, budget)  # where none is known to be enough, a refused request names the next
         self.replay = replay(budget=budget)
         self.level, self.why, self.in_pieces = "L0", reason, False
@@ -225,15 +251,8 @@ def _weakly(
 
 
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
-_BY_BACKEND: list[tuple["weakref.ref[CompiledModel]", list["weakref.ref[torch.Tensor]"]]] = []
 _WRAPPED: Final = ("module", "_orig_mod")
 """Where wrappers keep the model: DistributedDataParallel and its like, and `torch.compile`."""
-
-
-def note_graph(compiled: CompiledModel, parameters: Iterable[torch.Tensor]) -> None:
-    """Remember whose parameters a graph trains that came by way of ``torch.compile``'s backend."""
-    _BY_BACKEND[:] = [pair for pair in _BY_BACKEND if pair[0]() is not None]
-    _BY_BACKEND.append((weakref.ref(compiled), [weakref.ref(parameter) for parameter in parameters]))
 
 
 def compiled_of(model: torch.nn.Module) -> CompiledModel:
@@ -251,17 +270,6 @@ def compiled_of(model: torch.nn.Module) -> CompiledModel:
         f"this {type(model).__name__} was not compiled: call tightrope.compile(model, budget=...) first. "
         'After torch.compile(model, backend="tightrope"), run a training step first.'
     )
-
-
-def graphs_of(model: torch.nn.Module) -> list[CompiledModel]:
-    """Find what belongs to each graph of a model that ``torch.compile`` handed to the backend by name."""
-    mine = {id(parameter) for parameter in model.parameters()}
-    pairs = [(reference(), parameters) for reference, parameters in _BY_BACKEND]
-    return [
-        graph
-        for graph, parameters in pairs
-        if graph is not None and any(id(parameter()) in mine for parameter in parameters)
-    ]
 
 
 def compile(
@@ -335,7 +343,8 @@ def compile(
     compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
     _torch.ignore_logging()
     compiled.many_sizes = shapes is not None
-    ways = _ways(model, compiled)
+    ways = ways_of(model, host_of(weakref.ref(compiled)))
+    compiled.forget = ways.forget
     _take_over(model, compiled)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, ways)
     _COMPILED[model] = compiled
@@ -355,7 +364,7 @@ def _take_over(model: torch.nn.Module, compiled: CompiledModel) -> None:
         compiled.accounts.hold_if_possible(compiled, compiled.settings.budget, RESERVE)
 
 
-def host_of(reference: "weakref.ref[CompiledModel]") -> Callable[[Program, Sequence[Any]], Runner]:
+def host_of(reference: "weakref.ref[CompiledModel]") -> Host:
     """Reach the compiled model without keeping it alive: Dynamo remembers every backend for ever."""
 
     def host(program: Program, real: Sequence[Any]) -> Runner:
@@ -366,31 +375,7 @@ def host_of(reference: "weakref.ref[CompiledModel]") -> Callable[[Program, Seque
     return host
 
 
-class _Ways(NamedTuple):
-    """How a call may run: as one graph, as one for many sizes, as a sequence of graphs, as it is."""
-
-    whole: _Call
-    many: _Call
-    pieces: _Call
-    plain: _Call
-
-
-def _ways(model: torch.nn.Module, compiled: CompiledModel) -> _Ways:
-    backend = partial(make_backend, host_of(weakref.ref(compiled)), name=type(model).__name__)
-
-    def one_call(*args: Any, **kwargs: Any) -> Any:
-        # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
-        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    compiled.forget = _torch.own_code(one_call)
-    whole, many = (
-        torch.compile(one_call, backend=backend(foresee=True), fullgraph=True, dynamic=dynamic)
-        for dynamic in (False, True)
-    )
-    return _Ways(whole, many, torch.compile(one_call, backend=backend(), dynamic=False), one_call)
-
-
-def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: _Ways) -> Callable[..., Any]:
+def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: Ways) -> Callable[..., Any]:
     """Make what runs instead of the model's call: one graph, else a sequence of graphs, else level 0."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -407,7 +392,12 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             compiled.refused()
             raise
 
+    hooks: InsideHooks | None = None
+
     def steps(*args: Any, **kwargs: Any) -> Any:
+        nonlocal hooks
+        if not compiled.num_graphs and not compiled.in_pieces:
+            hooks = compiled.divide(model(), ways.inside)
         if not compiled.in_pieces:
             if compiled.many_sizes:
                 result, reason = for_many(args, kwargs)
@@ -457,9 +447,10 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         owner = model()
         assert owner is not None
         known, restore = compiled.num_graphs, state_of(owner)
-        if not compiled.calls.num_forwards:
+        if not compiled.calls.num_forwards and hooks is None:
             compiled.calls.prospects.rehearse(owner, args, kwargs)
-        result, reason = attempt(ways.pieces, args, kwargs, trial, compiled.beside.traced)
+        run = hooks or ways.pieces
+        result, reason = attempt(run, args, kwargs, trial, compiled.beside.traced)
         if not reason and not compiled.num_graphs:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:

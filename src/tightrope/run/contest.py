@@ -1,8 +1,10 @@
-"""Run a plan fused and op by op in turns, and go on with what is faster.
+"""Run two forms of a step in turns, and go on with what is faster.
 
 Idea        A stretch is chosen by its own time, taken on memory that it has just used. In a step, other
-            kernels use the caches before it, and what it makes lies elsewhere. So whole steps decide: both
-            forms of the plan run in blocks that take turns, and the fastest step of each is compared.
+            kernels use the caches before it, and what it makes lies elsewhere. How fast a disk is, and what
+            its copies take from the ops beside them, changes by the minute. So whole steps decide: a plan
+            fused and op by op, or a plan that pages and one that does not, run in blocks that take turns,
+            and the fastest step of each is compared.
 Guarantee   Both forms fit the budget, are judged, and are checked in their first run. What runs in the
             end was not slower in the steps that were timed.
 Complexity  `STEPS` steps, which train like any other; the first one of every block is not timed.
@@ -11,7 +13,7 @@ Gaps        What the caller does between the parts is not counted. Steps that ar
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from tightrope.core import Nanoseconds, format_time
 from tightrope.run.prepared import Prepared
@@ -21,21 +23,42 @@ STEPS: Final = 2 * (_BLOCKS * (1 + _TIMED) + 1)
 """Most steps of a contest: two kinds of blocks, and the first run of each form, which is checked."""
 
 
+class Forms(NamedTuple):
+    """What the two forms of a step are called.
+
+    Attributes:
+        first: what the one is that was planned, as in "12 ms a step fused".
+        other: and the other one.
+        lost: says in the report, before why, that the other one runs.
+        wall: whether waiting counts: steps are compared by the clock on the wall.
+    """
+
+    first: str
+    other: str
+    lost: str
+    wall: bool = False
+
+
+FUSED: Final = Forms("fused", "op by op", "not fused")
+PAGED: Final = Forms("with pages", "without pages", "not paged", wall=True)
+
+
 class Contest:
     """State of one contest.
 
     Args:
-        fused: what runs first.
-        plain: makes the same plan ready op by op; called once it is its turn.
+        first: what runs first.
+        other: makes the other form ready; called once it is its turn.
+        forms: what they are.
 
     Attributes:
         over: whether it is known which is faster.
     """
 
-    def __init__(self, fused: Prepared, plain: Callable[[], Prepared]) -> None:
-        self._fused, self._make = fused, plain
-        self._plain: Prepared | None = None
-        self._turn = fused
+    def __init__(self, first: Prepared, other: Callable[[], Prepared], forms: Forms = FUSED) -> None:
+        self._first, self._make, self._forms = first, other, forms
+        self._other: Prepared | None = None
+        self._turn = first
         self._seen = 0
         self._block: list[Nanoseconds] = []
         self._times: dict[bool, list[list[Nanoseconds]]] = {False: [], True: []}
@@ -45,39 +68,44 @@ class Contest:
         """Choose what runs next.
 
         Args:
-            fits: tells whether there is room for it now; the fused form is known to fit.
+            fits: tells whether there is room for it now; the first form is known to fit.
         """
         if not self.over:
             self._note()
-        if self._turn is not self._fused and not fits(self._turn):
-            return self._fused
+        if self._turn is not self._first and not fits(self._turn):
+            return self._first
         return self._turn
 
     def _note(self) -> None:
         times = self._turn.times
-        if times.num_runs == self._seen or times.latest_ns is None:
+        latest = times.latest_wall_ns if self._forms.wall else times.latest_ns
+        if times.num_runs == self._seen or latest is None:
             return
         self._seen = times.num_runs
-        self._block.append(times.latest_ns)
+        self._block.append(latest)
         if len(self._block) <= _TIMED:
             return
-        self._times[self._turn is self._fused].append(self._block[1:])
+        self._times[self._turn is self._first].append(self._block[1:])
         self._block = []
         if len(self._times[False]) == _BLOCKS:
             self._decide()
-        elif self._turn is self._fused:
-            if self._plain is None:
-                self._plain = self._make()
-                self._plain.proof.unfused = "in turns with the fused plan, until it is known which is faster"
-            self._turn = self._plain
+        elif self._turn is self._first:
+            if self._other is None:
+                self._other = self._make()
+                forms = self._forms
+                self._other.proof.lost = (
+                    f"{forms.lost}: in turns with the plan {forms.first}, until it is known which is faster"
+                )
+            self._turn = self._other
         else:
-            self._turn = self._fused
+            self._turn = self._first
         self._seen = self._turn.times.num_runs
 
     def _decide(self) -> None:
-        assert self._plain is not None
-        fused, plain = (min(map(min, self._times[which])) for which in (True, False))
-        self._turn, self.over = (self._plain if plain < fused else self._fused), True
-        said = f"{format_time(fused)} a step fused, {format_time(plain)} op by op, in turns"
-        self._fused.proof.contest = said
-        self._plain.proof.unfused = f"slower, {said}"
+        assert self._other is not None
+        first, other = (min(map(min, self._times[which])) for which in (True, False))
+        self._turn, self.over = (self._other if other < first else self._first), True
+        forms = self._forms
+        said = f"{format_time(first)} a step {forms.first}, {format_time(other)} {forms.other}, in turns"
+        self._first.proof.contest = said
+        self._other.proof.lost = f"{forms.lost}: slower, {said}"

@@ -22,6 +22,7 @@ from tightrope.capture._torch import real_tensors
 from tightrope.core import Bytes, round_up
 from tightrope.native.hook.allocator import Allocator
 from tightrope.run.pages import by_page
+from tightrope.run.sharded import bytes_of, local_part
 
 _KNOWN: Final = (
     "SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "Rprop", "ASGD", "Adafactor",
@@ -75,13 +76,17 @@ class Foresight:
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], allocator: Allocator | None) -> None:
-        self._parameters = {id(p): weakref.ref(p) for p in parameters}
         self._allocator = allocator
+        self.follow(parameters)
         self._found: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._looks = _LOOKS
-        self._complete_at: tuple[int, int] | None = None
         self._rates: dict[Any, _Rate] = {}
         self._begun: weakref.WeakKeyDictionary[torch.optim.Optimizer, Bytes] = weakref.WeakKeyDictionary()
+
+    def follow(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Look at these parameters from now on."""
+        self._parameters = {id(p): weakref.ref(p) for p in parameters}
+        self._complete_at: tuple[int, int] | None = None
 
     def _trained(self) -> list[torch.Tensor]:
         alive = (known() for known in self._parameters.values())
@@ -121,17 +126,17 @@ class Foresight:
         return sum(map(by_page, self._without_gradient()))
 
     def _without_gradient(self) -> list[Bytes]:
-        return [p.untyped_storage().nbytes() for p in self._trained() if p.grad is None]
+        return [bytes_of(p) for p in self._trained() if p.grad is None]
 
     @property
     def summed(self) -> Bytes:
         """Bytes of all gradients of one backward, while autograd adds those of another one to them."""
-        return sum(by_page(p.untyped_storage().nbytes()) for p in self._trained()) + self.largest
+        return sum(by_page(bytes_of(p)) for p in self._trained()) + self.largest
 
     @property
     def largest(self) -> Bytes:
         """Bytes of the largest gradient, by page."""
-        return max((by_page(p.untyped_storage().nbytes()) for p in self._trained()), default=0)
+        return max((by_page(bytes_of(p)) for p in self._trained()), default=0)
 
     def left_after_one(self, forwards: Iterable[Bytes | None]) -> Bytes:
         """Bytes that the backward of one of some forwards leaves, while another one's gradients are added.
@@ -154,7 +159,7 @@ class Foresight:
 
     def assumed(self) -> UpdateBytes:
         """What AdamW would take for the parameters."""
-        return assumed_update([p.untyped_storage().nbytes() for p in self._trained()])
+        return assumed_update([bytes_of(p) for p in self._trained()])
 
     def update(self) -> UpdateBytes:
         """What the known optimizers take, one after another."""
@@ -188,7 +193,7 @@ class Foresight:
             for parameter in group["params"]:
                 if not parameter.requires_grad:
                     continue
-                size = round_up(parameter.untyped_storage().nbytes())
+                size = round_up(bytes_of(parameter))
                 rate = self._rate(optimizer, group, parameter)
                 known = rate.left * (size - before) if every else 0.0
                 sizes.append(int(rate.beside * size - known) + rate.small_beside)
@@ -201,7 +206,7 @@ class Foresight:
     def _history(self, optimizer: torch.optim.LBFGS) -> Bytes:
         """Bytes that LBFGS will hold while it calls its closure, and does not hold yet."""
         (group,) = optimizer.param_groups
-        whole = round_up(sum(p.numel() * p.itemsize for p in group["params"]))
+        whole = round_up(sum(local_part(p).numel() * p.itemsize for p in group["params"]))
         copies = 2 * int(group["history_size"]) + _COPIES + (_SEARCHING if group["line_search_fn"] else 0)
         held = _held(optimizer)
         if self._allocator is not None and optimizer in self._begun:  # in locals of its step, too
@@ -241,7 +246,7 @@ def _is_number(value: object) -> bool:
 
 def _held(optimizer: torch.optim.Optimizer) -> Bytes:
     """Bytes of the tensors in an optimizer's state."""
-    return sum(round_up(t.untyped_storage().nbytes()) for t in tensors_in(list(optimizer.state.values())))
+    return sum(round_up(bytes_of(t)) for t in tensors_in(list(optimizer.state.values())))
 
 
 def _factors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Bytes:

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-from os import preadv, pwrite
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
@@ -48,6 +47,10 @@ _PIECE: Final[Bytes] = 1 << 20
 _COLUMNS: Final = 1024
 _TRIAL: Final[Bytes] = 32 << 20
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
+_NEEDED: Final = ("preadv", "pwrite", "posix_fallocate", "statvfs")
+"""Calls of the system, of which some systems lack one or all."""
+preadv: Any = getattr(os, "preadv", None)
+pwrite: Any = getattr(os, "pwrite", None)
 _NEXT: Final = "Weights and optimizer are as they were. See to the disk, or give page_to another one."
 
 
@@ -71,11 +74,18 @@ class PageFile:
         direct: whether transfers pass by the system's page cache.
 
     Raises:
-        TightropeError: there is no such folder, nothing can be written there, or it lies in memory itself.
+        TightropeError: there is no such folder, nothing can be written there, it lies in memory itself, or
+            the system lacks a call that pages need.
     """
 
     def __init__(self, folder: object) -> None:
         check_kind("page_to", folder, (str, Path), "the path of a folder on a disk")
+        if lacking := [name for name in _NEEDED if not hasattr(os, name)]:
+            raise TightropeError(
+                f"page_to={shown(str(folder))}: on this system ({sys.platform}) Python lacks "
+                f"{', '.join(f'os.{name}' for name in lacking)}, which pages need. Leave page_to out, or "
+                "train on Linux."
+            )
         self._folder = Path(str(folder))
         if not self._folder.is_dir():
             refuse_argument("page_to", folder, "the path of a folder that exists, on a disk")

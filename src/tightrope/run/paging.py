@@ -25,6 +25,7 @@ class Paging:
     Attributes:
         file: pages go there.
         knobs: of searches.
+        contest: run what pages and what does not in turns, and go on with what is faster.
 
     Raises:
         TightropeError: the folder will not do.
@@ -40,6 +41,7 @@ class Paging:
     ) -> None:
         self.file = PageFile(folder)
         self.knobs = RUN_KNOBS
+        self.contest = True
         self._asked, self._seed, self._seconds = machine, seed, seconds
         self._smallest: dict[str, Plan] = {}
 

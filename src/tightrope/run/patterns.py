@@ -5,6 +5,7 @@ captured graphs, in order. What followed the pattern before, and began with the 
 to follow again.
 """
 
+from collections.abc import Collection
 from typing import TypeAlias
 
 from tightrope.lower.join import Turn
@@ -34,6 +35,7 @@ class Patterns:
         self._last: Pattern = ()
         self._apart: set[Pattern] = set()
         self._free: set[Pattern] = set()
+        self._dropped: dict[Pattern, tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]] = {}
 
     def expected(self, graph: int) -> Pattern:
         """The pattern that a forward of a graph is expected to begin, if planning it as one can help.
@@ -57,6 +59,25 @@ class Patterns:
             return "no plan of all of them together fitted"
         gains_nothing = pattern in self._free and not self.together
         return "nothing is computed again, so one plan gains nothing" if gains_nothing else ""
+
+    def note_dropped(self, pattern: Pattern, gradients: Collection[tuple[int, int]]) -> None:
+        """Note gradients (call, output) that the caller let go of before the next turn of a pattern."""
+        now = frozenset(gradients)
+        self._dropped[pattern] = self._dropped.get(pattern, (now, now))[1], now
+
+    def dropped(self, pattern: Pattern) -> frozenset[tuple[int, int]]:
+        """The gradients of a pattern that need no room when they were handed over: dropped twice in a row.
+
+        Where every second step leaves sums to the next one, its gradients stay only then.
+
+        >>> known = Patterns()
+        >>> for dropped in ([(0, 0), (0, 1)], [(0, 1)]):
+        ...     known.note_dropped(single(0), dropped)
+        >>> known.dropped(single(0))
+        frozenset({(0, 1)})
+        """
+        before, last = self._dropped.get(pattern, (frozenset(), frozenset()))
+        return before & last
 
     def never_fits(self, pattern: Pattern) -> None:
         """Note that no plan of all calls of a pattern fits."""

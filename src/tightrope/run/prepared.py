@@ -49,10 +49,10 @@ class Proof:
         num_again: storages that it computes more than once.
         num_results: results whose layout was compared.
         reference: what it was compared with besides, in words.
-        unfused: why no stretch runs fused, where that was asked for.
+        lost: why no stretch runs fused, or nothing is paged, where that was asked for, in words.
         fused: how its fused stretches were compared with their ops, in words.
         num_chunks: in which a stretch of it runs; 0 = none does.
-        contest: what its steps took beside those of the same plan op by op, in words.
+        contest: what its steps took beside those of another form of the step, in words.
     """
 
     executable: str
@@ -66,7 +66,7 @@ class Proof:
     num_results: int = 0
     reference: str = ""
     fused: str = ""
-    unfused: str = ""
+    lost: str = ""
     num_chunks: int = 0
     contest: str = ""
 

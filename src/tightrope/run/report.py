@@ -13,8 +13,9 @@ from tightrope.native.kernels import batch_norm
 from tightrope.price import StepTime, summed
 from tightrope.run.accounts import accounts
 from tightrope.run.buckets import Bucket
+from tightrope.run.by_name import graphs_of
 from tightrope.run.calls import Calls
-from tightrope.run.compile import CompiledModel, compiled_of, graphs_of
+from tightrope.run.compile import CompiledModel, compiled_of
 from tightrope.run.drawing import drawn
 from tightrope.run.prepared import Proof
 from tightrope.run.replay import Replay
@@ -388,7 +389,7 @@ def _running_report(calls: Calls, running: Running) -> Report:
     )
     return Report(
         level="L2" if plan.stretches else "L1",
-        why=f"not fused: {prepared.proof.unfused}" if prepared.proof.unfused else "",
+        why=prepared.proof.lost,
         enforced=calls.accounts.allocator is not None,
         budget=calls.budget,
         persistent=running.held,

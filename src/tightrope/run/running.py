@@ -27,6 +27,7 @@ from tightrope.run.emit import Code
 from tightrope.run.pages import freed_by
 from tightrope.run.prepared import Prepared, Span
 from tightrope.run.reference import Reference
+from tightrope.run.sharded import shard_of
 
 _Result = TypeVar("_Result")
 
@@ -206,7 +207,8 @@ class Pending:
 _CHANGED = (
     "a tensor that the backward needs (a parameter, an input or an output of the model) was changed in place "
     "between forward and backward, or given other memory, as by model.bfloat16(): do so after the backward, "
-    "or change a clone."
+    "or change a clone. fully_shard gives parameters other memory too: there call tightrope.compile(model, "
+    "budget=...) in place of torch.compile."
 )
 
 
@@ -459,5 +461,11 @@ def _next(groups: Iterator[list[Any]]) -> list[Any]:
 
 
 def version_of(tensor: Any) -> tuple[int, int]:
-    """The version of a tensor, which rises with every change in place, and where its memory is."""
-    return (int(tensor._version), tensor.data_ptr()) if isinstance(tensor, torch.Tensor) else (0, 0)
+    """The version of a tensor, which rises with every change in place, and where its memory is.
+
+    The memory of a gathered parameter comes and goes: instead, the version of the shard that it is made of.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return 0, 0
+    shard = shard_of(tensor)
+    return int(tensor._version), tensor.data_ptr() if shard is None else int(shard._version)

@@ -136,12 +136,13 @@ def _snapshot(what: Any, given: Sequence[Any]) -> _Snapshot:
 def _ran(unit: Unit | None) -> Prepared:
     if unit is None or unit.prepared is None:
         raise TightropeError("this call has not been planned: make it once, then save it.")
+    pages = unit.settings.pages is not None
+    if unit.prepared.lease is not None or (pages and not unit.settled):
+        raise TightropeError("a step that pages cannot be saved yet: compile without page_to.")
     if unit.prepared.plan.stretches or not unit.settled:
         raise TightropeError(
             "a fused step cannot be saved: its code is for this processor. Compile without fuse=True."
         )
-    if unit.prepared.lease is not None:
-        raise TightropeError("a step that pages cannot be saved yet: compile without page_to.")
     return unit.prepared
 
 

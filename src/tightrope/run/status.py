@@ -4,6 +4,7 @@ Where standard error is not a terminal a library writes one line per plan, a com
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
 from tightrope.plan import Progress as SearchProgress
 
 _INTERVAL = 0.1
+_PATIENCE = 2.0
+"""Seconds after which a task is named that may be short."""
 NO_LIMIT: Bytes = 2**50
 """Budgets from here on mean that none was asked for."""
 
@@ -56,6 +59,21 @@ class StatusLine:
                     status.update(f"tightrope: {text} {done}/{of} {what}")
 
             yield tick
+
+    @contextmanager
+    def slow(self, text: str) -> Iterator[None]:
+        """Show ``text`` while the block runs; elsewhere than on a terminal, once it has taken two seconds."""
+        if self.shown or self.silent:
+            with self.task(text, 1):
+                yield
+            return
+        timer = threading.Timer(_PATIENCE, lambda: sys.stderr.write(f"tightrope: {text} ...\n"))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @contextmanager
     def planning(self, budget: Bytes, cause: str) -> Iterator[None]:

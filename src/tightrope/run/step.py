@@ -32,6 +32,7 @@ from tightrope.run.asked import check_clip, check_switches, check_verify, parse_
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
+from tightrope.run.sharded import refuse_divided
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
 from tightrope.run.units import ANOTHER_GRAPH
@@ -177,6 +178,8 @@ class TrainingStep:
             VerificationError: at the first call: results differ from the reference.
             TightropeError: parameters of the optimizer have gradients already, or were replaced.
         """
+        if not self.wholes:
+            refuse_divided(self.model, "tightrope.step", "Use tightrope.compile and optimizer.step().")
         self.accounts.mark()
         begin = self._twin.begin() if self._twin is not None else None
         try:

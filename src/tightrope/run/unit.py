@@ -23,7 +23,7 @@ from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
 from tightrope.run.captured import ChunkedFrom
-from tightrope.run.contest import Contest
+from tightrope.run.contest import PAGED, Contest
 from tightrope.run.headroom import Headroom
 from tightrope.run.paging import Paging
 from tightrope.run.prepared import Prepared, Proof, prepare
@@ -89,7 +89,7 @@ class Expected:
 
 
 class _Known(NamedTuple):
-    """A plan, the room that it was made for, what was left free beside it, and its contest if it is fused."""
+    """A plan, its room, what was left free beside it, and its contest with another form of the step."""
 
     prepared: Prepared
     room: Room
@@ -122,8 +122,10 @@ class Unit:
         split: what it computes in chunks; None = nothing.
         lender: whose plans it uses; None = its own.
         nearest: finds a unit for other sizes, from whose plan its search begins.
+        lends: whether it stands for a bucket; then a kept plan for almost the same budget does.
     """
 
+    lends: bool = False
     split: ChunkedFrom | None = None
     lender: Lender | None = None
     nearest: "Callable[[], Unit | None]" = staticmethod(lambda: None)
@@ -297,7 +299,7 @@ class Unit:
 
     @property
     def settled(self) -> bool:
-        """Whether it is known of every plan in use if it runs fused in the end."""
+        """Whether it is known of every plan in use in which form it runs in the end."""
         return all(known.contest is None or known.contest.over for known in self._known)
 
     def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> _Known:
@@ -311,14 +313,13 @@ class Unit:
                     self._missed = error.with_traceback(None)
                 else:
                     if not self.settings.fuse:
-                        return _Known(self._prepared(plan, cause, began), room, beside)
+                        made = self._prepared(plan, cause, began)
+                        return _Known(made, room, beside, self._without_pages(made))
                     fused, why = self._fused(plan, room.available - beside + self.graph.persistent)
                     made = self._prepared(fused, cause, began)
-                    made.proof.unfused = why
-                    contest = (
-                        Contest(made, functools.partial(self._unfused, plan)) if fused.stretches else None
-                    )
-                    return _Known(made, room, beside, contest)
+                    made.proof.lost = why and f"not fused: {why}"
+                    other = functools.partial(self._other, plan, "the fused plan")
+                    return _Known(made, room, beside, Contest(made, other) if fused.stretches else None)
         assert self._missed is not None
         raise self._refusal(room, expected()).restated(self._missed) from None
 
@@ -329,8 +330,19 @@ class Unit:
         made.proof.num_chunks = self.split.num if self.split is not None else 0
         return made
 
-    def _unfused(self, plan: Plan) -> Prepared:
-        made = self._prepared(plan, "to compare with the fused plan", time.perf_counter())
+    def _without_pages(self, made: Prepared) -> Contest | None:
+        """Compare what pages with what fits without pages; None where it does not page, or nothing fits."""
+        pages = self.settings.pages
+        if made.lease is None or pages is None or not pages.contest:
+            return None
+        try:
+            plan = self._alone(self.graph, made.plan.budget)()
+        except InfeasibleError:
+            return None
+        return Contest(made, functools.partial(self._other, plan, "the plan that pages"), PAGED)
+
+    def _other(self, plan: Plan, first: str) -> Prepared:
+        made = self._prepared(plan, f"to compare with {first}", time.perf_counter())
         self.proofs.append(made.proof)
         return made
 
@@ -408,20 +420,25 @@ class Unit:
 
     def _solve(self, available: Bytes) -> Plan:
         budget = max(available + self.graph.persistent, 1)
+        if self.lends and self.settings.seconds is None:
+            kept = self._cache.close(self.graph, budget=budget, planner=self.settings.planner)
+            if kept is not None:
+                return kept
         with self.status.search(budget) as report:
             return self._search(self.graph, budget, report)
 
     def _search(self, graph: Graph, budget: Bytes, report: Callable[[Progress], None] | None = None) -> Plan:
-        if self.settings.seconds is None and self.settings.pages is None:
-            kept = self._cache.close(graph, budget=budget, planner=self.settings.planner)
-            if kept is not None:
-                return kept
-        alone = functools.partial(
+        alone, pages = self._alone(graph, budget, report), self.settings.pages
+        return alone() if pages is None else pages.solve(graph, budget, alone, progress=report)
+
+    def _alone(
+        self, graph: Graph, budget: Bytes, report: Callable[[Progress], None] | None = None
+    ) -> Callable[[], Plan]:
+        """Plan without pages; what was planned before is remembered."""
+        return functools.partial(
             solve, graph, budget=budget, planner=self.settings.planner, seconds=self.settings.seconds,
             seed=self.settings.seed, progress=report, cache=self._cache, start=self._start(),
         )  # fmt: skip
-        pages = self.settings.pages
-        return alone() if pages is None else pages.solve(graph, budget, alone, progress=report)
 
     def _start(self) -> Plan | None:
         """The plan for other sizes from which to search."""

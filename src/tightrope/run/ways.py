@@ -1,0 +1,59 @@
+"""How a call of a model may run, each way compiled by Dynamo when it is first taken."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from tightrope.capture import _torch
+from tightrope.capture.dynamo import Host, make_backend
+
+_Call: TypeAlias = Callable[..., Any]
+
+
+class Ways(NamedTuple):
+    """The ways of one model.
+
+    Attributes:
+        whole: as one graph.
+        many: as one graph for many sizes.
+        pieces: as a sequence of graphs.
+        plain: as it is.
+        inside: a forward that is given first, inside of hooks that run as they are, as a sequence of graphs.
+        forget: makes Dynamo drop what it compiled.
+    """
+
+    whole: _Call
+    many: _Call
+    pieces: _Call
+    plain: _Call
+    inside: _Call
+    forget: Callable[[], None]
+
+
+def ways_of(model: torch.nn.Module, host: Host) -> Ways:
+    """Make the ways of a model, whose captured graphs are handed to a host."""
+    backend = partial(make_backend, host, name=type(model).__name__)
+
+    def one_call(*args: Any, **kwargs: Any) -> Any:
+        # a frame of ours: Dynamo refuses to start in a frame of torch.nn, such as Linear's
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def one_forward(forward: _Call, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    forgets = _torch.own_code(one_call), _torch.own_code(one_forward)
+
+    def forget() -> None:
+        for each in forgets:
+            each()
+
+    whole, many = (
+        torch.compile(one_call, backend=backend(foresee=True), fullgraph=True, dynamic=dynamic)
+        for dynamic in (False, True)
+    )
+    pieces, inside = (
+        torch.compile(call, backend=backend(), dynamic=False) for call in (one_call, one_forward)
+    )
+    return Ways(whole, many, pieces, one_call, inside, forget)
