@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -393,6 +394,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             raise
 
     hooks: InsideHooks | None = None
+    trial = partial(_try, model, compiled, ways.plain)
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         nonlocal hooks
@@ -426,23 +428,6 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
                 compiled.buckets.for_all()
             return attempt(ways.many, args, kwargs, trial)
 
-    def trial(*args: Any, **kwargs: Any) -> None:
-        """Call the model as it is, within the budget: running out says nothing about the call."""
-        owner, budget = model(), compiled.settings.budget
-        assert owner is not None
-        if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
-            return  # it cannot run, and is refused when the first graph is planned
-        try:
-            with suppress(torch.OutOfMemoryError), torch.no_grad():
-                restore = state_of(owner)
-                try:
-                    ways.plain(*args, **kwargs)
-                finally:
-                    restore()
-        except BaseException:
-            compiled.refused()
-            raise
-
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
         owner = model()
         assert owner is not None
@@ -467,3 +452,23 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         return call(*args, **kwargs)
 
     return call
+
+
+def _try(
+    model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, plain: _Call, /, *args: Any, **kwargs: Any
+) -> None:
+    """Call a model as it is, within the budget: running out says nothing about the call."""
+    owner, budget = model(), compiled.settings.budget
+    assert owner is not None
+    if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
+        return  # it cannot run, and is refused when the first graph is planned
+    try:
+        with suppress(torch.OutOfMemoryError), torch.no_grad():
+            restore = state_of(owner)
+            try:
+                plain(*args, **kwargs)
+            finally:
+                restore()
+    except BaseException:
+        compiled.refused()
+        raise
