@@ -6,6 +6,7 @@ import sys
 from rich.console import Console
 
 from benchmarks import estimating, overlap, pace, page, placement_safety, recorder, shapes
+from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.paging import main as paging
@@ -31,6 +32,7 @@ _QUESTIONS = {
     "estimating": estimating.run,
     "wrong": wrong,
     "paging": paging.run,
+    "evict": evict,
 }
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tightrope.native.hook.refused import OutOfBudgetError
     from tightrope.plan.api import plan
     from tightrope.run.compile import compile
+    from tightrope.run.evict.context import Eviction, evict
     from tightrope.run.replay import Replay, replay
     from tightrope.run.report import Report, report
     from tightrope.run.saved import SavedStep, load
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE: Final = {
+    "Eviction": "run.evict.context",
     "OutOfBudgetError": "native.hook.refused",
     "Replay": "run.replay",
     "Report": "run.report",
@@ -57,6 +59,7 @@ _WHERE: Final = {
     "TrainingStep": "run.step",
     "capture": "capture.api",
     "compile": "run.compile",
+    "evict": "run.evict.context",
     "load": "run.saved",
     "plan": "plan.api",
     "replay": "run.replay",
@@ -122,6 +125,7 @@ draw_with(_page)
 __all__ = [
     "BudgetSyntaxError",
     "CaptureError",
+    "Eviction",
     "FingerprintError",
     "Graph",
     "InfeasibleError",
@@ -142,6 +146,7 @@ __all__ = [
     "VerificationError",
     "capture",
     "compile",
+    "evict",
     "format_bytes",
     "load",
     "parse_bytes",

@@ -1,4 +1,4 @@
-"""A step that was refused leaves nothing behind: its model goes when the last name of it does."""
+"""A step that was refused leaves nothing behind, and what fits goes on."""
 
 import gc
 import weakref
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import tightrope
 from tightrope.core import InfeasibleError
+from tightrope.run.accounts import accounts
 
 
 @pytest.fixture
@@ -60,3 +61,17 @@ def test_the_model_of_a_refused_step_goes_without_the_collector(
         train(torch.zeros(256, dtype=torch.long))
     del model, optimizer, train
     assert gone() is None
+
+
+def test_a_larger_batch_with_an_op_that_does_not_fit_alone_is_refused(uncollected: None) -> None:
+    model = Wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    budget = accounts().charged() + 2**22
+    train: Any = tightrope.step(
+        lambda ids: model(ids), budget=budget, model=model, optimizer=optimizer, progress=False
+    )
+    train(torch.zeros(64, dtype=torch.long))
+    for _ in range(2):
+        with pytest.raises(InfeasibleError, match="Try budget="):
+            train(torch.zeros(16_421, dtype=torch.long))
+    train(torch.ones(64, dtype=torch.long))

@@ -137,6 +137,24 @@ def watch_storage(tensor: torch.Tensor) -> Callable[[], bool]:
     return expired
 
 
+def storage_at(address: int) -> torch.UntypedStorage:
+    """Wrap a storage that is alive, by what `storage_key` says of it."""
+    found: torch.UntypedStorage = torch.UntypedStorage._new_with_weak_ptr(address)
+    return found
+
+
+def intercepting() -> Any:
+    """Return the base of classes whose ``__torch_dispatch__`` is called for every op of their thread."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Intercepting(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # the wrapper against Dynamo costs 1.5 us per op
+
+    return Intercepting
+
+
 def keeps_graph() -> bool:
     """Tell whether the running backward was asked to keep its graph (``retain_graph=True``)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

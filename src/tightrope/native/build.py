@@ -32,7 +32,7 @@ TORCH: Final = {"hook": ("-lc10", "-pthread"), "kernels": ("-ltorch_cpu", "-lc10
 """Folders whose sources include torch's headers, and what they link; the others know nothing of torch."""
 
 _COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
-_INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"/]+)"', re.MULTILINE)
+_INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _SECONDS: Final = 600
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OWN_FOLDER: Final = "Set TIGHTROPE_CACHE to a folder of your own that only you can write (chmod 700)."
@@ -235,10 +235,10 @@ def _ask(run: list[str]) -> str:
 
 
 def _read_by(source: Path) -> list[Path]:
-    """List the source and every file of its folder that it includes, directly or not."""
-    files = [source]
+    """List the source and every file that it includes by a name in quotes, directly or not."""
+    files = [source.resolve()]
     for file in files:
-        included = (source.parent / name for name in _INCLUDE.findall(file.read_text(encoding="utf-8")))
+        included = ((file.parent / name).resolve() for name in _INCLUDE.findall(file.read_text("utf-8")))
         files.extend(path for path in included if path not in files)
     return files
 

@@ -110,8 +110,9 @@ class Calls:
         try:
             writes = self.settings.writes
             one = Captured.of(program, real, self.accounts.allocator, self.status, finish, writes=writes)
-        except InfeasibleError as error:
-            raise self.prospects.unmeasured(program.graph, error, self._expected_need()) from None
+        except InfeasibleError as error:  # an op does not fit alone
+            whole = finish(program).graph
+            raise self.prospects.unmeasured(whole, error, self._expected_need()) from None
         one.why, one.split = why, split
         self.captured.append(one)
         self.accounts.hold_back(self, one.graph.hidden)

@@ -23,7 +23,7 @@ STEPS: Final = 2 * (_BLOCKS * (1 + _TIMED) + 1)
 """Most steps of a contest: two kinds of blocks, and the first run of each form, which is checked."""
 
 
-class Forms(NamedTuple):
+class TwoForms(NamedTuple):
     """What the two forms of a step are called.
 
     Attributes:
@@ -39,8 +39,8 @@ class Forms(NamedTuple):
     wall: bool = False
 
 
-FUSED: Final = Forms("fused", "op by op", "not fused")
-PAGED: Final = Forms("with pages", "without pages", "not paged", wall=True)
+FUSED: Final = TwoForms("fused", "op by op", "not fused")
+PAGED: Final = TwoForms("with pages", "without pages", "not paged", wall=True)
 
 
 class Contest:
@@ -55,7 +55,7 @@ class Contest:
         over: whether it is known which is faster.
     """
 
-    def __init__(self, first: Prepared, other: Callable[[], Prepared], forms: Forms = FUSED) -> None:
+    def __init__(self, first: Prepared, other: Callable[[], Prepared], forms: TwoForms = FUSED) -> None:
         self._first, self._make, self._forms = first, other, forms
         self._other: Prepared | None = None
         self._turn = first

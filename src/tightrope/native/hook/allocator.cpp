@@ -22,6 +22,7 @@
 // limit, a recording or a replay: its memory is its own.
 
 #include "allocator_state.hpp"
+#include "evicting.hpp"
 #include "hidden.hpp"
 
 #include <string>
@@ -41,6 +42,11 @@ void deallocate(void* pointer) {
   State::Owner owner;
   {
     Lock lock(state->mutex);
+    if (state->evicting != nullptr && state->evicting->holds(pointer)) {
+      c10::profiledCPUMemoryReporter().Delete(pointer);
+      state->evicting->free(pointer);
+      return;
+    }
     owner = state->free(pointer);
   }
   if (owner == State::Owner::heap) {
@@ -55,6 +61,16 @@ std::string refusal(Bytes asked, const Refused& refused) {
   return "tightrope: asked " + std::to_string(asked) + " bytes; " + std::to_string(refused.charged) +
          " are charged now and the limit is " + std::to_string(refused.limit) +
          " bytes. Raise the budget, use a smaller batch, or free tensors before this step." + refused.note;
+}
+
+std::string nothing_to_evict(Bytes asked) {
+  Lock lock(state->mutex);
+  const auto now = state->evicting->arena().statistics();
+  Bytes stays = 0;
+  for (size_t k = 1; k < state->evicting->walls.size(); k += 3) stays += state->evicting->walls[k];
+  return "tightrope: evict was asked for " + std::to_string(asked) + " bytes; the budget holds " +
+         std::to_string(now.used_bytes) + " bytes, of which " + std::to_string(stays) +
+         " must stay now, and its largest hole is " + std::to_string(now.largest_free) + " bytes.";
 }
 
 // Asks for room to be made, where the calling thread may be asked; a request that is granted after all was
@@ -82,12 +98,21 @@ struct Hook final : c10::Allocator {
     while (pointer == nullptr) {
       try {
         Lock lock(state->mutex);
-        pointer = state->allocate(static_cast<Bytes>(bytes));
+        if (state->evicting != nullptr && state->evicting->serves()) {
+          pointer = state->evicting->allocate(static_cast<Bytes>(bytes));
+          if (pointer == nullptr) break;
+        } else {
+          pointer = state->allocate(static_cast<Bytes>(bytes));
+        }
       } catch (const Refused& refused) {
         if (relieved(refused)) continue;
         c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
         TORCH_CHECK_WITH(OutOfMemoryError, false, refusal(static_cast<Bytes>(bytes), refused));
       }
+    }
+    if (pointer == nullptr) {
+      c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
+      TORCH_CHECK_WITH(OutOfMemoryError, false, nothing_to_evict(static_cast<Bytes>(bytes)));
     }
     c10::profiledCPUMemoryReporter().New(pointer, bytes);
     return {pointer, pointer, &deallocate, cpu};
@@ -115,6 +140,7 @@ void forget_in_child() {
   state->relief = nullptr;
   state->recording = false;
   state->replay.reset();
+  if (state->evicting != nullptr) state->evicting->suspended = true;
   tightrope_hidden::after_fork(true);
   state->mutex.unlock();
 }
@@ -391,3 +417,5 @@ void tr_end_hidden(int64_t* out) {
 void tr_tidy(Bytes reserve) { tightrope_hidden::tidy(static_cast<size_t>(reserve)); }
 
 }  // extern "C"
+
+#include "evicting_calls.hpp"

@@ -213,6 +213,11 @@ class Allocator:
         install_error()
         self._checked(self._native.tr_install())
 
+    @property
+    def native(self) -> ctypes.CDLL:
+        """The library, for `tightrope.native.hook.evicting`."""
+        return self._native
+
     # counting and limiting
 
     @property

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "allocator_arena.hpp"
+#include "evicting.hpp"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -75,6 +76,7 @@ class State {
   c10::DeleterFnPtr previous_deleter = nullptr;
 
   std::optional<Replay> replay;
+  tightrope_evicting::Evicting* evicting = nullptr;
   std::unordered_map<int64_t, std::shared_ptr<Arena>> arenas;
   std::unordered_map<int64_t, std::shared_ptr<const Plan>> plans;
   int64_t next_id = 1;
@@ -144,6 +146,13 @@ class State {
     by_base_[arena->base] = arena.get();
     arenas[next_id] = std::move(arena);
     return next_id++;
+  }
+
+  // A block that an eviction leaves in its arena.
+  void adopt(Arena& arena, int64_t offset, Bytes bytes) {
+    const Block block{bytes, -1, 0};
+    arena.blocks.emplace(offset, block);
+    add_live(block.size());
   }
 
   bool lease(Arena& arena) {

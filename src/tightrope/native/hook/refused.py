@@ -13,6 +13,7 @@ import torch
 from tightrope.core import Bytes, TightropeError
 
 _OURS: Final = re.compile(r"tightrope: asked (\d+) bytes; (\d+) are charged now")
+_EVICT: Final = re.compile(r"tightrope: evict was asked for (\d+) bytes")
 
 
 class OutOfBudgetError(TightropeError, torch.OutOfMemoryError):
@@ -28,7 +29,8 @@ class OutOfBudgetError(TightropeError, torch.OutOfMemoryError):
 
     def __init__(self, message: str = "") -> None:
         found = _OURS.match(message)
-        self.asked = int(found[1]) if found else 0
+        asked = found or _EVICT.match(message)
+        self.asked = int(asked[1]) if asked else 0
         advice, self.smallest_found = type(self).advise(self.asked, int(found[2])) if found else ("", None)
         super().__init__(f"{message} {advice}".strip())
 
@@ -37,7 +39,9 @@ _plain: Final = torch.OutOfMemoryError.__new__
 
 
 def _made(kind: type[BaseException], *args: Any) -> Any:
-    ours = kind is torch.OutOfMemoryError and args and _OURS.match(str(args[0]))
+    ours = (
+        kind is torch.OutOfMemoryError and args and (_OURS.match(str(args[0])) or _EVICT.match(str(args[0])))
+    )
     return _plain(OutOfBudgetError if ours else kind, *args)
 
 

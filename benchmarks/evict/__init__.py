@@ -1,0 +1,1 @@
+"""Eager eviction: what policies recompute at which memory ratio."""

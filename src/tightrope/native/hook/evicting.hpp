@@ -1,0 +1,499 @@
+// Tensors whose bytes lie in an arena of `solvers/evict.hpp`, and lose them when the arena needs room.
+//
+// While an `Evicting` is on, what its thread allocates through torch is placed in its arena. An op's results are
+// tied to the records of the arena by their StorageImpl. When the arena evicts one, the StorageImpl keeps its
+// size, its views and its place in autograd's graph; its DataPtr is replaced by a tombstone: no data, and a
+// deleter that tells when the last reference is gone. Reading through it raises torch's own error.
+//
+//     StorageImpl --DataPtr--> bytes in the arena      held, resident
+//     StorageImpl --DataPtr--> Tombstone               held, evicted
+//                              bytes in the arena      not held, resident: needed to make others again
+//     StorageImpl --DataPtr--> bytes in the arena      lent: the same, while an op that runs again reads them
+//
+// The caller holds the allocator's mutex around every call. No Python runs here, and nothing allocates by torch.
+#pragma once
+
+#include "../solvers/evict.hpp"
+
+#include <c10/core/StorageImpl.h>
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tightrope_evicting {
+
+using tightrope_evict::Arena;
+using tightrope_evict::Id;
+using tightrope_evict::Options;
+using Storage = c10::StorageImpl;
+using Held = c10::intrusive_ptr<Storage>;
+
+constexpr Id kNobody = -1, kElsewhere = -2;
+inline const char* const kEvicted =
+    "tightrope: this tensor's bytes were evicted, and something reads them other than by an op of torch. Read it by "
+    "an op, or call .numpy(), .data_ptr() or .untyped_storage() on it first, which bring them back.";
+
+inline const char* const kLost =
+    "tightrope: this tensor was evicted when an error left tightrope.evict, and there was no room to bring it back.";
+
+class Evicting;
+
+struct Tombstone {
+  Evicting* of;
+  Id id;
+};
+
+void delete_tombstone(void* tombstone);  // locks; see allocator.cpp
+
+// What a record of the arena is to torch.
+struct Slot {
+  Storage* impl = nullptr;  // not owned; null where nobody holds it
+  char* address = nullptr;
+  int64_t bytes = 0;  // as torch asked
+  bool lent = false;
+  bool released = false;  // of one outside: let go, but needed still
+  Held outside;
+};
+
+class Evicting {
+ public:
+  pthread_t owner = pthread_self();
+  bool suspended = false, poison = false;
+  bool soft = false;  // inputs of ops that wait for other inputs may go where nothing else can
+  int64_t of_state = 0;  // id of the mapping in the allocator's books
+
+  Evicting(const Options& options, char* base, int64_t bytes, c10::DeleterFnPtr deleter)
+      : arena_(options), base_(base), bytes_(bytes), deleter_(deleter) {
+    arena_.on_evicted(&Evicting::evicted, this);
+    arena_.on_moved(&Evicting::moved, this);
+  }
+
+  Arena& arena() { return arena_; }
+  bool holds(const void* pointer) const { return pointer >= base_ && pointer < base_ + bytes_; }
+  bool serves() const { return !suspended && pthread_equal(owner, pthread_self()); }
+
+  void* allocate(int64_t bytes) {
+    Id id = arena_.place(bytes);
+    for (size_t k = 0; soft && id == kNobody && k + 1 < waiting_.size(); ++k) {
+      Waiting& frame = waiting_[k];
+      if (frame.pinned.empty() || ++frame.tries > kTries) continue;
+      for (const Id pinned : frame.pinned) arena_.unpin(pinned);
+      frame.pinned.clear();
+      id = arena_.place(bytes);
+    }
+    if (id == kNobody) {
+      note_walls();
+      // Another try begins with room for this much: then what the op reads may move, too.
+      if (running_) taken_[shape_].bytes = asked_ + tightrope_evict::round_up(bytes);
+      return nullptr;
+    }
+    asked_ += tightrope_evict::round_up(bytes);
+    Slot& slot = fresh(id);
+    slot.address = base_ + arena_.offset(id);
+    slot.bytes = bytes;
+    by_address_[slot.address] = id;
+    return slot.address;
+  }
+
+  // The DataPtr of a block is gone.
+  void free(void* pointer) {
+    const auto found = by_address_.find(pointer);
+    TORCH_INTERNAL_ASSERT(found != by_address_.end(), "tightrope: freed twice in the evicting arena");
+    const Id id = found->second;
+    Slot& slot = slots_[id];
+    const bool was_lent = slot.lent;
+    forget_impl(slot);
+    if (was_lent) return;
+    const int64_t bytes = slot.bytes;
+    if (!arena_.release(id)) return;
+    if (poison) std::memset(pointer, 0xFF, static_cast<size_t>(bytes));
+    by_address_.erase(pointer);
+    if (slots_[id].address == pointer) slots_[id].address = nullptr;
+  }
+
+  void tombstone_gone(Id id) {
+    forget_impl(slots_[id]);
+    arena_.release(id);
+  }
+
+  // --- ops
+
+  Id find(Storage* impl) const {
+    const auto found = by_impl_.find(impl);
+    return found == by_impl_.end() ? kNobody : found->second;
+  }
+
+  // The record of an input; one that is not the arena's gets a record as something outside.
+  Id input(Storage* impl) {
+    const Id known = find(impl);
+    if (known != kNobody) return known;
+    const Id id = bind(impl);
+    if (!is_outside(id)) arena_.settle(id);  // made by code that is no op of torch
+    return id;
+  }
+
+  // Ties a storage to the record of its block, or to a new one as something outside, which is settled.
+  Id bind(Storage* impl) {
+    const auto& pointer = impl->_mutable_data_ptr_no_checks();
+    const auto found = by_address_.find(pointer.get());
+    if (found != by_address_.end() && slots_[found->second].impl == nullptr) {
+      const Id id = found->second;
+      by_impl_[impl] = id;
+      slots_[id].impl = impl;
+      return id;
+    }
+    const Id id = arena_.outside(static_cast<int64_t>(impl->nbytes()));
+    Slot& slot = fresh(id);
+    slot.impl = impl;
+    slot.bytes = static_cast<int64_t>(impl->nbytes());
+    slot.outside = Held::reclaim_copy(impl);
+    by_impl_[impl] = id;
+    outside_.push_back(id);
+    return id;
+  }
+
+  bool is_outside(Id id) const { return static_cast<bool>(slots_[id].outside); }
+
+  // `id` was evicted and takes the bytes of the storage `from`, which is left without any.
+  bool restore(Id id, Storage* from) {
+    Id source = find(from);
+    if (source == kNobody) source = bind(from);
+    Slot &to = slots_[id], &of = slots_[source];
+    if (of.outside) {
+      restore_outside(id, source, from);
+      return true;
+    }
+    char* address = of.address;
+    if (address == nullptr) return false;
+    arena_.restored(id, source);
+    by_address_[address] = id;
+    to.address = address;
+    of.address = nullptr;
+    forget_impl(of);
+    if (to.impl != nullptr) {
+      from->_mutable_data_ptr_no_checks().release_context();
+      from->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
+      revive(to.impl, c10::DataPtr(address, address, deleter_, c10::Device(c10::DeviceType::CPU)));
+    } else {
+      // Nobody holds it: `from` may read it as long as it lives.
+      to.impl = from;
+      to.lent = true;
+      by_impl_[from] = id;
+    }
+    return true;
+  }
+
+  // A storage over a resident record's bytes, with a reference more.
+  Storage* storage(Id id) {
+    Slot& slot = slots_[id];
+    if (slot.impl != nullptr) return Held::reclaim_copy(slot.impl).release();
+    TORCH_INTERNAL_ASSERT(slot.address != nullptr, "tightrope: nothing to read of a record without bytes");
+    auto made = c10::make_intrusive<Storage>(
+        Storage::use_byte_size_t{}, static_cast<size_t>(slot.bytes),
+        c10::DataPtr(slot.address, slot.address, deleter_, c10::Device(c10::DeviceType::CPU)), nullptr, false);
+    slot.impl = made.get();
+    slot.lent = true;
+    by_impl_[made.get()] = id;
+    return made.release();
+  }
+
+  // Replaces a held record's bytes by `to`; the record goes on as one outside.
+  void move_outside(Id id, c10::DataPtr to) {
+    Slot& slot = slots_[id];
+    const Held impl = Held::reclaim_copy(slot.impl);
+    std::memcpy(to.get(), slot.address, static_cast<size_t>(slot.bytes));
+    arena_.evict(id);
+    const Id there = arena_.outside(slot.bytes);
+    fresh(there);
+    arena_.restored(id, there);
+    revive(impl.get(), std::move(to));
+    slots_[id].outside = impl;
+    outside_.push_back(id);
+  }
+
+  // Records of a kind that the caller asks for: held storages of the arena, evicted or not.
+  std::vector<Id> held(bool resident) const {
+    std::vector<Id> found;
+    for (const auto& [impl, id] : by_impl_)
+      if (!slots_[id].outside && !slots_[id].lent && arena_.resident(id) == resident) found.push_back(id);
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+  // Lets go of what only this still refers to, and of records that are gone; writes the latter.
+  int64_t forgotten(int64_t* out, int64_t capacity) {
+    if (++num_calls_ % 64 == 0 && !suspended) sweep();
+    int64_t count = 0;
+    Id id;
+    while (count < capacity && arena_.take_forgotten(&id, 1) == 1) {
+      Slot gone = std::exchange(slots_[id], {});
+      if (gone.impl != nullptr) by_impl_.erase(gone.impl);
+      if (gone.address != nullptr) by_address_.erase(gone.address);
+      out[count++] = id;
+    }
+    return count;
+  }
+
+  void sweep() {
+    size_t kept = 0;
+    for (const Id id : outside_) {
+      Slot& slot = slots_[id];
+      if (!slot.outside) continue;
+      if (!slot.released && slot.outside.use_count() == 1) {
+        slot.released = true;
+        if (arena_.release(id)) {
+          forget_impl(slot);
+          slot.outside.reset();
+          continue;
+        }
+      }
+      outside_[kept++] = id;
+    }
+    outside_.resize(kept);
+  }
+
+  // Whoever reads a held storage from now on is told that its bytes are lost.
+  void lose(Id id) {
+    Storage* impl = slots_[id].impl;
+    if (impl == nullptr) return;
+    revive(impl, c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
+    impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kLost);
+    forget_impl(slots_[id]);
+  }
+
+  // Whether a block is no tensor's that an op made: a kernel keeps it, or code that is no op of torch.
+  bool is_raw(int64_t offset) const {
+    const Id id = by_address_.at(base_ + offset);
+    return slots_[id].impl == nullptr && !arena_.record(id).named;
+  }
+
+  // The blocks that live, by address.
+  template <typename Visit>
+  void each_block(Visit visit) const {
+    for (const auto& [address, id] : by_address_)
+      visit(static_cast<const char*>(address) - base_, slots_[id].bytes, slots_[id].impl != nullptr);
+  }
+
+  const Slot& slot(Id id) const { return slots_[id]; }
+
+  // --- the op that runs
+
+  // What an op took when it last ran on such sizes.
+  struct Taken {
+    int64_t ns = -1, bytes = 0;
+  };
+
+  std::vector<bool> opaque;  // per kind of op: its results cannot be made again
+  std::vector<int64_t> walls;  // at the last refusal, three each: record, bytes, pins
+  std::vector<int64_t> io = std::vector<int64_t>(kRows * kColumns);
+
+  int64_t* row(int64_t number) { return io.data() + number * kColumns; }
+
+  // Looks up `count` storages of row kKeys, writes their ids over them, and prepares the op where all are
+  // resident and nothing is at risk. Returns how many are evicted; -1: something is at risk.
+  int64_t inputs(int64_t kind, int64_t shape, int64_t writes, int64_t aside, int64_t count) {
+    int64_t* keys = row(kKeys);
+    int64_t missing = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      const Id id = input(reinterpret_cast<Storage*>(keys[k]));
+      keys[k] = id;
+      missing += !arena_.resident(id);
+    }
+    if (missing > 0) return missing;
+    for (int64_t k = 0; writes >> k != 0; ++k)
+      if ((writes >> k & 1) != 0 && arena_.at_risk(static_cast<Id>(keys[k]), nullptr, 0) > 0) return -1;
+    prepare(kind, shape, aside, count);
+    return 0;
+  }
+
+  // Pins the inputs of an op, all resident; those of `aside` are no parents of its results.
+  void prepare(int64_t kind, int64_t shape, int64_t aside, int64_t count) {
+    frame_.clear();
+    parents_.clear();
+    const int64_t* ids = row(kKeys);
+    for (int64_t k = 0; k < count; ++k) {
+      const Id id = static_cast<Id>(ids[k]);
+      if (std::find(frame_.begin(), frame_.end(), id) != frame_.end()) continue;
+      arena_.pin(id);
+      frame_.push_back(id);
+      if (k >= 63 || (aside >> k & 1) == 0) parents_.push_back(id);
+    }
+    shape_ = shape * 64 + kind;
+    const auto known = taken_.find(shape_);
+    const Taken expected = known == taken_.end() ? Taken{} : known->second;
+    arena_.begin_op(expected.ns, expected.bytes, opaque[kind] ? int64_t{tightrope_evict::kUnrecomputable} : 0);
+    asked_ = 0;
+    running_ = true;
+  }
+
+  // The op ran: `outputs` storages in row kOutputs become ids (-1: an input's own), `changed` ids in row
+  // kChanged become those of the old versions. Returns the number of ids in row kForgotten.
+  int64_t finish(int64_t kind, int64_t ns, int64_t outputs, int64_t changed) {
+    arena_.advance(ns, false);
+    for (const Id id : frame_) arena_.touch(id);
+    int64_t* keys = row(kOutputs);
+    for (int64_t k = 0; k < outputs; ++k) {
+      auto* impl = reinterpret_cast<Storage*>(keys[k]);
+      keys[k] = kNobody;
+      if (find(impl) != kNobody || impl->nbytes() == 0) continue;
+      const Id id = bind(impl);
+      keys[k] = id;
+      if (is_outside(id) || opaque[kind]) arena_.settle(id);
+      else arena_.produced(id, ns, parents_.data(), static_cast<int64_t>(parents_.size()));
+    }
+    int64_t* ids = row(kChanged);
+    for (int64_t k = 0; k < changed; ++k) ids[k] = change(static_cast<Id>(ids[k]), ns, opaque[kind]);
+    if (taken_.size() > kLargestBooks) taken_.clear();
+    taken_[shape_] = {ns, asked_};
+    abandon();
+    row(kForgotten)[kColumns - 1] = asked_;
+    return forgotten(row(kForgotten), kColumns - 1);
+  }
+
+  // --- ops that wait for their inputs to be made again, the outermost first
+
+  void open_frame() { waiting_.emplace_back(); }
+
+  int64_t num_pinned() const { return static_cast<int64_t>(waiting_.back().pinned.size()); }
+
+  void pin_in_frame(Id id) {
+    arena_.pin(id);
+    waiting_.back().pinned.push_back(id);
+  }
+
+  void close_frame() {
+    for (const Id id : waiting_.back().pinned) arena_.unpin(id);
+    waiting_.pop_back();
+  }
+
+  // Lets the inputs of an op go, whether it ran or failed.
+  void abandon() {
+    running_ = false;
+    for (const Id id : frame_) arena_.unpin(id);
+    frame_.clear();
+  }
+
+  static constexpr size_t kLargestBooks = 1 << 16;
+  static constexpr int64_t kRows = 4, kColumns = 1 << 14;
+  static constexpr int64_t kKeys = 0, kOutputs = 1, kChanged = 2, kForgotten = 3;
+
+ private:
+  Arena arena_;
+  char* base_;
+  int64_t bytes_;
+  c10::DeleterFnPtr deleter_;
+  bool running_ = false;
+  int64_t num_calls_ = 0, shape_ = 0, asked_ = 0;
+  struct Waiting {
+    std::vector<Id> pinned;
+    int tries = 0;
+  };
+
+  static constexpr int kTries = 8;  // after so many the inputs of an op that waits stay, so that it ends
+  std::vector<Waiting> waiting_;
+  std::unordered_map<int64_t, Taken> taken_;
+  std::vector<Id> frame_, parents_;  // inputs of the op that runs, pinned; those that its results are made from
+  std::vector<Slot> slots_;
+  std::vector<Id> outside_;
+  std::unordered_map<Storage*, Id> by_impl_;
+  std::unordered_map<const void*, Id> by_address_;
+
+  Slot& fresh(Id id) {
+    if (static_cast<size_t>(id) >= slots_.size()) slots_.resize(static_cast<size_t>(id) * 2 + 64);
+    return slots_[id] = Slot{};
+  }
+
+  void forget_impl(Slot& slot) {
+    if (slot.impl != nullptr) by_impl_.erase(slot.impl);
+    slot.impl = nullptr;
+    slot.lent = false;
+  }
+
+  // An op in place ran on `id`. A storage that was resized by it has another block now, and nothing is known of that.
+  Id change(Id id, int64_t ns, bool settled) {
+    if (!arena_.valid(id) || slots_[id].impl == nullptr) return kElsewhere;
+    const std::vector<Id> others(parents_.begin(), std::remove(parents_.begin(), parents_.end(), id));
+    parents_.resize(others.size());
+    const Id old = arena_.mutated(id, ns, others.data(), static_cast<int64_t>(others.size()));
+    parents_.push_back(id);
+    if (old != kNobody) fresh(old).bytes = slots_[id].bytes;
+    if (settled) arena_.settle(id);
+    return old;
+  }
+
+  // As `restore`, where the fresh bytes are on the heap: when an eviction ends and its arena has no room.
+  void restore_outside(Id id, Id source, Storage* from) {
+    arena_.restored(id, source);
+    forget_impl(slots_[source]);
+    slots_[source].outside.reset();
+    Slot& to = slots_[id];
+    if (to.impl != nullptr) {
+      revive(to.impl, std::move(from->_mutable_data_ptr_no_checks()));
+      from->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
+    } else {
+      to.impl = from;
+      by_impl_[from] = id;
+    }
+    to.outside = Held::reclaim_copy(to.impl);
+  }
+
+  static void revive(Storage* impl, c10::DataPtr data) {
+    auto& now = impl->_mutable_data_ptr_no_checks();
+    if (now.get_context() != nullptr) delete static_cast<Tombstone*>(now.release_context());
+    impl->set_data_ptr_noswap(std::move(data));
+    impl->clear_data_ptr_access_error_msg_();
+  }
+
+  void note_walls() {
+    walls.clear();
+    for (const auto& [address, id] : by_address_) {
+      const auto& record = arena_.record(id);
+      if (record.pins > 0 || !record.recomputable) walls.insert(walls.end(), {id, slots_[id].bytes, record.pins});
+    }
+  }
+
+  // The arena moves the bytes of a record that no kernel reads now.
+  static void moved(void* context, Id id, int64_t from, int64_t to, int64_t bytes) {
+    auto& self = *static_cast<Evicting*>(context);
+    Slot& slot = self.slots_[id];
+    char* target = self.base_ + to;
+    std::memmove(target, self.base_ + from, static_cast<size_t>(bytes));
+    self.by_address_.erase(slot.address);
+    self.by_address_[target] = id;
+    slot.address = target;
+    if (slot.impl == nullptr) return;
+    slot.impl->_mutable_data_ptr_no_checks().release_context();
+    slot.impl->set_data_ptr_noswap({target, target, self.deleter_, c10::Device(c10::DeviceType::CPU)});
+  }
+
+  // The arena dropped the bytes of a record.
+  static void evicted(void* context, Id id) {
+    auto& self = *static_cast<Evicting*>(context);
+    Slot& slot = self.slots_[id];
+    if (slot.address != nullptr) {
+      if (self.poison) std::memset(slot.address, 0xFF, static_cast<size_t>(slot.bytes));
+      self.by_address_.erase(slot.address);
+      slot.address = nullptr;
+    }
+    if (slot.impl == nullptr) return;
+    slot.impl->_mutable_data_ptr_no_checks().release_context();
+    if (slot.lent) {
+      slot.impl->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
+      slot.impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvicted);
+      self.forget_impl(slot);
+      return;
+    }
+    auto* tombstone = new Tombstone{&self, id};
+    slot.impl->set_data_ptr_noswap({nullptr, tombstone, &delete_tombstone, c10::Device(c10::DeviceType::CPU)});
+    slot.impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvicted);
+  }
+};
+
+}  // namespace tightrope_evicting

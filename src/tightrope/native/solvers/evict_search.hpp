@@ -1,0 +1,132 @@
+// Whom to evict: scores of single storages, and the cheapest window of neighbouring pieces.
+//
+// A window's cost is the sum of its pieces' weights; free pieces weigh nothing, walls split the range:
+//
+//     | A 3 | free 0 | B 1 |#wall#| C 2 | D 9 |     need = 2 pieces: the cheapest window is [free, B]
+//              +----------+
+//
+// Weights are whole numbers, so that leaving a window subtracts exactly what entering it added.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "evict_pieces.hpp"
+
+namespace tightrope_evict {
+
+enum class Score : std::int64_t {
+    cost_staleness = 0,       // c / staleness                               Coop, summed over a window
+    cost_size_staleness = 1,  // c / (size * staleness)                      DTR
+    cost_room_staleness = 2,  // c / ((size + free beside it) * staleness)   DTE
+    staleness = 3,            // 1 / staleness                               least recently used
+    size = 4,                 // 1 / size                                    largest first
+};
+
+constexpr double kScale = 1099511627776.0;           // 2^40: of weights
+constexpr std::int64_t kHeaviest = 1125899906842624;  // 2^50: 8,000 of them still add up in 63 bits
+
+struct Moment {
+    Clock now = 0, base = 0;
+    Clock patience = 0;      // added to every staleness: how soon storages are used again as a rule
+    Clock forecast_patience = 0;  // the same for forecasts
+    bool forecasts = false;  // use the distance to the next use where one is known
+
+    // How long ago it was touched, or how far its next use is; at least 1.
+    double distance(const Piece& piece) const {
+        if (forecasts && piece.next_use >= 0)
+            return static_cast<double>(std::max<Clock>(1, piece.next_use - base + forecast_patience));
+        return static_cast<double>(std::max<Clock>(1, now - piece.touched + patience));
+    }
+};
+
+inline std::int64_t weight(const Moment& moment, const Piece& piece) {
+    const double value = static_cast<double>(piece.cost) / moment.distance(piece) * kScale;
+    return value >= static_cast<double>(kHeaviest) ? kHeaviest : static_cast<std::int64_t>(value);
+}
+
+inline double score_of(Score score, const Moment& moment, const Pieces& pieces, std::int32_t index) {
+    const Piece& piece = pieces.at(index);
+    const double cost = static_cast<double>(piece.cost), size = static_cast<double>(piece.bytes);
+    switch (score) {
+        case Score::cost_staleness: return cost / moment.distance(piece);
+        case Score::cost_size_staleness: return cost / (size * moment.distance(piece));
+        case Score::cost_room_staleness: {
+            double room = size;
+            if (pieces.is_free(piece.before)) room += static_cast<double>(pieces.at(piece.before).bytes);
+            if (pieces.is_free(piece.after)) room += static_cast<double>(pieces.at(piece.after).bytes);
+            return cost / (room * moment.distance(piece));
+        }
+        case Score::staleness: return 1.0 / moment.distance(piece);
+        case Score::size: return 1.0 / size;
+    }
+    return 0.0;
+}
+
+// The pieces of a range in address order, side by side, as a search reads them.
+struct Row {
+    std::int32_t piece;
+    bool free, wall, fixed, leaving;
+    Bytes bytes;
+    std::int64_t weight;
+};
+
+struct Rows {
+    std::vector<Row> at;
+    std::vector<double> density;  // weight per byte; infinite for what must not be evicted
+};
+
+// `fresh(index)` makes the cost of a piece's storage current before it is read.
+template <typename Fresh>
+void list_rows(Pieces& pieces, const Moment& moment, bool running, Rows& rows, Fresh fresh) {
+    rows.at.clear(), rows.density.clear();
+    for (std::int32_t at = pieces.first(); at != kNone; at = pieces.at(at).after) {
+        const Piece& piece = pieces.at(at);
+        const bool free = piece.owner == kNone;
+        const bool fixed = !free && (running ? piece.fixed : piece.rooted);
+        Row row{at, free, !free && piece.wall, fixed, false, piece.bytes, 0};
+        double density = std::numeric_limits<double>::infinity();
+        if (!free && !piece.wall) {
+            if (piece.stale) fresh(at);
+            row.weight = weight(moment, piece);
+            density = static_cast<double>(row.weight) / static_cast<double>(row.bytes);
+        }
+        rows.at.push_back(row), rows.density.push_back(density);
+    }
+}
+
+struct Window {
+    std::int32_t first = kNone, last = kNone;  // rows; kNone: there is none
+    std::int64_t cost = 0, runner_up = -1;     // runner_up: the second smallest cost met; -1: none
+};
+
+// Two pointers: each row enters and leaves once.
+inline Window cheapest_window(const std::vector<Row>& rows, Bytes need) {
+    Window best;
+    Bytes covered = 0;
+    std::int64_t cost = 0;
+    std::int32_t left = 0;
+    for (std::int32_t right = 0; right < static_cast<std::int32_t>(rows.size()); ++right) {
+        const Row& row = rows[right];
+        if (row.wall) {
+            left = right + 1, covered = 0, cost = 0;
+            continue;
+        }
+        covered += row.bytes, cost += row.weight;
+        for (; covered >= need; ++left) {
+            if (best.first == kNone || cost < best.cost) {
+                best.runner_up = best.first == kNone ? -1 : best.cost;
+                best.first = left, best.last = right, best.cost = cost;
+            } else if (best.runner_up < 0 || cost < best.runner_up) {
+                best.runner_up = cost;
+            }
+            covered -= rows[left].bytes, cost -= rows[left].weight;
+        }
+    }
+    return best;
+}
+
+}  // namespace tightrope_evict

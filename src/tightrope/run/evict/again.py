@@ -1,0 +1,142 @@
+"""Recomputation: the ops behind an evicted storage run again, depth first.
+
+Inputs of an op are pinned one by one as they become resident, and not before: an input further back may go
+in between and come back, so less is held at once than if all were pinned first. Where the policy says so,
+inputs of an op that waits may go even then, some times (`Evicting::allocate`), and are made again.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tightrope.capture._torch import storage_at
+from tightrope.core import TightropeError
+from tightrope.native.hook.evicting import EvictionWindow
+from tightrope.run.evict.core import EvictionArena
+from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of
+
+
+class Again:
+    """Runs ops again."""
+
+    def __init__(self, window: EvictionWindow, arena: EvictionArena, versions: dict[int, Version]) -> None:
+        self._window, self._arena, self._versions = window, arena, versions
+        self._waiting: list[Version] = []
+        self.num_calls = self.ns = 0
+
+    def restore(self, identity: int) -> None:
+        """Make a record's storage resident; whatever is missing on the way is made first."""
+        if self._arena.resident(identity):
+            return
+        window, base = self._window, len(self._waiting)
+        self._wait_for(self._versions[identity])
+        try:
+            while len(self._waiting) > base:
+                version = self._waiting[-1]
+                assert version.call is not None
+                missing = self.pin([one.id for one in version.call.inputs])
+                if missing >= 0:
+                    self._wait_for(self._versions[missing])
+                    continue
+                self._run(version.call, version)
+                self._waiting.pop()
+                window.call("close_frame")
+        finally:
+            while len(self._waiting) > base:
+                self._waiting.pop()
+                window.call("close_frame")
+
+    @contextmanager
+    def resident(self, ids: list[int]) -> Iterator[None]:
+        """Make storages resident and pin them inside a ``with`` block."""
+        self._window.call("open_frame")
+        try:
+            while (missing := self.pin(ids)) >= 0:
+                self.restore(missing)
+            yield
+        finally:
+            self._window.call("close_frame")
+
+    def _wait_for(self, version: Version) -> None:
+        if version.call is None:
+            raise TightropeError("evict: a tensor was evicted that cannot be made again; please report this.")
+        self._waiting.append(version)
+        self._window.call("open_frame")
+
+    def pin(self, ids: list[int]) -> int:
+        """Pin inputs of the innermost op that waits, up to one that is missing; -1: all are pinned."""
+        for identity in ids[self._window.call("num_pinned") :]:
+            if not self._arena.resident(identity):
+                return identity
+            self._window.call("pin_in_frame", identity)
+        return -1
+
+    def _run(self, call: Call, wanted: Version) -> None:
+        arena = self._arena
+        arena.begin_op(call.ns, call.size, again=True)
+        storages: dict[int, torch.UntypedStorage] = {}
+        for old, _ in call.changed:
+            if self._window.call("pins", old.id) > 1:
+                storages[old.id] = storage_of(self._tensor_of(old.id).clone())
+        args = [self._fill(one, storages) for one in call.args]
+        kwargs = {name: self._fill(one, storages) for name, one in call.kwargs.items()}
+        with torch.set_grad_enabled(call.grad):
+            result = self._drawn_as_before(call, args, kwargs)
+        self.num_calls += 1
+        self.ns += call.ns
+        arena.advance(call.ns, again=True)
+        for version in call.inputs:
+            arena.touch(version.id)
+        for made, tensor in zip(call.outputs, tensors_of(result), strict=True):
+            if made is not None:
+                self._give(made, wanted, storage_of(tensor))
+        for old, new in call.changed:
+            self._give(new, wanted, storages[old.id])
+
+    def _drawn_as_before(self, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if call.state is None:
+            return call.func(*args, **kwargs)
+        generator, before = call.state
+        now = generator.clone_state()
+        self.set_state(generator, before)
+        try:
+            return call.func(*args, **kwargs)
+        finally:
+            self.set_state(generator, now)
+
+    def _give(self, version: Version, wanted: Version, storage: torch.UntypedStorage) -> None:
+        if version.id < 0 or self._arena.resident(version.id):
+            return
+        needed = any(one.call is not None and version in one.call.inputs for one in self._waiting)
+        if version is wanted or needed or self._window.call("is_held", version.id):
+            self._window.call("restore", version.id, storage._cdata)
+
+    def set_state(self, generator: torch.Generator, state: torch.Generator) -> None:
+        """Put a generator into the state of another; what that allocates is not the arena's."""
+        self._window.call("suspend", 1)
+        generator.set_state(state.get_state())
+        self._window.call("suspend", 0)
+
+    def _storage(self, identity: int) -> torch.UntypedStorage:
+        address = self._window.call("storage", identity)
+        storage = storage_at(address)
+        self._window.native.tr_evict_unref(address)
+        return storage
+
+    def _tensor_of(self, identity: int) -> torch.Tensor:
+        """View all bytes of a resident storage."""
+        storage = self._storage(identity)
+        return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+
+    def _fill(self, one: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
+        if isinstance(one, Place):
+            identity = one.version.id
+            storage = storages.get(identity)
+            if storage is None:
+                storage = storages[identity] = self._storage(identity)
+            return torch.empty(0, dtype=one.dtype).set_(storage, one.offset, one.size, one.stride)
+        if type(one) is list:
+            return [self._fill(item, storages) for item in one]
+        return one

@@ -1,0 +1,236 @@
+"""`evict`: a hard budget for any eager loop, kept by recomputation.
+
+Idea        While the block runs, what its thread allocates through torch lies in one arena of the budget's
+            size. What does not fit evicts what an op can make again; an op that reads an evicted
+            tensor has it made again first. Autograd's saved tensors share the storages, so they need no hook.
+Source      Coop (NeurIPS 2023), DTR (ICLR 2021), DTE (MegEngine); see `policies`.
+Guarantee   The thread's allocations never exceed the budget. Values are those of the loop without `evict`:
+            every op that runs again reads the bytes, sizes, strides and generator state that it read before.
+Complexity  Per op some microseconds; per eviction the pieces of the arena.
+Gaps        No lookahead: a budget may fail at which a plan exists. Other threads are not limited. C++ code
+            that is no op of torch and reads a tensor that was evicted is refused by torch.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
+from tightrope.native.hook.allocator import allocator
+from tightrope.native.hook.evicting import EvictionWindow
+from tightrope.native.hook.refused import OutOfBudgetError
+from tightrope.run.evict.core import EvictionArena, Statistics, options_block
+from tightrope.run.evict.policies import Policy
+from tightrope.run.evict.policies import policy as find_policy
+from tightrope.run.evict.reads import watched_reads
+from tightrope.run.evict.watch import OpWatch
+
+_SHOWN = 5
+_NOT_OPEN = "this eviction is not in use: read it inside its with block, or after it for the last figures."
+
+
+class Eviction:
+    """A block whose tensors are evicted and made again; made by `evict`.
+
+    Attributes:
+        budget: bytes for all that the block's thread allocates through torch.
+        policy: who is evicted.
+        num_ops: ops that ran, without views.
+        num_recomputed: ops that ran again.
+        recomputed_ns: what those took, by the time of their first runs.
+        lost: tensors that an error left without bytes.
+    """
+
+    def __init__(self, budget: Bytes, chosen: Policy, *, poison: bool = False) -> None:
+        self.budget, self.policy = budget, chosen
+        self.lost = 0
+        self._poison = poison
+        self._watch: OpWatch | None = None
+        self._last: Statistics | None = None
+        self._thread = 0
+        self._stack = ExitStack()
+
+    @property
+    def num_ops(self) -> int:
+        """Ops that ran, without views."""
+        return self._watch.num_ops if self._watch else 0
+
+    @property
+    def num_recomputed(self) -> int:
+        """Ops that ran again."""
+        return self._watch.again.num_calls if self._watch else 0
+
+    @property
+    def recomputed_ns(self) -> int:
+        """What ops that ran again took, by the time of their first runs."""
+        return self._watch.again.ns if self._watch else 0
+
+    @property
+    def num_held_calls(self) -> int:
+        """Records of storages that are kept now, with the calls that make them."""
+        return len(self._watch.versions) if self._watch else 0
+
+    def statistics(self) -> Statistics:
+        """Read the arena's counters; after the block, as they were at its end.
+
+        Raises:
+            TightropeError: the block has not begun.
+        """
+        if self._watch is not None and self._last is None:
+            return self._watch.arena.statistics()
+        if self._last is None:
+            raise TightropeError(_NOT_OPEN)
+        return self._last
+
+    def __enter__(self) -> Self:
+        if self._watch is not None:
+            raise TightropeError("this eviction was used before: call tightrope.evict again.")
+        options = options_block(self.budget, self.policy)
+        window = EvictionWindow(allocator(), options, poison=self._poison)
+        handle = window.call("arena")
+        self._watch = OpWatch(window, EvictionArena(self.budget, self.policy, handle=handle))
+        self._watch.on_refusal = self._explain
+        window.call("soft", int(self.policy.soft_pins))
+        self._thread = threading.get_ident()
+        self._stack.enter_context(watched_reads(self._reading))
+        self._stack.enter_context(self._watch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        watch = self._watch
+        assert watch is not None
+        self._stack.close()
+        self._last = watch.arena.statistics()
+        held = 0
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for storage in watch.window.held(resident=True):
+                held += self._move_out(storage)
+            for storage in watch.window.held(resident=False):
+                held += watch.window.size(storage)
+                if error is not None and held > self.budget:
+                    held -= self._lose(storage)
+                else:
+                    self._bring_back(storage)
+        watch.window.call("suspend", 1)
+        watch.collect()
+        watch.versions.clear()
+        watch.window.close()
+        if error is None and (held > self.budget or self.lost):
+            raise OutOfBudgetError(self._too_much_lives(held))
+
+    def _bring_back(self, storage: int) -> None:
+        """Make an evicted storage again, on the heap where the arena has no room, and move it there."""
+        watch = self._watch
+        assert watch is not None
+        try:
+            watch.again.restore(storage)
+        except torch.OutOfMemoryError:
+            watch.window.call("suspend", 1)
+            try:
+                watch.again.restore(storage)
+            except torch.OutOfMemoryError:
+                self._lose(storage)
+                return
+            finally:
+                watch.window.call("suspend", 0)
+        if watch.window.call("is_inside", storage):
+            self._move_out(storage)
+
+    def _lose(self, storage: int) -> Bytes:
+        watch = self._watch
+        assert watch is not None
+        self.lost += 1
+        watch.window.call("lose", storage)
+        return watch.window.size(storage)
+
+    def _move_out(self, storage: int) -> Bytes:
+        watch = self._watch
+        assert watch is not None
+        version = watch.versions.get(storage)
+        if version is not None and version.exposed:
+            return watch.window.size(storage)
+        if not watch.window.move_out(storage):
+            return self._lose(storage)
+        return watch.window.size(storage)
+
+    def _too_much_lives(self, held: Bytes) -> str:
+        lost = (
+            f" {self.lost} tensors could not be brought back and raise when they are read."
+            if self.lost
+            else ""
+        )
+        return (
+            f"tensors of {format_bytes(held)} live on at the end of tightrope.evict, and the budget was "
+            f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs, as a loss that "
+            "holds its graph, before the block ends."
+        )
+
+    def _explain(self, error: torch.OutOfMemoryError, op: str) -> BaseException:
+        """Say which op asked, and what must stay, largest first."""
+        watch = self._watch
+        assert watch is not None
+        walls = sorted(watch.window.walls(), key=lambda wall: -wall[1])
+        lines = []
+        for owner, size, pins in walls[:_SHOWN]:
+            version = watch.versions.get(owner)
+            made = f" of {version.call.func}" if version is not None and version.call is not None else ""
+            why = "read by the op that runs" if pins else "cannot be made again"
+            lines.append(f"{format_bytes(size)}{made} ({why})")
+        rest = f", and {len(walls) - _SHOWN} more" if len(walls) > _SHOWN else ""
+        found = OutOfBudgetError(
+            f"{error} Budget {format_bytes(self.budget)}; op {op}. What must stay: "
+            f"{'; '.join(lines) or 'nothing'}{rest}. Raise the budget, or make the step's largest op smaller."
+        )
+        return found
+
+    @contextmanager
+    def _reading(self, tensor: torch.Tensor, hands_out: bool) -> Iterator[None]:
+        watch = self._watch
+        if watch is None or watch.own or threading.get_ident() != self._thread:
+            yield
+            return
+        identity = watch.find(tensor)
+        if identity < 0:
+            yield
+            return
+        watch.bring_back(identity, exposed=hands_out)
+        try:
+            yield
+        finally:
+            watch.arena.unpin(identity)
+
+
+def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = False) -> Eviction:
+    """Hold an eager loop to a budget: evict tensors and recompute them when they are read.
+
+    Everything that the thread allocates through torch inside the block counts: activations, gradients,
+    kernels' workspaces, optimizer state that is made there. What was made before, parameters as a rule, lies
+    beside it.
+
+    Args:
+        budget: bytes, or text such as ``"200MiB"``.
+        policy: ``coop``, ``dtr``, ``dte``, ``lru``, ``size`` or ``planned``, or a `Policy`.
+        poison: overwrite freed bytes, for tests.
+
+    Returns:
+        A context manager; its figures can be read in the block and after it.
+
+    Raises:
+        BudgetSyntaxError: the budget cannot be read.
+        NativeError: on entry: there is no C++ compiler.
+        OutOfBudgetError: in the block, where an op's inputs, results and workspace and what must stay do not
+            fit together; at its end, where what lives on is larger than the budget.
+
+    Example:
+        >>> import torch
+        >>> with evict("1MiB") as eviction:  # doctest: +SKIP
+        ...     loss = torch.nn.Linear(8, 8)(torch.ones(4, 8)).sum().item()
+    """
+    chosen = policy if isinstance(policy, Policy) else find_policy(policy)
+    return Eviction(parse_bytes(budget), chosen, poison=poison)

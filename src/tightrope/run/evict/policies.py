@@ -1,0 +1,110 @@
+"""Policies of eviction: who goes when nothing fits, and at which end of the arena storages are placed.
+
+    coop      the cheapest window of neighbouring pieces; cost / staleness, summed (NeurIPS 2023)
+    dtr       one by one: cost / (size * staleness) (ICLR 2021)
+    dte       as dtr, with the free bytes beside a storage added to its size (MegEngine)
+    lru       one by one: the least recently used
+    size      one by one: the largest
+    planned   as coop, with the distance to the next use in place of staleness where a forecast holds
+
+The cost of a storage is that of its op and of the classes of evicted storages beside it.
+"""
+
+import enum
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tightrope.core import TightropeError
+from tightrope.core.units import Bytes
+
+
+class Score(enum.IntEnum):
+    """What is smallest for the one that goes; the numbers are those of ``evict_search.hpp``."""
+
+    COST_STALENESS = 0
+    COST_SIZE_STALENESS = 1
+    COST_ROOM_STALENESS = 2
+    STALENESS = 3
+    SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Switches of the arena and of those who run ops in it.
+
+    Attributes:
+        name: as users write it.
+        score: of one storage; windows add up ``COST_STALENESS``.
+        window: evict the cheapest window of neighbours; else one storage after another.
+        two_ends: place what is cheap to make per byte from the right end, the rest from the left.
+        in_place: ops in place leave a record of the old version; else a storage is copied first.
+        neighbours: the cost of evicted neighbours counts.
+        sample: score about sqrt(n) storages drawn at random, not all n.
+        forecasts: use forecasts of the next use.
+        keep_temporaries: what was made again on the way to another storage stays until it is evicted.
+        soft_pins: inputs of ops that wait for other inputs may go where nothing else can.
+        relocate: storages that no op uses may move, so that every free byte is of use.
+        patience: percent of the mean time between two uses that is added to every staleness.
+        forecast_patience: the same for the distance to a forecast use.
+        copy_rate: bytes per microsecond of a move.
+        best_fit: place into the smallest hole that fits; else into the first from the storage's end.
+        small_share: one part in so many of the arena is for small storages, which stay; 0: no such area.
+        small_limit: bytes of the largest small storage.
+    """
+
+    name: str
+    score: Score = Score.COST_STALENESS
+    window: bool = True
+    two_ends: bool = True
+    in_place: bool = True
+    neighbours: bool = True
+    sample: bool = False
+    forecasts: bool = False
+    keep_temporaries: bool = True
+    soft_pins: bool = False
+    relocate: bool = False
+    patience: int = 0
+    forecast_patience: int = 0
+    copy_rate: int = 5000
+    best_fit: bool = False
+    small_share: int = 0
+    small_limit: Bytes = 10 * 1024
+
+
+COOP: Final = Policy("coop", relocate=True, soft_pins=True, best_fit=True)
+COOP_AS_PUBLISHED: Final = Policy("coop_as_published")
+DTR: Final = Policy("dtr", Score.COST_SIZE_STALENESS, window=False, two_ends=False)
+DTE: Final = Policy("dte", Score.COST_ROOM_STALENESS, window=False, two_ends=False)
+LRU: Final = Policy("lru", Score.STALENESS, window=False, two_ends=False)
+SIZE: Final = Policy("size", Score.SIZE, window=False, two_ends=False)
+PLANNED: Final = replace(COOP, name="planned", forecasts=True)
+
+CANDIDATES: Final = (
+    replace(COOP, name="planned_coop"),
+    replace(COOP, name="planned_patient", patience=100),
+    replace(COOP, name="planned_cost", patience=1000),
+    replace(COOP, name="planned_left", two_ends=False),
+    replace(COOP, name="planned_still", relocate=False),
+    replace(PLANNED, name="planned_forecasts"),
+    replace(PLANNED, name="planned_left_forecasts", two_ends=False),
+    replace(PLANNED, name="planned_forecasts_cost", forecast_patience=100),
+    replace(PLANNED, name="planned_dtr", score=Score.COST_SIZE_STALENESS, window=False, two_ends=False),
+)
+"""What `planned` tries on the last step, in a simulated arena, before a step that should repeat it."""
+
+POLICIES: Final = {policy.name: policy for policy in (COOP, DTR, DTE, LRU, SIZE, PLANNED)}
+
+
+def policy(name: str) -> Policy:
+    """Find a policy by its name.
+
+    Raises:
+        TightropeError: there is none.
+
+    Example:
+        >>> policy("coop").window
+        True
+    """
+    if name not in POLICIES:
+        raise TightropeError(f"no policy is called {name!r}; there are: {', '.join(POLICIES)}.")
+    return POLICIES[name]

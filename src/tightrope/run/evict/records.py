@@ -1,0 +1,73 @@
+"""What is known of an op that ran, so that it can run again without the tensors that it had.
+
+A tensor is remembered as a place in a storage; a storage as its record's number in the arena. When an op in
+place makes a new version, the object that stands for the old one gets the number of the old version's record,
+so whatever refers to it goes on to mean the old bytes.
+"""
+
+from typing import Any, Final
+
+import torch
+
+from tightrope.core.units import Nanoseconds
+
+storage_of: Final = torch.Tensor.untyped_storage
+"""As it is outside `watched_reads`."""
+
+
+class Version:
+    """One version of a storage's bytes; ``id`` is its record in the arena, or -1 when that is gone."""
+
+    __slots__ = ("blank", "call", "exposed", "id")
+
+    def __init__(self, identity: int, call: "Call | None" = None) -> None:
+        self.id, self.call = identity, call
+        self.blank = self.exposed = False
+
+
+class Place:
+    """A tensor as a place in a version of a storage."""
+
+    __slots__ = ("dtype", "offset", "size", "stride", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.version: Version
+        self.size, self.stride = tensor.size(), tensor.stride()
+        self.offset, self.dtype = tensor.storage_offset(), tensor.dtype
+
+
+class Call:
+    """One run of an op: enough to run it again.
+
+    Attributes:
+        func: the overload.
+        args: with a `Place` for every tensor.
+        kwargs: likewise.
+        inputs: versions that it reads, each once.
+        ns: its time.
+        size: bytes that it allocates, temporaries included.
+        outputs: versions that it made, by position among the tensors that it returned; None: not its own.
+        changed: (old version, new version) of what it changed in place.
+        grad: whether gradients were on, which some kernels ask.
+        state: generator and its state before the first run.
+    """
+
+    __slots__ = ("args", "changed", "func", "grad", "inputs", "kwargs", "ns", "outputs", "size", "state")
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ns: Nanoseconds) -> None:
+        self.func, self.args, self.kwargs, self.ns = func, args, kwargs, ns
+        self.inputs: list[Version] = []
+        self.outputs: list[Version | None] = []
+        self.changed: list[tuple[Version, Version]] = []
+        self.size = 0
+        self.grad = torch.is_grad_enabled()
+        self.state: tuple[torch.Generator, torch.Generator] | None = None
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    """List the tensors that an op returned, in order."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [tensor for one in result for tensor in tensors_of(one)]
+    return []
