@@ -4,14 +4,18 @@
 
 Every net trains on random lengths, or image sizes, from 33 to 256, in six declared buckets, at a share of
 what the largest needs. A process of its own makes ``--shapes`` steps and compares each with eager, bit for
-bit. *Second* processes then take their first step from what the first one kept on disk, in turn with
+bit. *Second* processes then take their first steps from what the first one kept on disk, in turn with
 processes of ``torch.compile(backend="aot_eager")``, for that shape alone and with ``dynamic=True``, which
-takes any shape as we do. Times are seconds from the first call to the end of the first backward; medians.
+takes any shape as we do. *Unknown* ones find prices and plans, but nothing about the call: so does one whose
+first shape falls into a bucket that no process met, or after a change of the model. Figures are CPU seconds
+of the process from the first call to the end of the first backward, and of the first step of another bucket:
+median, smallest and largest.
 """
 
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +32,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 LARGEST: Final = (48, 64, 96, 128, 192, 256)
-_PEERS: Final = ("second", "aot_eager", "aot_eager dynamic")
+_PEERS: Final = ("second", "unknown", "aot_eager", "aot_eager dynamic")
 
 
 class Pictures(nn.Module):
@@ -73,6 +77,8 @@ def _conv() -> tuple[nn.Module, Callable[[int], dict[str, Tensor]], Callable[[in
 _NETS: Final = {"gpt2": _gpt2, "conv": _conv}
 _SHARE: Final = {"gpt2": "75%", "conv": "90%"}
 """Budgets; the conv net has no plan below 85 %."""
+_STEPS: Final = {"first step": 100, "first step of another bucket": 200}
+"""Of a later process: sizes."""
 
 
 def run(arguments: Sequence[str], console: Console) -> int:
@@ -94,15 +100,27 @@ def run(arguments: Sequence[str], console: Console) -> int:
         with tempfile.TemporaryDirectory() as folder:
             found = _process(net, "many", folder, options.shapes)
             console.print(f"{net}: " + ", ".join(f"{name} {value}" for name, value in found.items()))
-            times: dict[str, list[float]] = {peer: [] for peer in _PEERS}
+            times: dict[str, list[dict[str, float]]] = {peer: [] for peer in _PEERS}
             for _ in range(options.rounds):
                 for peer in _PEERS:
-                    times[peer].append(_process(net, peer, folder, options.shapes)["seconds"])
-            mine = median(times["second"])
+                    times[peer].append(_later(net, peer, folder, options.shapes))
+        for step in times["aot_eager"][0]:
+            least = median(one[step] for one in times["aot_eager"])
             for peer in _PEERS:
-                theirs = median(times[peer])
-                console.print(f"{net}: first step, {peer}: {theirs:.2f} s ({mine / theirs:.2f})")
+                every = [one[step] for one in times[peer]]
+                console.print(
+                    f"{net}: {step}, {peer}: {median(every):.2f} CPU-s, {min(every):.2f}-{max(every):.2f}; "
+                    f"{median(every) / least:.2f} of aot_eager"
+                )
     return 0
+
+
+def _later(net: str, peer: str, folder: str, num: int) -> dict[str, float]:
+    """The first steps of a process that finds what another one kept, and leaves it as it was."""
+    with tempfile.TemporaryDirectory() as copied:
+        left_out = shutil.ignore_patterns(*["shapes-*"] * (peer == "unknown"))
+        shutil.copytree(folder, copied, ignore=left_out, dirs_exist_ok=True)
+        return _process(net, peer, copied, num)
 
 
 def _process(net: str, what: str, folder: str, num: int) -> dict[str, Any]:
@@ -163,8 +181,8 @@ def _many(name: str, num: int) -> dict[str, Any]:
 def _first(name: str, what: str) -> dict[str, float]:
     torch.manual_seed(0)
     model, inputs, shape = _NETS[name]()
-    given, run = inputs(100), model
-    if what == "second":
+    run = model
+    if what in ("second", "unknown"):
         import tightrope
 
         tightrope.compile(
@@ -173,9 +191,13 @@ def _first(name: str, what: str) -> dict[str, float]:
     else:
         dynamic = True if what.endswith("dynamic") else None
         run = torch.compile(model, backend="aot_eager", dynamic=dynamic)  # type: ignore[assignment]
-    began = time.perf_counter()
-    _step(run, given, 100)
-    return {"seconds": time.perf_counter() - began}
+    found = {}
+    for step, size in _STEPS.items():
+        given = inputs(size)
+        began = time.process_time()
+        _step(run, given, size)
+        found[step] = time.process_time() - began
+    return found
 
 
 def _step(model: nn.Module, given: dict[str, Tensor], seed: int) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 import oracles
 from tightrope.core import InfeasibleError
+from tightrope.lower import problems
 from tightrope.plan import SMALLEST, KeptPlans, smallest, solve
 from tightrope.plan import kept as module
-from tightrope.plan.cache import graph_key
+from tightrope.plan.cache import graph_key, with_budget
 from tightrope.plan.job import Job
 
 GRAPH = oracles.random_graph(3, num_ops=30)
@@ -146,3 +147,57 @@ def test_a_planner_that_is_named_searches_below_the_smallest_known(monkeypatch: 
         solve(GRAPH, budget=least.budget - 1, cache=cache)
     with pytest.raises(AssertionError, match="searched"):
         solve(GRAPH, budget=least.budget - 1, planner="checkmate", cache=cache)
+
+
+def test_a_bucket_takes_a_plan_that_was_made_for_almost_its_budget() -> None:
+    budget = a_tight_budget()
+    made = solve(GRAPH, budget=budget, cache=KeptPlans(0))
+    arena, total = made.forecast.arena, made.forecast.total
+    for asked in (total, budget - 1, budget, budget + 1, budget + arena // module.SPARE):
+        if asked < total:
+            continue
+        found = KeptPlans(0).close(GRAPH, budget=asked, planner="auto")
+        assert found is not None
+        assert found.budget == asked
+        assert (found.schedule, found.offsets) == (made.schedule, made.offsets)
+        assert not problems(GRAPH, found)
+        proof = found.certificate
+        if asked > budget:  # a bound for fewer bytes says nothing here
+            assert proof.ns_bound == GRAPH.base_ns
+        else:
+            assert proof.ns_bound == made.certificate.ns_bound
+    for asked in (total - 1, budget + arena // module.SPARE + module.SPARE):
+        assert KeptPlans(0).close(GRAPH, budget=asked, planner="auto") is None
+    assert KeptPlans(0).close(GRAPH, budget=budget, planner="checkmate") is None
+    assert KeptPlans(1).close(GRAPH, budget=budget, planner="auto") is None
+
+
+def test_a_bucket_takes_the_fastest_kept_plan_that_fits() -> None:
+    cache, budget = KeptPlans(0), a_tight_budget()
+    fast, least = solve(GRAPH, budget=budget), smallest(GRAPH)
+    slow = with_budget(least, budget + 1)
+    assert slow.forecast.ns > fast.forecast.ns
+    for plan in (fast, slow):
+        cache.store(GRAPH, plan, planner="auto")
+    found = KeptPlans(0).close(GRAPH, budget=budget + 1, planner="auto")
+    assert found is not None
+    assert found.schedule == fast.schedule
+    again = KeptPlans(0).close(GRAPH, budget=fast.forecast.total - 1, planner="auto")
+    assert again is not None
+    assert again.schedule == slow.schedule
+
+
+def test_a_plan_that_runs_every_op_once_does_for_every_larger_budget() -> None:
+    made = solve(GRAPH, budget=2**30, cache=KeptPlans(0))
+    found = KeptPlans(0).close(GRAPH, budget=2**40, planner="auto")
+    assert found is not None
+    assert found.forecast.ns == made.forecast.ns == GRAPH.base_ns
+    assert found.certificate.proved
+
+
+def test_a_plan_for_almost_the_same_budget_is_judged(folder: Path) -> None:
+    made = solve(GRAPH, budget=a_tight_budget())
+    wrong = msgspec.structs.replace(made, offsets=(0,) * len(made.offsets))
+    KeptPlans(0).store(GRAPH, wrong, planner="auto")
+    with pytest.warns(UserWarning, match="of no use and was deleted"):
+        assert KeptPlans(0).close(GRAPH, budget=made.budget + 1, planner="auto") is None

@@ -4,16 +4,18 @@ import copy
 import gc
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 from training import trains_as, turned
 
 import tightrope
+from tightrope.core.codec import dump_graph, load_graph
 from tightrope.plan.job import Job
 from tightrope.run.accounts import accounts
-from tightrope.run.buckets import check_shapes, rounded
 from tightrope.run.compile import compiled_of
+from tightrope.run.shapes import check_shapes, rounded
 from tightrope.run.unit import LENT
 
 
@@ -276,6 +278,37 @@ def test_plans_of_buckets_are_kept_for_the_next_process(
     assert not searches
 
 
+def test_a_later_process_captures_its_first_shape_alone(
+    pair: tuple[Tower, Tower], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second shape is captured for all; what was kept stays in use, and nothing is searched for."""
+    monkeypatch.setenv("TIGHTROPE_PLANS", str(tmp_path))
+    _, plain = pair
+    searches: list[int] = []
+    run = Job.run
+    monkeypatch.setattr(Job, "run", lambda job, planner: (searches.append(1), run(job, planner))[1])
+    for lengths, captures in (((20,), (1,)), ((22, 40, 22, 24), (1, 2, 2, 2))):
+        searches.clear()
+        gc.collect()
+        model = copy.deepcopy(plain)
+        budget = accounts().charged() + 2**20
+        tightrope.compile(model, budget=budget, shapes=[(4, 24), (4, 48)], progress=False)
+        for length, num in zip(lengths, captures, strict=True):
+            assert bits(model, *batch(4, length)) == eager(plain, *batch(4, length)), length
+            assert compiled_of(model).num_graphs == num
+    assert not searches
+    report = tightrope.report(model)
+    assert sum(proof.cause != LENT for proof in report.proofs) == 2
+    assert report.observed_total <= budget
+    used = [(one.largest.split(",")[0], one.num_shapes, one.num_calls) for one in report.buckets]
+    assert used == [("input 0 [4 x 48]", 1, 1), ("input 0 [4 x 24]", 2, 3)]
+    assert [one.num_alone for one in report.buckets] == [0, 0]
+    model.eval()
+    plain.eval()
+    with torch.no_grad():  # of the first shape, but another graph
+        assert torch.equal(model(*batch(4, 22)), plain(*batch(4, 22)))
+
+
 class Branches(nn.Module):
     """Another product from 16 rows on."""
 
@@ -324,6 +357,54 @@ def test_a_shape_without_a_name_is_that_of_the_first_tensor_of_the_call() -> Non
     tightrope.compile(other, budget=accounts().charged() + 2**22, shapes=[(4, 8)], progress=False)
     with pytest.raises(tightrope.TightropeError, match=r"2 sizes are not the dimensions of 'input 0'"):
         other(torch.ones(3, 5, 4), torch.ones(3, 5) > 0)
+
+
+def _as_it_was(data: bytes) -> bytes:
+    return data
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-9]
+
+
+def _enlarged(data: bytes) -> bytes:
+    graph = load_graph(data)
+    first, *others = graph.ops
+    return dump_graph(
+        msgspec.structs.replace(graph, ops=(msgspec.structs.replace(first, hidden=2**40), *others))
+    )
+
+
+def _elsewhere(data: bytes) -> bytes:
+    return dump_graph(msgspec.structs.replace(load_graph(data), environment=(("device", "another"),)))
+
+
+def test_what_was_kept_of_shapes_and_is_wrong_costs_time_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are damaged, of another graph, or of one that does not fit: symbols say what is right."""
+    monkeypatch.setenv("TIGHTROPE_PLANS", str(tmp_path))
+    torch.manual_seed(0)
+    plain, given = Masked(), (torch.ones(3, 5, 4), torch.ones(3, 5) > 0)
+    plain(*given).backward()
+    spoiled = ((_as_it_was, True), (_cut, False), (_enlarged, False), (_elsewhere, False))
+    for spoil, alone in ((_as_it_was, False), *spoiled):
+        for file in tmp_path.glob("shapes-*/*/*/4-8.json"):
+            file.write_bytes(spoil(file.read_bytes()))
+        gc.collect()
+        model = Masked()
+        model.load_state_dict(plain.state_dict())
+        shapes = [{"input 0": (4, 8, 4)}]
+        tightrope.compile(model, budget=accounts().charged() + 2**22, shapes=shapes, progress=False)
+        model(*given).backward()
+        assert all(
+            torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
+            for one, other in zip(model.parameters(), plain.parameters(), strict=True)
+        )
+        assert "ran by the plan of the bucket up to" in tightrope.report(model).bucket
+        last = compiled_of(model).buckets.last
+        assert last is not None
+        assert (last[0].only is not None) == alone, spoil
 
 
 class Turned(nn.Module):

@@ -75,10 +75,12 @@ class PlanCache:
 
     def store(self, graph: Graph, plan: Plan, *, planner: str) -> None:
         """Remember a plan, in the folder too where there is one."""
+        from tightrope.core.codec import dump_plan
+
         planner = _label(planner, placed=plan.placed)
         self._known(graph)[planner, plan.budget] = plan
         if self._folder is not None:
-            _write(self._folder / graph_key(graph) / f"{planner}-{plan.budget}.json", plan)
+            write_file(self._folder / graph_key(graph) / f"{planner}-{plan.budget}.json", dump_plan(plan))
 
     def _known(self, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
         key = graph_key(graph)
@@ -112,15 +114,18 @@ def _read(folder: Path, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
     return plans
 
 
-def _write(file: Path, plan: Plan) -> None:
-    from tightrope.core.codec import dump_plan
+def write_file(file: Path, data: bytes) -> None:
+    """Write a file in one go, so that who reads it meanwhile sees the old one or the new one.
 
+    Raises:
+        PlanFileError: it cannot be written.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=".plan-")
         try:
             with os.fdopen(handle, "wb") as stream:
-                stream.write(dump_plan(plan))
+                stream.write(data)
             os.replace(name, file)
         except OSError:
             Path(name).unlink(missing_ok=True)

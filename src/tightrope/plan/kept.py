@@ -19,12 +19,14 @@ from typing import Final
 from tightrope.core import Bytes, Graph, Plan, PlanFileError, TightropeError
 from tightrope.lower import problems
 from tightrope.native import cache_folder
-from tightrope.plan.cache import PlanCache, graph_key
+from tightrope.plan.cache import PlanCache, graph_key, with_budget
 from tightrope.plan.model import pairs_of
 
 _MOST_PLANS: Final = 24
 """Plans of one graph that are kept: each takes some milliseconds to read."""
 _MOST_GRAPHS: Final = 256
+SPARE: Final = 16
+"""A plan is made anew where more than this part of its arena would be left free in vain."""
 _LAYOUT: Final = 1
 """Version of what is kept."""
 VARIABLE: Final = "TIGHTROPE_PLANS"
@@ -65,12 +67,40 @@ class KeptPlans(PlanCache):
         except PlanFileError:
             return
         if self._folder is not None:
-            _drop_oldest(self._folder / graph_key(graph), _MOST_PLANS)
-            _drop_oldest(self._folder, _MOST_GRAPHS)
+            drop_oldest(self._folder / graph_key(graph), _MOST_PLANS)
+            drop_oldest(self._folder, _MOST_GRAPHS)
 
     def exact(self, graph: Graph, *, budget: Bytes, planner: str, placed: bool = True) -> Plan | None:
         """Look up the plan that was stored for this very budget and planner, if it is sound."""
         return self._sound(graph, super().exact(graph, budget=budget, planner=planner, placed=placed))
+
+    def close(self, graph: Graph, *, budget: Bytes, planner: str) -> Plan | None:
+        """Find a kept plan that does instead of a search at this budget, for a bucket of shapes.
+
+        Processes hold a little more or less when they plan. The fastest kept plan that fits does where one of
+        them was made for as many bytes, almost as many, or more, or runs every op once. *Almost*: of what was
+        added, at most a 16th of its arena would be left free in vain, as with the plans of one process.
+
+        Returns:
+            A judged plan of at most ``budget`` bytes. It keeps its bound on time where that holds at this
+            budget, else has that of running every op once. None = search.
+        """
+        known = self._known(graph)
+        if graph_key(graph) not in self._read_from_disk:
+            return None
+        fitting = [
+            plan
+            for (name, _), plan in known.items()
+            if name == planner and plan.placed and plan.forecast.total <= budget
+        ]
+        if not any(
+            plan.forecast.ns <= plan.forecast.base_ns or (budget - plan.budget) * SPARE <= plan.forecast.arena
+            for plan in fitting
+        ):
+            return None
+        fastest = min(fitting, key=lambda plan: (plan.forecast.ns, plan.forecast.total))
+        found = self._sound(graph, fastest)
+        return None if found is None else with_budget(found, budget)
 
     def best(self, graph: Graph, *, budget: Bytes, placed: bool = True) -> Plan | None:
         """Find the fastest known plan that takes at most ``budget`` bytes, if it is sound."""
@@ -119,7 +149,7 @@ class KeptPlans(PlanCache):
         return found
 
 
-def _drop_oldest(folder: Path, most: int) -> None:
+def drop_oldest(folder: Path, most: int) -> None:
     """Keep the newest entries of a folder; what another process drops meanwhile is left to it."""
     with suppress(OSError):
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]

@@ -2,7 +2,9 @@
 
 Idea        A call is captured once with its sizes as symbols. Sizes fall into buckets; only the largest of a
             bucket is planned. A smaller call is the same list of ops: it uses that schedule and those
-            addresses, so nothing is captured and nothing searched for (`tightrope.plan.resize`).
+            addresses, so nothing is captured and nothing searched for (`tightrope.plan.resize`). Where an
+            earlier process kept what it found, the first shape is captured alone, and symbols wait for a
+            second one.
 Guarantee   Nothing is padded, so results are those of the batch as it is. Where the plan of a bucket's
             largest sizes fits, so does every smaller call, whose allocations are no larger; where a kernel
             breaks that, its sizes are planned by themselves, and the report says so. The limit stays on.
@@ -11,79 +13,29 @@ Gaps        What was made for each size stays until the model goes. A backward f
             foreseen is traced and planned for each size.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
+
+import msgspec
+import torch
 
 from tightrope.capture._sizes import resized, sizes_in
 from tightrope.capture.program import Program
-from tightrope.core import CaptureError, InfeasibleError, ShapeError, TightropeError, format_bytes
-from tightrope.core.arguments import refuse_argument
-from tightrope.core.units import shown
+from tightrope.core import CaptureError, Graph, InfeasibleError, ShapeError, TightropeError, format_bytes
+from tightrope.lower import without_writes
 from tightrope.lower.join import Turn
+from tightrope.plan.cache import graph_key
+from tightrope.plan.resize import same_ops
 from tightrope.run.calls import Calls
 from tightrope.run.captured import Captured
-from tightrope.run.patterns import single
+from tightrope.run.known_shapes import KnownFamily, KnownShapes, known_shapes, modes, tensors_of
+from tightrope.run.patterns import Pattern, single
+from tightrope.run.shapes import Shape, Shapes, Sizes, changes, maximal, rounded, within
 from tightrope.run.unit import Unit
-
-Sizes: TypeAlias = tuple[int, ...]
-Shape: TypeAlias = tuple[int, ...] | Mapping[str, tuple[int, ...]]
-Shapes: TypeAlias = tuple[Shape, ...] | None
-"""The largest of every bucket, as declared; None = by rule."""
-
-
-def check_shapes(shapes: object, *, fuse: bool, page_to: object = None) -> Shapes:
-    """Read what buckets a user asks for.
-
-    Raises:
-        TightropeError: quotes what is neither "bucket" nor a list of shapes, or does not go together.
-    """
-    if shapes is None:
-        return None
-    if fuse:
-        raise TightropeError(
-            f"shapes={shapes!r} and fuse=True do not go together: loops are compiled for one shape. Leave "
-            "one of the two out."
-        )
-    if page_to is not None:
-        raise TightropeError(
-            f"shapes={shapes!r} and page_to={shown(page_to)} do not go together: pages have the sizes of one "
-            "shape. Leave one of the two out."
-        )
-    if shapes == "bucket" and isinstance(shapes, str):
-        return None
-    wanted = (
-        '"bucket", or a list of the largest shapes to expect: each the shape of the first tensor, such as '
-        '(8, 128), or of tensors by name, such as {"input_ids": (8, 128)}'
-    )
-    if not isinstance(shapes, list | tuple) or not shapes:
-        refuse_argument("shapes", shapes, wanted)
-    found: list[Shape] = []
-    for shape in shapes:
-        if isinstance(shape, Mapping) and shape and all(isinstance(name, str) for name in shape):
-            found.append({name: _shape(one, wanted) for name, one in shape.items()})
-        else:
-            found.append(_shape(shape, wanted))
-    return tuple(found)
-
-
-def _shape(shape: object, wanted: str) -> tuple[int, ...]:
-    if not isinstance(shape, list | tuple) or not shape:
-        refuse_argument("shapes", shape, wanted)
-    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
-        refuse_argument("shapes", shape, wanted)
-    return tuple(shape)
-
-
-def rounded(size: int) -> int:
-    """The largest size of a bucket by rule: the next power of two, or three quarters of it.
-
-    >>> [rounded(size) for size in (1, 5, 6, 7, 64, 65, 97)]
-    [1, 6, 6, 8, 64, 96, 128]
-    """
-    power = 1 << max(size - 1, 0).bit_length()
-    return power * 3 // 4 if 4 * size <= 3 * power and power > 2 else power
 
 
 class UnreadableError(CaptureError):
@@ -119,6 +71,10 @@ class Family:
 
     Attributes:
         program: as captured.
+        form: which of its sizes may change.
+        kept: what is kept of it on disk; None = nothing.
+        only: the sizes that it was captured for alone; None = for all.
+        lenders: declared sizes that have to fit before those -> number of their graph, as it was kept.
         served: sizes -> number of the captured graph that serves them.
         largest: sizes -> the largest ones of their bucket.
         num_calls: per sizes.
@@ -128,6 +84,10 @@ class Family:
     """
 
     program: Program
+    form: KnownFamily
+    kept: KnownShapes | None = None
+    only: Sizes | None = None
+    lenders: dict[Sizes, int] = field(default_factory=dict)
     served: dict[Sizes, int] = field(default_factory=dict)
     largest: dict[Sizes, Sizes] = field(default_factory=dict)
     num_calls: dict[Sizes, int] = field(default_factory=dict)
@@ -135,21 +95,50 @@ class Family:
     alone: dict[Sizes, str] = field(default_factory=dict)
     admitted: bool = False
 
+    @property
+    def place(self) -> Hashable:
+        """What families have in common that stand for the same calls, captured for one shape and for all."""
+        return id(self) if self.kept is None else (self.kept.folder, self.form.inputs)
+
     def changing(self) -> set[int]:
         """Positions of the sizes that are dimensions of tensors; other numbers stay what they were first."""
-        assert self.program.resizable is not None
-        inputs = self.program.resizable.inputs
-        return {int(size) for _, shape in inputs for size in shape if _changes(size)}
+        return {int(size) for _, shape in self.form.inputs for size in shape if changes(size)}
 
     def text(self, sizes: Sizes) -> str:
         """Show sizes as shapes of tensors."""
-        assert self.program.resizable is not None
         shown = []
-        for name, shape in self.program.resizable.inputs:
-            known = [str(sizes[int(size)]) if _changes(size) else str(size) for size in shape]
-            if any(_changes(size) for size in shape):
+        for name, shape in self.form.inputs:
+            known = [str(sizes[int(size)]) if changes(size) else str(size) for size in shape]
+            if any(changes(size) for size in shape):
                 shown.append(f"{name} [{' x '.join(known)}]")
         return ", ".join(shown[:3]) + (" ..." if len(shown) > 3 else "")
+
+
+@dataclass(frozen=True)
+class _Match:
+    """What is kept of a call, which is then captured for its sizes alone.
+
+    Attributes:
+        kept: where.
+        form: the family.
+        sizes: of the call.
+        largest: of its bucket.
+        first: declared sizes that have to fit before it.
+        graphs: priced, for the largest sizes and the declared ones.
+    """
+
+    kept: KnownShapes
+    form: KnownFamily
+    sizes: Sizes
+    largest: Sizes
+    first: tuple[Sizes, ...]
+    graphs: Mapping[Sizes, Graph]
+
+
+class _Trusted:
+    """Bytes are held back for graphs that were kept while this lives; and how else they are forgotten."""
+
+    forget: Callable[[], None] = staticmethod(lambda: None)
 
 
 class Buckets:
@@ -158,6 +147,7 @@ class Buckets:
     Attributes:
         last: family and sizes of the last call; None = none came.
         off: why every shape is captured and planned by itself instead, or the empty string.
+        captures_alone: whether the call under way is captured for its sizes alone.
     """
 
     off: str = ""
@@ -166,11 +156,103 @@ class Buckets:
         self._shapes, self._calls = shapes, calls
         self._families: list[Family] = []
         self.last: tuple[Family, Sizes] | None = None
+        self.captures_alone = False
+        self._look: Callable[[], KnownShapes | None] = lambda: None
+        self._first: dict[str, torch.Size] | None = None
+        self._match: _Match | None = None
+        self._lenders: dict[tuple[Hashable, Sizes], int] = {}
+        self._trusted = _Trusted()
+
+    @contextmanager
+    def calling(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Iterator[bool]:
+        """Note which call is made; tell whether it is to be captured for its sizes alone.
+
+        That is the first call, where enough is kept of it, and those of its shape.
+        """
+        options = self._shapes, self._calls.settings.writes, modes()
+        self._look = cache(partial(known_shapes, model, args, kwargs, options))
+        try:
+            if self._first is None:
+                self._match = self._find(args, kwargs)
+                self._first = {} if self._match is None else _shapes_of(args, kwargs)
+                self.captures_alone = self._match is not None
+            else:
+                self.captures_alone = bool(self._first) and self._first == _shapes_of(args, kwargs)
+            yield self.captures_alone
+        finally:
+            self.captures_alone, self._match, self._look = False, None, lambda: None
+
+    def for_all(self) -> None:
+        """Capture all calls from now on for all sizes; forget what was kept if none of it was used."""
+        self._first, self.captures_alone, self._match = {}, False, None
+        if not any(family.admitted for family in self._families):
+            self._trusted.forget()
+            self._trusted = _Trusted()
+            self._lenders.clear()
+
+    def _find(self, args: Any, kwargs: Any) -> _Match | None:
+        """What is kept of a call."""
+        kept, tensors = self._look(), tensors_of(args, kwargs)
+        if kept is None or tensors is None:
+            return None
+        for form in kept.families():
+            sizes = form.sizes_of(tensors)
+            if sizes is None:
+                continue
+            if self._shapes is None:
+                largest, first = tuple(map(rounded, sizes)), tuple[Sizes, ...]()
+            else:
+                above = [most for most in form.declared if within(sizes, most)]
+                if not above:
+                    continue
+                largest, first = min(above, key=prod), maximal(form.declared)
+            read = {most: kept.graph(form, most) for most in (*first, largest)}
+            graphs = {most: graph for most, graph in read.items() if graph is not None}
+            if len(graphs) == len(read):
+                return _Match(kept, form, sizes, largest, first, graphs)
+        return None
 
     def add(self, program: Program) -> int:
         """Take in a call that was captured for many sizes; return the number of its family."""
-        self._families.append(Family(program))
+        assert program.resizable is not None
+        form = KnownFamily(program.resizable.inputs, len(program.sizes))
+        self._families.append(Family(program, form))
         return len(self._families) - 1
+
+    def add_alone(self, program: Program, real: Sequence[Any]) -> int:
+        """Take in a call that was captured for its sizes alone; return the number of its family.
+
+        Raises:
+            CaptureError: what is kept of its bucket is another list of ops, or nothing is.
+        """
+        match, self._match = self._match, None
+        if match is None or not all(_same_list(program.graph, graph) for graph in match.graphs.values()):
+            if match is not None:
+                match.kept.give_up()
+            raise CaptureError("what is kept of these shapes is of another graph.")
+        family = Family(program, match.form, match.kept, only=match.sizes)
+        self._trusted.forget = self._calls.prospects.undoing()
+        number = self._calls.add(program, real, f"bucket up to {family.text(match.largest)}")
+        for sizes, graph in match.graphs.items():
+            family.lenders[sizes] = self._lend(family, sizes, graph)
+            family.largest[sizes] = sizes
+        one = self._calls.captured[number]
+        one.bucket = one.nearest = family.lenders[match.largest]
+        one.strict = self._shapes is not None
+        family.lenders = {sizes: family.lenders[sizes] for sizes in match.first}
+        family.served[match.sizes], family.largest[match.sizes] = number, match.largest
+        self._families.append(family)
+        return len(self._families) - 1
+
+    def _lend(self, family: Family, sizes: Sizes, graph: Graph) -> int:
+        """Take in a priced graph that was kept, which lends its plans, and is not run."""
+        calls, program = self._calls, replace(family.program, graph=graph)
+        one = Captured(program, program, {}, why=f"bucket up to {family.text(sizes)}", lends=True)
+        calls.captured.append(one)
+        calls.accounts.hold_back(self._trusted, graph.hidden)
+        calls.prospects.raise_share([one], waiting=False)
+        self._lenders[family.place, sizes] = len(calls.captured) - 1
+        return len(calls.captured) - 1
 
     def serve(self, number: int, args: Sequence[Any]) -> int:
         """Find the captured graph for a call of a family, or make it.
@@ -178,12 +260,16 @@ class Buckets:
         Raises:
             ShapeError: it is larger than every declared shape.
             InfeasibleError: a declared shape does not fit the budget.
-            UnreadableError: the graph cannot be read for its sizes, or for the largest ones.
+            UnreadableError: the graph cannot be read for its sizes, or for the largest ones; or the plans
+                that were kept do not fit.
         """
-        family, sizes = self._families[number], sizes_in(args)
+        family = self._families[number]
+        sizes = sizes_in(args) if family.only is None else family.only
         if sizes in family.refused:
             raise ShapeError(family.refused[sizes][0], smallest_found=family.refused[sizes][1])
-        if sizes not in family.served:
+        if family.only is not None:
+            self._admit_alone(family, sizes)
+        elif sizes not in family.served:
             try:
                 self._admit(family, sizes, args)
             except CaptureError as error:
@@ -192,16 +278,30 @@ class Buckets:
         family.num_calls[sizes] = family.num_calls.get(sizes, 0) + 1
         return family.served[sizes]
 
+    def _admit_alone(self, family: Family, sizes: Sizes) -> None:
+        """Plan the first call of a family that was captured for its sizes alone."""
+        if family.admitted:
+            return
+        try:
+            for number in (*family.lenders.values(), family.served[sizes]):
+                self._plan(family, number)
+        except InfeasibleError as error:  # whether it really does not fit is found with symbols
+            raise UnreadableError(str(error)) from error
+        family.admitted = True
+
     def used(self) -> tuple[Bucket, ...]:
         """Every bucket, in the order in which they were planned, with what it served."""
-        found = []
+        came: dict[tuple[Hashable, Sizes], list[tuple[Family, Sizes]]] = {}
         for family in self._families:
-            for largest in dict.fromkeys(family.largest.values()):
-                mine = [sizes for sizes, most in family.largest.items() if most == largest]
-                came = [sizes for sizes in mine if sizes in family.num_calls]
-                alone = sum(self._is_alone(family.served[sizes]) for sizes in came)
-                calls = sum(family.num_calls[sizes] for sizes in came)
-                found.append(Bucket(family.text(largest), len(came), calls, alone))
+            for sizes, most in family.largest.items():
+                came.setdefault((family.place, most), []).append((family, sizes))
+        found = []
+        for (_, most), pairs in came.items():
+            served = [(family, sizes) for family, sizes in pairs if sizes in family.num_calls]
+            alone = {sizes for family, sizes in served if self._is_alone(family.served[sizes])}
+            num_calls = sum(family.num_calls[sizes] for family, sizes in served)
+            num_shapes = len({sizes for _, sizes in served})
+            found.append(Bucket(pairs[0][0].text(most), num_shapes, num_calls, len(alone)))
         return tuple(found)
 
     def text(self) -> str:
@@ -227,9 +327,11 @@ class Buckets:
         assert family.program.resizable is not None
         declared = [most for most in every if not family.program.resizable.refused(most)]
         if not family.admitted:
-            for most in sorted(declared, key=prod, reverse=True):
-                if not any(most != other and _within(most, other) for other in declared):
-                    self._plan(family, self._take(family, most, most, args))
+            family.kept = self._look() if len(family.changing()) == family.form.num_sizes else None
+            family.form = msgspec.structs.replace(family.form, declared=tuple(declared))
+            for most in maximal(declared):
+                self._plan(family, self._take(family, most, most, args))
+                self._keep(family, most)
             family.admitted = True
         changing = family.changing()
 
@@ -245,7 +347,14 @@ class Buckets:
         else:
             raise self._refusal(family, sizes, args)
         self._take(family, largest, largest, args)
+        if largest in above(declared) or (self._shapes is None and sizes not in family.alone):
+            self._keep(family, largest)
         self._take(family, sizes, largest, args)
+
+    def _keep(self, family: Family, largest: Sizes) -> None:
+        """Keep the graph of the largest sizes of a bucket for other processes."""
+        if family.kept is not None:
+            family.kept.keep(family.form, largest, self._calls.captured[family.served[largest]].graph)
 
     def _by_rule(self, family: Family, sizes: Sizes, args: Sequence[Any]) -> Sizes:
         """The largest sizes of a bucket that was not declared: those of the call where they are no call."""
@@ -269,7 +378,7 @@ class Buckets:
             TightropeError: it says nothing of a size, or names a tensor that the call does not have.
         """
         assert family.program.resizable is not None
-        inputs = family.program.resizable.inputs
+        inputs = family.form.inputs
         shapes = shape if isinstance(shape, Mapping) else {inputs[0][0]: shape}
         known: dict[int, int] = {}
         for name, wanted in shapes.items():
@@ -279,12 +388,12 @@ class Buckets:
                 what = "no such tensor" if one is None else f"{len(wanted)} sizes are not the dimensions of"
                 raise TightropeError(f"shapes={shape!r}: the call has {what} {name!r}; it has {have}.")
             for size, most in zip(one, wanted, strict=True):
-                if _changes(size):
+                if changes(size):
                     known[int(size)] = most
                 elif isinstance(size, int) and size > most:
                     return None
         if missing := family.changing() - known.keys():
-            names = [name for name, one in inputs if any(_changes(s) and int(s) in missing for s in one)]
+            names = [name for name, one in inputs if any(changes(s) and int(s) in missing for s in one)]
             raise TightropeError(
                 f"shapes={shape!r} says nothing of {', '.join(names)}: give shapes by name, such as "
                 f"{{{inputs[0][0]!r}: {(1,) * len(inputs[0][1])}, {names[0]!r}: ...}}."
@@ -302,19 +411,27 @@ class Buckets:
         number = self._calls.add(
             program, resized(args, program.module), f"bucket up to {family.text(largest)}"
         )
+        if sizes == largest:
+            number = self._instead_of_kept(family, sizes, number)
         one = self._calls.captured[number]
-        one.nearest = near
+        one.nearest, one.lends = near, sizes == largest
         if sizes != largest:
             one.bucket, one.strict = family.served[largest], self._shapes is not None
         family.served[sizes], family.largest[sizes] = number, largest
         return number
 
+    def _instead_of_kept(self, family: Family, sizes: Sizes, number: int) -> int:
+        """Let a graph that was just read take the place of the same one as it was kept, and of its plans."""
+        kept, captured = self._lenders.pop((family.place, sizes), None), self._calls.captured
+        if kept is None or graph_key(captured[kept].graph) != graph_key(captured[number].graph):
+            return number
+        captured[kept] = captured.pop()
+        return kept
+
     def _nearest(self, family: Family, sizes: Sizes) -> int | None:
         """The largest sizes of the nearest bucket: of a larger one, whose plan fits, if there is any."""
         most = [one for one in family.served if family.largest[one] == one]
-        near = min(
-            most, key=lambda one: (not _within(sizes, one), abs(prod(one) - prod(sizes))), default=None
-        )
+        near = min(most, key=lambda one: (not within(sizes, one), abs(prod(one) - prod(sizes))), default=None)
         return None if near is None else family.served[near]
 
     def _plan(self, family: Family, number: int) -> None:
@@ -324,7 +441,7 @@ class Buckets:
             InfeasibleError: it does not fit the budget.
         """
         calls = self._calls
-        alone = single(number) if family.program.has_backward else (Turn(0, number, False),)
+        alone: Pattern = single(number) if family.program.has_backward else (Turn(0, number, False),)
         calls.prospects.begin(first=not calls.num_forwards)
         self._suit(calls.unit(alone))
 
@@ -369,9 +486,10 @@ class Buckets:
         return ShapeError(said, smallest_found=least)
 
 
-def _changes(size: int | str) -> bool:
-    return isinstance(size, str) and size.isdigit()
+def _same_list(graph: Graph, kept: Graph) -> bool:
+    """Tell whether a graph as captured and a priced one for other sizes are the same ops."""
+    return graph.environment == kept.environment and same_ops(without_writes(graph), without_writes(kept))
 
 
-def _within(sizes: Sizes, most: Sizes) -> bool:
-    return all(size <= limit for size, limit in zip(sizes, most, strict=True))
+def _shapes_of(args: Any, kwargs: Any) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in (tensors_of(args, kwargs) or {}).items()}

@@ -65,6 +65,7 @@ class Captured:
         bucket: number of the graph for the largest sizes of its bucket, whose plan it uses; None = its own.
         strict: whether to refuse where that plan does not fit.
         nearest: number of the graph for other sizes whose plan a search begins from; None = there is none.
+        lends: whether it has the largest sizes of a bucket.
     """
 
     raw: Program
@@ -78,6 +79,7 @@ class Captured:
     bucket: int | None = None
     strict: bool = False
     nearest: int | None = None
+    lends: bool = False
 
     @property
     def graph(self) -> Graph:

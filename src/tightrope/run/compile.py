@@ -11,13 +11,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
 from tightrope.capture import _torch
-from tightrope.capture.announce import GradientGroups
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.program import Program
@@ -27,7 +27,7 @@ from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_switches, check_verify, parse_budget
 from tightrope.run.attempt import attempt
 from tightrope.run.beside import Beside
-from tightrope.run.buckets import Buckets, Shape, Shapes, check_shapes
+from tightrope.run.buckets import Buckets
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
 from tightrope.run.example import check_example, plan_ahead
@@ -35,7 +35,8 @@ from tightrope.run.foresee import Foresight
 from tightrope.run.paging import paging_of
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
-from tightrope.run.running import Pending
+from tightrope.run.runner import CompiledGraph
+from tightrope.run.shapes import Shape, Shapes, check_shapes
 from tightrope.run.sharded import WHY, InsideHooks, divided, refuse_divided
 from tightrope.run.state import state_of
 from tightrope.run.status import StatusLine
@@ -117,12 +118,23 @@ class CompiledModel:
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Take a captured graph in."""
         self.accounts.survey()
+        alone = self.buckets.captures_alone
+        many = alone or program.resizable is not None
+        if many:
+            number = self.buckets.add_alone(program, real) if alone else self.buckets.add(program)
+        else:
+            number = self.calls.add(program, real)
         self.num_graphs += 1
-        many = program.resizable is not None
-        number = self.buckets.add(program) if many else self.calls.add(program, real)
         self.hold()
-        graph = _CompiledGraph(weakref.ref(self), number, many=many)
+        graph = CompiledGraph(weakref.ref(self), number, many=many)
         return graph if self.twin is None else self.twin.watching(graph, program)
+
+    def served(self, number: int, args: list[Any], *, many: bool) -> tuple[Calls, int]:
+        """Find the captured graph for a call of one, or of ``many`` sizes, that is about to run."""
+        number = self.buckets.serve(number, args) if many else number
+        if self.before_run is not None:
+            self.before_run((self, number), args)
+        return self.calls, number
 
     def compared(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call, beside the model as it is where that was asked for."""
@@ -227,51 +239,6 @@ class CompiledModel:
             self._inside_step = False
             assert self.replay is not None
             self.replay.__exit__(None, None, None)
-
-
-class _CompiledGraph:
-    """One captured graph; see `tightrope.capture.dynamo.Runner`.
-
-    Dynamo remembers it for ever, so everything that holds memory belongs to the model.
-
-    Args:
-        owner: the model that it is of.
-        number: its own, or where it stands for ``many`` sizes that of its family.
-    """
-
-    def __init__(self, owner: "weakref.ref[CompiledModel]", number: int, *, many: bool) -> None:
-        self._owner, self._number, self._many, self._failed = owner, number, many, False
-
-    def _asked(self, args: list[Any]) -> tuple[Calls, int]:
-        if self._failed:  # autograd holds what a failed backward left until the next one
-            self._failed = False
-            _torch.run_tiny_backward()
-        owner = self._owner()
-        assert owner is not None
-        number = owner.buckets.serve(self._number, args) if self._many else self._number
-        if owner.before_run is not None:
-            owner.before_run((owner, number), args)
-        return owner.calls, number
-
-    def forward(self, args: list[Any]) -> list[Any]:
-        """Run the ops before the hand-over; return the outputs and then the token."""
-        calls, number = self._asked(args)
-        return calls.forward(number, args)
-
-    def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
-        """Run the rest; ``args`` is the token followed by the tangents."""
-        pending: Pending = args[0].pending
-        try:
-            return pending.calls.backward(args, by_group)  # type: ignore[no-any-return]
-        except BaseException:
-            pending.failed()
-            self._failed = True
-            raise
-
-    def inference(self, args: list[Any]) -> list[Any]:
-        """Run a program that has no backward."""
-        calls, number = self._asked(args)
-        return calls.inference(number, args)
 
 
 def _weakly(
@@ -427,6 +394,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             raise
 
     hooks: InsideHooks | None = None
+    trial = partial(_try, model, compiled, ways.plain)
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         nonlocal hooks
@@ -434,7 +402,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             hooks = compiled.divide(model(), ways.inside)
         if not compiled.in_pieces:
             if compiled.many_sizes:
-                result, reason = attempt(ways.many, args, kwargs, trial)
+                result, reason = for_many(args, kwargs)
                 if not reason:
                     return result
                 compiled.one_size(reason)
@@ -448,22 +416,17 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
                 compiled.break_up(reason)
         return in_pieces(*args, **kwargs)
 
-    def trial(*args: Any, **kwargs: Any) -> None:
-        """Call the model as it is, within the budget: running out says nothing about the call."""
-        owner, budget = model(), compiled.settings.budget
+    def for_many(args: Any, kwargs: Any) -> tuple[Any, str]:
+        """Capture for all sizes, or for these alone as long as enough is known of their bucket."""
+        owner = model()
         assert owner is not None
-        if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
-            return  # it cannot run, and is refused when the first graph is planned
-        try:
-            with suppress(torch.OutOfMemoryError), torch.no_grad():
-                restore = state_of(owner)
-                try:
-                    ways.plain(*args, **kwargs)
-                finally:
-                    restore()
-        except BaseException:
-            compiled.refused()
-            raise
+        with compiled.buckets.calling(owner, args, kwargs) as alone:
+            if alone:
+                result, reason = attempt(ways.whole, args, kwargs, trial)
+                if not reason:
+                    return result, reason
+                compiled.buckets.for_all()
+            return attempt(ways.many, args, kwargs, trial)
 
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
         owner = model()
@@ -489,3 +452,23 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         return call(*args, **kwargs)
 
     return call
+
+
+def _try(
+    model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, plain: _Call, /, *args: Any, **kwargs: Any
+) -> None:
+    """Call a model as it is, within the budget: running out says nothing about the call."""
+    owner, budget = model(), compiled.settings.budget
+    assert owner is not None
+    if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
+        return  # it cannot run, and is refused when the first graph is planned
+    try:
+        with suppress(torch.OutOfMemoryError), torch.no_grad():
+            restore = state_of(owner)
+            try:
+                plain(*args, **kwargs)
+            finally:
+                restore()
+    except BaseException:
+        compiled.refused()
+        raise

@@ -68,6 +68,15 @@ class Prospects:
         self.budget = max(self.budget, self._share(self._held + state + most + RESERVE))
         self.raised()
 
+    def undoing(self) -> Callable[[], None]:
+        """Return what lowers a budget in percent to what it is now."""
+        before = self.budget, self._held
+
+        def undo() -> None:
+            self.budget, self._held = before
+
+        return undo
+
     def begin(self, *, first: bool) -> None:
         """Note what is held when a plan is asked for; ``first`` = no forward ran yet."""
         if self._held_first is None:

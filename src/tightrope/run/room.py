@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from tightrope.core import Bytes, Forecast, format_bytes
+from tightrope.plan.kept import SPARE
 from tightrope.run.headroom import Headroom
 
 RESERVE: Bytes = 65536
@@ -11,8 +12,6 @@ while a graph is captured."""
 CAPTURE_SLACK: Bytes = 16384
 """A capture leaves small tensors behind: constants of the graph, caches (9 KiB seen). They come out of
 the reserve, and a budget that a refusal names has room for them."""
-_SPARE = 16
-"""A plan is made anew where more than this part of its arena would be left free in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Room:
         """
         wanted = wanted if self.headroom.seen else beside
         more = self.available - wanted - (planned.available - beside)
-        return more * _SPARE <= forecast.arena
+        return more * SPARE <= forecast.arena
 
 
 def cause_of(before: Room, now: Room, beside: Bytes, forecast: Forecast, wanted: Bytes) -> str:

@@ -122,8 +122,10 @@ class Unit:
         split: what it computes in chunks; None = nothing.
         lender: whose plans it uses; None = its own.
         nearest: finds a unit for other sizes, from whose plan its search begins.
+        lends: whether it stands for a bucket; then a kept plan for almost the same budget does.
     """
 
+    lends: bool = False
     split: ChunkedFrom | None = None
     lender: Lender | None = None
     nearest: "Callable[[], Unit | None]" = staticmethod(lambda: None)
@@ -418,6 +420,10 @@ class Unit:
 
     def _solve(self, available: Bytes) -> Plan:
         budget = max(available + self.graph.persistent, 1)
+        if self.lends and self.settings.seconds is None:
+            kept = self._cache.close(self.graph, budget=budget, planner=self.settings.planner)
+            if kept is not None:
+                return kept
         with self.status.search(budget) as report:
             return self._search(self.graph, budget, report)
 

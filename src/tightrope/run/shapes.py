@@ -1,0 +1,89 @@
+"""Shapes as users declare them, and sizes: one number per dimension that may change."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TypeAlias
+
+from tightrope.core import TightropeError
+from tightrope.core.arguments import refuse_argument
+from tightrope.core.units import shown
+
+Sizes: TypeAlias = tuple[int, ...]
+Shape: TypeAlias = tuple[int, ...] | Mapping[str, tuple[int, ...]]
+Shapes: TypeAlias = tuple[Shape, ...] | None
+"""The largest of every bucket, as declared; None = by rule."""
+
+
+def check_shapes(shapes: object, *, fuse: bool, page_to: object = None) -> Shapes:
+    """Read what buckets a user asks for.
+
+    Raises:
+        TightropeError: quotes what is neither "bucket" nor a list of shapes, or does not go together.
+    """
+    if shapes is None:
+        return None
+    if fuse:
+        raise TightropeError(
+            f"shapes={shapes!r} and fuse=True do not go together: loops are compiled for one shape. Leave "
+            "one of the two out."
+        )
+    if page_to is not None:
+        raise TightropeError(
+            f"shapes={shapes!r} and page_to={shown(page_to)} do not go together: pages have the sizes of one "
+            "shape. Leave one of the two out."
+        )
+    if shapes == "bucket" and isinstance(shapes, str):
+        return None
+    wanted = (
+        '"bucket", or a list of the largest shapes to expect: each the shape of the first tensor, such as '
+        '(8, 128), or of tensors by name, such as {"input_ids": (8, 128)}'
+    )
+    if not isinstance(shapes, list | tuple) or not shapes:
+        refuse_argument("shapes", shapes, wanted)
+    found: list[Shape] = []
+    for shape in shapes:
+        if isinstance(shape, Mapping) and shape and all(isinstance(name, str) for name in shape):
+            found.append({name: _shape(one, wanted) for name, one in shape.items()})
+        else:
+            found.append(_shape(shape, wanted))
+    return tuple(found)
+
+
+def _shape(shape: object, wanted: str) -> tuple[int, ...]:
+    if not isinstance(shape, list | tuple) or not shape:
+        refuse_argument("shapes", shape, wanted)
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
+        refuse_argument("shapes", shape, wanted)
+    return tuple(shape)
+
+
+def rounded(size: int) -> int:
+    """The largest size of a bucket by rule: the next power of two, or three quarters of it.
+
+    >>> [rounded(size) for size in (1, 5, 6, 7, 64, 65, 97)]
+    [1, 6, 6, 8, 64, 96, 128]
+    """
+    power = 1 << max(size - 1, 0).bit_length()
+    return power * 3 // 4 if 4 * size <= 3 * power and power > 2 else power
+
+
+def changes(size: int | str) -> bool:
+    """Tell whether a dimension is the position of a size that may change.
+
+    >>> changes("0"), changes(4), changes("2*s0")
+    (True, False, False)
+    """
+    return isinstance(size, str) and size.isdigit()
+
+
+def within(sizes: Sizes, most: Sizes) -> bool:
+    """Tell whether no size is above another one in its place."""
+    return all(size <= limit for size, limit in zip(sizes, most, strict=True))
+
+
+def maximal(declared: Sequence[Sizes]) -> tuple[Sizes, ...]:
+    """Declared sizes than which no others are as large in every size, the largest first."""
+    largest = sorted(declared, key=prod, reverse=True)
+    return tuple(
+        most for most in largest if not any(most != other and within(most, other) for other in declared)
+    )
