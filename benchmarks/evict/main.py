@@ -41,8 +41,8 @@ from tightrope.run.evict.simulate import live_peak
 
 RANDOM: str = "random_trees"
 """A tree LSTM over another random tree in every step, so that steps do not repeat."""
-NETS = ("unet", "vit", "inplace_tied", RANDOM)
-ALL_NETS = (*NETS, "resnet18", "gpt2_small_vocab")
+NETS = ("inplace_tied", RANDOM)
+ALL_NETS = (*NETS, "unet", "vit", "resnet18", "gpt2_small_vocab")
 """Recorded with ``--full``; any net of the zoo may be named."""
 _LEAVES = 24
 

@@ -23,7 +23,7 @@ from tightrope.run.evict.policies import (
 )
 from tightrope.run.evict.simulate import live_peak, simulate
 
-RATIOS: Final = (90, 70, 50, 30)
+RATIOS: Final = (90, 50)
 ALL_RATIOS: Final = (90, 80, 70, 60, 50, 40, 30, 20, 10)
 FINE: Final = tuple(range(95, 5, -5))
 ON_GRID: Final = (COOP, DTR, DTE)
