@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tightrope.capture._torch import storage_key, watch_storage
 from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
 
 _READ_ONLY = {"aten.empty.memory_format", "aten.detach.default"}
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Write down what runs inside it; storages that were there before are outside the arena.
 
     Attributes:
@@ -27,11 +27,11 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[LogEvent] = []
         self.sizes: list[int] = []
         self.outside: list[bool] = []
-        self._alive: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._alive: dict[int, tuple[int, Callable[[], bool]]] = {}
         self._times: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         self._keys: dict[int, tuple[Any, ...]] = {}
 
@@ -70,20 +70,19 @@ class Recorder(TorchDispatchMode):
             yield from (self._id(one, outside=True) for one in args[3:5] if isinstance(one, Tensor))
 
     def _id(self, tensor: Tensor, *, outside: bool) -> int:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._alive and not self._alive[key][1].expired():
+        key = storage_key(tensor)
+        if key in self._alive and not self._alive[key][1]():
             return self._alive[key][0]
         one = len(self.sizes)
-        self.sizes.append(storage.nbytes())
+        self.sizes.append(tensor.untyped_storage().nbytes())
         self.outside.append(outside)
-        self._alive[key] = (one, StorageWeakRef(storage))
+        self._alive[key] = (one, watch_storage(tensor))
         return one
 
     def sweep(self) -> None:
         """Write down the storages that are gone by now."""
-        for key, (one, reference) in list(self._alive.items()):
-            if reference.expired():
+        for key, (one, expired) in list(self._alive.items()):
+            if expired():
                 del self._alive[key]
                 self.events.append(Released(one))
 

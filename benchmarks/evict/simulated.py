@@ -4,17 +4,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 from tightrope.core import InfeasibleError
 from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.core import EvictionArena
-from tightrope.run.evict.policies import COOP, COOP_AS_PUBLISHED, DTE, DTR, LRU, PLANNED, SIZE, Policy
+from tightrope.run.evict.policies import (
+    COOP,
+    COOP_AS_PUBLISHED,
+    DTE,
+    DTR,
+    LRU,
+    PLANNED,
+    SIZE,
+    Policy,
+    Score,
+)
 from tightrope.run.evict.simulate import live_peak, simulate
 
-RATIOS: Final = (90, 80, 70, 60, 50, 40, 30, 20, 10)
+RATIOS: Final = (90, 50)
+ALL_RATIOS: Final = (90, 80, 70, 60, 50, 40, 30, 20, 10)
 FINE: Final = tuple(range(95, 5, -5))
+ON_GRID: Final = (COOP, DTR, DTE)
+"""Measured at every ratio of `FINE`."""
 POLICIES: Final = (COOP, DTR, DTE, LRU, SIZE, PLANNED)
 ABLATIONS: Final = (
     replace(COOP, name="without moves", relocate=False),
@@ -24,10 +37,18 @@ ABLATIONS: Final = (
     COOP_AS_PUBLISHED,
     replace(COOP_AS_PUBLISHED, name="published, one end", two_ends=False),
     replace(COOP_AS_PUBLISHED, name="published, no in-place", in_place=False),
-    replace(DTR, name="published, no window", two_ends=True),
+    replace(COOP_AS_PUBLISHED, name="published, no window", score=Score.COST_SIZE_STALENESS, window=False),
     replace(DTR, name="dtr, own cost only", neighbours=False),
     replace(DTR, name="dtr, sampling", sample=True),
 )
+
+BASELINES: Final = {
+    "without": "coop",
+    "published": COOP_AS_PUBLISHED.name,
+    "coop_as_published": "coop",
+    "dtr": "dtr",
+}
+"""What a variant is compared with, by the first word of its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,44 +119,130 @@ def against_peers(points: Sequence[Point], *, moves: bool) -> dict[str, Any]:
     Args:
         points: all.
         moves: whether the seconds of moves count as recomputed.
+
+    Returns:
+        Counts, the points at which coop takes more, and the worst of them: log, ratio, peer, coop's seconds,
+        the peer's; also the points that only coop finishes, and those that only the peer does.
     """
     found = {(p.log, p.policy, p.ratio): p for p in points}
-    less, worse, compared = 0, [], 0
+    less, worse, compared, alone, behind = 0, list[list[Any]](), 0, 0, list[list[Any]]()
     for (log, policy, ratio), peer in found.items():
         mine = found.get((log, "coop", ratio))
-        if policy not in ("dtr", "dte") or mine is None or not (mine.finished and peer.finished):
+        if policy not in ("dtr", "dte") or mine is None:
+            continue
+        alone += mine.finished and not peer.finished
+        if peer.finished and not mine.finished:
+            behind.append([log, ratio, policy])
+        if not (mine.finished and peer.finished):
             continue
         compared += 1
         ours = mine.total_s if moves else mine.again_s
         less += ours < peer.again_s
         if ours > peer.again_s:
             worse.append([log, ratio, policy, ours, peer.again_s])
-    return {"compared": compared, "strictly_less": less, "worse": worse}
+    return {
+        "compared": compared,
+        "strictly_less": less,
+        "worse": worse,
+        "worst": max(worse, key=lambda row: row[3] / max(row[4], 1e-6), default=None),
+        "only_coop_finishes": alone,
+        "only_peer_finishes": behind,
+    }
+
+
+def totals(points: Sequence[Point]) -> dict[str, Any]:
+    """Add up, per policy, the points that all policies finish; count those that it finishes."""
+    policies = list(dict.fromkeys(point.policy for point in points))
+    done: dict[tuple[str, int], int] = {}
+    for point in points:
+        done[point.log, point.ratio] = done.get((point.log, point.ratio), 0) + point.finished
+    common = {key for key, count in done.items() if count == len(policies)}
+    found: dict[str, Any] = {}
+    for policy in policies:
+        mine = [point for point in points if point.policy == policy]
+        both = [point for point in mine if (point.log, point.ratio) in common]
+        evicting = [point for point in both if point.evictions]
+        found[policy] = {
+            "again_s": sum(point.again_s for point in both),
+            "moved_s": sum(point.moved_s for point in both),
+            "fragmentation": fmean(point.fragmentation for point in evicting) if evicting else 0.0,
+            "search_us": median(point.search_us for point in evicting) if evicting else 0.0,
+            "finishes": sum(point.finished for point in mine),
+            "of": len(mine),
+        }
+    return {"common": len(common), "policies": found}
+
+
+def ablated(points: Sequence[Point]) -> dict[str, Any]:
+    """Compare every variant with what it is a variant of, at the points that both finish."""
+    found = {(p.log, p.policy, p.ratio): p for p in points}
+    rows: dict[str, Any] = {}
+    for policy in (one.name for one in ABLATIONS):
+        against = BASELINES[policy.replace(",", "").split(" ")[0]]
+        mine = [point for point in points if point.policy == policy]
+        if not mine:
+            continue
+        pairs = [(point, found[point.log, against, point.ratio]) for point in mine]
+        both = [(a, b) for a, b in pairs if a.finished and b.finished and (a.evictions or b.evictions)]
+        rows[policy] = {
+            "against": against,
+            "points": len(both),
+            "finishes": sum(point.finished for point in mine),
+            "baseline_finishes": sum(point.finished for _, point in pairs),
+            "seconds": sum(a.total_s for a, _ in both) / max(1e-9, sum(b.total_s for _, b in both)),
+            "worst": max((a.total_s / max(1e-6, b.total_s) for a, b in both), default=0.0),
+            "fragmentation": fmean([a.fragmentation for a, _ in both] or [0.0]),
+            "baseline_fragmentation": fmean([b.fragmentation for _, b in both] or [0.0]),
+        }
+    return rows
 
 
 def planned_ratio(points: Sequence[Point], logs: Sequence[str]) -> dict[str, Any]:
-    """Compare planned with coop on the steps after the first: geometric mean, and the worst."""
+    """Compare planned with coop on the steps after the first: sums, geometric mean, and the worst."""
     found = {(p.log, p.policy, p.ratio): p for p in points}
-    rows = []
+    rows: list[tuple[str, int, float, float]] = []
+    alone = behind = 0
     for (log, policy, ratio), mine in found.items():
         coop = found.get((log, "coop", ratio))
-        if policy == "planned" and log in logs and coop is not None and mine.finished and coop.finished:
-            rows.append((mine.last_again_s, coop.last_again_s))
-    shares = [max(a, 1e-6) / max(b, 1e-6) for a, b in rows if max(a, b) > 0]
+        if policy != "planned" or log not in logs or coop is None:
+            continue
+        alone += mine.finished and not coop.finished
+        behind += coop.finished and not mine.finished
+        if mine.finished and coop.finished and max(mine.last_again_s, coop.last_again_s) > 0:
+            rows.append((log, ratio, mine.last_again_s, coop.last_again_s))
+    shares = [max(mine, 1e-6) / max(coop, 1e-6) for _, _, mine, coop in rows]
     mean = math.exp(sum(map(math.log, shares)) / len(shares)) if shares else None
-    return {"points": len(shares), "geometric_mean": mean, "worst": max(shares, default=None)}
+    worst = max(rows, key=lambda row: max(row[2], 1e-6) / max(row[3], 1e-6), default=None)
+    return {
+        "points": len(shares),
+        "geometric_mean": mean,
+        "seconds": (sum(row[2] for row in rows), sum(row[3] for row in rows)),
+        "worst": worst,
+        "only_planned_finishes": alone,
+        "only_coop_finishes": behind,
+    }
 
 
-def monotone(logs: Sequence[EvictionLog], policies: Sequence[Policy]) -> dict[str, dict[str, int]]:
-    """Count ratios of a 5 % grid that fail, or recompute more, where the next lower one does not."""
-    counts = {policy.name: {"feasibility": 0, "seconds": 0} for policy in policies}
-    for log in logs:
-        for policy in policies:
-            row = [measure(log, policy, ratio) for ratio in FINE]
-            for above, below in pairwise(row):
-                counts[policy.name]["feasibility"] += below.finished and not above.finished
-                both = below.finished and above.finished
-                counts[policy.name]["seconds"] += both and above.again_s > below.again_s
+def monotone(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
+    """Count, per policy, ratios that fail, or recompute more, where the next lower one does not.
+
+    Returns:
+        Counts and the worst: log, ratio, its seconds, the seconds at the next lower ratio.
+    """
+    counts: dict[str, dict[str, Any]] = {}
+    for policy in dict.fromkeys(point.policy for point in points):
+        feasibility, pairs, more = 0, 0, list[tuple[str, int, float, float]]()
+        for log in dict.fromkeys(point.log for point in points):
+            mine = [point for point in points if (point.log, point.policy) == (log, policy)]
+            for above, below in pairwise(sorted(mine, key=lambda point: -point.ratio)):
+                feasibility += below.finished and not above.finished
+                if not (below.finished and above.finished):
+                    continue
+                pairs += 1
+                if above.again_s > below.again_s:
+                    more.append((log, above.ratio, above.again_s, below.again_s))
+        worst = max(more, key=lambda row: row[2] / max(row[3], 1e-6), default=None)
+        counts[policy] = {"feasibility": feasibility, "seconds": len(more), "pairs": pairs, "worst": worst}
     return counts
 
 

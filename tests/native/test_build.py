@@ -55,6 +55,27 @@ def test_a_changed_source_or_header_is_built_anew(sources: Path, name: str) -> N
     assert answer(second) == 42
 
 
+def test_a_changed_include_of_an_include_gives_another_library_name(sources: Path) -> None:
+    beside = sources.parent / "beside"
+    beside.mkdir()
+    (beside / "deep.hpp").write_text("inline int deep() { return 42; }\n")
+    (sources / "answer.hpp").write_text(
+        '#  include "../beside/deep.hpp"\ninline int value() { return deep(); }\n'
+    )
+    first = build.library("answer")
+    assert answer_of_a_new_process(first) == 42
+    (beside / "deep.hpp").write_text("inline int deep() { return 43; }\n")
+    second = build.library("answer")
+    assert second.name != first.name
+    assert answer_of_a_new_process(second) == 43
+
+
+def test_every_quoted_include_of_the_sources_is_a_file() -> None:
+    for name, source in build._sources().items():
+        for file in build._read_by(source):
+            assert file.is_file(), f"{name} includes {file}"
+
+
 def test_builds_at_the_same_time_leave_one_whole_library(sources: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         paths = list(pool.map(build.library, ["answer"] * 4))

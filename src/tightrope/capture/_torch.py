@@ -147,7 +147,7 @@ def intercepting() -> Any:
     """Return the base of classes whose ``__torch_dispatch__`` is called for every op of their thread."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Intercepting(TorchDispatchMode):
+    class Intercepting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False  # the wrapper against Dynamo costs 1.5 us per op

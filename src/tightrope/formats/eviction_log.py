@@ -14,7 +14,7 @@ they look into. A mutated storage is among those read.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, TypeGuard
 
 from tightrope.core import Flag, Graph, PlanFileError
 from tightrope.core.json_text import MAX_INT, parse_json, quote
@@ -187,7 +187,7 @@ class _Checked:
         return tuple(ids)
 
 
-def _is_amount(value: object) -> bool:
+def _is_amount(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT
 
 

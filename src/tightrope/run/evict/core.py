@@ -374,10 +374,12 @@ class EvictionArena:
     def decisions(self) -> tuple[Decision, ...]:
         """List the logged decisions since `clear_decisions`."""
         victims = [Victim(*row) for row in self._rows("victims", 4)]
-        return tuple(
-            Decision(*row[:8], tuple(victims[row[8] : row[8] + row[9]]))
-            for row in self._rows("decisions", 10)
-        )
+        found: list[Decision] = []
+        for *numbers, first, count in self._rows("decisions", 10):
+            request, start, end, cost, runner_up, free, largest, ns = numbers
+            gone = tuple(victims[first : first + count])
+            found.append(Decision(request, start, end, cost, runner_up, free, largest, ns, gone))
+        return tuple(found)
 
     def clear_decisions(self) -> None:
         """Forget the logged decisions."""

@@ -9,7 +9,7 @@ Gaps       Temporaries of kernels are one storage per op; the arena holds nothin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tightrope.core import InfeasibleError
 from tightrope.core.units import Bytes, Nanoseconds, StorageId, format_bytes, round_up
@@ -154,8 +154,10 @@ def _repeated(step: EvictionLog) -> EvictionLog:
     for event in step.events:
         match event:
             case LoggedOp():
-                rows = [tuple(ids[one] for one in row) for row in (event.reads, event.creates, event.mutates)]
-                second.append(LoggedOp(event.target, event.ns, *rows, event.temporary, event.recomputable))
+                reads, creates, changed = (
+                    tuple(ids[one] for one in row) for row in (event.reads, event.creates, event.mutates)
+                )
+                second.append(replace(event, reads=reads, creates=creates, mutates=changed))
             case Released(storage):
                 second.append(Released(ids[storage]))
             case StepEnd():
