@@ -13,6 +13,7 @@ import tightrope
 from benchmarks.zoo.tree_lstm import TreeLstm, random_merges
 from tightrope.core import TightropeError
 from tightrope.native.hook.allocator import allocator
+from tightrope.native.hook.evicting import EvictionWindow
 from tightrope.run.evict.context import Eviction, evict
 
 Loop = Callable[[], list[Tensor]]
@@ -214,6 +215,35 @@ def pressure(blocks: int) -> None:
     """Take so many blocks at once and let them go."""
     taken = [torch.ones(SIZE // 4) for _ in range(blocks)]
     del taken
+
+
+def test_what_lives_on_and_was_drawn_at_random_is_made_again_beside_a_full_arena() -> None:
+    """Restoring the generator's state on the way leaves the requests after it outside the arena."""
+
+    def loop() -> list[Tensor]:
+        torch.manual_seed(1)
+        start = torch.ones(SIZE // 4)
+        return [torch.nn.functional.dropout(start, 0.5).sin() for _ in range(9)]
+
+    expected, found = loop(), list[Tensor]()
+    with pytest.raises(tightrope.OutOfBudgetError, match="live on"), evict(5 * SIZE) as eviction:
+        found = loop()
+    assert eviction.lost == 0
+    assert same(found, expected)
+
+
+def test_a_tensor_that_the_heap_cannot_hold_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = allocator().stats().charged
+    monkeypatch.setattr(EvictionWindow, "move_out", lambda *_: False)
+    with evict(8 * SIZE, poison=True) as eviction:
+        made = block().mul(2)
+        watch = eviction._watch
+        assert watch is not None
+        watch.window.call("lose", watch.find(made))  # has its bytes: nothing is to be lost
+    assert eviction.lost == 0
+    assert torch.equal(made, block() * 2)
+    del made
+    assert allocator().stats().charged <= before
 
 
 def test_views_share_what_is_made_again() -> None:

@@ -52,7 +52,8 @@ def _make(step: Step, a: Tensor, b: Tensor) -> Tensor:
         case "view":
             return _square(a)[low:].t()
         case "alias":
-            return a.view(-1)[low:]
+            flat = a.view(-1) if a.is_contiguous() else a.as_strided((a.numel(),), (1,))
+            return flat[low % flat.numel() :]
         case "cat":
             return torch.cat([_square(a)[:low], _square(b)[low:]])
         case "split":
@@ -84,7 +85,7 @@ def _change(step: Step, a: Tensor, b: Tensor, weight: Tensor) -> None:
         case "relu_":
             torch.relu_(a)
         case "fill_":
-            a.view(-1)[: 1 + step.n % 7].fill_(step.n / 8)
+            a[: 1 + step.n % 7].fill_(step.n / 8)
         case "copy_":
             _square(a)[:2].copy_(_square(b)[2:4].clone())
         case "bernoulli_":

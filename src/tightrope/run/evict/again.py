@@ -115,9 +115,9 @@ class Again:
 
     def set_state(self, generator: torch.Generator, state: torch.Generator) -> None:
         """Put a generator into the state of another; what that allocates is not the arena's."""
-        self._window.call("suspend", 1)
+        before = self._window.call("suspend", 1)
         generator.set_state(state.get_state())
-        self._window.call("suspend", 0)
+        self._window.call("suspend", before)
 
     def _storage(self, identity: int) -> torch.UntypedStorage:
         address = self._window.call("storage", identity)

@@ -145,8 +145,9 @@ class Eviction:
     def _lose(self, storage: int) -> Bytes:
         watch = self._watch
         assert watch is not None
-        self.lost += 1
-        watch.window.call("lose", storage)
+        if not watch.arena.resident(storage):
+            self.lost += 1
+            watch.window.call("lose", storage)
         return watch.window.size(storage)
 
     def _move_out(self, storage: int) -> Bytes:
@@ -155,8 +156,7 @@ class Eviction:
         version = watch.versions.get(storage)
         if version is not None and version.exposed:
             return watch.window.size(storage)
-        if not watch.window.move_out(storage):
-            return self._lose(storage)
+        watch.window.move_out(storage)  # where the heap has no room, it stays where it is
         return watch.window.size(storage)
 
     def _too_much_lives(self, held: Bytes) -> str:
