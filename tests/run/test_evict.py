@@ -217,21 +217,6 @@ def pressure(blocks: int) -> None:
     del taken
 
 
-def test_what_lives_on_and_was_drawn_at_random_is_made_again_beside_a_full_arena() -> None:
-    """Restoring the generator's state on the way leaves the requests after it outside the arena."""
-
-    def loop() -> list[Tensor]:
-        torch.manual_seed(1)
-        start = torch.ones(SIZE // 4)
-        return [torch.nn.functional.dropout(start, 0.5).sin() for _ in range(9)]
-
-    expected, found = loop(), list[Tensor]()
-    with pytest.raises(tightrope.OutOfBudgetError, match="live on"), evict(5 * SIZE) as eviction:
-        found = loop()
-    assert eviction.lost == 0
-    assert same(found, expected)
-
-
 def test_a_tensor_that_the_heap_cannot_hold_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = allocator().stats().charged
     monkeypatch.setattr(EvictionWindow, "move_out", lambda *_: False)

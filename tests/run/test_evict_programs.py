@@ -172,6 +172,11 @@ def check(program: list[Step], blocks: int, policy: str) -> None:
     assert allocator().stats().charged <= before
 
 
+def test_a_random_op_that_runs_again_beside_a_full_arena_loses_nothing() -> None:
+    """Its generator's state is put back and forth, and what it asks for after that lies on the heap."""
+    check([Step("grad", 0, 3, 5, 16), Step("rand", 5, 1, 5, 57), Step("norm", 3, 4, 5, 7)], 9, "size")
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(steps, min_size=4, max_size=40), st.integers(8, 24), st.sampled_from(POLICIES))
 def test_random_programs_have_the_values_of_eager(program: list[Step], blocks: int, policy: str) -> None:
