@@ -231,6 +231,16 @@ def test_a_tensor_that_the_heap_cannot_hold_stays_where_it_is(monkeypatch: pytes
     assert allocator().stats().charged <= before
 
 
+def test_old_versions_that_are_lost_at_once_may_have_the_highest_numbers() -> None:
+    with evict("1MiB"):
+        kept = []
+        for _ in range(300):
+            made = torch.ones(16)
+            made.numpy()
+            kept.append(made.add_(1))
+    assert all(bool((one == 2).all()) for one in kept)
+
+
 def test_views_share_what_is_made_again() -> None:
     with evict(4 * SIZE, poison=True):
         base = block().mul(2)

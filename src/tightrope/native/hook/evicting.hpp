@@ -233,7 +233,7 @@ class Evicting {
     int64_t count = 0;
     Id id;
     while (count < capacity && arena_.take_forgotten(&id, 1) == 1) {
-      Slot gone = std::exchange(slots_[id], {});
+      Slot gone = static_cast<size_t>(id) < slots_.size() ? std::exchange(slots_[id], {}) : Slot{};
       if (gone.impl != nullptr) by_impl_.erase(gone.impl);
       if (gone.address != nullptr) by_address_.erase(gone.address);
       out[count++] = id;
