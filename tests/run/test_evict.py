@@ -14,6 +14,7 @@ from benchmarks.zoo.tree_lstm import TreeLstm, random_merges
 from tightrope.core import TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.evicting import EvictionWindow
+from tightrope.run.evict import again
 from tightrope.run.evict.context import Eviction, evict
 
 Loop = Callable[[], list[Tensor]]
@@ -239,6 +240,17 @@ def test_old_versions_that_are_lost_at_once_may_have_the_highest_numbers() -> No
             made.numpy()
             kept.append(made.add_(1))
     assert all(bool((one == 2).all()) for one in kept)
+
+
+def test_tensors_that_evict_each_other_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(again, "_RUNS_PER_RECORD", 0)
+    monkeypatch.setattr(again, "_LEAST_RUNS", 1)
+    with pytest.raises(tightrope.OutOfBudgetError, match="evict each other"), evict(5 * SIZE):
+        chain = [block()]
+        for _ in range(12):
+            chain.append(chain[-1].sin())
+        pressure(4)
+        chain[6].sum().item()
 
 
 def test_views_share_what_is_made_again() -> None:

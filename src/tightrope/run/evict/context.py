@@ -128,10 +128,12 @@ class Eviction:
         """Make an evicted storage again, on the heap where the arena has no room, and move it there."""
         watch = self._watch
         assert watch is not None
+        watch.again.begin()
         try:
             watch.again.restore(storage)
         except torch.OutOfMemoryError:
             watch.window.call("suspend", 1)
+            watch.again.begin()
             try:
                 watch.again.restore(storage)
             except torch.OutOfMemoryError:
@@ -183,9 +185,10 @@ class Eviction:
             why = "read by the op that runs" if pins else "cannot be made again"
             lines.append(f"{format_bytes(size)}{made} ({why})")
         rest = f", and {len(walls) - _SHOWN} more" if len(walls) > _SHOWN else ""
+        stays = f" What must stay: {'; '.join(lines)}{rest}." if lines else ""
         found = OutOfBudgetError(
-            f"{error} Budget {format_bytes(self.budget)}; op {op}. What must stay: "
-            f"{'; '.join(lines) or 'nothing'}{rest}. Raise the budget, or make the step's largest op smaller."
+            f"{error} Budget {format_bytes(self.budget)}; op {op}.{stays} "
+            f"Raise the budget, or make the step's largest op smaller."
         )
         return found
 
