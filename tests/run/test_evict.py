@@ -244,13 +244,17 @@ def test_old_versions_that_are_lost_at_once_may_have_the_highest_numbers() -> No
 
 def test_tensors_that_evict_each_other_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(again, "_RUNS_PER_RECORD", 0)
-    monkeypatch.setattr(again, "_LEAST_RUNS", 1)
-    with pytest.raises(tightrope.OutOfBudgetError, match="evict each other"), evict(5 * SIZE):
-        chain = [block()]
+    monkeypatch.setattr(again, "_LEAST_RUNS", -1)
+    kept = []
+
+    def loop() -> None:
+        kept.append(block())
         for _ in range(12):
-            chain.append(chain[-1].sin())
-        pressure(4)
-        chain[6].sum().item()
+            kept.append(kept[-1].sin())
+        kept[6].sum().item()
+
+    with pytest.raises(tightrope.OutOfBudgetError, match="evict each other"), evict(5 * SIZE):
+        loop()
 
 
 def test_views_share_what_is_made_again() -> None:

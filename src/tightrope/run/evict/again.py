@@ -3,8 +3,8 @@
 Inputs of an op are pinned one by one as they become resident, and not before: an input further back may go
 in between and come back, so less is held at once than if all were pinned first. Where the policy says so,
 inputs of an op that waits may go even then, some times (`Evicting::allocate`), and are made again. Tensors
-that evict each other without end are refused: what one op waits for may take a number of runs in the
-proportion of the records; from half of it on, inputs of ops that wait stay for the rest of the block.
+that evict each other without end are refused: what one op waits for may take a number of runs in
+proportion to the records.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from tightrope.native.hook.evicting import EvictionWindow
 from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of
 
-_RUNS_PER_RECORD: Final = 4
-_LEAST_RUNS: Final = 256
+_RUNS_PER_RECORD: Final = 32
+_LEAST_RUNS: Final = 1024
 _ENDLESS: Final = (
     "evict: {runs} ops ran again for what one op reads, and it is not there: at this budget they evict "
     "each other."
@@ -44,8 +44,6 @@ class Again:
         runs, most = self.num_calls - self._since, _RUNS_PER_RECORD * len(self._versions) + _LEAST_RUNS
         if runs > most:
             raise torch.OutOfMemoryError(_ENDLESS.format(runs=runs))
-        if runs > most // 2:
-            self._window.call("soft", 0)
 
     def restore(self, identity: int) -> None:
         """Make a record's storage resident; whatever is missing on the way is made first."""
