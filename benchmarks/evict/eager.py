@@ -1,6 +1,6 @@
 """Eager loops under eviction: equal bits, bytes from the arena, what ran again, what interception costs.
 
-    python -m benchmarks.evict.eager [--nets resnet18,tree_lstm] [--scale test] [--policies coop,dtr]
+    python -m benchmarks evict [--nets resnet18,tree_lstm] [--scale test] [--policies coop,dtr]
 
 Per net of the zoo: its training steps with SGD, first without a limit worth the name, which gives the peak,
 then at falling shares of that peak until a budget is refused or `--lowest` is reached. Interception is
@@ -24,6 +24,8 @@ from tightrope.run.evict.context import Eviction, evict
 
 _RATIOS = (90, 80, 70, 60, 50, 40, 30, 20, 10)
 _ROUNDS = 4000
+_NETS = ("resnet18", "unet", "vit", "gpt2_small_vocab", "inplace_tied", "tree_lstm")
+"""Measured by default; ``all`` is every net of the zoo."""
 
 
 def train(name: str, scale: Any, steps: int) -> list[Tensor]:
@@ -74,8 +76,8 @@ def _each(call: Callable[[], object]) -> float:
 
 def main(arguments: list[str]) -> int:
     """Print one table per run; 1 where a result differs from eager or a budget was exceeded."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.evict.eager")
-    parser.add_argument("--nets", default=",".join(REGISTRY))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks evict")
+    parser.add_argument("--nets", default=",".join(_NETS), help="of the zoo; all: every one")
     parser.add_argument("--scale", default="test", choices=("test", "bench"))
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--policies", default="coop")
@@ -91,7 +93,7 @@ def main(arguments: list[str]) -> int:
         "net", "policy", "peak KiB", "ratio %", "bits", "high water %", "ran again", "of ops", "evictions"
     )
     table.add_column("us per search")
-    for name in options.nets.split(","):
+    for name in REGISTRY if options.nets == "all" else options.nets.split(","):
         expected = train(name, options.scale, options.steps)
         _, free = point(name, options, 2**34, "coop")
         peak = free.statistics().high_water

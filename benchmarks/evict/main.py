@@ -1,4 +1,7 @@
-"""`python -m benchmarks evict --simulated`: eviction policies on recorded and synthetic logs."""
+"""`python -m benchmarks evict`: eager loops under eviction (see `eager`).
+
+With ``--simulated``: eviction policies on recorded and synthetic logs.
+"""
 
 import argparse
 import json
@@ -11,6 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.evict.eager import main as eager
 from benchmarks.evict.families import FAMILIES, synthetic
 from benchmarks.evict.record import record_steps
 from benchmarks.evict.simulated import (
@@ -34,7 +38,6 @@ from benchmarks.evict.simulated import (
 from benchmarks.evict.tables import print_tables
 from benchmarks.zoo import build
 from benchmarks.zoo.tree_lstm import random_merges
-from tightrope.core import TightropeError
 from tightrope.formats.eviction_log import EvictionLog, read_eviction_log, write_eviction_log
 from tightrope.run.evict.policies import COOP, COOP_AS_PUBLISHED, DTE, DTR, Policy
 from tightrope.run.evict.simulate import live_peak
@@ -48,10 +51,10 @@ _LEAVES = 24
 
 
 def run(arguments: list[str], console: Console) -> int:
-    """Record or read the logs, simulate, print the tables, write the file."""
+    """Measure eager loops; or record or read the logs, simulate, print the tables, write the file."""
+    if "--simulated" not in arguments:
+        return eager(arguments)
     options = _options(arguments)
-    if not options.simulated:
-        raise TightropeError("only the simulated comparison is here: add --simulated.")
     logs = [_log(name, options, console) for name in options.nets]
     logs += [synthetic(name) for name in FAMILIES if options.synthetic]
     points = _measure(console, "policies", logs, POLICIES, options.ratios)

@@ -13,6 +13,8 @@ import tightrope
 from benchmarks.zoo.tree_lstm import TreeLstm, random_merges
 from tightrope.core import TightropeError
 from tightrope.native.hook.allocator import allocator
+from tightrope.native.hook.evicting import EvictionWindow
+from tightrope.run.evict import again
 from tightrope.run.evict.context import Eviction, evict
 
 Loop = Callable[[], list[Tensor]]
@@ -214,6 +216,45 @@ def pressure(blocks: int) -> None:
     """Take so many blocks at once and let them go."""
     taken = [torch.ones(SIZE // 4) for _ in range(blocks)]
     del taken
+
+
+def test_a_tensor_that_the_heap_cannot_hold_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = allocator().stats().charged
+    monkeypatch.setattr(EvictionWindow, "move_out", lambda *_: False)
+    with evict(8 * SIZE, poison=True) as eviction:
+        made = block().mul(2)
+        watch = eviction._watch
+        assert watch is not None
+        watch.window.call("lose", watch.find(made))  # has its bytes: nothing is to be lost
+    assert eviction.lost == 0
+    assert torch.equal(made, block() * 2)
+    del made
+    assert allocator().stats().charged <= before
+
+
+def test_old_versions_that_are_lost_at_once_may_have_the_highest_numbers() -> None:
+    with evict("1MiB"):
+        kept = []
+        for _ in range(300):
+            made = torch.ones(16)
+            made.numpy()
+            kept.append(made.add_(1))
+    assert all(bool((one == 2).all()) for one in kept)
+
+
+def test_tensors_that_evict_each_other_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(again, "_RUNS_PER_RECORD", 0)
+    monkeypatch.setattr(again, "_LEAST_RUNS", -1)
+    kept = []
+
+    def loop() -> None:
+        kept.append(block())
+        for _ in range(12):
+            kept.append(kept[-1].sin())
+        kept[6].sum().item()
+
+    with pytest.raises(tightrope.OutOfBudgetError, match="evict each other"), evict(5 * SIZE):
+        loop()
 
 
 def test_views_share_what_is_made_again() -> None:

@@ -233,7 +233,7 @@ class Evicting {
     int64_t count = 0;
     Id id;
     while (count < capacity && arena_.take_forgotten(&id, 1) == 1) {
-      Slot gone = std::exchange(slots_[id], {});
+      Slot gone = static_cast<size_t>(id) < slots_.size() ? std::exchange(slots_[id], {}) : Slot{};
       if (gone.impl != nullptr) by_impl_.erase(gone.impl);
       if (gone.address != nullptr) by_address_.erase(gone.address);
       out[count++] = id;
@@ -259,10 +259,10 @@ class Evicting {
     outside_.resize(kept);
   }
 
-  // Whoever reads a held storage from now on is told that its bytes are lost.
+  // Whoever reads a held evicted storage from now on is told that its bytes are lost.
   void lose(Id id) {
     Storage* impl = slots_[id].impl;
-    if (impl == nullptr) return;
+    if (impl == nullptr || arena_.resident(id)) return;
     revive(impl, c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
     impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kLost);
     forget_impl(slots_[id]);
@@ -446,7 +446,7 @@ class Evicting {
 
   static void revive(Storage* impl, c10::DataPtr data) {
     auto& now = impl->_mutable_data_ptr_no_checks();
-    if (now.get_context() != nullptr) delete static_cast<Tombstone*>(now.release_context());
+    if (now.get_deleter() == &delete_tombstone) delete static_cast<Tombstone*>(now.release_context());
     impl->set_data_ptr_noswap(std::move(data));
     impl->clear_data_ptr_access_error_msg_();
   }

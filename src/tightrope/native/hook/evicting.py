@@ -29,7 +29,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "is_inside": (_I64, (_I64,)),
     "is_held": (_I64, (_I64,)),
     "forgotten": (_I64, ()),
-    "suspend": (None, (_I64,)),
+    "suspend": (_I64, (_I64,)),
     "held": (_I64, (_I64, _HANDLE, _I64)),
     "bytes": (_I64, (_I64,)),
     "move_out": (_I64, (_I64,)),

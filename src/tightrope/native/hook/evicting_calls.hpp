@@ -151,9 +151,10 @@ int64_t tr_evict_forgotten(Evicting* self) {
   return self->forgotten(self->row(Evicting::kForgotten), Evicting::kColumns - 1);
 }
 
-void tr_evict_suspend(Evicting* self, int64_t suspended) {
+// Returns what it was.
+int64_t tr_evict_suspend(Evicting* self, int64_t suspended) {
   Lock lock(state->mutex);
-  self->suspended = suspended != 0;
+  return std::exchange(self->suspended, suspended != 0) ? 1 : 0;
 }
 
 // Lists held storages of the arena into `out`, up to `capacity`; returns how many there are.

@@ -2,12 +2,14 @@
 
 Inputs of an op are pinned one by one as they become resident, and not before: an input further back may go
 in between and come back, so less is held at once than if all were pinned first. Where the policy says so,
-inputs of an op that waits may go even then, some times (`Evicting::allocate`), and are made again.
+inputs of an op that waits may go even then, some times (`Evicting::allocate`), and are made again. Tensors
+that evict each other without end are refused: what one op waits for may take a number of runs in
+proportion to the records.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,6 +19,13 @@ from tightrope.native.hook.evicting import EvictionWindow
 from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of
 
+_RUNS_PER_RECORD: Final = 32
+_LEAST_RUNS: Final = 1024
+_ENDLESS: Final = (
+    "evict: {runs} ops ran again for what one op reads, and it is not there: at this budget they evict "
+    "each other."
+)
+
 
 class Again:
     """Runs ops again."""
@@ -25,6 +34,16 @@ class Again:
         self._window, self._arena, self._versions = window, arena, versions
         self._waiting: list[Version] = []
         self.num_calls = self.ns = 0
+        self._since = 0
+
+    def begin(self) -> None:
+        """Count runs from here on, as another op waits."""
+        self._since = self.num_calls
+
+    def _bound_runs(self) -> None:
+        runs, most = self.num_calls - self._since, _RUNS_PER_RECORD * len(self._versions) + _LEAST_RUNS
+        if runs > most:
+            raise torch.OutOfMemoryError(_ENDLESS.format(runs=runs))
 
     def restore(self, identity: int) -> None:
         """Make a record's storage resident; whatever is missing on the way is made first."""
@@ -40,6 +59,7 @@ class Again:
                 if missing >= 0:
                     self._wait_for(self._versions[missing])
                     continue
+                self._bound_runs()
                 self._run(version.call, version)
                 self._waiting.pop()
                 window.call("close_frame")
@@ -115,9 +135,9 @@ class Again:
 
     def set_state(self, generator: torch.Generator, state: torch.Generator) -> None:
         """Put a generator into the state of another; what that allocates is not the arena's."""
-        self._window.call("suspend", 1)
+        before = self._window.call("suspend", 1)
         generator.set_state(state.get_state())
-        self._window.call("suspend", 0)
+        self._window.call("suspend", before)
 
     def _storage(self, identity: int) -> torch.UntypedStorage:
         address = self._window.call("storage", identity)

@@ -128,10 +128,12 @@ class Eviction:
         """Make an evicted storage again, on the heap where the arena has no room, and move it there."""
         watch = self._watch
         assert watch is not None
+        watch.again.begin()
         try:
             watch.again.restore(storage)
         except torch.OutOfMemoryError:
             watch.window.call("suspend", 1)
+            watch.again.begin()
             try:
                 watch.again.restore(storage)
             except torch.OutOfMemoryError:
@@ -145,8 +147,9 @@ class Eviction:
     def _lose(self, storage: int) -> Bytes:
         watch = self._watch
         assert watch is not None
-        self.lost += 1
-        watch.window.call("lose", storage)
+        if not watch.arena.resident(storage):
+            self.lost += 1
+            watch.window.call("lose", storage)
         return watch.window.size(storage)
 
     def _move_out(self, storage: int) -> Bytes:
@@ -155,8 +158,7 @@ class Eviction:
         version = watch.versions.get(storage)
         if version is not None and version.exposed:
             return watch.window.size(storage)
-        if not watch.window.move_out(storage):
-            return self._lose(storage)
+        watch.window.move_out(storage)  # where the heap has no room, it stays where it is
         return watch.window.size(storage)
 
     def _too_much_lives(self, held: Bytes) -> str:
@@ -183,9 +185,10 @@ class Eviction:
             why = "read by the op that runs" if pins else "cannot be made again"
             lines.append(f"{format_bytes(size)}{made} ({why})")
         rest = f", and {len(walls) - _SHOWN} more" if len(walls) > _SHOWN else ""
+        stays = f" What must stay: {'; '.join(lines)}{rest}." if lines else ""
         found = OutOfBudgetError(
-            f"{error} Budget {format_bytes(self.budget)}; op {op}. What must stay: "
-            f"{'; '.join(lines) or 'nothing'}{rest}. Raise the budget, or make the step's largest op smaller."
+            f"{error} Budget {format_bytes(self.budget)}; op {op}.{stays} "
+            f"Raise the budget, or make the step's largest op smaller."
         )
         return found
 

@@ -162,6 +162,7 @@ class OpWatch(_Base):  # type: ignore[misc]
     def _bring_back(self, kind: OpKind, shape: int, ids: list[int], writes: int, aside: int) -> list[int]:
         """Make inputs resident, and what could not be made again once the op has changed them."""
         risky: list[int] = []
+        self.again.begin()
         try:
             with self.again.resident(list(dict.fromkeys(ids))):
                 self._secure(ids, writes, risky)
@@ -281,6 +282,7 @@ class OpWatch(_Base):  # type: ignore[misc]
     def bring_back(self, identity: int, *, exposed: bool) -> None:
         """Make a storage resident and pin it, outside any op; others may write one that is ``exposed``."""
         self.own = True
+        self.again.begin()
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 self.again.restore(identity)
