@@ -253,7 +253,7 @@ def test_tensors_that_evict_each_other_without_end_are_refused(monkeypatch: pyte
             kept.append(kept[-1].sin())
         kept[6].sum().item()
 
-    with pytest.raises(tightrope.OutOfBudgetError, match="evict each other"), evict(5 * SIZE):
+    with pytest.raises(tightrope.OutOfBudgetError, match="evict each other"), evict(5 * SIZE, policy="lru"):
         loop()
 
 

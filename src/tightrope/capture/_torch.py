@@ -143,6 +143,11 @@ def storage_at(address: int) -> torch.UntypedStorage:
     return found
 
 
+def is_composite(op: Any) -> bool:
+    """Tell whether an overload is made of other ops for every device, so that autograd never sees it."""
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
 def intercepting() -> Any:
     """Return the base of classes whose ``__torch_dispatch__`` is called for every op of their thread."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -102,8 +102,13 @@ class Again:
                 storages[old.id] = storage_of(self._tensor_of(old.id).clone())
         args = [self._fill(one, storages) for one in call.args]
         kwargs = {name: self._fill(one, storages) for name, one in call.kwargs.items()}
-        with torch.set_grad_enabled(call.grad):
-            result = self._drawn_as_before(call, args, kwargs)
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(call.default)
+        try:
+            with torch.set_grad_enabled(call.grad):
+                result = self._drawn_as_before(call, args, kwargs)
+        finally:
+            torch.set_default_dtype(default)
         self.num_calls += 1
         self.ns += call.ns
         arena.advance(call.ns, again=True)
@@ -129,6 +134,12 @@ class Again:
     def _give(self, version: Version, wanted: Version, storage: torch.UntypedStorage) -> None:
         if version.id < 0 or self._arena.resident(version.id):
             return
+        if storage.nbytes() != self._window.size(version.id):
+            made = wanted.call.func if wanted.call is not None else "an op"
+            raise TightropeError(
+                f"evict: {made} took {storage.nbytes()} bytes when it ran again, and not "
+                f"{self._window.size(version.id)}: a setting that it depends on changed in the block."
+            )
         needed = any(one.call is not None and version in one.call.inputs for one in self._waiting)
         if version is wanted or needed or self._window.call("is_held", version.id):
             self._window.call("restore", version.id, storage._cdata)

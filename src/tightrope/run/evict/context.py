@@ -52,6 +52,7 @@ class Eviction:
         self._watch: OpWatch | None = None
         self._last: Statistics | None = None
         self._thread = 0
+        self._finding = False
         self._stack = ExitStack()
 
     @property
@@ -104,23 +105,28 @@ class Eviction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         watch = self._watch
-        assert watch is not None
+        if watch is None:
+            raise TightropeError(_NOT_OPEN)
         self._stack.close()
         self._last = watch.arena.statistics()
         held = 0
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            for storage in watch.window.held(resident=True):
-                held += self._move_out(storage)
+        try:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                for storage in watch.window.held(resident=True):
+                    held += self._move_out(storage)
+                for storage in watch.window.held(resident=False):
+                    held += watch.window.size(storage)
+                    if error is not None and held > self.budget:
+                        held -= self._lose(storage)
+                    else:
+                        self._bring_back(storage)
+        finally:  # whatever an op that ran again raised
             for storage in watch.window.held(resident=False):
-                held += watch.window.size(storage)
-                if error is not None and held > self.budget:
-                    held -= self._lose(storage)
-                else:
-                    self._bring_back(storage)
-        watch.window.call("suspend", 1)
-        watch.collect()
-        watch.versions.clear()
-        watch.window.close()
+                self._lose(storage)
+            watch.window.call("suspend", 1)
+            watch.collect()
+            watch.versions.clear()
+            watch.window.close()
         if error is None and (held > self.budget or self.lost):
             raise OutOfBudgetError(self._too_much_lives(held))
 
@@ -195,10 +201,14 @@ class Eviction:
     @contextmanager
     def _reading(self, tensor: torch.Tensor, hands_out: bool) -> Iterator[None]:
         watch = self._watch
-        if watch is None or watch.own or threading.get_ident() != self._thread:
+        if watch is None or watch.own or self._finding or threading.get_ident() != self._thread:
             yield
             return
-        identity = watch.find(tensor)
+        self._finding = True
+        try:
+            identity = watch.find(tensor)
+        finally:
+            self._finding = False
         if identity < 0:
             yield
             return

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from tightrope.capture._torch import is_composite
+
 _BLANK: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 )
@@ -31,6 +33,7 @@ class OpKind:
         name: for messages.
         plain: nothing to record.
         blank: makes bytes without values.
+        composite: made of other ops, which are recorded in its place.
         opaque: what it makes or changes stays.
         random: draws.
         writes: positions of arguments that it changes.
@@ -42,6 +45,7 @@ class OpKind:
     name: str
     plain: bool = False
     blank: bool = False
+    composite: bool = False
     opaque: bool = False
     random: bool = False
     writes: frozenset[int] = frozenset()
@@ -66,9 +70,15 @@ def classify(func: Any) -> OpKind:
     return OpKind(
         number=-1,
         name=f"{func.namespace}.{name}",
-        plain=views or func.namespace == "profiler",
+        plain=(views and name != "lift_fresh") or func.namespace == "profiler",
         blank=known and name in _BLANK,
-        opaque=not known or lists or (bool(written) and name.startswith(_RESHAPES_STORAGE)),
+        composite=known and is_composite(func),
+        opaque=(
+            not known
+            or lists
+            or name == "lift_fresh"
+            or (bool(written) and name.startswith(_RESHAPES_STORAGE))
+        ),
         random=torch.Tag.nondeterministic_seeded in func.tags,
         writes=positional,
         write_names=frozenset(arguments[k].name for k in written) if written else frozenset(),

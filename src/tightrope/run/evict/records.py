@@ -16,24 +16,30 @@ storage_of: Final = torch.Tensor.untyped_storage
 
 
 class Version:
-    """One version of a storage's bytes; ``id`` is its record in the arena, or -1 when that is gone."""
+    """One version of a storage's bytes; ``id`` is its record in the arena, or -1 when that is gone.
 
-    __slots__ = ("blank", "call", "exposed", "id")
+    Attributes:
+        depth: changes in place that running its calls again would repeat.
+    """
+
+    __slots__ = ("blank", "call", "depth", "exposed", "id")
 
     def __init__(self, identity: int, call: "Call | None" = None) -> None:
         self.id, self.call = identity, call
         self.blank = self.exposed = False
+        self.depth = 0
 
 
 class Place:
-    """A tensor as a place in a version of a storage."""
+    """A tensor as a place in a version of a storage; an ``odd`` one is more than that."""
 
-    __slots__ = ("dtype", "offset", "size", "stride", "version")
+    __slots__ = ("dtype", "odd", "offset", "size", "stride", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.version: Version
         self.size, self.stride = tensor.size(), tensor.stride()
         self.offset, self.dtype = tensor.storage_offset(), tensor.dtype
+        self.odd = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
 
 
 class Call:
@@ -49,10 +55,13 @@ class Call:
         outputs: versions that it made, by position among the tensors that it returned; None: not its own.
         changed: (old version, new version) of what it changed in place.
         grad: whether gradients were on, which some kernels ask.
+        default: type of numbers that ops made where none was named.
         state: generator and its state before the first run.
     """
 
-    __slots__ = ("args", "changed", "func", "grad", "inputs", "kwargs", "ns", "outputs", "size", "state")
+    __slots__ = (
+        "args", "changed", "default", "func", "grad", "inputs", "kwargs", "ns", "outputs", "size", "state",
+    )  # fmt: skip
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ns: Nanoseconds) -> None:
         self.func, self.args, self.kwargs, self.ns = func, args, kwargs, ns
@@ -60,7 +69,7 @@ class Call:
         self.outputs: list[Version | None] = []
         self.changed: list[tuple[Version, Version]] = []
         self.size = 0
-        self.grad = torch.is_grad_enabled()
+        self.grad, self.default = torch.is_grad_enabled(), torch.get_default_dtype()
         self.state: tuple[torch.Generator, torch.Generator] | None = None
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from tightrope.capture._torch import intercepting
-from tightrope.core import TightropeError
+from tightrope.core import Bytes, TightropeError
 from tightrope.native.hook.evicting import CHANGED, ELSEWHERE, FORGOTTEN, KEYS, OUTPUTS, EvictionWindow
 from tightrope.run.evict.again import Again
 from tightrope.run.evict.core import EvictionArena
@@ -27,6 +27,13 @@ _TRIES: Final = 4
 _SPARSE: Final = (
     "evict: {op} has a tensor without a storage, as sparse ones are; run it outside the block, or densely."
 )
+_MOST: Final = 1 << 14
+"""Tensors of one op."""
+_TINY: Final[Bytes] = 64
+"""What takes no more stays: evicting it frees next to nothing, and a running total would keep all that went
+into it."""
+_DEEPEST: Final = 32
+"""After so many changes in place a tensor stays, and what went into it may go."""
 _Base: Any = intercepting()
 
 
@@ -55,6 +62,11 @@ class OpWatch(_Base):  # type: ignore[misc]
             kind = self._learn(func)
         if kind.plain or self.own:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if types:
+            return NotImplemented  # of a subclass that calls other ops, which come here
+        if kind.composite:
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         keys: list[int] = []
         places: list[Place] = []
         try:
@@ -63,6 +75,8 @@ class OpWatch(_Base):  # type: ignore[misc]
         except NotImplementedError as error:
             raise TightropeError(_SPARSE.format(op=kind.name)) from error
         count = len(keys)
+        if count > _MOST:
+            raise TightropeError(f"evict: {kind.name} was given {count} tensors, more than {_MOST}.")
         writes = aside = 0
         if kind.write_names:
             writes = self._mask(kind, args, kwargs or {})
@@ -95,8 +109,9 @@ class OpWatch(_Base):  # type: ignore[misc]
             self._fill_blanks(ids, writes)
         state = None
         if kind.random:
-            generator = named.get("generator") if named else None
-            generator = generator or torch.default_generator
+            given = (*args, *kwargs.values()) if kwargs else args
+            found = (one for one in given if isinstance(one, torch.Generator))
+            generator = next(found, torch.default_generator)
             state = generator, generator.clone_state()
         tries = 0
         while True:
@@ -234,20 +249,29 @@ class OpWatch(_Base):  # type: ignore[misc]
         kept = kind.opaque or kind.blank
         if kind.blank:
             call = _blank_again(made[0], call.ns)
-        if self.any_exposed and not kept and any(place.version.exposed for place in places):
+        odd = any(place.odd for place in places) or any(tensor.is_quantized for tensor in made)
+        exposed = self.any_exposed and any(place.version.exposed for place in places)
+        if not kept and (odd or exposed):
             kept = True
             for identity in cells[OUTPUTS * width : OUTPUTS * width + count]:
                 if identity >= 0:
                     self.arena.settle(identity)
-        for identity in cells[OUTPUTS * width : OUTPUTS * width + count]:
+        for identity, tensor in zip(cells[OUTPUTS * width : OUTPUTS * width + count], made, strict=True):
             if identity < 0:
                 call.outputs.append(None)
                 continue
-            version = versions[identity] = Version(identity, call if kind.blank or not kept else None)
+            stays = kept and not kind.blank
+            if not kept and tensor.numel() * tensor.element_size() <= _TINY:
+                stays = True
+                self.arena.settle(identity)
+            version = versions[identity] = Version(identity, None if stays else call)
             version.blank = kind.blank
             call.outputs.append(version)
         if changed:
             self._changed(call, changed, cells[CHANGED * width : CHANGED * width + len(changed)], aside, ids)
+            if odd:
+                for identity in changed:
+                    self.arena.settle(identity)
         if not kept:
             read = (place.version for k, place in enumerate(places) if not aside >> k & 1)
             call.inputs = list(dict.fromkeys(read))
@@ -266,8 +290,12 @@ class OpWatch(_Base):  # type: ignore[misc]
             if old < 0:
                 continue
             versions[old] = before
+            after.depth = before.depth + 1
             if identity in outside:
                 self.arena.settle(identity)  # the op runs again without it
+            elif after.depth == _DEEPEST or self.window.size(identity) <= _TINY:
+                after.depth = 0
+                self.arena.settle(identity)
             else:
                 after.call = call
                 call.changed.append((before, after))
