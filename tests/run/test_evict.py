@@ -104,7 +104,7 @@ def peak_of(loop: Loop) -> int:
 
 @pytest.mark.parametrize(
     ("net", "optimizer", "ratio"),
-    [("conv", "sgd", 0.8), ("conv", "foreach", 0.65), ("attention", "adam", 0.5), ("lstm", "sgd", 0.8)],
+    [("conv", "sgd", 0.8), ("conv", "foreach", 0.85), ("attention", "adam", 0.5), ("lstm", "sgd", 0.8)],
 )
 def test_a_training_loop_has_the_bits_of_eager(net: str, optimizer: str, ratio: float) -> None:
     expected = train(net, optimizer)()
@@ -205,7 +205,6 @@ def test_results_of_several_passes_lie_in_the_budget_until_the_end() -> None:
 
 
 SIZE = 16 * 1024
-"""Bytes of one block of the tests below."""
 
 
 def block() -> Tensor:
@@ -423,3 +422,79 @@ def test_an_eviction_is_used_once_and_alone() -> None:
         pass
     with pytest.raises(TightropeError, match="policy"):
         evict("1MiB", policy="none")
+
+
+def test_an_op_draws_again_from_its_own_generator() -> None:
+    def loop() -> list[torch.Tensor]:
+        own = torch.Generator().manual_seed(3)
+        drawn = torch.poisson(torch.full((SIZE // 4,), 4.0), generator=own)
+        pressure(20)
+        return [drawn + 1, drawn, torch.rand(3, generator=own)]
+
+    expected = loop()
+    with evict(5 * SIZE, policy="lru", poison=True) as eviction:
+        found = loop()
+    assert eviction.num_recomputed
+    assert all(map(torch.equal, found, expected))
+
+
+def test_statistics_move_once_in_inference_mode() -> None:
+    def loop() -> list[torch.Tensor]:
+        norm, given = torch.nn.BatchNorm1d(64), block().view(-1, 64)
+        with torch.inference_mode():
+            made = norm(given)
+            pressure(20)
+            return [(made + 1).clone(), norm.running_mean.clone()]  # type: ignore[union-attr]
+
+    expected = loop()
+    with evict(6 * SIZE, poison=True):
+        found = loop()
+    assert all(map(torch.equal, found, expected))
+
+
+def test_conjugates_and_another_default_type_keep_their_bits() -> None:
+    def loop() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        left, right = (torch.randn(32, 32, dtype=torch.complex64) for _ in range(2))
+        product, drawn = left.conj() @ right, torch.rand(SIZE // 4)
+        pressure(20)
+        torch.set_default_dtype(torch.float64)
+        try:
+            more = drawn + 1
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return [product, more]
+
+    expected = loop()
+    with evict(8 * SIZE, policy="lru", poison=True):
+        found = loop()
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_running_total_keeps_nothing_of_what_went_into_it() -> None:
+    with torch.no_grad(), evict(16 * SIZE) as eviction:
+        total, weight = torch.zeros(()), torch.ones(4, 4)
+        for _ in range(200):
+            total += (torch.ones(256, 4) @ weight).mean()
+            total = total + torch.ones(2, 4).mean()
+        assert eviction.num_held_calls < 60
+
+
+def test_an_error_in_an_op_that_runs_again_does_not_keep_the_window_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("no")
+
+    def loop() -> None:
+        made.append(block().sin())
+        pressure(6)
+        monkeypatch.setattr(again.Again, "restore", fails)
+
+    made: list[Tensor] = []
+    with pytest.raises(ValueError, match="no"), evict(4 * SIZE, policy="lru"):
+        loop()
+    monkeypatch.undo()
+    made.clear()
+    with evict("1MiB"):
+        assert float((block() + 1).sum()) > 0

@@ -13,6 +13,7 @@
 // The caller holds the allocator's mutex around every call. No Python runs here, and nothing allocates by torch.
 #pragma once
 
+#include "last_reference.hpp"
 #include "../solvers/evict.hpp"
 
 #include <c10/core/StorageImpl.h>
@@ -246,7 +247,7 @@ class Evicting {
     for (const Id id : outside_) {
       Slot& slot = slots_[id];
       if (!slot.outside) continue;
-      if (!slot.released && slot.outside.use_count() == 1) {
+      if (!slot.released && tightrope_evict::is_last(slot.outside)) {
         slot.released = true;
         if (arena_.release(id)) {
           forget_impl(slot);

@@ -113,6 +113,26 @@ class OpWatch(_Base):  # type: ignore[misc]
             found = (one for one in given if isinstance(one, torch.Generator))
             generator = next(found, torch.default_generator)
             state = generator, generator.clone_state()
+        result, ns = self._run(kind, func, args, kwargs, (shape, ids, writes, aside), state, risky)
+        call = Call(func, tuple(recipe), named or {}, ns)
+        call.state = state
+        self._ran(kind, call, result, ids, places, writes, aside)
+        for identity in risky:
+            self.arena.unpin(identity)
+        return result
+
+    def _run(
+        self,
+        kind: OpKind,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        inputs: tuple[int, list[int], int, int],
+        state: tuple[torch.Generator, torch.Generator] | None,
+        risky: list[int],
+    ) -> tuple[Any, int]:
+        """Run an op; one that ran out begins again with room for all that it had asked for."""
+        shape, ids, writes, aside = inputs
         tries = 0
         while True:
             start = perf_counter_ns()
@@ -126,17 +146,10 @@ class OpWatch(_Base):  # type: ignore[misc]
                 self.window.call("abandon")
                 error.__traceback__ = None
             else:
-                ns = perf_counter_ns() - start
-                break
+                return result, perf_counter_ns() - start
             if state is not None:
                 self.again.set_state(*state)
             risky += self._bring_back(kind, shape, ids, 0, aside)
-        call = Call(func, tuple(recipe), named or {}, ns)
-        call.state = state
-        self._ran(kind, call, result, ids, places, writes, aside)
-        for identity in risky:
-            self.arena.unpin(identity)
-        return result
 
     def _learn(self, func: Any) -> OpKind:
         kind = self.kinds[func] = classify(func)
