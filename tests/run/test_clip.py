@@ -271,6 +271,15 @@ def test_a_gradient_clipped_by_value_dies_in_its_update() -> None:
 
 
 @enforced
+def test_wide_layers_clipped_by_norm_need_not_hold_all_gradients() -> None:
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+    graph = graph_of(model, lambda x: model(x).square().mean(), (torch.ones(4, 64),), {"clip_norm": 0.1})
+    held = sum(storage.size for storage in graph.storages if storage.kind is Kind.PARAMETER)
+    assert solve(graph, budget=2**40, planner="given").forecast.arena >= held
+    assert smallest(graph).forecast.arena < held / 2
+
+
+@enforced
 def test_clipping_by_norm_need_not_hold_all_gradients() -> None:
     plain, graph = graphs("resnet18", {}, {"clip_norm": 0.1})
     gradients = scaled(graph)
@@ -281,10 +290,13 @@ def test_clipping_by_norm_need_not_hold_all_gradients() -> None:
         else op
         for op in graph.ops
     )
+    one_pass = smallest(plain).forecast
+    if one_pass.arena >= held:
+        pytest.skip("kernels of this processor take more beside one convolution than all gradients")
     least = smallest(graph)
     resident = smallest(msgspec.structs.replace(graph, ops=kept)).forecast
     assert least.forecast.arena < held <= resident.arena
-    assert least.forecast.total < 1.05 * smallest(plain).forecast.total
+    assert least.forecast.total < 1.05 * one_pass.total
     run = [s.op for s in least.schedule.steps if isinstance(s, Compute)]
     makers = {op.id for op in graph.ops if set(op.creates) & set(gradients)}
     assert any(run.count(op) > 1 for op in makers)
