@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -422,6 +423,8 @@ def test_an_eviction_is_used_once_and_alone() -> None:
         pass
     with pytest.raises(TightropeError, match="policy"):
         evict("1MiB", policy="none")
+    with pytest.raises(TightropeError, match="needs forecasts"):
+        evict("1MiB", policy="planned")
 
 
 def test_an_op_draws_again_from_its_own_generator() -> None:
@@ -447,8 +450,9 @@ def test_statistics_move_once_in_inference_mode() -> None:
             return [(made + 1).clone(), norm.running_mean.clone()]  # type: ignore[union-attr]
 
     expected = loop()
-    with evict(6 * SIZE, poison=True):
+    with evict(6 * SIZE, policy="lru", poison=True) as eviction:
         found = loop()
+    assert eviction.num_recomputed
     assert all(map(torch.equal, found, expected))
 
 
@@ -466,8 +470,9 @@ def test_conjugates_and_another_default_type_keep_their_bits() -> None:
         return [product, more]
 
     expected = loop()
-    with evict(8 * SIZE, policy="lru", poison=True):
+    with evict(8 * SIZE, policy="lru", poison=True) as eviction:
         found = loop()
+    assert eviction.num_recomputed
     assert all(map(torch.equal, found, expected))
 
 
@@ -475,26 +480,21 @@ def test_a_running_total_keeps_nothing_of_what_went_into_it() -> None:
     with torch.no_grad(), evict(16 * SIZE) as eviction:
         total, weight = torch.zeros(()), torch.ones(4, 4)
         for _ in range(200):
-            total += (torch.ones(256, 4) @ weight).mean()
-            total = total + torch.ones(2, 4).mean()
+            total = total.add_((torch.ones(256, 4) @ weight).mean()) + torch.ones(2, 4).mean()
         assert eviction.num_held_calls < 60
 
 
 def test_an_error_in_an_op_that_runs_again_does_not_keep_the_window_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(*_: object) -> None:
-        raise ValueError("no")
-
     def loop() -> None:
         made.append(block().sin())
         pressure(6)
-        monkeypatch.setattr(again.Again, "restore", fails)
+        monkeypatch.setattr(again.Again, "restore", Mock(side_effect=ValueError("no")))
 
     made: list[Tensor] = []
     with pytest.raises(ValueError, match="no"), evict(4 * SIZE, policy="lru"):
         loop()
     monkeypatch.undo()
-    made.clear()
     with evict("1MiB"):
         assert float((block() + 1).sum()) > 0

@@ -335,9 +335,8 @@ class Unit:
         pages = self.settings.pages
         if made.lease is None or pages is None or not pages.contest:
             return None
-        try:
-            plan = self._alone(self.graph, made.plan.budget)()
-        except InfeasibleError:
+        plan = self._cache.best(self.graph, budget=made.plan.budget)  # searched before the one that pages
+        if plan is None:
             return None
         return Contest(made, functools.partial(self._other, plan, "the plan that pages"), PAGED)
 
@@ -428,17 +427,12 @@ class Unit:
             return self._search(self.graph, budget, report)
 
     def _search(self, graph: Graph, budget: Bytes, report: Callable[[Progress], None] | None = None) -> Plan:
-        alone, pages = self._alone(graph, budget, report), self.settings.pages
-        return alone() if pages is None else pages.solve(graph, budget, alone, progress=report)
-
-    def _alone(
-        self, graph: Graph, budget: Bytes, report: Callable[[Progress], None] | None = None
-    ) -> Callable[[], Plan]:
-        """Plan without pages; what was planned before is remembered."""
-        return functools.partial(
+        alone = functools.partial(
             solve, graph, budget=budget, planner=self.settings.planner, seconds=self.settings.seconds,
             seed=self.settings.seed, progress=report, cache=self._cache, start=self._start(),
         )  # fmt: skip
+        pages = self.settings.pages
+        return alone() if pages is None else pages.solve(graph, budget, alone, progress=report)
 
     def _start(self) -> Plan | None:
         """The plan for other sizes from which to search."""

@@ -228,7 +228,7 @@ def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = Fa
 
     Args:
         budget: bytes, or text such as ``"200MiB"``.
-        policy: ``coop``, ``dtr``, ``dte``, ``lru``, ``size`` or ``planned``, or a `Policy`.
+        policy: ``coop``, ``dtr``, ``dte``, ``lru`` or ``size``, or a `Policy` without forecasts.
         poison: overwrite freed bytes, for tests.
 
     Returns:
@@ -236,6 +236,7 @@ def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = Fa
 
     Raises:
         BudgetSyntaxError: the budget cannot be read.
+        TightropeError: there is no such policy, or it needs forecasts.
         NativeError: on entry: there is no C++ compiler.
         OutOfBudgetError: in the block, where an op's inputs, results and workspace and what must stay do not
             fit together; at its end, where what lives on is larger than the budget.
@@ -246,4 +247,9 @@ def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = Fa
         ...     loss = torch.nn.Linear(8, 8)(torch.ones(4, 8)).sum().item()
     """
     chosen = policy if isinstance(policy, Policy) else find_policy(policy)
+    if chosen.forecasts:
+        raise TightropeError(
+            f"policy={chosen.name!r} needs forecasts, which a block does not have yet: simulate it with "
+            'python -m benchmarks evict --simulated, or take policy="coop".'
+        )
     return Eviction(parse_bytes(budget), chosen, poison=poison)

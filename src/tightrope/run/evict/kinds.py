@@ -67,18 +67,14 @@ def classify(func: Any) -> OpKind:
     positional = frozenset(k for k in written if not arguments[k].kwarg_only)
     lists = any("Tensor" in str(arguments[k].type) and "List" in str(arguments[k].type) for k in written)
     known = func.namespace in ("aten", "prims")
+    lifted = known and name == "lift_fresh"  # what code that is no op of torch made
     return OpKind(
         number=-1,
         name=f"{func.namespace}.{name}",
-        plain=(views and name != "lift_fresh") or func.namespace == "profiler",
+        plain=(views and not lifted) or func.namespace == "profiler",
         blank=known and name in _BLANK,
         composite=known and is_composite(func),
-        opaque=(
-            not known
-            or lists
-            or name == "lift_fresh"
-            or (bool(written) and name.startswith(_RESHAPES_STORAGE))
-        ),
+        opaque=(not known or lists or lifted or (bool(written) and name.startswith(_RESHAPES_STORAGE))),
         random=torch.Tag.nondeterministic_seeded in func.tags,
         writes=positional,
         write_names=frozenset(arguments[k].name for k in written) if written else frozenset(),
