@@ -6,7 +6,8 @@ Per net: training steps with SGD whose momenta are there, first without a limit 
 the peak, then under each policy at falling shares of that peak until a budget is refused or ``--lowest`` is
 reached. What ran again is counted in the seconds of the first runs, as a share of all ops' seconds: a run is
 given up where that passes ``--most-again``. Bits are those of losses, weights, buffers, the last gradients
-and the random state. Interception is measured alone, on an op of a few numbers, as CPU time of the thread.
+and the random state. Interception is measured alone, on an op of a few numbers, as CPU time of the thread;
+*watch* is that, times the ops, beside the time of all ops.
 """
 
 import argparse
@@ -122,6 +123,7 @@ def rows(name: str, options: argparse.Namespace) -> list[Row]:
                     "again": eviction.recomputed_ns / max(1, eviction.operator_ns),
                     "ran_again": eviction.num_recomputed,
                     "ops": eviction.num_ops,
+                    "operator_ns": eviction.operator_ns,
                     "evictions": now.evictions,
                     "fragmentation": now.fragmentation,
                     "search_us": now.search_ns / max(1, now.evicting) / 1e3,
@@ -198,17 +200,19 @@ def main(arguments: list[str]) -> int:
     """Print one table per run; 1 where a result differs from eager or a budget was exceeded."""
     options = _options(arguments)
     torch.set_num_threads(1)
-    console, wrong = Console(width=120), 0
+    console, wrong = Console(width=132), 0
     plain, watched = interception()
     console.print(
         f"an op on 16 numbers: {plain:.2f} us, intercepted {watched:.2f} us: {watched - plain:.2f} us more"
     )
     table = Table("net", "policy", "peak MiB", "ratio %", "bits", "high water %", "again % of time")
-    for title in ("ran again", "of ops", "evictions", "free %", "us/search"):
+    for title in ("ran again", "of ops", "evictions", "free %", "us/search", "watch %"):
         table.add_column(title, justify="right")
     found: list[Row] = []
     for name in _names(options.nets):
         for row in rows(name, options):
+            if "ops" in row:
+                row["watched"] = (watched - plain) * 1e3 * row["ops"] / row["operator_ns"]
             found.append(row)
             table.add_row(*_cells(row))
             wrong += "again" in row and not (row["equal"] and row["within"])
@@ -240,6 +244,7 @@ def _cells(row: Row) -> list[str]:
         *(str(row[key]) for key in ("ran_again", "ops", "evictions")),
         f"{100 * row['fragmentation']:.1f}",
         f"{row['search_us']:.1f}",
+        f"{100 * row['watched']:.1f}",
     ]
 
 

@@ -27,6 +27,9 @@ struct Options {
     std::int64_t copy_rate = 10000;   // bytes per us, for the price of a move
 };
 
+// What takes no more stays: evicting it frees next to nothing, and a running total would keep all that went into it.
+constexpr std::int64_t kTiny = 64;
+
 struct Statistics {
     std::int64_t placed, evicting, searches, evictions, evicted_bytes, requested_bytes, failed, search_ns,
         longest_search_ns, high_water, used_bytes, free_bytes, largest_free, pieces, records;
