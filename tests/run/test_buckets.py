@@ -206,6 +206,19 @@ def test_a_declared_shape_names_tensors_of_the_call() -> None:
         model(torch.ones(4, 8))
 
 
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_a_declared_shape_names_a_parameter_of_the_forward(by_keyword: bool) -> None:
+    model = nn.Linear(8, 8)
+    tightrope.compile(model, budget=accounts().charged() + 2**24, shapes=[{"input": (4, 8)}], progress=False)
+    for rows in (4, 3):
+        given = torch.ones(rows, 8)
+        result = model(input=given) if by_keyword else model(given)
+        result.sum().backward()
+    assert "2 calls of 2 shapes" in str(tightrope.report(model).buckets[0])
+    with pytest.raises(tightrope.ShapeError, match=r"larger than every declared"):
+        model(input=torch.ones(5, 8)) if by_keyword else model(torch.ones(5, 8))
+
+
 def test_rounding_wastes_at_most_half() -> None:
     assert all(size <= rounded(size) <= max(1.5 * size, size + 1) for size in range(1, 3000))
     assert len({rounded(size) for size in range(33, 257)}) == 6

@@ -34,7 +34,7 @@ from tightrope.run.calls import Calls
 from tightrope.run.captured import Captured
 from tightrope.run.known_shapes import KnownFamily, KnownShapes, known_shapes, modes, tensors_of
 from tightrope.run.patterns import Pattern, single
-from tightrope.run.shapes import Shape, Shapes, Sizes, changes, maximal, rounded, within
+from tightrope.run.shapes import Shape, Shapes, Sizes, by_name, changes, maximal, positional, rounded, within
 from tightrope.run.unit import Unit
 
 
@@ -155,6 +155,7 @@ class Buckets:
     def __init__(self, shapes: Shapes, calls: Calls) -> None:
         self._shapes, self._calls = shapes, calls
         self._families: list[Family] = []
+        self._parameters: tuple[str, ...] = ()
         self.last: tuple[Family, Sizes] | None = None
         self.captures_alone = False
         self._look: Callable[[], KnownShapes | None] = lambda: None
@@ -170,6 +171,7 @@ class Buckets:
         That is the first call, where enough is kept of it, and those of its shape.
         """
         options = self._shapes, self._calls.settings.writes, modes()
+        self._parameters = positional(model.forward)
         self._look = cache(partial(known_shapes, model, args, kwargs, options))
         try:
             if self._first is None:
@@ -382,7 +384,7 @@ class Buckets:
         shapes = shape if isinstance(shape, Mapping) else {inputs[0][0]: shape}
         known: dict[int, int] = {}
         for name, wanted in shapes.items():
-            one = next((one for other, one in inputs if other == name or other.split(".")[-1] == name), None)
+            one = next((one for other, one in inputs if name in by_name(other, self._parameters)), None)
             if one is None or len(one) != len(wanted):
                 have = ", ".join(f"{other} with {len(one)} dimensions" for other, one in inputs)
                 what = "no such tensor" if one is None else f"{len(wanted)} sizes are not the dimensions of"

@@ -1,8 +1,9 @@
 """Shapes as users declare them, and sizes: one number per dimension that may change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tightrope.core import TightropeError
 from tightrope.core.arguments import refuse_argument
@@ -87,3 +88,32 @@ def maximal(declared: Sequence[Sizes]) -> tuple[Sizes, ...]:
     return tuple(
         most for most in largest if not any(most != other and within(most, other) for other in declared)
     )
+
+
+def positional(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Name the parameters that take inputs by position, in order; none where there is no signature.
+
+    >>> positional(lambda ids, mask=None, *rest, labels=None: ids)
+    ('ids', 'mask')
+    """
+    try:
+        parameters = signature(forward).parameters.values()
+    except (TypeError, ValueError):  # as of a compiled function that has none
+        return ()
+    kinds = Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(one.name for one in parameters if one.kind in kinds)
+
+
+def by_name(given: str, parameters: Sequence[str]) -> tuple[str, ...]:
+    """List the names under which a shape may be declared for a tensor of a call.
+
+    >>> by_name("input 1", ("ids", "mask"))
+    ('input 1', 'input 1', 'mask')
+    >>> by_name("input 0.labels", ("batch",))
+    ('input 0.labels', 'labels', 'batch.labels')
+    """
+    last = given.split(".")[-1]
+    head, dot, rest = given.removeprefix("input ").partition(".")
+    if given.startswith("input ") and head.isdecimal() and int(head) < len(parameters):
+        return given, last, f"{parameters[int(head)]}{dot}{rest}"
+    return given, last
