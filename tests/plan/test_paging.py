@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.judge.families import FAMILIES, possible_pairs
-from tightrope.core import Graph, Machine, PageIn, PageOut, Tier, TightropeError
+from tightrope.core import Graph, Machine, Op, PageIn, PageOut, Storage, Tier, TightropeError
 from tightrope.lower import lower, lowered, problems, simulate, walked
 from tightrope.plan.assemble import assemble
 from tightrope.plan.paging.schedule import Page, expand_paged, pageable, useful_paged
@@ -65,6 +65,19 @@ def test_what_nobody_reads_is_left_out() -> None:
     useless = Page(len(graph.ops) - 1, storage)
     assert last < useless.stage
     assert useful_paged(graph, (), [Page(last, storage), useless]) == ((), (Page(last, storage),))
+
+
+def test_a_re_run_that_only_a_page_out_reads_stays() -> None:
+    ops = (
+        Op(0, "a", "a", creates=(0,)),
+        *(Op(k, "b", "b", reads=(0,) if k == 1 else (), creates=(k,)) for k in range(1, 5)),
+        Op(5, "c", "c", reads=(0,), creates=(5,)),
+    )
+    graph = Graph(ops, tuple(Storage(k, 64) for k in range(6)))
+    chosen = ((3, 0),), (Page(5, 0),)
+    assert useful_paged(graph, *chosen) == chosen
+    kinds = [type(step).__name__ for step in expand_paged(graph, *chosen, beside=True).steps]
+    assert kinds.index("PageOut") > kinds.index("Free")  # the copy of the re-run is what is written out
 
 
 def test_a_plan_with_a_page_out_left_out_is_refused() -> None:

@@ -113,11 +113,13 @@ def expand_paged(
 def useful_paged(
     graph: Graph, pairs: Iterable[Pair], pages: Iterable[Page]
 ) -> tuple[tuple[Pair, ...], tuple[Page, ...]]:
-    """Leave out re-runs and pages of which nothing is read."""
+    """Leave out re-runs and pages of which nothing is read, neither by a run nor by a page-out."""
     kept_pairs, kept_pages = sorted(pairs), sorted(pages)
     while True:
         runs = _runs(graph, kept_pairs, kept_pages)
-        read = {c.made for c in _copies(graph, runs) if c.last > c.made}
+        copies = _copies(graph, runs)
+        _mark_page_outs(copies, runs, {page.storage: page.lag for page in kept_pages})
+        read = {copy.made for copy in copies if copy.last > copy.made or copy.out}
         idle = [run for k, run in enumerate(runs) if not run.first and k not in read]
         if not idle:
             return tuple(kept_pairs), tuple(kept_pages)
