@@ -32,6 +32,18 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
     "aten.clamp.default": ("aten.clamp.out", "out", 1),
     "aten.pow.Tensor_Scalar": ("aten.pow.Tensor_Scalar_out", "out", 1),
     "aten.where.self": ("aten.where.self_out", "out", 3),
+    **{
+        f"micro.{name}": (f"micro.{name}.over", "out", leading)
+        for name, leading in (
+            ("add", 2),
+            ("batch_norm", 1),
+            ("batch_norm_input", 2),
+            ("log_softmax", 1),
+            ("log_softmax_backward", 1),
+            ("relu", 1),
+            ("relu_backward", 2),
+        )
+    },
 }
 """Op -> its writing form, the keyword that says where, and how many leading arguments it may write over."""
 

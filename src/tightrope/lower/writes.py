@@ -57,6 +57,10 @@ def _forms() -> dict[str, Form]:
     forms["aten.clamp.default"] = Form("aten.clamp.out", "out", (0,))
     forms["aten.pow.Tensor_Scalar"] = Form("aten.pow.Tensor_Scalar_out", "out", (0,))
     forms["aten.where.self"] = Form("aten.where.self_out", "out", (1, 2))
+    for name in ("batch_norm", "log_softmax", "log_softmax_backward", "relu"):
+        forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0,))
+    for name in ("add", "batch_norm_input", "relu_backward"):
+        forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0, 1))
     return forms
 
 
