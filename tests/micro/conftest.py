@@ -1,8 +1,8 @@
 """A captured step per net, captured once, and the machine that it is planned for."""
 
 import pytest
-from micro_nets import NETS
 
+from benchmarks.micro.nets import NETS
 from tightrope.cli.machines import find_machine
 from tightrope.core import Machine
 from tightrope.micro import MicroStep, capture_step

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from micro_nets import NETS, Made
 
+from benchmarks.micro.nets import NETS
+from benchmarks.micro.trained import samples, train
 from tightrope.core import Machine
 from tightrope.judge import judge
 from tightrope.micro import CompiledStep, HostRun, MicroStep, compile_step, run_on_host
 from tightrope.micro.host import c_compiler
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, price
-from tightrope.micro.step import value_bytes
 from tightrope.plan.paging.resident import floor_bytes
 
 needs_cc = pytest.mark.skipif(c_compiler() is None, reason="no C compiler (cc, gcc or clang) is installed")
@@ -27,37 +26,6 @@ def rams(step: MicroStep, num: int) -> list[int]:
     return [
         STACK_RESERVE + STATIC_BYTES + round(floor * 1.1 + share * (whole - floor * 1.1)) for share in shares
     ]
-
-
-def train(made: Made) -> tuple[list[float], dict[str, np.ndarray], list[list[torch.Tensor]]]:
-    """Take steps in PyTorch on new data each; return losses, the weights after them, and the data."""
-    model, args, optimizer = made
-    generator = torch.Generator().manual_seed(7)
-    batches, losses = [], []
-    for _ in range(NUM_STEPS):
-        batch = [
-            torch.randn(a.shape, generator=generator)
-            if a.is_floating_point()
-            else torch.randint(0, 10, a.shape, generator=generator)
-            for a in args
-        ]
-        optimizer.zero_grad()
-        loss = model(*batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        batches.append(batch)
-    state = {n: p.detach().numpy().ravel() for n, p in (*model.named_parameters(), *model.named_buffers())}
-    for name, parameter in model.named_parameters():
-        if parameter in optimizer.state and "momentum_buffer" in optimizer.state[parameter]:
-            state[f"{name}.momentum"] = optimizer.state[parameter]["momentum_buffer"].numpy().ravel()
-    return losses, state, batches
-
-
-def samples(compiled: CompiledStep, batches: list[list[torch.Tensor]]) -> list[bytes]:
-    """Inputs of every step in the order in which they lie in storage."""
-    order = [int(one.name.removeprefix("input_")) for one in compiled.manifest.held if one.kind == "input"]
-    return [b"".join(value_bytes(batch[k]) for k in order) for batch in batches]
 
 
 def check_bytes(compiled: CompiledStep, run: HostRun, board: Machine) -> None:
@@ -76,7 +44,7 @@ def check_bytes(compiled: CompiledStep, run: HostRun, board: Machine) -> None:
 def test_weights_are_those_of_pytorch_and_bytes_those_of_the_forecast(
     name: str, steps: dict[str, MicroStep], board: Machine, tmp_path: Path
 ) -> None:
-    losses, state, batches = train(NETS[name]())
+    losses, state, batches = train(NETS[name], NUM_STEPS)
     for ram in rams(steps[name], 3):
         compiled = compile_step(steps[name], board, ram=ram)
         run = run_on_host(compiled.write(tmp_path / str(ram)), samples(compiled, batches))
@@ -95,7 +63,7 @@ def test_an_address_that_is_four_bytes_off_shows_in_the_weights(
     steps: dict[str, MicroStep], board: Machine, tmp_path: Path
 ) -> None:
     """The comparison with PyTorch can fail: every third call with one pointer moved gives other weights."""
-    _, state, batches = train(NETS["normed"]())
+    _, state, batches = train(NETS["normed"], NUM_STEPS)
     compiled = compile_step(steps["normed"], board, ram=rams(steps["normed"], 3)[0])
     lines = compiled.source.texts["step.c"].splitlines()
     calls = [k for k, line in enumerate(lines) if line.lstrip().startswith("k_conv2d(")]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tightrope.core import Argument, Items, Run, View
-from tightrope.micro.translate import whole_numbers
+from tightrope.micro.translator import whole_numbers
 
 Pointer = Callable[[View | None], str]
 """Writes where a tensor lies in the arena."""
@@ -93,7 +93,7 @@ def _float(value: float) -> str:
     """A float as C reads it back to the same bits.
 
     >>> _float(0.1), _float(1.0)
-    ('0.100000001f', '1.0f')
+    ('0.1f', '1.0f')
     """
     text = f"{value:.9g}"
     return f"{text}f" if any(mark in text for mark in ".en") else f"{text}.0f"

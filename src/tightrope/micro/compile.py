@@ -13,7 +13,7 @@ from tightrope.core import Bytes, Machine, TightropeError
 from tightrope.core.codec import dump_graph
 from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
-from tightrope.micro.emit import Held, Pages, Source, emit
+from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step, price
 from tightrope.micro.step import MicroStep
 
@@ -45,8 +45,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     static: Bytes
     stack: Bytes
     storage: Bytes
-    pages: Pages
-    held: tuple[Held, ...]
+    pages: PageCounts
+    held: tuple[HeldValue, ...]
     joules: float
     seconds: float
     num_ops: int
@@ -74,7 +74,7 @@ class CompiledStep:
 
     step: MicroStep
     planned: MicroPlan
-    source: Source
+    source: CSource
     manifest: Manifest
     image: bytes
     machine: Machine

@@ -23,7 +23,7 @@ from tightrope.micro.calls import call_of, kernel_of
 _POINTERS = {"float32": "F", "int32": "I", "uint8": "B"}
 
 
-class Held(Struct, frozen=True):
+class HeldValue(Struct, frozen=True):
     """What the caller holds in the slower tier.
 
     Attributes:
@@ -41,7 +41,7 @@ class Held(Struct, frozen=True):
     bytes: Bytes
 
 
-class Pages(Struct, frozen=True):
+class PageCounts(Struct, frozen=True):
     """Copies of one step between the arena and the slower tier."""
 
     pages_in: int = 0
@@ -50,7 +50,7 @@ class Pages(Struct, frozen=True):
     bytes_out: Bytes = 0
 
 
-class Source(Struct, frozen=True):
+class CSource(Struct, frozen=True):
     """The C of a step.
 
     Attributes:
@@ -65,8 +65,8 @@ class Source(Struct, frozen=True):
     texts: Mapping[str, str]
     arena: Bytes
     storage: Bytes
-    held: tuple[Held, ...]
-    pages: Pages
+    held: tuple[HeldValue, ...]
+    pages: PageCounts
     kernels: tuple[str, ...]
 
 
@@ -75,7 +75,7 @@ def resource(name: str) -> str:
     return (files("tightrope.micro") / "c" / name).read_text(encoding="utf-8")
 
 
-def emit(graph: Graph, executable: Executable) -> Source:
+def emit(graph: Graph, executable: Executable) -> CSource:
     """Write the C of an executable.
 
     Args:
@@ -103,10 +103,10 @@ def emit(graph: Graph, executable: Executable) -> Source:
         "step.c": _step(graph, executable, allocs, held, loss),
         "host_main.c": resource("host_main.c"),
     }
-    return Source(texts, arena, storage, held, _pages(executable, allocs), kernels)
+    return CSource(texts, arena, storage, held, _pages(executable, allocs), kernels)
 
 
-def _held(graph: Graph, executable: Executable, allocs: Mapping[int, Alloc]) -> tuple[Held, ...]:
+def _held(graph: Graph, executable: Executable, allocs: Mapping[int, Alloc]) -> tuple[HeldValue, ...]:
     first: dict[StorageId, Alloc] = {}
     for alloc in allocs.values():
         if alloc.space >= SLOWER and graph.storages[alloc.storage].home:
@@ -114,7 +114,7 @@ def _held(graph: Graph, executable: Executable, allocs: Mapping[int, Alloc]) -> 
     found = []
     for storage, alloc in first.items():
         one = graph.storages[storage]
-        found.append(Held(one.module, str(one.kind), one.label, alloc.offset, alloc.bytes))
+        found.append(HeldValue(one.module, str(one.kind), one.label, alloc.offset, alloc.bytes))
     return tuple(sorted(found, key=lambda one: one.offset))
 
 
@@ -127,15 +127,15 @@ def _loss(executable: Executable, allocs: Mapping[int, Alloc]) -> View:
     return scalars[0]
 
 
-def _pages(executable: Executable, allocs: Mapping[int, Alloc]) -> Pages:
+def _pages(executable: Executable, allocs: Mapping[int, Alloc]) -> PageCounts:
     ways: dict[bool, list[Bytes]] = {True: [], False: []}
     for event in executable.instructions:
         if isinstance(event, Copy):
             ways[allocs[event.source].space >= SLOWER].append(allocs[event.source].bytes)
-    return Pages(len(ways[True]), sum(ways[True]), len(ways[False]), sum(ways[False]))
+    return PageCounts(len(ways[True]), sum(ways[True]), len(ways[False]), sum(ways[False]))
 
 
-def _header(arena: Bytes, storage: Bytes, held: Iterable[Held]) -> str:
+def _header(arena: Bytes, storage: Bytes, held: Iterable[HeldValue]) -> str:
     inputs = [one for one in held if one.kind == "input"]
     sample = sum(one.bytes for one in inputs)
     return f"""/* A training step within {arena} bytes of RAM beside the stack; written by Tightrope. */
@@ -188,7 +188,7 @@ def _text(kernel: str) -> str:
 
 
 def _step(
-    graph: Graph, executable: Executable, allocs: Mapping[int, Alloc], held: Iterable[Held], loss: View
+    graph: Graph, executable: Executable, allocs: Mapping[int, Alloc], held: Iterable[HeldValue], loss: View
 ) -> str:
     """Write the file with the step: the arena, the link to storage, and the instructions."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tightrope.core import Bytes, NativeError
 from tightrope.micro.compile import Manifest, read_manifest
-from tightrope.micro.emit import Pages
+from tightrope.micro.emit import PageCounts
 
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror")
 _SECONDS = 600
@@ -29,7 +29,7 @@ class HostRun:
 
     losses: tuple[float, ...]
     values: Mapping[str, bytes]
-    pages: Pages
+    pages: PageCounts
     arena: Bytes
 
 
@@ -66,8 +66,8 @@ def run_on_host(folder: str | os.PathLike[str], samples: Sequence[bytes]) -> Hos
         return read_run(manifest, said, storage.read_bytes())
 
 
-def execute(command: Sequence[str], what: str) -> str:
-    """Run a command and return what it printed on both streams.
+def execute(command: Sequence[str], what: str, *, folder: Path | None = None) -> str:
+    """Run a command, in a folder, and return what it printed on both streams.
 
     Raises:
         NativeError: it failed, or ran for too long; has its last words.
@@ -80,6 +80,7 @@ def execute(command: Sequence[str], what: str) -> str:
             timeout=_SECONDS,
             check=False,
             stdin=subprocess.DEVNULL,
+            cwd=folder,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeError(f"{what} failed: {error}.") from error
@@ -97,9 +98,9 @@ def read_run(manifest: Manifest, said: str, storage: bytes) -> HostRun:
     """
     rows = [line.split() for line in said.splitlines() if len(line.split()) == 2]
     losses = tuple(float(value) for name, value in rows if name == "loss")
-    counts = {name: int(value) for name, value in rows if name in (*Pages.__struct_fields__, "arena")}
+    counts = {name: int(value) for name, value in rows if name in (*PageCounts.__struct_fields__, "arena")}
     if len(counts) < 5:
         raise NativeError(f"the bench stopped before its end; it said: {said[-400:]!r}")
     values = {one.name: storage[one.offset : one.offset + one.bytes] for one in manifest.held}
     arena = counts.pop("arena")
-    return HostRun(losses, values, Pages(**counts), arena)
+    return HostRun(losses, values, PageCounts(**counts), arena)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tightrope.core import Argument, Items, Kind, Op, View
-from tightrope.micro.translate import PendingGradient, Translator, is_dense, whole_numbers
+from tightrope.micro.translator import PendingGradient, Translator, is_dense, whole_numbers
 
 
 def _window(t: Translator, op: Op, at: int, default: Argument = None) -> tuple[int, int]:

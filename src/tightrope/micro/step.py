@@ -9,7 +9,8 @@ import torch
 from tightrope.capture import capture_program
 from tightrope.capture.whole import Update, Wanted, trained_positions, whole_program, with_updates
 from tightrope.core import CaptureError, Graph, Kind, StorageId, TightropeError
-from tightrope.micro.translate import Sgd, translate
+from tightrope.micro.translate import translate
+from tightrope.micro.translator import SgdRule
 
 _NUM_SETTINGS = 5
 _TAKEN = {"lr", "momentum", "weight_decay", "nesterov", "maximize", "dampening"}
@@ -48,6 +49,8 @@ def capture_step(
         CaptureError: the step is not one graph, or its loss is not a scalar.
         TightropeError: the optimizer is another one.
     """
+    args = [_whole(value) for value in args]
+    kwargs = {name: _whole(value) for name, value in kwargs.items()}
     program, real = capture_program(model, args, kwargs)
     if not program.has_backward:
         raise CaptureError(
@@ -80,7 +83,7 @@ def capture_step(
     return MicroStep(graph, kept, named, tuple(name for name in example if name in named.values()))
 
 
-def _rules(optimizer: torch.optim.Optimizer) -> dict[int, Sgd]:
+def _rules(optimizer: torch.optim.Optimizer) -> dict[int, SgdRule]:
     """Numbers of every parameter's update, by identity.
 
     Raises:
@@ -90,13 +93,13 @@ def _rules(optimizer: torch.optim.Optimizer) -> dict[int, Sgd]:
         raise TightropeError(
             f"{type(optimizer).__name__} has no kernel in C: use torch.optim.SGD, with momentum or without."
         )
-    found: dict[int, Sgd] = {}
+    found: dict[int, SgdRule] = {}
     for group in optimizer.param_groups:
         if group["dampening"] or any(isinstance(group[key], torch.Tensor) for key in _TAKEN):
             raise TightropeError(
                 "SGD with dampening or with tensors as numbers has no kernel in C: use floats."
             )
-        rule = Sgd(*(group[k] for k in ("lr", "momentum", "weight_decay", "nesterov", "maximize")))
+        rule = SgdRule(*(group[k] for k in ("lr", "momentum", "weight_decay", "nesterov", "maximize")))
         found.update((id(parameter), rule) for parameter in group["params"])
     return found
 
@@ -106,13 +109,13 @@ def _callers(
     real: Sequence[Any],
     labels: Mapping[int, str],
     whole: Any,
-    rules: Mapping[int, Sgd],
+    rules: Mapping[int, SgdRule],
     args: Sequence[Any],
-) -> tuple[dict[StorageId, str], dict[StorageId, bytes], dict[StorageId, Sgd], list[str]]:
+) -> tuple[dict[StorageId, str], dict[StorageId, bytes], dict[StorageId, SgdRule], list[str]]:
     """Name everything that the caller holds, and take down its value."""
     names: dict[StorageId, str] = {}
     values: dict[StorageId, bytes] = {}
-    numbers: dict[StorageId, Sgd] = {}
+    numbers: dict[StorageId, SgdRule] = {}
     example: list[str] = []
     inputs = graph.parts[0].inputs
     given = {id(value): k for k, value in enumerate(args)}
@@ -137,6 +140,11 @@ def _callers(
         assert view is not None
         numbers[view.base] = rules[id(real[at])]
     return names, values, numbers, example
+
+
+def _whole(value: Any) -> Any:
+    """A tensor that is all of its memory: a slice of a data set becomes a batch of its own."""
+    return value.detach().clone().contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def value_bytes(tensor: torch.Tensor) -> bytes:

@@ -125,8 +125,9 @@ def _last_uses(graph: Graph) -> dict[StorageId, StepIndex]:
 
 
 def _reads(graph: Graph, op: Op) -> Bytes:
+    """Bytes that an op reads, without what is counted already: it stays from when it is made."""
     reads = (graph.storages[s] for s in op.reads)
-    return sum(storage.size for storage in reads if not storage.external or storage.home)
+    return sum(s.size for s in reads if s.home or not (s.external or s.resident_at_end))
 
 
 def _makes(graph: Graph, op: Op, last: dict[StorageId, StepIndex]) -> Bytes:

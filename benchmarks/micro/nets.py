@@ -55,7 +55,7 @@ class Pooled(nn.Module):
 
 
 def residual() -> Made:
-    """A residual net of three widths, batch 1, as in facts: 77,706 parameters."""
+    """A residual net of three widths, batch 1: 77,706 parameters, 37 million multiply-accumulates a step."""
     torch.manual_seed(0)
     model = Residual((16, 32, 64))
     return model, (torch.randn(1, 3, 32, 32), torch.tensor([3])), torch.optim.SGD(model.parameters(), lr=0.01)
