@@ -30,7 +30,6 @@ from tightrope.core import InfeasibleError, NativeError
 from tightrope.judge import judge
 from tightrope.micro import CompiledStep, MicroStep, capture_step, compile_step, run_on_board, run_on_host
 from tightrope.micro.emulate import INSTRUCTIONS_PER_TICK, missing_tools
-from tightrope.micro.planning import price
 
 _LIMIT = 235_000
 _EQUAL = 1e-6
@@ -95,7 +94,7 @@ def _p4(console: Console) -> bool:
     for ram in _limits(step):
         compiled = compile_step(step, machine, ram=ram)
         planned, manifest = compiled.planned, compiled.manifest
-        verdict = judge(price(step.graph, machine), planned.executable, planned.plan, machine)
+        verdict = judge(planned.tiled.graph, planned.executable, planned.plan, machine)
         with tempfile.TemporaryDirectory() as folder:
             out = compiled.write(Path(folder) / "out")
             sample = [(out / "sample.bin").read_bytes()]

@@ -54,6 +54,25 @@ class Pooled(nn.Module):
         return F.mse_loss(self.fc(x.flatten(1)), y)
 
 
+class Dense(nn.Module):
+    """Two dense layers, the first with most of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 96), nn.Linear(96, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.second(F.relu(self.first(F.relu(x)))), y)
+
+
+def dense() -> Made:
+    """A perceptron, batch 2, with momentum."""
+    torch.manual_seed(4)
+    model = Dense()
+    data = torch.randn(2, 64), torch.tensor([4, 0])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+
+
 def residual() -> Made:
     """A residual net of three widths, batch 1: 77,706 parameters, 37 million multiply-accumulates a step."""
     torch.manual_seed(0)
@@ -92,4 +111,5 @@ NETS: dict[str, Callable[[], Made]] = {
     "normed": normed,
     "pooled": pooled,
     "frozen": frozen,
+    "dense": dense,
 }

@@ -47,5 +47,5 @@ def samples(compiled: CompiledStep, batches: Batches) -> list[bytes]:
 
 def worst(run: HostRun | BoardRun, compiled: CompiledStep, state: State) -> float:
     """Largest difference of what the steps left: parameters, running statistics, momentum."""
-    names = [one.name for one in compiled.manifest.held if one.kind != "input"]
+    names = {one.name for one in compiled.manifest.held if one.kind != "input"}
     return max(float(np.abs(np.frombuffer(run.values[n], np.float32) - state[n]).max()) for n in names)

@@ -11,7 +11,7 @@ from tightrope.core import Machine
 from tightrope.judge import judge
 from tightrope.micro import CompiledStep, HostRun, MicroStep, compile_step, run_on_host
 from tightrope.micro.host import c_compiler
-from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, price
+from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
 from tightrope.plan.paging.resident import floor_bytes
 
 needs_cc = pytest.mark.skipif(c_compiler() is None, reason="no C compiler (cc, gcc or clang) is installed")
@@ -30,7 +30,7 @@ def rams(step: MicroStep, num: int) -> list[int]:
 
 def check_bytes(compiled: CompiledStep, run: HostRun, board: Machine) -> None:
     """Arena and pages as linked and counted, forecast, in the manifest, and as the judge derives them."""
-    planned, graph = compiled.planned, price(compiled.step.graph, board)
+    planned, graph = compiled.planned, compiled.planned.tiled.graph
     verdict = judge(graph, planned.executable, planned.plan, board)
     assert verdict.ok, verdict.problems
     assert run.arena == compiled.manifest.arena == planned.plan.forecast.arena == verdict.arena

@@ -90,14 +90,20 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 def test_the_limit_that_a_refusal_names_works(name: str, steps: dict[str, MicroStep], board: Machine) -> None:
     floor, witness = floor_bytes(steps[name].graph)
     with pytest.raises(InfeasibleError) as caught:
-        compile_step(steps[name], board, ram=floor // 2)
+        compile_step(steps[name], board, ram=floor // 2, tiles=False)
     error, op = caught.value, steps[name].graph.ops[witness]
     assert op.describe() in str(error)
     assert f"alone needs {floor} B at once" in str(error)
     assert error.lower_bound == floor + STACK_RESERVE + STATIC_BYTES
     assert error.smallest_found is not None
-    compiled = compile_step(steps[name], board, ram=error.smallest_found)
+    compiled = compile_step(steps[name], board, ram=error.smallest_found, tiles=False)
     assert compiled.manifest.total <= error.smallest_found
+    with pytest.raises(InfeasibleError) as caught:
+        compile_step(steps[name], board, ram=STACK_RESERVE)
+    named = caught.value.smallest_found
+    assert named is not None
+    assert caught.value.lower_bound <= named <= error.smallest_found
+    assert compile_step(steps[name], board, ram=named).manifest.total <= named
 
 
 def test_a_limit_above_the_machine_is_refused(steps: dict[str, MicroStep], board: Machine) -> None:

@@ -24,7 +24,15 @@ class _Given:
 
     def made(self, position: int = 0) -> list[str]:
         """The pointer to a result."""
-        return [self.pointer(self.run.results[position].view)]
+        return [self.pointer(self.made_view(position))]
+
+    def made_view(self, position: int = 0) -> View:
+        """A result: made here, or by the first tile of the weight."""
+        into = dict(self.run.keywords).get("out")
+        if not self.run.target.endswith(".into"):
+            return self.run.results[position].view
+        assert isinstance(into, View)
+        return into
 
     def view(self, position: int) -> View | None:
         """A tensor, or None."""
@@ -40,7 +48,7 @@ class _Given:
 
     def result(self, position: int = 0) -> tuple[int, ...]:
         """Sizes of a result."""
-        return self.run.results[position].view.shape
+        return self.made_view(position).shape
 
     def value(self, position: int) -> Argument:
         """A number."""
@@ -75,12 +83,12 @@ def call_of(run: Run, pointer: Pointer) -> str:
 
 
 def kernel_of(run: Run) -> str:
-    """Name of the kernel of a run, which is the same where it writes over an input.
+    """Name of the kernel of a run, the same where it writes over an input or into what another tile made.
 
-    >>> kernel_of(Run(0, "micro.relu.over"))
-    'relu'
+    >>> kernel_of(Run(0, "micro.relu.over")), kernel_of(Run(0, "micro.conv2d.into"))
+    ('relu', 'conv2d')
     """
-    return run.target.removeprefix("micro.").removesuffix(".over")
+    return run.target.removeprefix("micro.").removesuffix(".over").removesuffix(".into")
 
 
 def _number(value: Argument) -> str:
@@ -110,22 +118,32 @@ _Call = Callable[[_Given], list[str | int | float]]
 
 
 def _conv(x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...]) -> list[int]:
-    return [x[0], *x[1:], *y[1:], *w[2:]]
+    return [*x, w[0], *y[2:], *w[2:]]
+
+
+def _tile(a: _Given, rows: int, *, adds: bool = False) -> list[str | int | float]:
+    """First row of the weight's tile and the number of all rows; whether it adds to what others made."""
+    named = dict(a.run.keywords)
+    found: list[str | int | float] = [_int(named.get("first", 0)), _int(named.get("rows", rows))]
+    return [*found, int("out" in named)] if adds else found
 
 
 def _conv2d(a: _Given) -> list[str | int | float]:
     sizes = _conv(a.shape(0), a.result(), a.shape(1))
-    return [*a.at(0, 1, 2), *a.made(), *sizes, *a.pairs(3, 4), _int(a.value(5))]
+    tile = _tile(a, a.shape(1)[0])
+    return [*a.at(0, 1, 2), *a.made(), *sizes, *a.pairs(3, 4), _int(a.value(5)), *tile]
 
 
 def _conv2d_input(a: _Given) -> list[str | int | float]:
     sizes = _conv(a.result(), a.shape(0), a.shape(1))
-    return [*a.at(0, 1), *a.made(), *sizes, *a.pairs(2, 3), _int(a.value(4))]
+    tile = _tile(a, a.shape(1)[0], adds=True)
+    return [*a.at(0, 1), *a.made(), *sizes, *a.pairs(2, 3), _int(a.value(4)), *tile]
 
 
 def _conv2d_weight(a: _Given) -> list[str | int | float]:
     sizes = _conv(a.shape(1), a.shape(0), a.shape(2))
-    return [*a.at(0, 1, 2, 3), *sizes, *a.pairs(4, 5), _int(a.value(6)), a.rule()]
+    tile = _tile(a, a.shape(2)[0])
+    return [*a.at(0, 1, 2, 3), *sizes, *a.pairs(4, 5), _int(a.value(6)), *tile, a.rule()]
 
 
 def _channel_sum(a: _Given) -> list[str | int | float]:
@@ -134,15 +152,17 @@ def _channel_sum(a: _Given) -> list[str | int | float]:
 
 
 def _linear(a: _Given) -> list[str | int | float]:
-    return [*a.at(0, 1, 2), *a.made(), *a.shape(0), a.shape(1)[0]]
+    return [*a.at(0, 1, 2), *a.made(), *a.shape(0), a.shape(1)[0], *_tile(a, a.shape(1)[0])]
 
 
 def _linear_input(a: _Given) -> list[str | int | float]:
-    return [*a.at(0, 1), *a.made(), a.shape(0)[0], a.shape(1)[1], a.shape(0)[1]]
+    rows, columns = a.shape(1)
+    return [*a.at(0, 1), *a.made(), a.shape(0)[0], columns, rows, *_tile(a, rows, adds=True)]
 
 
 def _linear_weight(a: _Given) -> list[str | int | float]:
-    return [*a.at(0, 1, 2, 3), *a.shape(1), a.shape(0)[1], a.rule()]
+    rows = a.shape(2)[0]
+    return [*a.at(0, 1, 2, 3), *a.shape(1), rows, *_tile(a, rows), a.rule()]
 
 
 def _planes(shape: tuple[int, ...]) -> list[int]:

@@ -14,7 +14,7 @@ from tightrope.core.codec import dump_graph
 from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
 from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
-from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step, price
+from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
 from tightrope.micro.step import MicroStep
 
 MANIFEST = "manifest.json"
@@ -85,7 +85,7 @@ class CompiledStep:
         Raises:
             TightropeError: the folder holds something else, or cannot be written.
         """
-        graph = price(self.step.graph, self.machine)
+        graph = self.planned.tiled.graph
         texts: dict[str, bytes] = {name: text.encode() for name, text in self.source.texts.items()}
         texts["storage.bin"] = self.image
         texts["sample.bin"] = sample_of(self.manifest, self.image)
@@ -96,7 +96,7 @@ class CompiledStep:
 
 
 def compile_step(
-    step: MicroStep, machine: Machine, *, ram: Bytes, stack: Bytes = STACK_RESERVE
+    step: MicroStep, machine: Machine, *, ram: Bytes, stack: Bytes = STACK_RESERVE, tiles: bool = True
 ) -> CompiledStep:
     """Plan a captured step within ``ram`` bytes and write it as C.
 
@@ -105,12 +105,13 @@ def compile_step(
         machine: with a slower tier.
         ram: bytes of all RAM: arena, counters and stack.
         stack: bytes of it for the stack.
+        tiles: whether weights may be cut into rows where no plan of whole ones fits.
 
     Raises:
         InfeasibleError: an op needs more; names it, its bytes and the next limit to try.
     """
-    planned = plan_step(step.graph, machine, ram=ram, stack=stack)
-    source = emit(step.graph, planned.executable)
+    planned = plan_step(step.graph, machine, ram=ram, stack=stack, tiles=tiles)
+    source = emit(planned.tiled, planned.executable)
     forecast = planned.plan.forecast
     manifest = Manifest(
         machine.name, ram, planned.executable.spaces[ARENA].capacity, STATIC_BYTES, stack, source.storage,
@@ -120,7 +121,8 @@ def compile_step(
     image = bytearray(source.storage)
     by_name = {name: storage for storage, name in step.names.items()}
     for one in source.held:
-        image[one.offset : one.offset + one.bytes] = step.values[by_name[one.name]]
+        value = step.values[by_name[one.name]]
+        image[one.offset : one.offset + one.bytes] = value[one.first : one.first + one.bytes]
     return CompiledStep(step, planned, source, manifest, bytes(image), machine)
 
 
@@ -128,6 +130,14 @@ def sample_of(manifest: Manifest, image: bytes) -> bytes:
     """The inputs as they lie in a storage image, one behind the other, as the benches read them."""
     inputs = [one for one in manifest.held if one.kind == "input"]
     return b"".join(image[one.offset : one.offset + one.bytes] for one in inputs)
+
+
+def values_of(manifest: Manifest, image: bytes) -> dict[str, bytes]:
+    """What the caller holds, by name, as it lies in a storage image; tiles are put together."""
+    found: dict[str, bytes] = {}
+    for one in sorted(manifest.held, key=lambda one: (one.name, one.first)):
+        found[one.name] = found.get(one.name, b"") + image[one.offset : one.offset + one.bytes]
+    return found
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:

@@ -19,6 +19,7 @@ from tightrope.core import Alloc, Bytes, Copy, Executable, Graph, Offset, Run, S
 from tightrope.core.executable import ARENA, SLOWER
 from tightrope.core.values import ITEM_BYTES, views
 from tightrope.micro.calls import call_of, kernel_of
+from tightrope.micro.tiles import TiledGraph
 
 _POINTERS = {"float32": "F", "int32": "I", "uint8": "B"}
 
@@ -32,6 +33,7 @@ class HeldValue(Struct, frozen=True):
         label: dtype and shape.
         offset: in the slower tier.
         bytes: of it.
+        first: byte of the named value that it begins with; above 0 for tiles of a weight behind the first.
     """
 
     name: str
@@ -39,6 +41,7 @@ class HeldValue(Struct, frozen=True):
     label: str
     offset: Offset
     bytes: Bytes
+    first: Bytes = 0
 
 
 class PageCounts(Struct, frozen=True):
@@ -75,23 +78,24 @@ def resource(name: str) -> str:
     return (files("tightrope.micro") / "c" / name).read_text(encoding="utf-8")
 
 
-def emit(graph: Graph, executable: Executable) -> CSource:
+def emit(tiled: TiledGraph, executable: Executable) -> CSource:
     """Write the C of an executable.
 
     Args:
-        graph: of ops of the C library.
+        tiled: the graph that it computes.
         executable: placed, of one part, which the judge has passed.
 
     Raises:
         TightropeError: it is not one that this can write.
     """
+    graph = tiled.graph
     allocs = {event.buffer: event for event in executable.flat() if isinstance(event, Alloc)}
     if not executable.placed or any(1 < a.space != ARENA and a.space < SLOWER for a in allocs.values()):
         raise TightropeError(
             "only a plan with addresses can be written as C, of a step that returns at its end."
         )
     kernels = tuple(sorted({kernel_of(run) for run in executable.runs()}))
-    held = _held(graph, executable, allocs)
+    held = _held(tiled, allocs)
     arena = executable.spaces[ARENA].capacity
     storage = max((a.offset + executable.charged(a) for a in allocs.values() if a.space >= SLOWER), default=0)
     loss = _loss(executable, allocs)
@@ -106,7 +110,8 @@ def emit(graph: Graph, executable: Executable) -> CSource:
     return CSource(texts, arena, storage, held, _pages(executable, allocs), kernels)
 
 
-def _held(graph: Graph, executable: Executable, allocs: Mapping[int, Alloc]) -> tuple[HeldValue, ...]:
+def _held(tiled: TiledGraph, allocs: Mapping[int, Alloc]) -> tuple[HeldValue, ...]:
+    graph = tiled.graph
     first: dict[StorageId, Alloc] = {}
     for alloc in allocs.values():
         if alloc.space >= SLOWER and graph.storages[alloc.storage].home:
@@ -114,7 +119,11 @@ def _held(graph: Graph, executable: Executable, allocs: Mapping[int, Alloc]) -> 
     found = []
     for storage, alloc in first.items():
         one = graph.storages[storage]
-        found.append(HeldValue(one.module, str(one.kind), one.label, alloc.offset, alloc.bytes))
+        found.append(
+            HeldValue(
+                one.module, str(one.kind), one.label, alloc.offset, alloc.bytes, tiled.origin[storage][1]
+            )
+        )
     return tuple(sorted(found, key=lambda one: one.offset))
 
 

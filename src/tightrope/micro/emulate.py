@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tightrope.core import Bytes, NativeError
-from tightrope.micro.compile import Manifest, read_manifest
+from tightrope.micro.compile import Manifest, read_manifest, values_of
 from tightrope.micro.emit import PageCounts, resource
 from tightrope.micro.host import execute
 
@@ -91,7 +91,7 @@ def fenced(ram: Bytes) -> Bytes:
     """Round a limit down to what the fence can keep: a sum of at most seven powers of two.
 
     >>> fenced(235_000), fenced(262_144)
-    (234944, 262144)
+    (234880, 262144)
     """
     kept, left = 0, ram
     for _ in range(_REGIONS):
@@ -179,7 +179,7 @@ def _read(manifest: Manifest, said: str, storage: bytes, rom: Bytes) -> BoardRun
     losses = tuple(
         struct.unpack("<f", int(value, 16).to_bytes(4, "little"))[0] for name, value in rows if name == "loss"
     )
-    values = {one.name: storage[one.offset : one.offset + one.bytes] for one in manifest.held}
+    values = values_of(manifest, storage)
     pages = PageCounts(**{name: counts[name] for name in PageCounts.__struct_fields__})
     return BoardRun(
         losses, values, pages, counts["arena"], counts["static"], counts["stack"], rom, counts["ticks"]

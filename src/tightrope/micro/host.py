@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightrope.core import Bytes, NativeError
-from tightrope.micro.compile import Manifest, read_manifest
+from tightrope.micro.compile import Manifest, read_manifest, values_of
 from tightrope.micro.emit import PageCounts
 
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Werror")
@@ -101,6 +101,6 @@ def read_run(manifest: Manifest, said: str, storage: bytes) -> HostRun:
     counts = {name: int(value) for name, value in rows if name in (*PageCounts.__struct_fields__, "arena")}
     if len(counts) < 5:
         raise NativeError(f"the bench stopped before its end; it said: {said[-400:]!r}")
-    values = {one.name: storage[one.offset : one.offset + one.bytes] for one in manifest.held}
+    values = values_of(manifest, storage)
     arena = counts.pop("arena")
     return HostRun(losses, values, PageCounts(**counts), arena)

@@ -1,5 +1,6 @@
 """A plan of a step under a limit on all RAM of a device, stack included."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +17,12 @@ from tightrope.core import (
     Plan,
     TightropeError,
     View,
+    fitted,
 )
 from tightrope.core.executable import Executable
 from tightrope.lower import lowered
-from tightrope.plan.paging.resident import plan_resident
+from tightrope.micro.tiles import TiledGraph, tile
+from tightrope.plan.paging.resident import floor_bytes, plan_resident
 
 STACK_RESERVE: Final[Bytes] = 2048
 """Bytes for the stack inside the limit; the emulated board measures what it takes."""
@@ -34,18 +37,24 @@ class MicroPlan:
     Attributes:
         plan: under the bytes that are left for the arena.
         executable: what the C says, instruction by instruction.
+        tiled: the graph that was planned, with weights cut as far as that takes.
         ram: the limit on all RAM.
         stack: bytes of it that are kept for the stack.
     """
 
     plan: Plan
     executable: Executable
+    tiled: TiledGraph
     ram: Bytes
     stack: Bytes
 
 
-def plan_step(graph: Graph, machine: Machine, *, ram: Bytes, stack: Bytes = STACK_RESERVE) -> MicroPlan:
+def plan_step(
+    graph: Graph, machine: Machine, *, ram: Bytes, stack: Bytes = STACK_RESERVE, tiles: bool = True
+) -> MicroPlan:
     """Plan a step within ``ram`` bytes, of which the stack and the counters take some.
+
+    Weights are cut into tiles only where no plan of whole ones fits; ``tiles=False`` leaves them whole.
 
     Raises:
         InfeasibleError: an op needs more; names it and the smallest limit that does.
@@ -66,9 +75,9 @@ def plan_step(graph: Graph, machine: Machine, *, ram: Bytes, stack: Bytes = STAC
             f"{machine.name!r} has {machine.tiers[1].bytes} B. Take a smaller model, or a machine with more."
         )
     beside = stack + STATIC_BYTES
-    priced = price(graph, machine)
+    room = max(0, ram - beside)
     try:
-        plan = plan_resident(priced, budget=max(0, ram - beside), machine=machine)
+        plan, tiled = _tiled_plan(graph, machine, room) if tiles else _plan(tile(graph, {}), machine, room)
     except InfeasibleError as error:
         least = error.smallest_found or error.lower_bound
         raise InfeasibleError(
@@ -76,7 +85,31 @@ def plan_step(graph: Graph, machine: Machine, *, ram: Bytes, stack: Bytes = STAC
             f"of counters: {error} The next limit to try is {least + beside} B.",
             asked=ram, smallest_found=least + beside, lower_bound=error.lower_bound + beside, op=error.op,
         ) from error  # fmt: skip
-    return MicroPlan(plan, lowered(priced, plan, machine).executable, ram, stack)
+    return MicroPlan(plan, lowered(tiled.graph, plan, machine).executable, tiled, ram, stack)
+
+
+def _plan(tiled: TiledGraph, machine: Machine, room: Bytes) -> tuple[Plan, TiledGraph]:
+    priced = dataclasses.replace(tiled, graph=price(tiled.graph, machine))
+    return plan_resident(priced.graph, budget=room, machine=machine), priced
+
+
+def _tiled_plan(graph: Graph, machine: Machine, room: Bytes) -> tuple[Plan, TiledGraph]:
+    """Cut the largest weight of the op that needs most, until it fits or nothing can be cut.
+
+    Raises:
+        InfeasibleError: that with the smallest plan, of all that were tried.
+    """
+    refused: list[InfeasibleError] = []
+    tiled: TiledGraph | None = tile(graph, {})
+    while tiled is not None:
+        _, witness = floor_bytes(fitted(tiled.graph, machine.tiers[0].alignment))
+        try:
+            return _plan(tiled, machine, room)
+        except InfeasibleError as error:
+            refused.append(error)
+        finer = tiled.finer(witness)
+        tiled = None if finer is None else tile(graph, finer)
+    raise min(refused, key=lambda error: error.smallest_found or error.lower_bound)
 
 
 def price(graph: Graph, machine: Machine) -> Graph:
@@ -96,14 +129,13 @@ def num_macs(graph: Graph, op: Op) -> int:
     made = [result.view.shape for result in op.results]
     count = _elements(made[0]) if made else _elements(shapes[0])
     name = op.target.removeprefix("micro.")
-    if name == "conv2d":
-        return count * _elements(shapes[1][1:])
-    if name == "conv2d_input":
-        return _elements(shapes[0]) * _elements(shapes[1][1:])
-    if name == "conv2d_weight_sgd":
-        return _elements(shapes[0]) * _elements(shapes[2][1:])
-    if name in ("linear", "linear_input", "linear_weight_sgd"):
-        return shapes[0][0] * _elements(shapes[2 if name == "linear_weight_sgd" else 1])
+    if name.startswith(("conv2d", "linear")):  # rows of the weight are one tile, and outputs may be all
+        weight = shapes[2 if name.endswith("sgd") else 1]
+        into = dict(op.keywords).get("out")
+        outputs = made[0] if made and name == "conv2d" else shapes[0]
+        if name == "conv2d.into" and isinstance(into, View):
+            outputs = into.shape
+        return outputs[0] * _elements(outputs[2:]) * _elements(weight)
     window = next((value for value in op.arguments if isinstance(value, Items)), None)
     if "pool" in name and window is not None:
         return _elements(shapes[0])

@@ -141,7 +141,7 @@ static void fence(void)
     REG(0xE000ED98) = 0; /* code and constants: read-only, executable */
     REG(0xE000ED9C) = 0;
     REG(0xE000EDA0) = 6u << 24 | 0xBu << 16 | 21u << 1 | 1u;
-    for (uint32_t power = 18; power >= 5; power--)
+    for (uint32_t power = 22; power >= 5; power--)
         if (left >= 1u << power) {
             REG(0xE000ED98) = region++;
             REG(0xE000ED9C) = base;

@@ -1,12 +1,13 @@
-/* Convolution: y = x * w + b, over rows of the output, so that only the output is written again. */
+/* Convolution: y = x * w + b, row by row. Of an output of `rows` channels it makes `co`, from `begin` on. */
 void k_conv2d(const float *x, const float *w, const float *b, float *y, int n, int ci, int h, int wi, int co,
-              int oh, int ow, int kh, int kw, int sh, int sw, int ph, int pw, int groups)
+              int oh, int ow, int kh, int kw, int sh, int sw, int ph, int pw, int groups,
+              int begin, int rows)
 {
     const int cig = ci / groups, cog = co / groups;
     for (int i = 0; i < n; i++)
         for (int o = 0; o < co; o++) {
-            float *out = y + (i * co + o) * oh * ow;
-            const float start = b ? b[o] : 0.0f;
+            float *out = y + (i * rows + begin + o) * oh * ow;
+            const float start = b ? b[begin + o] : 0.0f;
             for (int k = 0; k < oh * ow; k++)
                 out[k] = start;
             for (int c = 0; c < cig; c++) {

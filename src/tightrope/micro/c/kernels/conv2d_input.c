@@ -1,13 +1,14 @@
-/* Gradient of a convolution's input. */
+/* Gradient of a convolution's input: what `co` of `rows` channels give, from `begin` on; added where asked. */
 void k_conv2d_input(const float *g, const float *w, float *dx, int n, int ci, int h, int wi, int co, int oh,
-                    int ow, int kh, int kw, int sh, int sw, int ph, int pw, int groups)
+                    int ow, int kh, int kw, int sh, int sw, int ph, int pw, int groups,
+                    int begin, int rows, int added)
 {
     const int cig = ci / groups, cog = co / groups;
-    for (int k = 0; k < n * ci * h * wi; k++)
+    for (int k = 0; k < n * ci * h * wi && !added; k++)
         dx[k] = 0.0f;
     for (int i = 0; i < n; i++)
         for (int o = 0; o < co; o++) {
-            const float *from = g + (i * co + o) * oh * ow;
+            const float *from = g + (i * rows + begin + o) * oh * ow;
             for (int c = 0; c < cig; c++) {
                 float *to = dx + (i * ci + o / cog * cig + c) * h * wi;
                 const float *f = w + (o * cig + c) * kh * kw;
