@@ -73,6 +73,51 @@ def dense() -> Made:
     return model, data, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
 
 
+class LeNet(nn.Module):
+    """LeNet-5 with ReLU and largest elements: 61,706 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+        self.dense = nn.Sequential(
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
+        )
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        x = F.max_pool2d(F.relu(self.second(x)), 2)
+        return F.cross_entropy(self.dense(x.flatten(1)), y)
+
+
+class Gestures(nn.Module):
+    """A perceptron of 33-20-10-4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Sequential(
+            nn.Linear(33, 20), nn.ReLU(), nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 4)
+        )
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.dense(x), y)
+
+
+def lenet() -> Made:
+    """LeNet-5, batch 1."""
+    torch.manual_seed(5)
+    model = LeNet()
+    data = torch.randn(1, 1, 28, 28), torch.tensor([5])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def gestures() -> Made:
+    """Gestures, batch 1."""
+    torch.manual_seed(6)
+    model = Gestures()
+    data = torch.randn(1, 33), torch.tensor([2])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
 def residual() -> Made:
     """A residual net of three widths, batch 1: 77,706 parameters, 37 million multiply-accumulates a step."""
     torch.manual_seed(0)
