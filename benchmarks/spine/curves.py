@@ -11,10 +11,22 @@ import torch
 
 from benchmarks._measure import Loop, Ratio, digest, live_peak, paired_ratio
 from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, share
-from benchmarks.spine.nets import UNLIMITED, eager_loop, eager_peak, fresh, native, of_peak, planned
+from benchmarks.spine.nets import (
+    UNLIMITED,
+    Planned,
+    eager_loop,
+    eager_peak,
+    finish_contest,
+    fresh,
+    native,
+    of_peak,
+    planned,
+)
 from benchmarks.spine.peers import Peer, peers
 from benchmarks.spine.whole import whole_step
-from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
+from tightrope.core import Bytes, Fused, InfeasibleError, Run, TightropeError, format_bytes
+from tightrope.fuse.stretches import fusible
+from tightrope.lower import lower
 from tightrope.plan import smallest
 from tightrope.run.accounts import accounts
 from tightrope.run.room import CAPTURE_SLACK, RESERVE
@@ -92,9 +104,19 @@ def planned_row(
             "tdi": seen.overhead,
             "equal": equal,
         }
+        if fuse:
+            finish_contest(net)
         accounts().release(net.compiled)
         net.loop.clear()
-        return row | _figures(paired_ratio(net.loop, eager_loop(net.case), num_pairs=settings.num_pairs))
+        ratio = paired_ratio(net.loop, eager_loop(net.case), num_pairs=settings.num_pairs)
+        return row | _figures(ratio) | {"heavy": ratio.median * _heavy_share(net)}
+
+
+def _heavy_share(net: Planned) -> float:
+    """Sum the forecast time of the ops that no fusing changes, by the step's."""
+    runs = [each for each in lower(net.graph, net.plan).instructions if isinstance(each, Run | Fused)]
+    heavy = sum(each.ns for each in runs if isinstance(each, Run) and not fusible(net.graph.op(each.op)))
+    return heavy / sum(each.ns for each in runs)
 
 
 def bits_of_step(loop: Loop) -> str:

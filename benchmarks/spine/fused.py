@@ -1,21 +1,23 @@
 """U1, U2 and U4: fused plans beside Inductor at the bytes that Inductor needs.
 
 Inductor runs at several shares of the activation memory that it would keep; at the live peak of each,
-a plan is made, run op by op (L1) and fused (L2), and every one is paired with plain eager, step by
-step, once its contest is over. The bytes of a plan are everything charged in a step above what is held,
-the whole arena included.
+a plan is made, run op by op (L1) and fused (L2). Each is paired with plain eager, and each plan with
+Inductor itself, step by step, once its contest is over: how often plain eager asks the system for pages
+depends on what ran before, so that quotients of two ratios beside it would carry that noise twice. The
+bytes of a plan are everything charged in a step above what is held, the whole arena included.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from math import exp, log
 
+import torch
+
 from benchmarks._measure import Loop, live_peak, paired_ratio
 from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, share
-from benchmarks.spine.nets import eager_loop, eager_peak, fresh, native, of_peak, planned
+from benchmarks.spine.nets import eager_loop, eager_peak, finish_contest, fresh, native, of_peak, planned
 from benchmarks.spine.peers import activation_memory, compiled_by
 from tightrope.core import Bytes, InfeasibleError
 from tightrope.run.accounts import accounts
-from tightrope.run.contest import STEPS
 
 _NETS = ("gpt2_small_vocab", "bert", "vit", "llama", "resnet18", "unet")
 _SHARES = (1.0, 0.5, 0.3, 0.1, 0.0)
@@ -33,9 +35,7 @@ def rows(name: str, settings: Settings) -> Iterator[Row]:
         yield peer
         least = peer["share"] if least is None else min(least, peer["share"])
         for fuse in (False, True):
-            row = _planned(name, settings, of_peak(peer["share"], peak), peak, fuse=fuse)
-            if "ratio" in row:
-                row |= {"against": row["ratio"] / peer["ratio"]}
+            row = _planned(name, settings, of_peak(peer["share"], peak), peak, fuse=fuse, beside=portion)
             yield {
                 "net": name,
                 "who": f"L{1 + fuse} at {peer['share']:.3f}",
@@ -59,8 +59,15 @@ def _inductor(name: str, settings: Settings, portion: float, peak: Bytes) -> Row
 
 
 def _planned(
-    name: str, settings: Settings, budget: Callable[[Bytes], Bytes], peak: Bytes, *, fuse: bool
+    name: str,
+    settings: Settings,
+    budget: Callable[[Bytes], Bytes],
+    peak: Bytes,
+    *,
+    fuse: bool,
+    beside: float | None = None,
 ) -> Row:
+    """Measure a planned step beside eager, and beside Inductor at a share of its activation memory."""
     with planned(name, settings, budget, fuse=fuse) as net:
         try:
             net.loop.step()
@@ -74,14 +81,21 @@ def _planned(
             "gap": seen.forecast_peak - seen.observed_peak,
             "stretches": sum(len(plan.stretches) for _, plan in seen.planned),
         }
-        for _ in range(STEPS if fuse else 0):
-            net.loop.clear()
-            net.loop.step()
+        if fuse:
+            finish_contest(net)
         row["level"] = net.report.level
         accounts().release(net.compiled)
         net.loop.clear()
         ratio = paired_ratio(net.loop, eager_loop(net.case), num_pairs=settings.num_pairs)
-        return row | {"ratio": ratio.median, "interval": [ratio.low, ratio.high], "time": str(ratio)}
+        row |= {"ratio": ratio.median, "interval": [ratio.low, ratio.high], "time": str(ratio)}
+        if beside is not None:
+            with activation_memory(beside):
+                # the same net: the weights of another one would count as held beside the plan
+                forward = torch.compile(net.case.model.forward, backend="inductor", dynamic=False)
+                rival = Loop(net.case.model, net.case.inputs, forward)
+                against = paired_ratio(net.loop, rival, num_pairs=settings.num_pairs)
+            row |= {"against": against.median, "against_interval": [against.low, against.high]}
+        return row
 
 
 def verdicts(found: Sequence[Row], settings: Settings) -> list[Verdict]:

@@ -20,6 +20,7 @@ from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError
 from tightrope.native.hook.allocator import Allocator
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import CompiledModel, compiled_of
+from tightrope.run.contest import STEPS
 from tightrope.run.report import Report, report
 from tightrope.run.room import RESERVE
 
@@ -151,6 +152,13 @@ def planned(
         allocator.limit = None
         del net.case, case
         clean()
+
+
+def finish_contest(net: Planned) -> None:
+    """Train until it is known whether the fused form of the step is the faster one."""
+    for _ in range(STEPS):
+        net.loop.clear()
+        net.loop.step()
 
 
 def of_peak(portion: float, peak: Bytes) -> Callable[[Bytes], Bytes]:

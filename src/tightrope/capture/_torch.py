@@ -144,8 +144,12 @@ def storage_at(address: int) -> torch.UntypedStorage:
 
 
 def is_composite(op: Any) -> bool:
-    """Tell whether an overload is made of other ops for every device, so that autograd never sees it."""
-    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+    """Tell whether an overload is made of other ops, so that autograd never sees it.
+
+    Some, as ``silu_backward``, have a kernel of the CPU beside that, which runs there and gives other bits.
+    """
+    key, has = torch._C.DispatchKey, op.has_kernel_for_dispatch_key
+    return bool(has(key.CompositeImplicitAutograd)) and not has(key.CPU)
 
 
 def intercepting() -> Any:

@@ -346,7 +346,7 @@ class Evicting {
       if (find(impl) != kNobody || impl->nbytes() == 0) continue;
       const Id id = bind(impl);
       keys[k] = id;
-      if (is_outside(id) || opaque[kind]) arena_.settle(id);
+      if (is_outside(id) || opaque[kind] || arena_.record(id).bytes <= tightrope_evict::kTiny) arena_.settle(id);
       else arena_.produced(id, ns, parents_.data(), static_cast<int64_t>(parents_.size()));
     }
     int64_t* ids = row(kChanged);

@@ -24,8 +24,11 @@ struct Options {
     std::int64_t relocate = 0;        // storages may move: 1 = where `on_moved` is set, 2 = always (simulated)
     std::int64_t patience = 0;        // percent of the mean time between two uses, added to every staleness
     std::int64_t forecast_patience = 0;  // the same for the distance to a forecast use
-    std::int64_t copy_rate = 5000;    // bytes per us, for the price of a move
+    std::int64_t copy_rate = 10000;   // bytes per us, for the price of a move
 };
+
+// What takes no more stays: evicting it frees next to nothing, and a running total would keep all that went into it.
+constexpr std::int64_t kTiny = 64;
 
 struct Statistics {
     std::int64_t placed, evicting, searches, evictions, evicted_bytes, requested_bytes, failed, search_ns,

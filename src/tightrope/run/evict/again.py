@@ -14,16 +14,19 @@ from typing import Any, Final
 import torch
 
 from tightrope.capture._torch import storage_at
-from tightrope.core import TightropeError
+from tightrope.core import TightropeError, format_time
 from tightrope.native.hook.evicting import EvictionWindow
 from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of
 
-_RUNS_PER_RECORD: Final = 32
+_RUNS_PER_RECORD: Final = 8
 _LEAST_RUNS: Final = 1024
 _ENDLESS: Final = (
     "evict: {runs} ops ran again for what one op reads, and it is not there: at this budget they evict "
     "each other."
+)
+_TOO_LONG: Final = (
+    "evict: what ran again took {again}, and the ops themselves {first}: more than most_again={most:g} times."
 )
 
 
@@ -34,6 +37,7 @@ class Again:
         self._window, self._arena, self._versions = window, arena, versions
         self._waiting: list[Version] = []
         self.num_calls = self.ns = 0
+        self.most_again: float | None = None
         self._since = 0
 
     def begin(self) -> None:
@@ -44,6 +48,9 @@ class Again:
         runs, most = self.num_calls - self._since, _RUNS_PER_RECORD * len(self._versions) + _LEAST_RUNS
         if runs > most:
             raise torch.OutOfMemoryError(_ENDLESS.format(runs=runs))
+        if self.most_again is not None and self.ns > self.most_again * self._arena.base:
+            again, first = format_time(self.ns), format_time(self._arena.base)
+            raise torch.OutOfMemoryError(_TOO_LONG.format(again=again, first=first, most=self.most_again))
 
     def restore(self, identity: int) -> None:
         """Make a record's storage resident; whatever is missing on the way is made first."""

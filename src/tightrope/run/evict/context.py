@@ -42,15 +42,20 @@ class Eviction:
         num_ops: ops that ran, without views.
         num_recomputed: ops that ran again.
         recomputed_ns: what those took, by the time of their first runs.
+        operator_ns: what all ops took in their first runs.
         lost: tensors that an error left without bytes.
     """
 
-    def __init__(self, budget: Bytes, chosen: Policy, *, poison: bool = False) -> None:
+    def __init__(
+        self, budget: Bytes, chosen: Policy, *, most_again: float | None = None, poison: bool = False
+    ) -> None:
         self.budget, self.policy = budget, chosen
+        self._most_again = most_again
         self.lost = 0
         self._poison = poison
         self._watch: OpWatch | None = None
         self._last: Statistics | None = None
+        self._operator_ns = 0
         self._thread = 0
         self._finding = False
         self._stack = ExitStack()
@@ -69,6 +74,13 @@ class Eviction:
     def recomputed_ns(self) -> int:
         """What ops that ran again took, by the time of their first runs."""
         return self._watch.again.ns if self._watch else 0
+
+    @property
+    def operator_ns(self) -> int:
+        """What all ops took in their first runs."""
+        if self._watch is not None and self._last is None:
+            return self._watch.arena.base
+        return self._operator_ns
 
     @property
     def num_held_calls(self) -> int:
@@ -95,6 +107,7 @@ class Eviction:
         handle = window.call("arena")
         self._watch = OpWatch(window, EvictionArena(self.budget, self.policy, handle=handle))
         self._watch.on_refusal = self._explain
+        self._watch.again.most_again = self._most_again
         window.call("soft", int(self.policy.soft_pins))
         self._thread = threading.get_ident()
         self._stack.enter_context(watched_reads(self._reading))
@@ -108,6 +121,8 @@ class Eviction:
         if watch is None:
             raise TightropeError(_NOT_OPEN)
         self._stack.close()
+        watch.again.most_again = None  # what lives must be brought back, however long that takes
+        self._operator_ns = watch.arena.base
         self._last = watch.arena.statistics()
         held = 0
         try:
@@ -219,7 +234,13 @@ class Eviction:
             watch.arena.unpin(identity)
 
 
-def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = False) -> Eviction:
+def evict(
+    budget: str | int,
+    *,
+    policy: str | Policy = "coop",
+    most_again: float | None = None,
+    poison: bool = False,
+) -> Eviction:
     """Hold an eager loop to a budget: evict tensors and recompute them when they are read.
 
     Everything that the thread allocates through torch inside the block counts: activations, gradients,
@@ -229,6 +250,8 @@ def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = Fa
     Args:
         budget: bytes, or text such as ``"200MiB"``.
         policy: ``coop``, ``dtr``, ``dte``, ``lru`` or ``size``, or a `Policy` without forecasts.
+        most_again: how many times the ops' own time recomputation may take; beyond that the block raises.
+            By default only what one op waits for is limited.
         poison: overwrite freed bytes, for tests.
 
     Returns:
@@ -236,10 +259,11 @@ def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = Fa
 
     Raises:
         BudgetSyntaxError: the budget cannot be read.
-        TightropeError: there is no such policy, or it needs forecasts.
+        TightropeError: there is no such policy, or it needs forecasts; ``most_again`` is not above 0.
         NativeError: on entry: there is no C++ compiler.
         OutOfBudgetError: in the block, where an op's inputs, results and workspace and what must stay do not
-            fit together; at its end, where what lives on is larger than the budget.
+            fit together, or ops run again for too long; at its end, where what lives on is larger than the
+            budget.
 
     Example:
         >>> import torch
@@ -247,9 +271,11 @@ def evict(budget: str | int, *, policy: str | Policy = "coop", poison: bool = Fa
         ...     loss = torch.nn.Linear(8, 8)(torch.ones(4, 8)).sum().item()
     """
     chosen = policy if isinstance(policy, Policy) else find_policy(policy)
+    if most_again is not None and not most_again > 0:
+        raise TightropeError(f"most_again={most_again!r} must be above 0, as in most_again=2.")
     if chosen.forecasts:
         raise TightropeError(
             f"policy={chosen.name!r} needs forecasts, which a block does not have yet: simulate it with "
             'python -m benchmarks evict --simulated, or take policy="coop".'
         )
-    return Eviction(parse_bytes(budget), chosen, poison=poison)
+    return Eviction(parse_bytes(budget), chosen, most_again=most_again, poison=poison)

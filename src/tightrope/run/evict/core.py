@@ -76,7 +76,7 @@ class Statistics:
         evicted_bytes: of those.
         requested_bytes: of the requests that needed evictions.
         failed: requests that fit nowhere.
-        search_ns: wall time of finding and evicting, over all requests that needed it.
+        search_ns: wall time of finding and evicting, without copies, over all requests that needed it.
         longest_search_ns: of one such request.
         high_water: largest sum of bytes in use.
         used_bytes: in use now.

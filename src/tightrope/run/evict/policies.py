@@ -65,7 +65,7 @@ class Policy:
     relocate: bool = False
     patience: int = 0
     forecast_patience: int = 0
-    copy_rate: int = 5000
+    copy_rate: int = 10_000
     best_fit: bool = False
     small_share: int = 0
     small_limit: Bytes = 10 * 1024

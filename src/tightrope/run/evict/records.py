@@ -15,6 +15,12 @@ storage_of: Final = torch.Tensor.untyped_storage
 """As it is outside `watched_reads`."""
 
 
+_REAL: Final = frozenset(
+    (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+)
+"""Types whose tensors are neither conjugates nor quantized."""
+
+
 class Version:
     """One version of a storage's bytes; ``id`` is its record in the arena, or -1 when that is gone.
 
@@ -39,7 +45,7 @@ class Place:
         self.version: Version
         self.size, self.stride = tensor.size(), tensor.stride()
         self.offset, self.dtype = tensor.storage_offset(), tensor.dtype
-        self.odd = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+        self.odd = tensor.is_neg() or (self.dtype not in _REAL and (tensor.is_conj() or tensor.is_quantized))
 
 
 class Call:

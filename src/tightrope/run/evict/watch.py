@@ -30,10 +30,13 @@ _SPARSE: Final = (
 _MOST: Final = 1 << 14
 """Tensors of one op."""
 _TINY: Final[Bytes] = 64
-"""What takes no more stays: evicting it frees next to nothing, and a running total would keep all that went
-into it."""
+"""What takes no more stays, as `kTiny` of ``evict_options.hpp`` says."""
 _DEEPEST: Final = 32
 """After so many changes in place a tensor stays, and what went into it may go."""
+_TENSOR: Final = torch.Tensor
+_ROWS: Final = (list, tuple)
+_FEW: Final = 4
+"""So many inputs are compared one by one."""
 _Base: Any = intercepting()
 
 
@@ -53,6 +56,7 @@ class OpWatch(_Base):  # type: ignore[misc]
         native, handle = window.native, window.handle
         self._inputs, self._finish, self._handle = native.tr_evict_inputs, native.tr_evict_finish, handle
         self._cells, self._width = window.rows.cells, window.rows.width
+        self._first_output = OUTPUTS * self._width
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,7 +74,15 @@ class OpWatch(_Base):  # type: ignore[misc]
         keys: list[int] = []
         places: list[Place] = []
         try:
-            recipe = [self._place(one, keys, places) for one in args]
+            recipe: list[Any] = []
+            for one in args:
+                if isinstance(one, _TENSOR):
+                    keys.append(storage_of(one)._cdata)
+                    place = Place(one)
+                    places.append(place)
+                    recipe.append(place)
+                else:
+                    recipe.append(self._place(one, keys, places) if isinstance(one, _ROWS) else one)
             named = {key: self._place(one, keys, places) for key, one in kwargs.items()} if kwargs else kwargs
         except NotImplementedError as error:
             raise TightropeError(_SPARSE.format(op=kind.name)) from error
@@ -113,7 +125,12 @@ class OpWatch(_Base):  # type: ignore[misc]
             found = (one for one in given if isinstance(one, torch.Generator))
             generator = next(found, torch.default_generator)
             state = generator, generator.clone_state()
-        result, ns = self._run(kind, func, args, kwargs, (shape, ids, writes, aside), state, risky)
+        start = perf_counter_ns()
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            ns = perf_counter_ns() - start
+        except BaseException as error:
+            result, ns = self._run(error, kind, func, args, kwargs, (shape, ids, writes, aside), state, risky)
         call = Call(func, tuple(recipe), named or {}, ns)
         call.state = state
         self._ran(kind, call, result, ids, places, writes, aside)
@@ -123,6 +140,7 @@ class OpWatch(_Base):  # type: ignore[misc]
 
     def _run(
         self,
+        error: BaseException,
         kind: OpKind,
         func: Any,
         args: tuple[Any, ...],
@@ -131,25 +149,25 @@ class OpWatch(_Base):  # type: ignore[misc]
         state: tuple[torch.Generator, torch.Generator] | None,
         risky: list[int],
     ) -> tuple[Any, int]:
-        """Run an op; one that ran out begins again with room for all that it had asked for."""
+        """Run an op that ran out again, with room for all that it had asked for; raise any other error."""
         shape, ids, writes, aside = inputs
-        tries = 0
-        while True:
-            start = perf_counter_ns()
-            try:
-                result = func(*args, **kwargs) if kwargs else func(*args)
-            except BaseException as error:
-                tries += 1
-                if writes or tries > _TRIES or not isinstance(error, torch.OutOfMemoryError):
-                    self._failed(kind, error, risky)
-                    raise
-                self.window.call("abandon")
-                error.__traceback__ = None
-            else:
-                return result, perf_counter_ns() - start
+        for _ in range(_TRIES):
+            if writes or not isinstance(error, torch.OutOfMemoryError):
+                break
+            self.window.call("abandon")
+            error.__traceback__ = None
             if state is not None:
                 self.again.set_state(*state)
             risky += self._bring_back(kind, shape, ids, 0, aside)
+            start = perf_counter_ns()
+            try:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+            except BaseException as another:
+                error = another
+            else:
+                return result, perf_counter_ns() - start
+        self._failed(kind, error, risky)
+        raise error
 
     def _learn(self, func: Any) -> OpKind:
         kind = self.kinds[func] = classify(func)
@@ -262,21 +280,25 @@ class OpWatch(_Base):  # type: ignore[misc]
         kept = kind.opaque or kind.blank
         if kind.blank:
             call = _blank_again(made[0], call.ns)
-        odd = any(place.odd for place in places) or any(tensor.is_quantized for tensor in made)
+        odd = False
+        for place in places:
+            odd |= place.odd
+        for tensor in made:
+            odd |= tensor.is_quantized
+        numbers = cells[self._first_output : self._first_output + count]
         exposed = self.any_exposed and any(place.version.exposed for place in places)
         if not kept and (odd or exposed):
             kept = True
-            for identity in cells[OUTPUTS * width : OUTPUTS * width + count]:
+            for identity in numbers:
                 if identity >= 0:
                     self.arena.settle(identity)
-        for identity, tensor in zip(cells[OUTPUTS * width : OUTPUTS * width + count], made, strict=True):
+        for identity, tensor in zip(numbers, made, strict=True):
             if identity < 0:
                 call.outputs.append(None)
                 continue
-            stays = kept and not kind.blank
-            if not kept and tensor.numel() * tensor.element_size() <= _TINY:
-                stays = True
-                self.arena.settle(identity)
+            stays = (kept and not kind.blank) or (
+                not kept and tensor.nbytes <= _TINY and storage_of(tensor).nbytes() <= _TINY
+            )
             version = versions[identity] = Version(identity, None if stays else call)
             version.blank = kind.blank
             call.outputs.append(version)
@@ -286,8 +308,7 @@ class OpWatch(_Base):  # type: ignore[misc]
                 for identity in changed:
                     self.arena.settle(identity)
         if not kept:
-            read = (place.version for k, place in enumerate(places) if not aside >> k & 1)
-            call.inputs = list(dict.fromkeys(read))
+            call.inputs = _read(places, aside)
         if gone:
             self.forget(cells[FORGOTTEN * width : FORGOTTEN * width + gone])
 
@@ -357,6 +378,17 @@ class OpWatch(_Base):  # type: ignore[misc]
         start = FORGOTTEN * self._width
         while gone := self.window.call("forgotten"):
             self.forget(self._cells[start : start + gone])
+
+
+def _read(places: list[Place], aside: int) -> list[Version]:
+    """List the versions that an op reads, each once."""
+    if aside or len(places) > _FEW:
+        return list(dict.fromkeys(place.version for k, place in enumerate(places) if not aside >> k & 1))
+    found: list[Version] = []
+    for place in places:
+        if place.version not in found:
+            found.append(place.version)
+    return found
 
 
 def _blank_again(made: torch.Tensor, ns: int) -> Call:
