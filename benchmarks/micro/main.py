@@ -148,7 +148,11 @@ def _p6(console: Console, num_trials: int) -> bool:
     chosen = [draw.choice(places) for _ in range(num_trials)]
     with tempfile.TemporaryDirectory() as folder:
         for number, place in enumerate(chosen):
-            caught += _shows(compiled, Path(folder) / str(number), place, samples(compiled, batches), state)
+            shown = _shows(compiled, Path(folder) / str(number), place, samples(compiled, batches), state)
+            caught += shown
+            if not shown:
+                line = body[body.rfind("\n", 0, place.start()) + 1 : body.find("\n", place.end())].strip()
+                console.print(f"not shown: {place.group(0)} in {line[:90]}")
     console.print(
         f"P6 {'ok' if caught == num_trials else 'MISSED'}: {caught} of {num_trials} moved addresses"
     )

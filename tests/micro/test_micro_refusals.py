@@ -12,6 +12,7 @@ from benchmarks.micro.nets import NETS, Residual
 from tightrope.core import InfeasibleError, Machine, TightropeError, UnsupportedOpError
 from tightrope.micro import MicroStep, capture_step, compile_step
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
+from tightrope.plan import whole_bytes
 from tightrope.plan.paging.resident import floor_bytes
 
 
@@ -140,3 +141,8 @@ def test_a_folder_that_is_not_ours_is_left_alone(
     with pytest.raises(TightropeError, match="cannot be written"):
         compiled.write(tmp_path / "absent" / "folder")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "theirs"]
+
+
+def test_other_planners_refuse_a_graph_with_weights_in_a_slower_tier(steps: dict[str, MicroStep]) -> None:
+    with pytest.raises(TightropeError, match="tightrope micro compile plans such steps"):
+        whole_bytes(steps["pooled"].graph)
