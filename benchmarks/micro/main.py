@@ -85,12 +85,12 @@ def _p1(console: Console, num_steps: int) -> bool:
 
 def _p2(console: Console, num_steps: int) -> bool:
     held = True
-    for make, arena in ((lenet, 65_536), (gestures, 6_144)):
+    for make, arena, classes in ((lenet, 65_536, 10), (gestures, 6_144, 4)):
         model, args, optimizer = make()
         step = capture_step(model, args, optimizer)
         ram = arena + STACK_RESERVE + STATIC_BYTES
         compiled = compile_step(step, find_machine("nrf52840"), ram=ram)
-        _, state, batches = train(make, num_steps)
+        _, state, batches = train(make, num_steps, classes=classes)
         with tempfile.TemporaryDirectory() as folder:
             found = run_on_host(compiled.write(Path(folder) / "out"), samples(compiled, batches))
         apart = worst(found, compiled, state)

@@ -13,7 +13,9 @@ Batches = list[list[torch.Tensor]]
 State = dict[str, Any]
 
 
-def train(make: Callable[[], Made], num_steps: int) -> tuple[list[float], State, Batches]:
+def train(
+    make: Callable[[], Made], num_steps: int, *, classes: int = 10
+) -> tuple[list[float], State, Batches]:
     """Take steps on new data each; return losses, what the steps left, and the data."""
     model, args, optimizer = make()
     generator = torch.Generator().manual_seed(7)
@@ -22,7 +24,7 @@ def train(make: Callable[[], Made], num_steps: int) -> tuple[list[float], State,
         batch = [
             torch.randn(a.shape, generator=generator)
             if a.is_floating_point()
-            else torch.randint(0, 10, a.shape, generator=generator)
+            else torch.randint(0, classes, a.shape, generator=generator)
             for a in args
         ]
         optimizer.zero_grad()
