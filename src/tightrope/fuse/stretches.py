@@ -49,6 +49,7 @@ _ROWS: Final = frozenset(
         "nll_loss_forward.default", "nll_loss_backward.default", "repeat.default", "expand.default",
         "gelu.default", "gelu_backward.default", "silu.default", "silu_backward.default",
         "threshold_backward.default", "where.self", "addcmul.default", "addcdiv.default",
+        "max_pool2d_with_indices.default",
     )
 )  # fmt: skip
 """Ops beside pointwise ones that become loops."""
