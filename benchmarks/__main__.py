@@ -9,6 +9,7 @@ from benchmarks import estimating, overlap, pace, page, placement_safety, record
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
+from benchmarks.micro import main as micro
 from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
@@ -32,6 +33,7 @@ _QUESTIONS = {
     "estimating": estimating.run,
     "wrong": wrong,
     "paging": paging.run,
+    "micro": micro.run,
     "evict": evict,
 }
 

@@ -20,6 +20,7 @@ ORDER = (
     "capture",
     "fuse",
     "run",
+    "micro",
     "record",
     "view",
     "integrations",

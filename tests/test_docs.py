@@ -89,6 +89,7 @@ def run(script: str | Path) -> str:
         ("replay_any_loop.py", "0 elsewhere"),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),
         ("u_net.py", "equal to eager in every step: True"),
+        pytest.param("train_on_a_microcontroller.py", "within 64 KiB of RAM: True", marks=pytest.mark.slow),
         pytest.param("lora.py", "equal to eager in every step: True", marks=pytest.mark.slow),
         pytest.param("with_lightning.py", "within the budget: True", marks=pytest.mark.slow),
         pytest.param("with_trainer.py", "within the budget: True", marks=pytest.mark.slow),
@@ -154,7 +155,9 @@ def test_commands_that_pages_show_have_these_options() -> None:
     known: dict[str, set[str]] = {}
     group: Any = get_command(app)
     for name, command in group.commands.items():
-        known[name] = {"--help", *(option for one in command.params for option in one.opts)}
+        below = getattr(command, "commands", {}).values()
+        params = [*command.params, *(one for sub in below for one in sub.params)]
+        known[name] = {"--help", *(option for one in params for option in one.opts)}
     shown = commands()
     assert len(shown) > 20
     for page, name, options in shown:

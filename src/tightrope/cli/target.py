@@ -34,6 +34,15 @@ class Built(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class TrainedModel(NamedTuple):
+    """A model, the arguments of one call, and what updates it."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    optimizer: torch.optim.Optimizer
+
+
 def is_function(target: str) -> bool:
     """Tell whether a target names a function of a Python file, rather than a graph file."""
     return target.rpartition(":")[0].endswith(".py")
@@ -44,6 +53,30 @@ def build(target: str) -> Built:
 
     Raises:
         TightropeError: the target is malformed, absent, fails, or returns something else.
+    """
+    return _checked(target, _called(target))
+
+
+def build_trained(target: str) -> TrainedModel:
+    """Import ``FILE.py:FUNCTION`` and call it; it returns (model, inputs, optimizer).
+
+    Raises:
+        TightropeError: the target is malformed, absent, fails, or returns something else.
+    """
+    match _called(target):
+        case (model, inputs, torch.optim.Optimizer() as optimizer):
+            return TrainedModel(*_checked(target, (model, inputs)), optimizer)
+    raise TightropeError(
+        f"{target!r} must return (model, inputs, optimizer), the last a torch.optim.SGD: the update is "
+        "a part of the step."
+    )
+
+
+def _called(target: str) -> object:
+    """Import ``FILE.py:FUNCTION`` and return what it returns.
+
+    Raises:
+        TightropeError: the target is malformed, absent, or fails.
     """
     file, _, function = target.rpartition(":")
     if not is_function(target) or not function.isidentifier():
@@ -59,7 +92,7 @@ def build(target: str) -> Built:
         raise TightropeError(f"{target!r} failed: {type(error).__name__}: {_first_line(error)}") from error
     if made is None:
         raise TightropeError(f"{file!r} has no function {function!r}.")
-    return _checked(target, result)
+    return result
 
 
 def _imported(file: str) -> ModuleType:

@@ -13,7 +13,9 @@ from tightrope.price import price_graph
 
 _NUM_WAYS = 3
 _CURVE_SECONDS = 5.0
-_NOT_OFFERED: Final = ("cortex-m4f-256k", "poet-cortex-m4f", "poet-raspberry-pi")
+_NOT_OFFERED: Final = (
+    "cortex-m4f-256k", "nrf52840", "poet-cortex-m4f", "poet-raspberry-pi", "stm32f746", "stm32h743",
+)  # fmt: skip
 """Profiles that torch does not run on, or whose memory is no limit."""
 
 

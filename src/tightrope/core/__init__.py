@@ -25,6 +25,7 @@ from tightrope.core.errors import (
     PlanFileError,
     ShapeError,
     TightropeError,
+    UnsupportedOpError,
     VerificationError,
 )
 from tightrope.core.executable import (
@@ -155,6 +156,7 @@ __all__ = [
     "Tier",
     "TightropeError",
     "Trace",
+    "UnsupportedOpError",
     "VerificationError",
     "View",
     "Wait",

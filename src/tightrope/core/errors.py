@@ -51,6 +51,18 @@ class CaptureError(TightropeError):
     """The training step could not be turned into a graph."""
 
 
+class UnsupportedOpError(CaptureError):
+    """An op of a captured step has no kernel where the step is to run.
+
+    Attributes:
+        op: target, module path and source line of the op.
+    """
+
+    def __init__(self, message: str, *, op: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+
+
 class PlanFileError(TightropeError):
     """A file that is not a valid plan, graph or trace of this version."""
 

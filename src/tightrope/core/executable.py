@@ -34,7 +34,8 @@ ARENA: Final = 1
 HEAP: Final = 2
 """Space of what is handed to the caller while the step goes on; addresses come from the runtime."""
 SLOWER: Final = 3
-"""First space of a slower tier: tier k is space ``SLOWER + k - 1``."""
+"""First space of a slower tier: tier k is space ``SLOWER + k - 1``. What the caller holds there begins before
+the first resume, and is never released."""
 
 
 class Alloc(msgspec.Struct, frozen=True, tag="alloc", array_like=True, repr_omit_defaults=True):

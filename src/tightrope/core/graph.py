@@ -89,10 +89,12 @@ class Storage(msgspec.Struct, frozen=True):
         kind: what it is for.
         resident_at_end: still allocated when the step ends (gradients, outputs, new buffers).
         external: allocated by the caller, never by an op (parameters, buffers, inputs, tangents);
-            counted as persistent.
+            counted as persistent where its home is tier 0.
         outside: allocated by an op, but outside the arena (values handed to the user in mid-step).
         label: dtype and shape of the root tensor, for people.
         module: path of the module that made it.
+        home: of an external storage, the tier that the caller holds it in. In a slower tier a schedule pages
+            it in before it is read, and pages it out again once it was changed.
     """
 
     id: StorageId
@@ -104,6 +106,7 @@ class Storage(msgspec.Struct, frozen=True):
     outside: bool = False
     label: str = ""
     module: str = ""
+    home: int = 0
 
     @property
     def size(self) -> Bytes:
@@ -239,8 +242,9 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
         """Bytes that count during the whole step: the caller's (parameters, state, inputs), and `hidden`.
 
         An arena keeps its pages while a kernel runs, so hidden bytes always come on top of all of it.
+        What the caller holds in a slower tier takes no bytes here.
         """
-        return self.hidden + sum(storage.size for storage in self.storages if storage.external)
+        return self.hidden + sum(s.size for s in self.storages if s.external and not s.home)
 
     @cached_property
     def boundaries(self) -> tuple[StepIndex, ...]:
@@ -287,7 +291,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True):
         for storage in self.storages:
             digest.update(
                 f"s{storage.bytes},{storage.kind},{storage.resident_at_end:d}{storage.external:d}"
-                f"{storage.outside:d},{storage.label};".encode()
+                f"{storage.outside:d},{storage.label}{f',{storage.home}' if storage.home else ''};".encode()
             )
         for op in self.all_ops():
             digest.update(

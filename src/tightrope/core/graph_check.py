@@ -13,6 +13,7 @@ _MAX_EVENTS: Final = 20_000_000
 _MAX_ALIGNMENT: Final[Bytes] = 2**30
 _MAX_DIMS: Final = 64
 _MAX_RESULTS: Final = 10_000
+_MAX_TIER: Final = 16
 _MAX_PARTS: Final = 100_000
 _PASSED: Final = "_passed"
 _ALL_FLAGS: Final = sum(flag.value for flag in Flag)
@@ -68,6 +69,7 @@ def _check_storages(graph: Graph) -> None:
         within(storage.bytes, f"{where}.bytes")
         if storage.alignment != graph.alignment:
             refuse(f"{where}.alignment", storage.alignment, f"that of the graph, {graph.alignment}")
+        within(storage.home, f"{where}.home", high=_MAX_TIER if storage.external else 0)
     if graph.alignment.bit_count() != 1 or not 1 <= graph.alignment <= _MAX_ALIGNMENT:
         refuse("graph: $.alignment", graph.alignment, f"a power of two between 1 and {_MAX_ALIGNMENT}")
     total = sum(storage.size for storage in graph.storages)

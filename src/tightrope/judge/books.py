@@ -32,7 +32,10 @@ class Books:
         self.holds: dict[int, StorageId] = {}  # live buffer -> storage in it, -1 = a temporary
         self.began: dict[int, int] = {}  # buffer -> part
         self.copies = [0] * len(graph.storages)
-        self.caller: dict[StorageId, int] = {s.id: 0 for s in graph.storages if s.external}
+        self.caller: dict[StorageId, int] = {s.id: 0 for s in graph.storages if s.external and not s.home}
+        self.homes: dict[
+            StorageId, int
+        ] = {}  # storage -> the buffer that the caller holds it in, in its home
         self.values = [0] * len(graph.storages)  # values inside fused stretches
         self.unread: list[int] = []  # made by the last run beside a live copy: not to be kept
         self.rows: list[tuple[Alloc, int, Bytes]] = []
@@ -96,11 +99,22 @@ class Books:
             self.live[alloc.storage] = alloc.buffer
             self.version[alloc.buffer] = 0
             return
+        if alloc.storage >= 0 and not self.inside and self._home_space(alloc.storage) == alloc.space:
+            if alloc.storage in self.homes:
+                self._fail(f"the caller cannot bring storage {alloc.storage} here")
+            self._checked(lambda: self.moves.reserve(alloc))
+            self._open(alloc)
+            self.homes[alloc.storage] = alloc.buffer
+            self.moves.contents[alloc.buffer] = 0
+            return
         if not self.inside or alloc.storage < 0:
             self._fail("allocates what no kernel makes and no copy fills")
         if not (alloc.space == ARENA or SLOWER <= alloc.space < len(self.executable.spaces)):
             self._fail(f"allocates in space {alloc.space}, where copies between tiers do not go")
-        if self.graph.storages[alloc.storage].external or self.graph.storages[alloc.storage].outside:
+        if (
+            self.graph.storages[alloc.storage].external
+            and (alloc.space != ARENA or not self.graph.storages[alloc.storage].home)
+        ) or self.graph.storages[alloc.storage].outside:
             self._fail(f"moves {self._name(alloc.storage)}, which belongs to the caller, between tiers")
         if alloc.space == ARENA:
             if alloc.storage in self.live:
@@ -110,12 +124,17 @@ class Books:
             self._checked(lambda: self.moves.reserve(alloc))
         self._open(alloc)
 
+    def _home_space(self, storage: StorageId) -> int:
+        """The space of the slower tier that the caller holds a storage in; `CALLER` where it is none."""
+        found = self.graph.storages[storage]
+        return SLOWER + found.home - 1 if found.external and found.home else CALLER
+
     def _release(self, buffer: int) -> None:
         if buffer not in self.open:
             self._fail(f"releases buffer {buffer}, which is not live")
         alloc, storage = self.allocs[buffer], self.holds[buffer]
         what = self._name(storage) if storage >= 0 else f"buffer {buffer}"
-        if alloc.space == CALLER:
+        if alloc.space == CALLER or self.homes.get(storage) == buffer:
             self._fail(f"releases {what}, which belongs to the caller")
         if buffer in self.announced:
             self._fail(f"releases {what}, which was announced")

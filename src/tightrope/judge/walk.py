@@ -7,8 +7,8 @@ Guarantee   An executable that passes calls, for every run, the kernel of an op 
             what the graph says; releases every buffer right after its last use; leaves exactly the
             resident storages behind; and holds at every tick the bytes returned.
 Complexity  Linear in the instructions and their arguments.
-Gaps        Storages of the caller, and those that the caller holds, cannot be copied between tiers.
-            What a kernel computes is not looked at.
+Gaps        Storages that the caller holds in fast memory cannot be copied between tiers. What a kernel
+            computes is not looked at.
 """
 
 from tightrope.core import (
@@ -327,7 +327,7 @@ class _Walker(Books):
             self._fail(f"part {resume.part} begins; the next one is {self.part}")
         self.inside = True
         given = self.graph.parts[self.part].inputs if self.graph.parts else ()
-        if wrong := same_inputs(resume.inputs, given, self.live):
+        if wrong := same_inputs(resume.inputs, given, {**self.live, **self.homes}):
             self._fail(wrong)
         for item in resume.inputs:
             if item.view is not None and item.view.base in self.open:
@@ -396,13 +396,15 @@ class _Walker(Books):
         if not self.over:
             self._fail("control never goes back to the caller")
         for buffer in self.open:
-            if self.allocs[buffer].space >= SLOWER:
-                alloc = self.allocs[buffer]
+            alloc = self.allocs[buffer]
+            if alloc.space >= SLOWER and self.homes.get(alloc.storage) != buffer:
                 where = f"tier {alloc.space - SLOWER + 1}"
                 self._fail(f"a copy of {self._name(alloc.storage)} is left over in {where}")
         for storage in self.graph.storages:
             if not storage.external:
                 self._check_left(storage.id, resident=storage.resident_at_end)
+            elif storage.home:
+                self._check_home(storage.id)
             elif storage.id not in self.live:
                 self._fail(f"the caller never brings {self._name(storage.id)}")
         ticks = len(self.profile)
@@ -416,6 +418,16 @@ class _Walker(Books):
             tuple(self.copies), tuple(self.values), moved, tuple(self.moves.peak) if moved else (),
             self.moves.joules(self.computing),
         )  # fmt: skip
+
+    def _check_home(self, storage: StorageId) -> None:
+        """The caller's copy in a slower tier has every change, and no copy in fast memory is left."""
+        name, final = self._name(storage), self.versions.final[storage]
+        if storage not in self.homes:
+            self._fail(f"the caller never brings {name}")
+        if storage in self.live:
+            self._fail(f"{name} is left over: the caller holds it in a slower tier")
+        if (have := self.moves.contents.get(self.homes[storage])) != final:
+            self._fail(f"{name} ends after {have} changes in its home; the base order makes {final}")
 
     def _check_left(self, storage: StorageId, *, resident: bool) -> None:
         present = storage in self.live

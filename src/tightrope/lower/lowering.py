@@ -202,8 +202,13 @@ class _Lowering:
 
     def _hold(self, storages: Sequence[StorageId]) -> None:
         for storage in storages:
-            if storage not in self.live:
-                alloc = self._new(CALLER, self.graph.storages[storage].bytes, storage)
+            size, home = self.graph.storages[storage].bytes, self.graph.storages[storage].home
+            if home and (storage, home) not in self.slow:
+                alloc = self._new(self._space(home), size, storage)
+                self.slow[storage, home] = alloc.buffer
+                self._put(alloc)
+            elif not home and storage not in self.live:
+                alloc = self._new(CALLER, size, storage)
                 self.live[storage] = alloc.buffer
                 self._put(alloc)
 
@@ -213,7 +218,7 @@ class _Lowering:
             inputs = self.graph.parts[self.part].inputs
             self._hold([given.view.base for given in inputs if given.view and given.view.base != EMPTY])
             inputs = tuple(
-                Input(given.name, None if given.view is None else self._view(given.view)) for given in inputs
+                Input(given.name, None if given.view is None else self._given(given.view)) for given in inputs
             )
         self._put(Resume(self.part, inputs))
 
@@ -362,6 +367,8 @@ class _Lowering:
     def _end_slow(self, storage: StorageId, tier: int) -> None:
         if (storage, tier) not in self.slow:
             self._fail(f"frees {self._name(storage)} in tier {tier}, which does not hold a copy of it")
+        if self.graph.storages[storage].home == tier:
+            self._fail(f"frees {self._name(storage)} in tier {tier}, where the caller holds it")
         self.ended.append(self.slow.pop((storage, tier)))
 
     def _space(self, tier: int) -> int:
@@ -395,7 +402,7 @@ class _Lowering:
             self.touched[buffer] = at
 
     def _end(self, storage: StorageId, buffer: int) -> None:
-        if self.graph.storages[storage].external:
+        if self.graph.storages[storage].external and not self.graph.storages[storage].home:
             self._fail(f"frees {self._name(storage)}, which belongs to the caller")
         self.ended.append(buffer)
         del self.live[storage]
@@ -403,8 +410,11 @@ class _Lowering:
     def _buffer(self, view: View) -> int:
         return self._known(self.live, view.base, "reads")
 
-    def _view(self, view: View) -> View:
-        moved = rebased(view, self._buffer)
+    def _given(self, view: View) -> View:
+        """Look into the buffer that the caller holds a storage in."""
+        home = self.graph.storages[view.base].home if view.base != EMPTY else 0
+        held = self.slow[view.base, home] if home else -1
+        moved = rebased(view, lambda _: held) if home else rebased(view, self._buffer)
         assert isinstance(moved, View)
         return moved
 

@@ -5,7 +5,8 @@ Idea        Kernels that work element by element, or row by row, have an ``out=`
             buffer: nothing is allocated, and the two never lie side by side.
 Guarantee   Results are equal to the bit (`tests/run/test_run_writes.py` compares every form and dtype). Only
             storages that ops of the graph make are written over, never what the caller holds, gets, or
-            what stays to the end; layouts are equal and dense.
+            what stays to the end; layouts are equal and dense. What is changed in place is written over by
+            ops of the C library alone, by the last that reads it.
 Complexity  Linear in ops and their arguments.
 Gaps        Ops with one result that allocate nothing else; one input is chosen beforehand.
 """
@@ -60,13 +61,24 @@ def _forms() -> dict[str, Form]:
     return forms
 
 
+def _c_forms() -> dict[str, Form]:
+    forms: dict[str, Form] = {}
+    for name in ("batch_norm", "log_softmax", "log_softmax_backward", "relu"):
+        forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0,))
+    for name in ("add", "batch_norm_input", "relu_backward"):
+        forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0, 1))
+    return forms
+
+
 FORMS: Final = _forms()
 """Forms by target of the op."""
+C_FORMS: Final = _c_forms()
+"""Forms of the ops that have a kernel in C."""
 
 
 def written(run: Run, view: View) -> Run:
     """Turn the run of an op into one that writes its result to a view of an input."""
-    form = FORMS[run.target]
+    form = FORMS.get(run.target) or C_FORMS[run.target]
     told = ((form.keyword, view),) if form.keyword else ()
     return replace(
         run, target=form.target, keywords=(*run.keywords, *told), results=(Result(-1, view),), inside=()
@@ -93,10 +105,11 @@ def with_writes(graph: Graph) -> Graph:
     producer = {storage: op.id for op in graph.ops for storage in op.creates}
     last = {storage: op.id for op in graph.ops for storage in op.reads}
 
-    def usable(storage: StorageId) -> bool:
+    def usable(op: Op, storage: StorageId) -> bool:
         made = graph.storages[storage]
         kept = made.external or made.outside or made.resident_at_end
-        return not kept and storage not in changed and storage in producer
+        filled = op.target in C_FORMS and last[storage] == op.id  # by the ops of several tiles
+        return not kept and (storage not in changed or filled) and storage in producer
 
     def rank(op: Op, storage: StorageId) -> tuple[bool, bool]:
         """Best what dies here, and was made in the same part."""
@@ -107,7 +120,7 @@ def with_writes(graph: Graph) -> Graph:
         allowed = [
             s
             for s in _fitting(graph, op)
-            if usable(s) and (last[s] == op.id or _comes_back(graph, producer[s]))
+            if usable(op, s) and (last[s] == op.id or _comes_back(graph, producer[s]))
         ]
         return max(allowed, key=lambda storage: rank(op, storage), default=-1)
 
@@ -125,7 +138,7 @@ def _comes_back(graph: Graph, op: OpId) -> bool:
 
 def _fitting(graph: Graph, op: Op) -> list[StorageId]:
     """List the inputs that lie as the result will, through every view that the op has of them."""
-    form = FORMS.get(op.target)
+    form = FORMS.get(op.target) or C_FORMS.get(op.target)
     if form is None or op.variant >= 0 or op.mutates or op.flags != Flag.NONE or len(op.results) != 1:
         return []
     (made,) = op.results

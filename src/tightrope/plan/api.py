@@ -1,6 +1,6 @@
 """The public `plan`: budgets as people write them."""
 
-from tightrope.core import Bytes, Graph, Machine, Plan, parse_bytes
+from tightrope.core import Bytes, Graph, Machine, Plan, TightropeError, parse_bytes
 from tightrope.core.arguments import check_kind, check_search
 from tightrope.core.machine import check_machine
 from tightrope.lower import lower, peak_bytes
@@ -9,7 +9,16 @@ from tightrope.plan.search import solve
 
 
 def whole_bytes(graph: Graph, machine: Machine | None = None) -> Bytes:
-    """Total bytes that the given order needs: what 100 % stands for."""
+    """Total bytes that the given order needs: what 100 % stands for.
+
+    Raises:
+        TightropeError: the caller holds something in a slower tier, which no planner here pages.
+    """
+    if any(storage.home for storage in graph.storages):
+        raise TightropeError(
+            "the graph was made for a microcontroller, with weights in a slower tier: "
+            "tightrope micro compile plans such steps; for other planners use tightrope.capture."
+        )
     return graph.persistent + peak_bytes(lower(graph, base_schedule(graph), machine))
 
 

@@ -1,0 +1,1 @@
+"""Training steps on microcontrollers: RAM, pages, instructions, weights."""

@@ -1,0 +1,181 @@
+"""Run it: ``python -m benchmarks micro [--only P1,P2,P4,P6] [--steps N] [--trials N]``.
+
+The residual net has 77,706 parameters, 37 million multiply-accumulates in a step of batch 1, and plain SGD.
+
+P1: it is compiled for 235,000 bytes of all RAM and trained for some steps on an emulated Cortex-M4F, behind a
+fence at the limit, without a heap. *RAM* is static RAM and the most bytes of the stack. Weights are read back
+from storage and compared with PyTorch.
+
+P2, our half: the arena in which LeNet-5 and a perceptron of 33-20-10-4 train, on this computer. No peer
+is run.
+
+P4: eight limits, evenly from 95 % of what the step takes without activations in storage down to the smallest
+that a plan was found for. Bytes of the arena and of pages as forecast, as linked and counted on the board,
+and as the judge derives them; two runs have to take the same number of instructions.
+
+P6: one address in the C of a plan is moved by four bytes, at random; weights or losses have to show it, or
+the run has to stop.
+"""
+
+import argparse
+import random
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.micro.nets import gestures, lenet, normed, residual
+from benchmarks.micro.trained import State, samples, train, worst
+from tightrope.cli.machines import find_machine
+from tightrope.core import InfeasibleError, NativeError
+from tightrope.judge import judge
+from tightrope.micro import CompiledStep, MicroStep, capture_step, compile_step, run_on_board, run_on_host
+from tightrope.micro.emulate import INSTRUCTIONS_PER_TICK, missing_tools
+from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
+
+_LIMIT = 235_000
+_EQUAL = 1e-6
+_LOSS_EQUAL = 1e-5
+
+
+def run(arguments: Sequence[str], console: Console) -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
+    parser.add_argument("--only", default="P1,P2,P4,P6", help="bars to run")
+    parser.add_argument("--steps", type=int, default=4, help="training steps of P1")
+    parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
+    asked = parser.parse_args(arguments)
+    if ("P1" in asked.only or "P4" in asked.only) and missing_tools():
+        console.print(f"P1, P4 not run: {missing_tools()}")
+        return 1
+    held = True
+    if "P1" in asked.only:
+        held &= _p1(console, asked.steps)
+    if "P2" in asked.only:
+        held &= _p2(console, asked.steps)
+    if "P4" in asked.only:
+        held &= _p4(console)
+    if "P6" in asked.only:
+        held &= _p6(console, asked.trials)
+    return 0 if held else 1
+
+
+def _captured() -> MicroStep:
+    model, args, optimizer = residual()
+    return capture_step(model, args, optimizer)
+
+
+def _p1(console: Console, num_steps: int) -> bool:
+    compiled = compile_step(_captured(), find_machine("nrf52840"), ram=_LIMIT)
+    _, state, batches = train(residual, num_steps)
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_on_board(compiled.write(Path(folder) / "out"), samples(compiled, batches), count=True)
+    apart = worst(found, compiled, state)
+    held = found.ram <= _LIMIT and apart <= _EQUAL and found.arena == compiled.manifest.arena
+    console.print(
+        f"P1 {'ok' if held else 'MISSED'}: RAM {found.ram} of {_LIMIT} B (arena {found.arena}, beside it "
+        f"{found.static - found.arena}, stack {found.stack}), code and constants {found.rom} B; largest "
+        f"difference of a weight after {num_steps} steps {apart:.1e}; "
+        f"{found.ticks * INSTRUCTIONS_PER_TICK // num_steps:,} instructions per step; modelled: "
+        f"{compiled.manifest.seconds:.1f} s, {compiled.manifest.joules:.3f} J per step"
+    )
+    return held
+
+
+def _p2(console: Console, num_steps: int) -> bool:
+    held = True
+    for make, arena, classes in ((lenet, 65_536, 10), (gestures, 6_144, 4)):
+        model, args, optimizer = make()
+        step = capture_step(model, args, optimizer)
+        ram = arena + STACK_RESERVE + STATIC_BYTES
+        compiled = compile_step(step, find_machine("nrf52840"), ram=ram)
+        _, state, batches = train(make, num_steps, classes=classes)
+        with tempfile.TemporaryDirectory() as folder:
+            found = run_on_host(compiled.write(Path(folder) / "out"), samples(compiled, batches))
+        apart = worst(found, compiled, state)
+        good = found.arena <= arena and apart <= _EQUAL
+        held = held and good
+        weights = sum(one.bytes for one in compiled.manifest.held if one.kind == "parameter")
+        console.print(
+            f"P2 {'ok' if good else 'MISSED'}: {make.__name__}, {weights} B of weights: arena {found.arena} "
+            f"of {arena} B; largest difference of a weight after {num_steps} steps {apart:.1e}"
+        )
+    return held
+
+
+def _limits(step: MicroStep) -> list[int]:
+    board = find_machine("stm32h743")
+    try:
+        compile_step(step, board, ram=10_000)
+    except InfeasibleError as error:
+        least = error.smallest_found or error.lower_bound
+    most = 0.95 * compile_step(step, find_machine("poet-cortex-m4f"), ram=2**20).manifest.total
+    return [round(most + k / 7 * (least - most)) for k in range(8)]
+
+
+def _p4(console: Console) -> bool:
+    step, machine = _captured(), find_machine("poet-cortex-m4f")
+    console.print("P4 limit, arena, pages in, out, bytes in, out, instructions; forecast = linked = counted")
+    held = True
+    for ram in _limits(step):
+        compiled = compile_step(step, machine, ram=ram)
+        planned, manifest = compiled.planned, compiled.manifest
+        verdict = judge(planned.tiled.graph, planned.executable, planned.plan, machine)
+        with tempfile.TemporaryDirectory() as folder:
+            out = compiled.write(Path(folder) / "out")
+            sample = [(out / "sample.bin").read_bytes()]
+            first, second = (run_on_board(out, sample, count=True) for _ in range(2))
+        same = first.arena == manifest.arena == planned.plan.forecast.arena == verdict.arena
+        same = same and first.pages == manifest.pages and first.ticks == second.ticks and verdict.ok
+        same = same and first.ram <= ram
+        held = held and same
+        pages, verdict_text = manifest.pages, "ok" if same else "MISSED"
+        console.print(
+            f"{verdict_text} {ram:>7} {first.arena:>7} {pages.pages_in:>3} {pages.pages_out:>3} "
+            f"{pages.bytes_in:>8} {pages.bytes_out:>8} {first.ticks * INSTRUCTIONS_PER_TICK:,}"
+        )
+    return held
+
+
+def _p6(console: Console, num_trials: int) -> bool:
+    model, args, optimizer = normed()
+    compiled = compile_step(capture_step(model, args, optimizer), find_machine("poet-cortex-m4f"), ram=20_000)
+    losses, state, batches = train(normed, 2)
+    draw, caught = random.Random(0), 0
+    body = compiled.source.texts["step.c"].partition("float tightrope_")[2]
+    places = list(re.finditer(r"[FI]\((\d+)\)", body))
+    chosen = [draw.choice(places) for _ in range(num_trials)]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, place in enumerate(chosen):
+            moved = _moved(compiled, Path(folder) / str(number), place)
+            shown = _shows(compiled, moved, samples(compiled, batches), state, losses)
+            caught += shown
+            if not shown:
+                line = body[body.rfind("\n", 0, place.start()) + 1 : body.find("\n", place.end())].strip()
+                console.print(f"not shown: {place.group(0)} in {line[:90]}")
+    console.print(
+        f"P6 {'ok' if caught == num_trials else 'MISSED'}: {caught} of {num_trials} moved addresses"
+    )
+    return caught == num_trials
+
+
+def _moved(compiled: CompiledStep, folder: Path, place: re.Match[str]) -> Path:
+    """Write the C with one address moved by four bytes."""
+    out = compiled.write(folder)
+    head, mark, tail = compiled.source.texts["step.c"].partition("float tightrope_")
+    at = int(place.group(1))
+    moved = at - 4 if at >= 4 else at + 4
+    (out / "step.c").write_text(head + mark + tail[: place.start(1)] + str(moved) + tail[place.end(1) :])
+    return out
+
+
+def _shows(compiled: CompiledStep, out: Path, data: list[bytes], state: State, losses: list[float]) -> bool:
+    """Tell whether weights or losses differ, or the run stops."""
+    try:
+        found = run_on_host(out, data)
+    except NativeError:
+        return True
+    off = max(abs(one - other) for one, other in zip(found.losses, losses, strict=True))
+    return worst(found, compiled, state) > _EQUAL or off > _LOSS_EQUAL

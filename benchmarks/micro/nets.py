@@ -1,0 +1,160 @@
+"""Small networks whose forward returns the loss, each with a batch and an optimizer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Made = tuple[nn.Module, tuple[torch.Tensor, ...], torch.optim.SGD]
+
+
+class Block(nn.Module):
+    """Two convolutions and what goes around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, *, normed: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not normed)
+        self.norm = nn.BatchNorm2d(outputs) if normed else nn.Identity()
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1)
+        self.skip = nn.Conv2d(inputs, outputs, 1, stride) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.second(F.relu(self.norm(self.first(x)))) + self.skip(x))
+
+
+class Residual(nn.Module):
+    """A stem, blocks, the mean over each map, and a dense layer."""
+
+    def __init__(self, widths: tuple[int, ...], *, channels: int = 3, normed: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1)
+        pairs = zip((widths[0], *widths), widths, strict=False)
+        self.blocks = nn.Sequential(*(Block(a, b, 1 + (a != b), normed=normed) for a, b in pairs))
+        self.fc = nn.Linear(widths[-1], 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(F.relu(self.stem(x)))
+        return F.cross_entropy(self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1)), y)
+
+
+class Pooled(nn.Module):
+    """Every other kernel: pools, groups, no biases, a squared error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 8, (3, 1), padding=(1, 0), groups=2)
+        self.fc = nn.Linear(32, 3, bias=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = F.avg_pool2d(F.relu(self.norm(self.first(x))), 2)
+        x = F.max_pool2d(F.relu(self.second(x)), 3, 2, padding=1)
+        return F.mse_loss(self.fc(x.flatten(1)), y)
+
+
+class Dense(nn.Module):
+    """Two dense layers, the first with most of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 96), nn.Linear(96, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.second(F.relu(self.first(F.relu(x)))), y)
+
+
+def dense() -> Made:
+    """A perceptron, batch 2, with momentum."""
+    torch.manual_seed(4)
+    model = Dense()
+    data = torch.randn(2, 64), torch.tensor([4, 0])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+
+
+class LeNet(nn.Module):
+    """LeNet-5 with ReLU and largest elements: 61,706 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+        self.dense = nn.Sequential(
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
+        )
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        x = F.max_pool2d(F.relu(self.second(x)), 2)
+        return F.cross_entropy(self.dense(x.flatten(1)), y)
+
+
+class Gestures(nn.Module):
+    """A perceptron of 33-20-10-4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Sequential(
+            nn.Linear(33, 20), nn.ReLU(), nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 4)
+        )
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.dense(x), y)
+
+
+def lenet() -> Made:
+    """LeNet-5, batch 1."""
+    torch.manual_seed(5)
+    model = LeNet()
+    data = torch.randn(1, 1, 28, 28), torch.tensor([5])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def gestures() -> Made:
+    """Gestures, batch 1."""
+    torch.manual_seed(6)
+    model = Gestures()
+    data = torch.randn(1, 33), torch.tensor([2])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def residual() -> Made:
+    """A residual net of three widths, batch 1: 77,706 parameters, 37 million multiply-accumulates a step."""
+    torch.manual_seed(0)
+    model = Residual((16, 32, 64))
+    return model, (torch.randn(1, 3, 32, 32), torch.tensor([3])), torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def normed() -> Made:
+    """A small residual net with batch norm, batch 3."""
+    torch.manual_seed(1)
+    model = Residual((4, 8), normed=True)
+    data = torch.randn(3, 3, 8, 8), torch.tensor([1, 2, 9])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def pooled() -> Made:
+    """Pools, groups and a squared error, with every option of the update."""
+    torch.manual_seed(2)
+    model = Pooled()
+    rule = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True)
+    return model, (torch.randn(2, 1, 8, 8), torch.randn(2, 3)), rule
+
+
+def frozen() -> Made:
+    """A net of which the last layer alone is trained."""
+    torch.manual_seed(3)
+    model = Residual((4,), channels=1)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("fc" in name)
+    data = torch.randn(2, 1, 6, 6), torch.tensor([0, 7])
+    return model, data, torch.optim.SGD(model.fc.parameters(), lr=0.1)
+
+
+NETS: dict[str, Callable[[], Made]] = {
+    "residual": residual,
+    "normed": normed,
+    "pooled": pooled,
+    "frozen": frozen,
+    "dense": dense,
+}

@@ -1,0 +1,147 @@
+"""The commands ``tightrope micro compile`` and ``tightrope micro profile``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tightrope.cli import show
+from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.core import parse_bytes
+
+if TYPE_CHECKING:
+    from tightrope.micro import CompiledStep, Profile
+
+_COMPILE = """\b
+Examples:
+  tightrope micro compile train.py:build --machine nrf52840 --ram 240KiB -o OUT/
+  tightrope micro compile train.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json"""
+_PROFILE = """\b
+Examples:
+  tightrope micro profile OUT/
+  tightrope micro profile OUT/ --json"""
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    micro = typer.Typer(
+        help="Write a training step as C for a microcontroller, and measure it.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+    micro.command(
+        "compile", short_help="Plan a step under a limit on RAM and write it as C.", epilog=_COMPILE
+    )(compile_command)
+    micro.command("profile", short_help="Measure a compiled step.", epilog=_PROFILE)(profile_command)
+    app.add_typer(micro, name="micro", short_help="Training steps as C for microcontrollers.")
+
+
+def compile_command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION", help="A function that returns (model, inputs, optimizer)."
+        ),
+    ],
+    ram: Annotated[str, typer.Option(help="All RAM of the step, stack included, such as 240KiB.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
+    machine: Annotated[str, typer.Option(help="A profile with a slower tier, or a TOML file.")] = "nrf52840",
+    stack: Annotated[str, typer.Option(help="Bytes of it for the stack.")] = "2KiB",
+    json: Json = False,
+) -> None:
+    """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
+
+    The folder is written whole or not at all. Exit code 3: an op needs more than the limit.
+    """
+    from tightrope.cli.machines import find_machine
+    from tightrope.cli.target import build_trained
+    from tightrope.micro import capture_step, compile_step
+
+    profile = find_machine(machine)
+    made = build_trained(target)
+    step = capture_step(made.model, made.args, made.optimizer, **made.kwargs)
+    compiled = compile_step(step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack))
+    compiled.write(output)
+    if json:
+        emit_json({"folder": str(output), **_promises(compiled)})
+    else:
+        show.rows(console(), ("what", "promised"), [(k, str(v)) for k, v in _promises(compiled).items()])
+
+
+def profile_command(
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="That tightrope micro compile wrote.")],
+    json: Json = False,
+) -> None:
+    """Build a compiled step for this computer and for an emulated board, run one step, and count.
+
+    Exit code 3: something is not as promised, or nothing could be built.
+    """
+    from tightrope.micro import profile
+
+    found = profile(folder)
+    if json:
+        emit_json(_measured(found))
+    else:
+        _print(found)
+    if not found.holds:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _promises(compiled: "CompiledStep") -> dict[str, Any]:
+    manifest = compiled.manifest
+    return {
+        "machine": manifest.machine,
+        "ram_limit": manifest.ram,
+        "ram": manifest.total,
+        "arena": manifest.arena,
+        "counters": manifest.static,
+        "stack": manifest.stack,
+        "storage": manifest.storage,
+        "pages_in": manifest.pages.pages_in,
+        "bytes_in": manifest.pages.bytes_in,
+        "pages_out": manifest.pages.pages_out,
+        "bytes_out": manifest.pages.bytes_out,
+        "kernels": manifest.num_ops,
+        "seconds_modelled": round(manifest.seconds, 6),
+        "joules_modelled": round(manifest.joules, 6),
+    }
+
+
+def _measured(found: "Profile") -> dict[str, Any]:
+    promised, pages = found.manifest, found.pages
+    return {
+        "holds": found.holds,
+        "ram_limit": promised.ram,
+        "arena": {"promised": promised.arena, "measured": found.arena},
+        "static": {"promised": promised.arena + promised.static, "measured": found.static},
+        "stack": {"promised": promised.stack, "measured": found.stack},
+        "ram": {"promised": promised.total, "measured": found.ram},
+        **{
+            name: {
+                "promised": getattr(promised.pages, name),
+                "measured": None if pages is None else getattr(pages, name),
+            }
+            for name in ("pages_in", "bytes_in", "pages_out", "bytes_out")
+        },
+        "rom": found.rom,
+        "instructions": found.instructions,
+        "seconds_modelled": promised.seconds,
+        "joules_modelled": promised.joules,
+        "notes": list(found.notes),
+    }
+
+
+def _print(found: "Profile") -> None:
+    rows = []
+    for name, value in _measured(found).items():
+        if isinstance(value, dict):
+            rows.append(
+                (name, str(value["promised"]), "-" if value["measured"] is None else str(value["measured"]))
+            )
+        elif name in ("rom", "instructions"):
+            rows.append((name, "-", "-" if value is None else str(value)))
+    show.rows(console(), ("bytes and counts of one step", "promised", "measured"), rows)
+    for note in found.notes:
+        console().print(f"note: {note}")

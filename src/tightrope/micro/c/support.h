@@ -1,0 +1,88 @@
+/* What the kernels share: an update, the range of a window, and functions that need no C library. */
+#ifndef TIGHTROPE_SUPPORT_H
+#define TIGHTROPE_SUPPORT_H
+
+#include <stdint.h>
+
+/* Gradient descent: d = +-g + decay * w; m = momentum * m + d; w -= rate * (m, or d + momentum * m, or d). */
+typedef struct {
+    float rate, momentum, decay;
+    int nesterov, maximize;
+} tr_rule;
+
+static inline void tr_update(float *w, float *m, int at, float g, tr_rule rule)
+{
+    float d = (rule.maximize ? -g : g) + rule.decay * w[at];
+    if (m) {
+        m[at] = rule.momentum * m[at] + d;
+        d = rule.nesterov ? d + rule.momentum * m[at] : m[at];
+    }
+    w[at] -= rule.rate * d;
+}
+
+/* First output element whose window element `at` lies inside, and the one behind the last. */
+static inline int tr_first(int at, int padding, int stride)
+{
+    return padding > at ? (padding - at + stride - 1) / stride : 0;
+}
+
+static inline int tr_last(int at, int padding, int stride, int size, int outputs)
+{
+    const int most = size - 1 + padding - at;
+    const int last = most < 0 ? 0 : most / stride + 1;
+    return last < outputs ? last : outputs;
+}
+
+static inline float tr_sqrt(float x)
+{
+    return __builtin_sqrtf(x);
+}
+
+typedef union {
+    float value;
+    uint32_t bits;
+} tr_float;
+
+/* exp(x) = 2^n * exp(r), |r| <= ln(2) / 2, by a Taylor polynomial of degree 7; 0 below the normal numbers. */
+static inline float tr_exp(float x)
+{
+    if (x < -87.0f)
+        return 0.0f;
+    if (x > 88.0f)
+        x = 88.0f;
+    const int n = (int)(x * 1.44269504f + (x < 0.0f ? -0.5f : 0.5f));
+    const float r = (x - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    tr_float scale;
+    scale.bits = (uint32_t)(n + 127) << 23;
+    return p * scale.value;
+}
+
+/* log(x) = n * ln(2) + 2 atanh((f - 1) / (f + 1)), f in [sqrt(1/2), sqrt(2)); x is normal and > 0. */
+static inline float tr_log(float x)
+{
+    tr_float f = {x};
+    int n = (int)(f.bits >> 23) - 127;
+    f.bits = (f.bits & 0x7fffffu) | 0x3f800000u;
+    if (f.value > 1.41421356f) {
+        f.value *= 0.5f;
+        n++;
+    }
+    const float t = (f.value - 1.0f) / (f.value + 1.0f), s = t * t;
+    float p = 2.0f / 11.0f;
+    p = p * s + 2.0f / 9.0f;
+    p = p * s + 2.0f / 7.0f;
+    p = p * s + 2.0f / 5.0f;
+    p = p * s + 2.0f / 3.0f;
+    p = p * s + 2.0f;
+    return p * t + (float)n * 0.693147181f;
+}
+
+#endif

@@ -1,0 +1,233 @@
+"""How a run becomes a call of a kernel in C: the pointers and the numbers, in the kernel's order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from tightrope.core import Argument, Items, Run, View
+from tightrope.micro.translator import whole_numbers
+
+Pointer = Callable[[View | None], str]
+"""Writes where a tensor lies in the arena."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Arguments of a run, by position."""
+
+    run: Run
+    pointer: Pointer
+
+    def at(self, *positions: int) -> list[str]:
+        """Pointers to arguments."""
+        return [self.pointer(self.view(k)) for k in positions]
+
+    def made(self, position: int = 0) -> list[str]:
+        """The pointer to a result."""
+        return [self.pointer(self.made_view(position))]
+
+    def made_view(self, position: int = 0) -> View:
+        """A result: made here, or by the first tile of the weight."""
+        into = dict(self.run.keywords).get("out")
+        if not self.run.target.endswith(".into"):
+            return self.run.results[position].view
+        assert isinstance(into, View)
+        return into
+
+    def view(self, position: int) -> View | None:
+        """A tensor, or None."""
+        value = self.run.arguments[position]
+        assert value is None or isinstance(value, View)
+        return value
+
+    def shape(self, position: int) -> tuple[int, ...]:
+        """Sizes of an argument."""
+        value = self.view(position)
+        assert value is not None
+        return value.shape
+
+    def result(self, position: int = 0) -> tuple[int, ...]:
+        """Sizes of a result."""
+        return self.made_view(position).shape
+
+    def value(self, position: int) -> Argument:
+        """A number."""
+        return self.run.arguments[position]
+
+    def pairs(self, *positions: int) -> list[int]:
+        """Heights and widths, one behind the other."""
+        return [
+            n for k in positions if isinstance(self.value(k), Items) for n in whole_numbers(self.value(k))
+        ]
+
+    def rule(self) -> str:
+        """The numbers of an update, which stand last."""
+        rate, momentum, decay, nesterov, maximize = self.run.arguments[-5:]
+        numbers = ", ".join(_number(value) for value in (rate, momentum, decay))
+        return f"(tr_rule){{{numbers}, {int(bool(nesterov))}, {int(bool(maximize))}}}"
+
+
+def call_of(run: Run, pointer: Pointer) -> str:
+    """Write the call of a run's kernel.
+
+    Example:
+        >>> views = [View(k, "float32", (2, 3), (3, 1)) for k in range(2)]
+        >>> from tightrope.core import Result
+        >>> run = Run(0, "micro.relu", (views[0],), results=(Result(-1, views[1]),))
+        >>> call_of(run, lambda view: f"b{view.base}")
+        'k_relu(b0, b1, 6);'
+    """
+    name = kernel_of(run)
+    given = CALLS[name](_Given(run, pointer))
+    return f"k_{name}({', '.join(v if isinstance(v, str) else _number(v) for v in given)});"
+
+
+def kernel_of(run: Run) -> str:
+    """Name of the kernel of a run, the same where it writes over an input or into what another tile made.
+
+    >>> kernel_of(Run(0, "micro.relu.over")), kernel_of(Run(0, "micro.conv2d.into"))
+    ('relu', 'conv2d')
+    """
+    return run.target.removeprefix("micro.").removesuffix(".over").removesuffix(".into")
+
+
+def _number(value: Argument) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise AssertionError(value)
+    return str(value) if isinstance(value, int) else _float(value)
+
+
+def _float(value: float) -> str:
+    """A float as C reads it back to the same bits.
+
+    >>> _float(0.1), _float(1.0)
+    ('0.1f', '1.0f')
+    """
+    text = f"{value:.9g}"
+    return f"{text}f" if any(mark in text for mark in ".en") else f"{text}.0f"
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+_Call = Callable[[_Given], list[str | int | float]]
+
+
+def _conv(x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...]) -> list[int]:
+    return [*x, w[0], *y[2:], *w[2:]]
+
+
+def _tile(a: _Given, rows: int, *, adds: bool = False) -> list[str | int | float]:
+    """First row of the weight's tile and the number of all rows; whether it adds to what others made."""
+    named = dict(a.run.keywords)
+    found: list[str | int | float] = [_int(named.get("first", 0)), _int(named.get("rows", rows))]
+    return [*found, int("out" in named)] if adds else found
+
+
+def _conv2d(a: _Given) -> list[str | int | float]:
+    sizes = _conv(a.shape(0), a.result(), a.shape(1))
+    tile = _tile(a, a.shape(1)[0])
+    return [*a.at(0, 1, 2), *a.made(), *sizes, *a.pairs(3, 4), _int(a.value(5)), *tile]
+
+
+def _conv2d_input(a: _Given) -> list[str | int | float]:
+    sizes = _conv(a.result(), a.shape(0), a.shape(1))
+    tile = _tile(a, a.shape(1)[0], adds=True)
+    return [*a.at(0, 1), *a.made(), *sizes, *a.pairs(2, 3), _int(a.value(4)), *tile]
+
+
+def _conv2d_weight(a: _Given) -> list[str | int | float]:
+    sizes = _conv(a.shape(1), a.shape(0), a.shape(2))
+    tile = _tile(a, a.shape(2)[0])
+    return [*a.at(0, 1, 2, 3), *sizes, *a.pairs(4, 5), _int(a.value(6)), *tile, a.rule()]
+
+
+def _channel_sum(a: _Given) -> list[str | int | float]:
+    rows, channels, *rest = a.shape(0)
+    return [*a.at(0, 1, 2), rows, channels, _count(tuple(rest)), a.rule()]
+
+
+def _linear(a: _Given) -> list[str | int | float]:
+    return [*a.at(0, 1, 2), *a.made(), *a.shape(0), a.shape(1)[0], *_tile(a, a.shape(1)[0])]
+
+
+def _linear_input(a: _Given) -> list[str | int | float]:
+    rows, columns = a.shape(1)
+    return [*a.at(0, 1), *a.made(), a.shape(0)[0], columns, rows, *_tile(a, rows, adds=True)]
+
+
+def _linear_weight(a: _Given) -> list[str | int | float]:
+    rows = a.shape(2)[0]
+    return [*a.at(0, 1, 2, 3), *a.shape(1), rows, *_tile(a, rows), a.rule()]
+
+
+def _planes(shape: tuple[int, ...]) -> list[int]:
+    return [shape[0] * shape[1], *shape[2:]]
+
+
+def _max_pool(a: _Given) -> list[str | int | float]:
+    return [*a.at(0), *a.made(0), *a.made(1), *_planes(a.shape(0)), *a.result()[2:], *a.pairs(1, 2, 3)]
+
+
+def _max_pool_backward(a: _Given) -> list[str | int | float]:
+    kernel = a.pairs(2)
+    return [*a.at(0, 1), *a.made(), *_planes(a.result()), *a.shape(0)[2:], kernel[1], *a.pairs(3, 4)]
+
+
+def _avg_pool(a: _Given) -> list[str | int | float]:
+    return [*a.at(0), *a.made(), *_planes(a.shape(0)), *a.result()[2:], *a.pairs(1, 2)]
+
+
+def _avg_pool_backward(a: _Given) -> list[str | int | float]:
+    return [*a.at(0), *a.made(), *_planes(a.result()), *a.shape(0)[2:], *a.pairs(1, 2)]
+
+
+def _channels(shape: tuple[int, ...]) -> list[int]:
+    return [shape[0], shape[1], _count(shape[2:])]
+
+
+def _int(value: Argument) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _real(value: Argument) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+CALLS: Final[dict[str, _Call]] = {
+    "add": lambda a: [*a.at(0, 1), *a.made(), _count(a.result())],
+    "avg_pool2d": _avg_pool,
+    "avg_pool2d_backward": _avg_pool_backward,
+    "batch_norm": lambda a: [*a.at(0, 1, 2, 3), *a.made(), *_channels(a.shape(0)), _real(a.value(4))],
+    "batch_norm_input": lambda a: [
+        *a.at(0, 1, 2, 3, 4), *a.made(), *_channels(a.shape(0)), _real(a.value(5))
+    ],
+    "batch_norm_running": lambda a: [*a.at(0, 1, 2), a.shape(1)[0], _real(a.value(3)), _int(a.value(4))],
+    "batch_norm_stats": lambda a: [*a.at(0), *a.made(), *_channels(a.shape(0))],
+    "batch_norm_sums": lambda a: [*a.at(0, 1, 2), *a.made(), *_channels(a.shape(0)), _real(a.value(3))],
+    "channel_sum_sgd": _channel_sum,
+    "conv2d": _conv2d,
+    "conv2d_input": _conv2d_input,
+    "conv2d_weight_sgd": _conv2d_weight,
+    "linear": _linear,
+    "linear_input": _linear_input,
+    "linear_weight_sgd": _linear_weight,
+    "log_softmax": lambda a: [*a.at(0), *a.made(), *a.shape(0)],
+    "log_softmax_backward": lambda a: [*a.at(0, 1), *a.made(), *a.shape(0)],
+    "max_pool2d": _max_pool,
+    "max_pool2d_backward": _max_pool_backward,
+    "mse_loss": lambda a: [*a.at(0, 1), *a.made(), _count(a.shape(0))],
+    "mse_loss_backward": lambda a: [*a.at(0, 1), *a.made(), _count(a.shape(0))],
+    "nll_loss": lambda a: [*a.at(0, 1), *a.made(), *a.shape(0)],
+    "nll_loss_backward": lambda a: [*a.at(0), *a.made(), *a.result()],
+    "relu": lambda a: [*a.at(0), *a.made(), _count(a.result())],
+    "relu_backward": lambda a: [*a.at(0, 1), *a.made(), _count(a.result())],
+    "vector_sgd": lambda a: [*a.at(0, 1, 2), a.shape(1)[0], a.rule()],
+}  # fmt: skip
+"""Kernel -> what it is called with."""

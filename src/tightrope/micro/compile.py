@@ -1,0 +1,190 @@
+"""Compile a step: capture, plan, judge, write the C library with everything that it begins from."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tightrope.core import Bytes, Machine, TightropeError
+from tightrope.core.codec import dump_graph
+from tightrope.core.executable import ARENA
+from tightrope.core.plan import dump_plan
+from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
+from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
+from tightrope.micro.step import MicroStep
+
+MANIFEST = "manifest.json"
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a compiled step promises.
+
+    Attributes:
+        machine: name of the profile.
+        ram: limit on all RAM, bytes.
+        arena: bytes of the array.
+        static: bytes of RAM beside the array that are allowed for: the counters.
+        stack: bytes kept for the stack.
+        storage: bytes of the slower tier that the step touches.
+        pages: of one step.
+        held: what the caller holds in the slower tier.
+        joules: of one step, modelled.
+        seconds: of one step, modelled.
+        num_ops: kernels called per step.
+        fingerprint: of what runs.
+        schema: version of this layout.
+    """
+
+    machine: str
+    ram: Bytes
+    arena: Bytes
+    static: Bytes
+    stack: Bytes
+    storage: Bytes
+    pages: PageCounts
+    held: tuple[HeldValue, ...]
+    joules: float
+    seconds: float
+    num_ops: int
+    fingerprint: str
+    schema: int = 1
+
+    @property
+    def total(self) -> Bytes:
+        """RAM that the step takes at most."""
+        return self.arena + self.static + self.stack
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A step as C, in memory.
+
+    Attributes:
+        step: as captured.
+        planned: its plan, judged.
+        source: the texts.
+        manifest: what they promise.
+        image: bytes of the slower tier before the first step.
+        machine: that it was planned for.
+    """
+
+    step: MicroStep
+    planned: MicroPlan
+    source: CSource
+    manifest: Manifest
+    image: bytes
+    machine: Machine
+
+    def write(self, folder: str | os.PathLike[str]) -> Path:
+        """Write everything to a folder: all of it, or nothing.
+
+        Raises:
+            TightropeError: the folder holds something else, or cannot be written.
+        """
+        graph = self.planned.tiled.graph
+        texts: dict[str, bytes] = {name: text.encode() for name, text in self.source.texts.items()}
+        texts["storage.bin"] = self.image
+        texts["sample.bin"] = sample_of(self.manifest, self.image)
+        texts["step.plan.json"] = dump_plan(self.planned.plan)
+        texts["step.graph.json"] = dump_graph(graph)
+        texts[MANIFEST] = msgspec.json.format(msgspec.json.encode(self.manifest), indent=1)
+        return write_folder(Path(folder), texts)
+
+
+def compile_step(
+    step: MicroStep, machine: Machine, *, ram: Bytes, stack: Bytes = STACK_RESERVE, tiles: bool = True
+) -> CompiledStep:
+    """Plan a captured step within ``ram`` bytes and write it as C.
+
+    Args:
+        step: captured.
+        machine: with a slower tier.
+        ram: bytes of all RAM: arena, counters and stack.
+        stack: bytes of it for the stack.
+        tiles: whether weights may be cut into rows where no plan of whole ones fits.
+
+    Raises:
+        InfeasibleError: an op needs more; names it, its bytes and the next limit to try.
+    """
+    planned = plan_step(step.graph, machine, ram=ram, stack=stack, tiles=tiles)
+    source = emit(planned.tiled, planned.executable)
+    forecast = planned.plan.forecast
+    manifest = Manifest(
+        machine.name, ram, planned.executable.spaces[ARENA].capacity, STATIC_BYTES, stack, source.storage,
+        source.pages, source.held, forecast.joules, forecast.ns / 1e9, planned.executable.num_runs,
+        planned.executable.fingerprint,
+    )  # fmt: skip
+    image = bytearray(source.storage)
+    by_name = {name: storage for storage, name in step.names.items()}
+    for one in source.held:
+        value = step.values[by_name[one.name]]
+        image[one.offset : one.offset + one.bytes] = value[one.first : one.first + one.bytes]
+    return CompiledStep(step, planned, source, manifest, bytes(image), machine)
+
+
+def sample_of(manifest: Manifest, image: bytes) -> bytes:
+    """The inputs as they lie in a storage image, one behind the other, as the benches read them."""
+    inputs = [one for one in manifest.held if one.kind == "input"]
+    return b"".join(image[one.offset : one.offset + one.bytes] for one in inputs)
+
+
+def values_of(manifest: Manifest, image: bytes) -> dict[str, bytes]:
+    """What the caller holds, by name, as it lies in a storage image; tiles are put together."""
+    found: dict[str, bytes] = {}
+    for one in sorted(manifest.held, key=lambda one: (one.name, one.first)):
+        found[one.name] = found.get(one.name, b"") + image[one.offset : one.offset + one.bytes]
+    return found
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Read the manifest of a compiled step.
+
+    Raises:
+        TightropeError: there is none, or it is not one.
+    """
+    path = Path(folder) / MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise TightropeError(
+            f"{str(folder)!r} holds no {MANIFEST}: give the folder that tightrope micro compile wrote."
+        ) from error
+    except msgspec.DecodeError as error:
+        raise TightropeError(f"{str(path)!r} is not a manifest: {error}. Compile the step again.") from error
+
+
+def write_folder(folder: Path, texts: Mapping[str, bytes]) -> Path:
+    """Write files to a folder, all or none; a folder of an earlier compilation is replaced.
+
+    Raises:
+        TightropeError: the folder holds something else, or cannot be written.
+    """
+    if folder.exists() and not _is_ours(folder):
+        raise TightropeError(
+            f"{str(folder)!r} exists, and tightrope micro compile did not write it: give another folder."
+        )
+    made = None
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.resolve().parent))
+        for name, data in texts.items():
+            (made / name).write_bytes(data)
+        made.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.rename(folder)
+    except OSError as error:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise TightropeError(f"{str(folder)!r} cannot be written: {error}. Give another folder.") from error
+    return folder
+
+
+def _is_ours(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
+    names: Sequence[str] = os.listdir(folder)
+    return not names or MANIFEST in names

@@ -1,0 +1,186 @@
+"""Build the C of a step for an emulated Cortex-M4F, run it behind a fence, and read back what it left.
+
+Idea        The linker gets exactly the RAM that is asked for, so that a plan that is too large does not link.
+            The memory protection unit lets nothing behind it be touched, so that a stray address stops the
+            run. What the stack took shows in the pattern that the free RAM was filled with.
+Source      Arm v7-M memory protection unit; QEMU's mps2-an386 with semihosting
+Guarantee   A run that ends stayed inside the fence; its counts are those of the C, its weights are read from
+            the file that it paged to.
+Complexity  That of the run: about a second for 100 million multiply-accumulates.
+Gaps        Instructions are counted, never cycles. The fence has at most seven regions, so it may stand up to
+            one part in 128 below the limit, never above it.
+"""
+
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tightrope.core import Bytes, NativeError
+from tightrope.micro.compile import Manifest, read_manifest, values_of
+from tightrope.micro.emit import PageCounts, resource
+from tightrope.micro.host import execute
+
+COMPILER, SIZE, EMULATOR = "arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm"
+PACKAGES: Final = "qemu-system-arm gcc-arm-none-eabi libnewlib-arm-none-eabi"
+FLAGS: Final = (
+    "-std=gnu11", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-O3",
+    "-ffp-contract=off", "-fno-math-errno", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
+    "-nostartfiles", "-Wl,--gc-sections",
+)  # fmt: skip
+INSTRUCTIONS_PER_TICK: Final = 40
+"""One instruction is one nanosecond of the emulated clock, and the timer runs at 25 MHz."""
+RAM_BASE: Final = 0x20000000
+_REGIONS: Final = 7
+_SMALLEST: Final[Bytes] = 32
+
+
+@dataclass(frozen=True)
+class BoardRun:
+    """What a run left and counted.
+
+    Attributes:
+        losses: one per step.
+        values: name -> bytes after the last step.
+        pages: since the start, as counted by the C.
+        arena: bytes of the array, as linked.
+        static: bytes of all static RAM, the arena and the bench's own among them.
+        stack: most bytes of the stack.
+        rom: bytes of code and constants, the bench's own among them.
+        ticks: of the timer during the steps; times `INSTRUCTIONS_PER_TICK` where instructions were counted.
+    """
+
+    losses: tuple[float, ...]
+    values: Mapping[str, bytes]
+    pages: PageCounts
+    arena: Bytes
+    static: Bytes
+    stack: Bytes
+    rom: Bytes
+    ticks: int
+
+    @property
+    def ram(self) -> Bytes:
+        """All RAM: static and stack."""
+        return self.static + self.stack
+
+
+class FenceError(NativeError):
+    """The emulated core touched what the fence keeps from it.
+
+    Attributes:
+        address: that it touched.
+    """
+
+    def __init__(self, message: str, *, address: int = -1) -> None:
+        super().__init__(message)
+        self.address = address
+
+
+def missing_tools() -> str:
+    """Say which programs are missing and what installs them; empty when all are there."""
+    gone = [name for name in (COMPILER, SIZE, EMULATOR) if shutil.which(name) is None]
+    return f"{', '.join(gone)} not found: apt-get install {PACKAGES}" if gone else ""
+
+
+def fenced(ram: Bytes) -> Bytes:
+    """Round a limit down to what the fence can keep: a sum of at most seven powers of two.
+
+    >>> fenced(235_000), fenced(262_144)
+    (234880, 262144)
+    """
+    kept, left = 0, ram
+    for _ in range(_REGIONS):
+        if left < _SMALLEST:
+            break
+        largest = 1 << (left.bit_length() - 1)
+        kept, left = kept + largest, left - largest
+    return kept
+
+
+def run_on_board(
+    folder: str | os.PathLike[str],
+    samples: Sequence[bytes],
+    *,
+    ram: Bytes | None = None,
+    count: bool = False,
+    probe: int | None = None,
+) -> BoardRun:
+    """Build a step for the emulated board and run one step per sample.
+
+    Args:
+        folder: that `CompiledStep.write` wrote; its files are not changed.
+        samples: inputs of every step, one behind the other as they lie in the slower tier.
+        ram: bytes of RAM that the board has; default: the limit that the step was compiled for.
+        count: count instructions; takes longer.
+        probe: an address to write to before the first step, to see the fence.
+
+    Raises:
+        FenceError: the core touched what it may not.
+        NativeError: a program is missing, the plan does not link, or the run failed.
+    """
+    if missing := missing_tools():
+        raise NativeError(f"{missing}.")
+    manifest = read_manifest(folder)
+    size = fenced(manifest.ram if ram is None else ram)
+    with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
+        here = Path(scratch)
+        program, rom = _build(Path(folder), here, manifest, size, len(samples), probe)
+        shutil.copyfile(Path(folder) / "storage.bin", here / "storage.bin")
+        (here / "samples.bin").write_bytes(b"".join(samples))
+        said = _emulate(program, here, count=count)
+        return _read(manifest, said, (here / "storage.bin").read_bytes(), rom)
+
+
+def _build(
+    folder: Path, here: Path, manifest: Manifest, ram: Bytes, num_steps: int, probe: int | None
+) -> tuple[Path, Bytes]:
+    script = resource("board/link.ld").replace("LENGTH = TR_RAM", f"LENGTH = {ram}")
+    (here / "link.ld").write_text(script.replace("TR_STACK", str(manifest.stack)))
+    (here / "board.c").write_text(resource("board/board.c"))
+    program = here / "step.elf"
+    sources = [str(here / "board.c"), *(str(folder / name) for name in ("step.c", "kernels.c"))]
+    defines = [f"-DTR_RAM={ram}u", f"-DTR_STEPS={num_steps}", f"-I{folder}"]
+    defines += [f"-DTR_PROBE={probe}u"] if probe is not None else []
+    command = [COMPILER, *FLAGS, *defines, f"-Wl,-T,{here / 'link.ld'}", "-o", str(program), *sources]
+    execute(command, f"building the step for {ram} B of RAM")
+    text, data, *_ = execute([SIZE, str(program)], "measuring the program").splitlines()[-1].split()
+    return program, int(text) + int(data)
+
+
+def _emulate(program: Path, here: Path, *, count: bool) -> str:
+    command = [EMULATOR, "-M", "mps2-an386", "-kernel", str(program), "-display", "none", "-serial", "none"]
+    command += ["-monitor", "none", "-semihosting-config", "enable=on,target=native"]
+    command += ["-icount", "shift=0"] if count else []
+    try:
+        return execute(command, "running the emulated step", folder=here)
+    except NativeError as error:
+        _, fault, words = str(error).partition("fault ")
+        if fault:
+            address = int(words[8:16], 16)
+            raise FenceError(
+                f"the emulated core touched 0x{address:08x}, which the fence keeps from it: an address or "
+                "the stack is outside the RAM that was asked for.",
+                address=address,
+            ) from error
+        raise
+
+
+def _read(manifest: Manifest, said: str, storage: bytes, rom: Bytes) -> BoardRun:
+    rows = [line.split() for line in said.splitlines() if len(line.split()) == 2]
+    counts = {name: int(value, 16) for name, value in rows if name != "loss"}
+    wanted = {*PageCounts.__struct_fields__, "arena", "static", "stack", "ticks"}
+    if not wanted <= set(counts):
+        raise NativeError(f"the emulated step stopped before its end; it said: {said[-400:]!r}")
+    losses = tuple(
+        struct.unpack("<f", int(value, 16).to_bytes(4, "little"))[0] for name, value in rows if name == "loss"
+    )
+    values = values_of(manifest, storage)
+    pages = PageCounts(**{name: counts[name] for name in PageCounts.__struct_fields__})
+    return BoardRun(
+        losses, values, pages, counts["arena"], counts["static"], counts["stack"], rom, counts["ticks"]
+    )

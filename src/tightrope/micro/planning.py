@@ -1,0 +1,149 @@
+"""A plan of a step under a limit on all RAM of a device, stack included."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from tightrope.core import (
+    Bytes,
+    Graph,
+    InfeasibleError,
+    Items,
+    Machine,
+    Nanoseconds,
+    Op,
+    Plan,
+    TightropeError,
+    View,
+    fitted,
+)
+from tightrope.core.executable import Executable
+from tightrope.lower import lowered
+from tightrope.micro.tiles import TiledGraph, tile
+from tightrope.plan.paging.resident import floor_bytes, plan_resident
+
+STACK_RESERVE: Final[Bytes] = 2048
+"""Bytes for the stack inside the limit; the emulated board measures what it takes."""
+STATIC_BYTES: Final[Bytes] = 64
+"""Bytes of RAM beside the arena: the four counters of pages, and room for their alignment."""
+
+
+@dataclass(frozen=True)
+class MicroPlan:
+    """A plan that was judged, and what runs.
+
+    Attributes:
+        plan: under the bytes that are left for the arena.
+        executable: what the C says, instruction by instruction.
+        tiled: the graph that was planned, with weights cut as far as that takes.
+        ram: the limit on all RAM.
+        stack: bytes of it that are kept for the stack.
+    """
+
+    plan: Plan
+    executable: Executable
+    tiled: TiledGraph
+    ram: Bytes
+    stack: Bytes
+
+
+def plan_step(
+    graph: Graph, machine: Machine, *, ram: Bytes, stack: Bytes = STACK_RESERVE, tiles: bool = True
+) -> MicroPlan:
+    """Plan a step within ``ram`` bytes, of which the stack and the counters take some.
+
+    Weights are cut into tiles only where no plan of whole ones fits; ``tiles=False`` leaves them whole.
+
+    Raises:
+        InfeasibleError: an op needs more; names it and the smallest limit that does.
+        TightropeError: the machine has no slower tier, or the slower tier is too small.
+    """
+    if len(machine.tiers) < 2:
+        raise TightropeError(
+            f"machine {machine.name!r} has no slower tier: weights lie there between their uses."
+        )
+    if ram > machine.tiers[0].bytes:
+        raise TightropeError(
+            f"asked {ram} B of RAM; {machine.name!r} has {machine.tiers[0].bytes} B. Ask for less."
+        )
+    held = sum(storage.bytes for storage in graph.storages if storage.home)
+    if held > machine.tiers[1].bytes:
+        raise TightropeError(
+            f"the step holds {held} B of weights, state and inputs; {machine.tiers[1].name} of "
+            f"{machine.name!r} has {machine.tiers[1].bytes} B. Take a smaller model, or a machine with more."
+        )
+    beside = stack + STATIC_BYTES
+    room = max(0, ram - beside)
+    try:
+        plan, tiled = _tiled_plan(graph, machine, room) if tiles else _plan(tile(graph, {}), machine, room)
+    except InfeasibleError as error:
+        least = error.smallest_found or error.lower_bound
+        raise InfeasibleError(
+            f"--ram {ram} B leaves {max(0, ram - beside)} B beside {stack} B of stack and {STATIC_BYTES} B "
+            f"of counters: {error} The next limit to try is {least + beside} B.",
+            asked=ram, smallest_found=least + beside, lower_bound=error.lower_bound + beside, op=error.op,
+        ) from error  # fmt: skip
+    return MicroPlan(plan, lowered(tiled.graph, plan, machine).executable, tiled, ram, stack)
+
+
+def _plan(tiled: TiledGraph, machine: Machine, room: Bytes) -> tuple[Plan, TiledGraph]:
+    priced = dataclasses.replace(tiled, graph=price(tiled.graph, machine))
+    return plan_resident(priced.graph, budget=room, machine=machine), priced
+
+
+def _tiled_plan(graph: Graph, machine: Machine, room: Bytes) -> tuple[Plan, TiledGraph]:
+    """Cut the largest weight of the op that needs most, until it fits or nothing can be cut.
+
+    Raises:
+        InfeasibleError: that with the smallest plan, of all that were tried.
+    """
+    refused: list[InfeasibleError] = []
+    tiled: TiledGraph | None = tile(graph, {})
+    while tiled is not None:
+        _, witness = floor_bytes(fitted(tiled.graph, machine.tiers[0].alignment))
+        try:
+            return _plan(tiled, machine, room)
+        except InfeasibleError as error:
+            refused.append(error)
+        finer = tiled.finer(witness)
+        tiled = None if finer is None else tile(graph, finer)
+    raise min(refused, key=lambda error: error.smallest_found or error.lower_bound)
+
+
+def price(graph: Graph, machine: Machine) -> Graph:
+    """Give every op the time that the machine's rates say: modelled, not measured."""
+    return replace(graph, ops=tuple(replace(op, ns=_ns(graph, op, machine)) for op in graph.ops))
+
+
+def _ns(graph: Graph, op: Op, machine: Machine) -> Nanoseconds:
+    kind = "conv" if "conv2d" in op.target else "matmul" if "linear" in op.target else "pointwise"
+    rate = machine.flops.get(kind, 0.0)
+    return round(1e9 * 2 * num_macs(graph, op) / rate) if rate else 0
+
+
+def num_macs(graph: Graph, op: Op) -> int:
+    """Multiply-accumulates of one run; one per element touched where it is no product."""
+    shapes = [value.shape for value in op.arguments if isinstance(value, View)]
+    made = [result.view.shape for result in op.results]
+    count = _elements(made[0]) if made else _elements(shapes[0])
+    name = op.target.removeprefix("micro.")
+    if name.startswith(("conv2d", "linear")):  # rows of the weight are one tile, and outputs may be all
+        weight = shapes[2 if name.endswith("sgd") else 1]
+        into = dict(op.keywords).get("out")
+        outputs = made[0] if made and name == "conv2d" else shapes[0]
+        if name == "conv2d.into" and isinstance(into, View):
+            outputs = into.shape
+        return outputs[0] * _elements(outputs[2:]) * _elements(weight)
+    window = next((value for value in op.arguments if isinstance(value, Items)), None)
+    if "pool" in name and window is not None:
+        return _elements(shapes[0])
+    return max([count, *map(_elements, shapes)])
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

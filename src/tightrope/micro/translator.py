@@ -1,0 +1,263 @@
+"""The new graph while it is written: what rules read and write."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+from tightrope.core import (
+    Argument,
+    Bytes,
+    Flag,
+    Graph,
+    Input,
+    Items,
+    Kind,
+    Op,
+    Result,
+    Storage,
+    StorageId,
+    UnsupportedOpError,
+    View,
+)
+from tightrope.core.values import ITEM_BYTES, Part, views
+from tightrope.lower import with_writes
+
+HOME: Final = 1
+"""Tier in which parameters, buffers, optimizer state and inputs lie between steps."""
+PLAIN_LABELS: Final = {"int64": "int32"}
+"""Dtypes that are held in another one on the device: numbers of classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SgdRule:
+    """Numbers of an update by gradient descent; those of `torch.optim.SGD`."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PendingGradient:
+    """A gradient that is computed inside the update that uses it.
+
+    Attributes:
+        target: of the op that computes it and changes the parameter.
+        before: arguments in front of the parameter.
+        behind: arguments behind its momentum.
+    """
+
+    target: str
+    before: tuple[Argument, ...]
+    behind: tuple[Argument, ...] = ()
+
+
+@dataclass
+class Translator:
+    """The new graph while it is written.
+
+    Attributes:
+        graph: as captured, one part, with its updates.
+        updates: storage of an update's settings -> its numbers.
+        names: storage of the caller -> its name, such as ``conv.weight``.
+        kernels: captured ops that have a rule.
+        ops: written so far.
+        storages: made so far.
+        known: captured storage -> the new one.
+        pending: captured storage of a gradient -> how it is computed.
+        constants: captured storage -> the one number that it holds.
+        inputs: what the caller holds, in the order of first use.
+    """
+
+    graph: Graph
+    updates: Mapping[StorageId, SgdRule]
+    names: Mapping[StorageId, str]
+    kernels: tuple[str, ...]
+    ops: list[Op] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    known: dict[StorageId, StorageId] = field(default_factory=dict)
+    pending: dict[StorageId, PendingGradient] = field(default_factory=dict)
+    constants: dict[StorageId, float] = field(default_factory=dict)
+    inputs: list[Input] = field(default_factory=list)
+    here: Op | None = None
+
+    def look(self, value: Argument) -> View:
+        """Look at a dense tensor of the step as the new graph has it.
+
+        Raises:
+            UnsupportedOpError: it is no tensor, has gaps, or is neither float32 nor class numbers.
+        """
+        if not isinstance(value, View):
+            self.refuse(f"takes {value!r:.60} where a tensor is expected")
+        if value.base in self.pending:
+            self.refuse("uses the gradient of a parameter for more than its update")
+        if value.base not in self.known:
+            self._caller(value)
+        storage = self.storages[self.known[value.base]]
+        dtype = PLAIN_LABELS.get(value.dtype, value.dtype)
+        count = 1
+        for size in value.shape:
+            count *= size
+        if value.offset or value.bits or count * ITEM_BYTES[dtype] != storage.bytes or not is_dense(value):
+            self.refuse(f"reads a part or a permutation of {storage.label or 'a tensor'}")
+        return self._plain(storage.id, dtype, value.shape)
+
+    def _plain(self, storage: StorageId, dtype: str, shape: tuple[int, ...]) -> View:
+        at = -1
+        if self.storages[storage].external:
+            at = next(k for k, given in enumerate(self.inputs) if given.view and given.view.base == storage)
+        return View(storage, dtype, shape, contiguous(shape), input=at)
+
+    def _caller(self, view: View) -> None:
+        old = self.graph.storages[view.base]
+        if not old.external:
+            self.refuse("reads what no op here makes")
+        dtype = PLAIN_LABELS.get(view.dtype, view.dtype)
+        if dtype not in ("float32", "int32"):
+            self.refuse(f"reads {view.dtype}; the kernels compute in float32")
+        size = old.bytes // ITEM_BYTES[view.dtype] * ITEM_BYTES[dtype]
+        made = self._storage(dtype, (size // ITEM_BYTES[dtype],), old.kind, self.names.get(view.base, ""))
+        label = f"{dtype}[{'x'.join(map(str, view.shape)) or 'scalar'}]"
+        self.storages[made] = Storage(
+            made,
+            size,
+            old.kind,
+            4,
+            external=True,
+            label=label,
+            module=self.names.get(view.base, ""),
+            home=HOME,
+        )
+        self.known[view.base] = made
+        shape = (size // ITEM_BYTES[dtype],) if not is_dense(view) else view.shape
+        given = View(made, dtype, shape, contiguous(shape), input=len(self.inputs))
+        self.inputs.append(Input(self.names.get(view.base) or f"input_{len(self.inputs)}", given))
+
+    def _storage(
+        self, dtype: str, shape: tuple[int, ...], kind: Kind = Kind.ACTIVATION, module: str = ""
+    ) -> StorageId:
+        count: Bytes = ITEM_BYTES[dtype]
+        for size in shape:
+            count *= size
+        label = f"{dtype}[{'x'.join(map(str, shape)) or 'scalar'}]"
+        self.storages.append(Storage(len(self.storages), count, kind, 4, label=label, module=module))
+        return len(self.storages) - 1
+
+    def emit(
+        self,
+        target: str,
+        arguments: Sequence[Argument],
+        makes: Sequence[tuple[str, tuple[int, ...]]] = (),
+        mutates: Sequence[View] = (),
+    ) -> list[View]:
+        """Write one op.
+
+        Args:
+            target: without its family, such as ``relu``.
+            arguments: in the order of its kernel.
+            makes: dtype and shape of every result.
+            mutates: what it changes in place.
+
+        Returns:
+            The results.
+        """
+        assert self.here is not None
+        module = self.here.module
+        made = [self._storage(dtype, shape, module=module) for dtype, shape in makes]
+        found = [
+            View(storage, dtype, shape, contiguous(shape))
+            for storage, (dtype, shape) in zip(made, makes, strict=True)
+        ]
+        reads = {view.base for value in arguments for view in views(value)}
+        changed = tuple(sorted(view.base for view in mutates))
+        self.ops.append(
+            Op(
+                len(self.ops), f"{target}_{len(self.ops)}", f"micro.{target}", tuple(sorted(reads)),
+                tuple(made), changed,
+                flags=Flag.IN_PLACE | Flag.NEVER_RECOMPUTE if changed else Flag.NONE,
+                phase=self.here.phase, module=module, source=self.here.source, arguments=tuple(arguments),
+                results=tuple(
+                    Result(-1 if len(found) == 1 else k, view) for k, view in enumerate(found)
+                ),
+            )
+        )  # fmt: skip
+        return found
+
+    def bind(self, old: Argument, new: View) -> None:
+        """Say that a captured tensor is a new one from here on."""
+        assert isinstance(old, View)
+        self.known[old.base] = new.base
+
+    def result(self, position: int) -> View | None:
+        """How the captured op's result at a position looks; None where it makes none there."""
+        assert self.here is not None
+        at = -1 if len(self.here.results) == 1 and self.here.results[0].position == -1 else position
+        return next((one.view for one in self.here.results if one.position == at), None)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Refuse the captured op.
+
+        Raises:
+            UnsupportedOpError: names the op, its module and line, and the next step.
+        """
+        assert self.here is not None
+        who = self.here.describe()
+        raise UnsupportedOpError(
+            f"{who} {why}: it cannot be written as C. Kernels there are for: {', '.join(self.kernels)}. "
+            "Replace the op in the model.",
+            op=who,
+        )
+
+    def finish(self) -> Graph:
+        """Return the new graph, with what it returns marked as staying."""
+        outputs: list[Argument] = []
+        for value in self.graph.parts[0].outputs:
+            if not isinstance(value, View) or value.base not in self.known:
+                continue
+            view = self.look(value)
+            old = self.storages[view.base]
+            if old.external:
+                continue
+            self.storages[view.base] = Storage(
+                old.id, old.bytes, Kind.OUTPUT, 4, resident_at_end=True, label=old.label, module=old.module
+            )
+            outputs.append(view)
+        part = Part(len(self.ops), tuple(self.inputs), tuple(outputs))
+        return with_writes(
+            Graph(
+                tuple(self.ops), tuple(self.storages), parts=(part,), name=self.graph.name,
+                environment=(("device", "micro"),), alignment=4,
+            )
+        )  # fmt: skip
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a dense tensor.
+
+    >>> contiguous((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides = []
+    count = 1
+    for size in reversed(shape):
+        strides.append(count)
+        count *= size
+    return tuple(reversed(strides))
+
+
+def is_dense(view: View) -> bool:
+    """Tell whether elements lie in the order of their indices, without gaps."""
+    pairs = zip(view.strides, contiguous(view.shape), view.shape, strict=True)
+    return all(mine == dense or size == 1 for mine, dense, size in pairs)
+
+
+def whole_numbers(value: Argument) -> tuple[int, ...]:
+    """Read a list of whole numbers.
+
+    >>> whole_numbers(Items((1, 2)))
+    (1, 2)
+    """
+    assert isinstance(value, Items)
+    return tuple(item for item in value.items if isinstance(item, int))

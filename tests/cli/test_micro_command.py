@@ -1,0 +1,109 @@
+"""The commands ``tightrope micro compile`` and ``tightrope micro profile``."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import run
+
+from tightrope.micro.emulate import missing_tools
+from tightrope.micro.host import c_compiler
+
+TRAIN = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, smooth):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 4, 3)
+        self.act = torch.nn.GELU() if smooth else torch.nn.ReLU()
+        self.fc = torch.nn.Linear(4 * 4 * 4, 3)
+
+    def forward(self, x, y):
+        return torch.nn.functional.cross_entropy(self.fc(self.act(self.conv(x)).flatten(1)), y)
+
+
+def build(smooth=False):
+    torch.manual_seed(0)
+    model = Net(smooth)
+    return model, (torch.randn(2, 1, 6, 6), torch.tensor([0, 2])), torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def smooth():
+    return build(smooth=True)
+
+
+def without():
+    return build()[:2]
+"""
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("micro") / "train.py"
+    file.write_text(TRAIN)
+    return file
+
+
+def test_it_compiles_and_profiles_as_promised(train: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run(
+        "micro", "compile", f"{train}:build", "--machine", "nrf52840", "--ram", "6KiB", "-o", out, "--json"
+    )
+    assert done.code == 0, done.err
+    promised = json.loads(done.out)
+    assert promised["ram"] <= promised["ram_limit"] == 6144
+    assert "page_in(" in (out / "step.c").read_text()
+    assert "conv (train.py:" in (out / "step.c").read_text()
+    if c_compiler() is None:
+        pytest.skip("no C compiler (cc, gcc or clang) is installed")
+    seen = run("micro", "profile", out, "--json")
+    assert seen.code == 0, seen.err
+    measured = json.loads(seen.out)
+    assert measured["holds"]
+    for name in ("arena", "pages_in", "bytes_in", "pages_out", "bytes_out"):
+        assert measured[name]["measured"] == measured[name]["promised"] == promised[name]
+    if not missing_tools():
+        assert measured["ram"]["measured"] <= promised["ram"]
+        assert measured["instructions"] > 0
+    assert "arena" in run("micro", "profile", out).out
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "code", "says"),
+    [
+        ("build", ("--ram", "3KiB"), 3, "The next limit to try is"),
+        ("smooth", ("--ram", "6KiB"), 2, "aten.gelu.default in act (train.py:"),
+        ("without", ("--ram", "6KiB"), 2, "must return (model, inputs, optimizer)"),
+        ("build", ("--ram", "6KiB", "--machine", "nrf99"), 2, "no machine 'nrf99'"),
+        ("build", ("--ram", "1GiB"), 2, "has 262144 B"),
+        ("build", ("--ram", "much"), 2, "much"),
+    ],
+)
+def test_refusals_leave_no_folder(
+    target: str, options: tuple[str, ...], code: int, says: str, train: Path, tmp_path: Path
+) -> None:
+    done = run("micro", "compile", f"{train}:{target}", *options, "-o", tmp_path / "out")
+    assert (done.code, says in done.err) == (code, True), done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    done = run("micro", "profile", tmp_path)
+    assert (done.code, "manifest.json" in done.err) == (2, True)
+    (tmp_path / "manifest.json").write_text('{"machine": 1}')
+    done = run("micro", "profile", tmp_path)
+    assert (done.code, "is not a manifest" in done.err) == (2, True)
+
+
+def test_counts_that_differ_from_the_promise_are_told(train: Path, tmp_path: Path) -> None:
+    if c_compiler() is None:
+        pytest.skip("no C compiler (cc, gcc or clang) is installed")
+    out = tmp_path / "out"
+    assert run("micro", "compile", f"{train}:build", "--ram", "6KiB", "-o", out).code == 0
+    text = (out / "step.c").read_text()
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("page_in("))
+    (out / "step.c").write_text(text.replace(line, f"{line}\n{line}"))
+    assert run("micro", "profile", out).code == 3
