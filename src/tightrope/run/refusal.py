@@ -95,14 +95,21 @@ class Refusal:
         )
 
     def needed(self, plan: Bytes) -> Bytes:
-        """The budget for a plan of so many bytes in all."""
+        """The budget for a plan of so many bytes in all, in a loop of any order."""
+        return max(self.least, self._budget(plan, self.gradients) + CAPTURE_SLACK)
+
+    def dropping(self, plan: Bytes) -> Bytes:
+        """The same in a loop that drops its gradients before each forward; less is refused."""
+        return max(self.least, self._budget(plan, 0))
+
+    def _budget(self, plan: Bytes, gradients: Bytes) -> Bytes:
         kept = self.outputs + self.assumed
         most = max(
-            plan + self.beside + self.gradients,
-            self.persistent + self.between + self.gradients,
+            plan + self.beside + gradients,
+            self.persistent + self.between + gradients,
             self.persistent + self.update,
         )
-        return max(self.least, self.others + CAPTURE_SLACK + kept + most)
+        return self.others + kept + most
 
     def _hint(self, found: Bytes | None) -> str:
         hint = "Try a smaller batch."
