@@ -68,7 +68,7 @@ def test_what_is_said_to_fit_trains_and_less_is_refused(net: str, optimizer: str
     assert least < any_loop
     assert steps_done(net, optimizer, least, drops="before") == 3
     assert steps_done(net, optimizer, any_loop, drops="after") == 3
-    assert steps_done(net, optimizer, least - 1024, drops="after") == 0
+    assert steps_done(net, optimizer, least - 4096, drops="after") == 0
 
 
 def test_every_answer_about_a_limit_follows_from_the_same_numbers() -> None:

@@ -33,7 +33,7 @@ class Floor:
     def dropping(self) -> Bytes:
         """The same for a loop that drops its gradients before each forward.
 
-        Where the forward returns the loss, `tightrope.compile` refuses less.
+        Where the forward returns the loss, `tightrope.compile` refuses less: see `Refusal.dropping`.
         """
         return self.beside.dropping(self.least)
 

@@ -7,9 +7,12 @@ forward and backward, and the first update of the optimizer, whichever takes mos
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope.run.room import CAPTURE_SLACK, RESERVE
+
+_SCALARS: Final[Bytes] = 1024
 
 
 def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
@@ -99,8 +102,12 @@ class Refusal:
         return max(self.least, self._budget(plan, self.gradients) + CAPTURE_SLACK)
 
     def dropping(self, plan: Bytes) -> Bytes:
-        """The same in a loop that drops its gradients before each forward; less is refused."""
-        return max(self.least, self._budget(plan, 0))
+        """The same in a loop that drops its gradients before each forward.
+
+        Less than that is refused, but for 1 KiB for scalars that a loop keeps, such as the last loss, and what
+        a capture takes of the reserve, at most `CAPTURE_SLACK`.
+        """
+        return max(self.least, self._budget(plan, 0) + _SCALARS)
 
     def _budget(self, plan: Bytes, gradients: Bytes) -> Bytes:
         kept = self.outputs + self.assumed
