@@ -104,8 +104,8 @@ class Refusal:
     def dropping(self, plan: Bytes) -> Bytes:
         """The same in a loop that drops its gradients before each forward.
 
-        Less than that is refused, but for 1 KiB for scalars that a loop keeps, such as the last loss, and what
-        a capture takes of the reserve, at most `CAPTURE_SLACK`.
+        Less than that is refused, but for 1 KiB for scalars that a loop keeps, such as the last loss, and
+        for what a capture takes of the reserve, at most `CAPTURE_SLACK`.
         """
         return max(self.least, self._budget(plan, 0) + _SCALARS)
 
