@@ -197,7 +197,7 @@ def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
     same with a greedy that recomputes from far back, below what that reached; and where gradients are
     clipped by norm, with two passes. Where layers repeat, a few of them say which score is the best, and
     what is found for them is copied; in a graph of very many ops they are annealed only where a greedy over
-    all layers finds nothing smaller than the copy, and no second time where the first gained nothing.
+    all layers finds nothing smaller than the copy, and all layers at one heat alone.
 
     Returns:
         The improvements found on the way, smallest peak last; empty when recomputing saves nothing.
@@ -241,12 +241,9 @@ def _shrunk(graph: Graph, options: Options, *, from_far: bool, anneal: bool = Tr
         least = pairs
         if not from_far and _peak(solver, least) - floor <= floor // _NEAR:
             break
-        for restart, heat in enumerate(heats if anneal else ()):
-            before = least
+        for restart, heat in enumerate(heats[: 1 if many else None] if anneal else ()):
             least = _annealed_bytes(solver, model, least, options, seed=restart, heat=heat)
             found += [least] if least != found[-1] else []
-            if many and least == before:
-                break
     return _Shrunk((*found, *_in_two_passes(graph, solver, model, least, options)), won)
 
 
