@@ -208,7 +208,7 @@ def test_the_largest_batch_that_is_named_trains_and_one_more_is_refused(words: P
     wide = 3 * Step(Asked(target), long).floor.dropping // 2
     best = largest_that_fits(Step(Asked(target, str(wide)), long), "batch")["with_a_plan"]
     assert best["bytes"] <= wide < best["next_bytes"]
-    budget = (best["bytes"] + best["next_bytes"]) // 2  # half a row away from both: other tests hold things
+    budget = (best["bytes"] + best["next_bytes"]) // 2  # away from both: other tests hold things
     for size in (best["size"], best["size"] + 1):
         gc.collect()
         beside = accounts().charged()
