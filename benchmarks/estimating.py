@@ -7,8 +7,8 @@ allocator saw it need under a budget that is never reached: parameters, buffers,
 live bytes of a step and its update. *difference* is observed minus estimated. *eager* is what the plain loop
 was seen to need, which writes no result over an input and has dropout's own temporaries.
 
-Largest. For two nets: the largest batch that fits a budget with a plan is named; three steps of that batch are
-trained in that budget, and one row more is refused. The loop drops its gradients before each forward.
+Largest. For two nets: the largest batch that fits a budget with a plan is named; three steps of that batch
+are trained in that budget, and one row more is refused. The loop drops its gradients before each forward.
 """
 
 from argparse import ArgumentParser
