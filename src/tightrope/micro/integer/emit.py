@@ -37,8 +37,8 @@ static inline uint32_t tr_root(uint32_t a) {
 }
 """
 _SIGNS = {
-    RowKind.ADD: "+", RowKind.SUB: "-", RowKind.BELOW: "-", RowKind.MUL: "*", RowKind.SHL: "<<", RowKind.SHR: ">>",
-    RowKind.DIV: "/", RowKind.AND: "&",
+    RowKind.ADD: "+", RowKind.SUB: "-", RowKind.BELOW: "-", RowKind.MUL: "*", RowKind.SHL: "<<",
+    RowKind.SHR: ">>", RowKind.DIV: "/", RowKind.AND: "&",
 }  # fmt: skip
 
 

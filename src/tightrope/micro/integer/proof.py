@@ -25,7 +25,8 @@ _TYPES = {
     "uint16_t": (0, 2**16 - 1), "int32_t": _SIGNED,
 }  # fmt: skip
 _PAIRED = {
-    RowKind.BELOW: RowKind.LARGEST, RowKind.FITTED: RowKind.FIT, RowKind.LED: RowKind.LEAD, RowKind.LEVEL: RowKind.EVEN,
+    RowKind.BELOW: RowKind.LARGEST, RowKind.FITTED: RowKind.FIT, RowKind.LED: RowKind.LEAD,
+    RowKind.LEVEL: RowKind.EVEN,
 }  # fmt: skip
 """Values that know something of their operand from another value, and which."""
 
