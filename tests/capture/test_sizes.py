@@ -65,6 +65,47 @@ def test_a_graph_for_other_sizes_is_that_of_a_capture() -> None:
         assert facts(program.resizable.at(sizes).graph) == facts(alone), sizes
 
 
+class Sliced(nn.Module):
+    """Looks at rows of what it made, as language models do in front of their head."""
+
+    def __init__(self, keep: slice) -> None:
+        super().__init__()
+        self.embed, self.head, self.keep = nn.Embedding(30, 8), nn.Linear(8, 8), keep
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(tokens)[:, self.keep, :]).square().mean()
+
+
+@pytest.mark.parametrize("keep", [slice(0, None), slice(None), slice(1, None), slice(-2, None)])
+def test_a_slice_that_takes_all_is_left_out_as_in_a_capture(keep: slice) -> None:
+    torch.manual_seed(0)
+    model = Sliced(keep)
+    program = symbolic(model, torch.zeros(4, 12, dtype=torch.long))
+    assert program.resizable is not None
+    for sizes in ((4, 12), (7, 31)):
+        graph = program.resizable.at(sizes).graph
+        alone = tightrope.capture(model, torch.zeros(sizes, dtype=torch.long))
+        found, wanted = (sum("slice_backward" in op.target for op in one.ops) for one in (graph, alone))
+        if keep.start in (0, None):
+            assert facts(graph) == facts(alone)
+        assert 0 < wanted <= found if keep.start else found == wanted == 0
+
+
+class Turned(nn.Module):
+    """The gradient of the slice has other strides than the gradient of what it is of."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return (rows * 2)[:, 0:].t().exp().square().mean()
+
+
+def test_the_gradient_of_a_slice_stays_where_it_changes_strides() -> None:
+    rows = torch.ones(4, 12, requires_grad=True)
+    program = symbolic(Turned(), rows)
+    assert program.resizable is not None
+    graph = program.resizable.at((5, 7)).graph
+    assert sum("slice_backward" in op.target for op in graph.ops) > 0
+
+
 class Branches(nn.Module):
     """Another product from 16 rows on."""
 

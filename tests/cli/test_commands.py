@@ -157,7 +157,7 @@ def test_a_name_that_is_too_long_is_said_before_any_work(net: Path, monkeypatch:
 
 
 def test_estimate_leaves_with_3_one_byte_below_what_the_step_needs(net: Path) -> None:
-    needs = printed("estimate", f"{net}:build", "--json")["total_bytes"]
+    needs = printed("estimate", f"{net}:build", "--json")["once_bytes"]
     assert run("estimate", f"{net}:build", "--budget", str(needs)).code == 0
     short = run("estimate", f"{net}:build", "--budget", str(needs - 1))
     assert short.code == 3

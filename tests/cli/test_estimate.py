@@ -18,6 +18,7 @@ import tightrope
 from tightrope.capture.alike import ShortProgram
 from tightrope.cli import estimate
 from tightrope.cli.estimate import OPTIMIZERS, Asked, Step, describe
+from tightrope.cli.estimating import SHOWN
 from tightrope.cli.machines import find_machine, names
 from tightrope.cli.sizes import largest, resized
 from tightrope.cli.target import Built, build, capture_target
@@ -165,17 +166,18 @@ def test_lengths_of_sequences_give_a_row_each(words: Path) -> None:
 def test_a_budget_below_what_a_step_needs_has_a_price(words: Path) -> None:
     whole = describe(step_of(words))
     assert (whole["fits"], whole["more_time_percent"]) == (True, 0.0)
-    least = whole["smallest_bytes"]
-    assert least < whole["total_bytes"]
+    least = whole["smallest_dropping_bytes"]
+    assert least < min(whole["total_bytes"], whole["smallest_bytes"])
     tight, none = (describe(step_of(words, budget=str(size))) for size in (least, least - 1))
     assert (tight["fits"], tight["fits_with_a_plan"]) == (False, True)
     assert tight["more_time_percent"] > 0
+    assert not tight["fits_in_any_loop"]
     assert (none["fits_with_a_plan"], none["more_time_percent"]) == (False, None)
 
 
 def test_ways_out_fit_and_the_cheapest_comes_first(words: Path) -> None:
     whole = describe(step_of(words))
-    limit = (whole["smallest_bytes"] + whole["total_bytes"]) // 2
+    limit = (whole["smallest_dropping_bytes"] + whole["once_bytes"]) // 2
     step = step_of(words, budget=str(limit))
     ways = {way["way"]: way for way in ways_out(step)}
     assert set(ways) == {"recompute", "optimizer", "batch"}
@@ -203,10 +205,10 @@ def test_no_way_out_is_named_that_is_none(words: Path) -> None:
 def test_the_largest_batch_that_is_named_trains_and_one_more_is_refused(words: Path) -> None:
     target = f"{words}:build"
     long = resized(build(target), "seq", 1024)  # a row is far more than what a budget has to spare
-    wide = 3 * Step(Asked(target), long).floor.budget // 2
+    wide = 3 * Step(Asked(target), long).floor.dropping // 2
     best = largest_that_fits(Step(Asked(target, str(wide)), long), "batch")["with_a_plan"]
     assert best["bytes"] <= wide < best["next_bytes"]
-    budget = (best["bytes"] + best["next_bytes"]) // 2  # half a row away from both: other tests hold things
+    budget = (best["bytes"] + best["next_bytes"]) // 2  # away from both: other tests hold things
     for size in (best["size"], best["size"] + 1):
         gc.collect()
         beside = accounts().charged()
@@ -248,10 +250,11 @@ def test_the_command_names_the_largest_length(words: Path) -> None:
     command = ("estimate", f"{words}:build", "--machine", "laptop-16gb", "--budget")
     limit = 800 * 1024
     found = printed(*command, str(limit), "--largest", "seq")
-    for key in ("as_it_is", "with_a_plan"):
+    assert found["in_any_loop"]["size"] < found["with_a_plan"]["size"]
+    for key in SHOWN:
         assert found[key]["bytes"] <= limit < found[key]["next_bytes"]
     lines = run(*command, str(limit), "--largest", "seq").out.splitlines()
-    for key, line in zip(("as_it_is", "with_a_plan"), lines, strict=False):
+    for key, line in zip(SHOWN, lines, strict=False):
         assert f"seq {found[key]['size']} needs" in line
     assert run(*command, "1KiB", "--largest", "batch").code == 3
 
@@ -297,7 +300,8 @@ def test_a_curve_says_what_budgets_of_the_loop_cost(words: Path) -> None:
     times = [one["seconds"] for one in found["curve"]]
     assert budgets == sorted(budgets)
     assert times == sorted(times, reverse=True)
-    assert budgets[0] >= found["smallest_bytes"]
+    assert budgets[0] >= found["smallest_dropping_bytes"]
+    assert budgets[-1] == found["once_bytes"]
 
 
 def test_products_of_16_bits_have_the_rate_of_their_type(words: Path) -> None:

@@ -11,7 +11,7 @@ Gaps        A graph inside a graph (control flow) is refused.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.fx
@@ -168,6 +168,10 @@ def _number(value: Any, values: Mapping[Any, int], known: dict[Any, Any]) -> Any
     return kinds[type(value)](expression)
 
 
+_OPEN: Final = 2**63 - 1
+"""The end of a slice that has none."""
+_SLICE: Final = (0, 0, _OPEN, 1)
+"""Dimension, start, end and step of a slice, where a node does not say them."""
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -197,6 +201,9 @@ def _read(module: torch.fx.GraphModule, number: Callable[[Any], Any]) -> torch.f
                 made = None
             else:
                 args, kwargs = read((node.args, node.kwargs), found)
+                if _takes_all(node, args):
+                    copies[node], found[node] = copies[node.args[0]], found[node.args[0]]
+                    continue
                 made = node.target(*args, **kwargs)
             copy = graph.node_copy(node, lambda one: copies[one])
             copy.args, copy.kwargs = (
@@ -207,6 +214,22 @@ def _read(module: torch.fx.GraphModule, number: Callable[[Any], Any]) -> torch.f
             if node.op != "output":
                 copy.meta["val"] = found[node] = made
     return torch.fx.GraphModule(module, graph)
+
+
+def _takes_all(node: torch.fx.Node, args: Sequence[Any]) -> bool:
+    """Tell whether a node is ``x[:]`` along a dimension, or the gradient of that.
+
+    Of known sizes, indexing leaves it out; of a symbol nobody knows that it ends before the largest number.
+    A gradient is left as it is where that would have other strides.
+    """
+    if node.target is torch.ops.aten.slice.Tensor:
+        part = args[1:]
+    elif node.target is torch.ops.aten.slice_backward.default and args[0].is_contiguous():
+        part = args[2:]
+    else:
+        return False
+    bounds = (*part, *_SLICE[len(part) :])
+    return bounds[1:] == (0, _OPEN, 1) and not any(user.op == "output" for user in node.users)
 
 
 def _given(value: Any, number: Callable[[Any], Any], memory: dict[int, torch.Tensor]) -> Any:

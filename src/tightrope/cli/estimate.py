@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tightrope.capture import Program, measured
+from tightrope.capture._eager import tensors_in
+from tightrope.capture._torch import storage_key
 from tightrope.capture.alike import ShortProgram
 from tightrope.cli.sizes import Axis, resized, size_of
 from tightrope.cli.target import Built, build, capture_target, is_on_meta
@@ -21,6 +23,7 @@ from tightrope.core import (
     TightropeError,
     format_bytes,
     parse_bytes,
+    round_up,
 )
 from tightrope.core.units import shown
 from tightrope.lower import lower, timeline, with_writes
@@ -30,6 +33,7 @@ from tightrope.price import price_graph
 from tightrope.run.accounts import accounts
 from tightrope.run.floor import Floor, floor_of
 from tightrope.run.foresee import NO_UPDATE, Foresight, UpdateBytes
+from tightrope.run.room import RESERVE
 from tightrope.run.status import StatusLine
 
 _NUM_SHOWN = 20
@@ -91,12 +95,13 @@ class Step:
     def __init__(self, asked: Asked, built: Built) -> None:
         self.asked, self.built = asked, built
         with StatusLine().slow(f"capturing the step of {shown(asked.target)}"):
-            found = _graphs(asked, capture_target(asked.target, built))
+            found = _graphs(asked, built, capture_target(asked.target, built))
             if found is None:
-                found = _graphs(asked, capture_target(asked.target, built, short=False))
+                found = _graphs(asked, built, capture_target(asked.target, built, short=False))
         assert found is not None, "a program without a gap has a graph"
-        self.captured, self.graph, program, self.measured = found
+        self.captured, self.graph, program, self.measured, unread = found
         self.parameters = [p for p in built.model.parameters() if p.requires_grad and program.has_backward]
+        self.held = self.graph.persistent + unread
         self.sizes = [parameter.untyped_storage().nbytes() for parameter in self.parameters]
         self.update = self.update_of(asked.optimizer)
 
@@ -104,7 +109,7 @@ class Step:
     def floor(self) -> Floor:
         """The smallest plan and what stands beside it."""
         with StatusLine().slow("looking for the smallest plan"):
-            return floor_of(self.graph, self.sizes, self.update)
+            return floor_of(self.graph, self.sizes, self.update, self.held - self.graph.persistent)
 
     @property
     def seconds(self) -> float | None:
@@ -133,11 +138,19 @@ class Step:
     def total(self, optimizer: str | None = None) -> Bytes:
         """Bytes of the loop without a plan: each op once, in the given order."""
         update = self.update_of(optimizer or self.asked.optimizer, every=True)
-        return self.graph.persistent + update.state + max(self.peak[0], self.updating(update))
+        return self.held + update.state + max(self.peak[0], self.updating(update))
+
+    def once(self, optimizer: str | None = None) -> Bytes:
+        """The budget from which `tightrope.compile` runs every op once.
+
+        What it holds back for itself is in it, and an update of which it does not know the order.
+        """
+        update = self.update_of(optimizer or self.asked.optimizer)
+        return RESERVE + self.held + update.state + max(self.peak[0], self.updating(update))
 
     def updating(self, update: UpdateBytes) -> Bytes:
         """Bytes of all gradients and of what an update makes."""
-        return sum(self.sizes) + update.beside if update is not NO_UPDATE else 0
+        return sum(map(round_up, self.sizes)) + update.beside if update is not NO_UPDATE else 0
 
     @cached_property
     def peak(self) -> tuple[Bytes, list[Buffer]]:
@@ -150,9 +163,9 @@ class Step:
         return most, sorted(alive, key=lambda buffer: -buffer.bytes)
 
     def planned(self, limit: Bytes, floor: Floor | None = None) -> Plan | None:
-        """Find a plan with which the loop fits; None = none was found."""
+        """Find a plan for a loop that drops its gradients before each forward; None = none was found."""
         floor = floor or self.floor
-        if floor.budget > limit:
+        if floor.dropping > limit:
             return None
         try:
             # a proof of the time can take several times the search; nobody asked for one
@@ -169,25 +182,43 @@ class Step:
 
 
 class _Graphs(NamedTuple):
-    """A step as captured and with prices, its program, and whether ops were measured."""
+    """A step as captured.
+
+    Attributes:
+        captured: without prices.
+        priced: with them.
+        program: of a few layers, where others were left out.
+        measured: whether ops were measured.
+        unread: bytes of the model and of what it is called with that no op reads.
+    """
 
     captured: Graph
     priced: Graph
     program: Program
     measured: bool
+    unread: Bytes
 
 
-def _graphs(asked: Asked, found: ShortProgram) -> _Graphs | None:
+def _graphs(asked: Asked, built: Built, found: ShortProgram) -> _Graphs | None:
     """Price a captured step; None where the layers that were left out cannot be put back."""
     program, real, gone = found
     here = asked.machine is None and not is_on_meta(real)
     whole = _whole(program.graph, gone)
     if whole is None:
         return None
+    unread = _unread(built, real) - (whole.persistent - program.graph.persistent)
     if not here:
-        return _Graphs(whole, with_writes(price_graph(whole, asked.on)), program, here)
+        return _Graphs(whole, with_writes(price_graph(whole, asked.on)), program, here, unread)
     priced = _whole(measured(program, real, accounts().allocator).graph, gone)
-    return None if priced is None else _Graphs(whole, with_writes(priced), program, here)
+    return None if priced is None else _Graphs(whole, with_writes(priced), program, here, unread)
+
+
+def _unread(built: Built, real: Sequence[object]) -> Bytes:
+    """Bytes of the model and its inputs that are not among the inputs of a graph."""
+    read = {storage_key(tensor) for tensor in tensors_in(real)}
+    ours = (*built.model.parameters(), *built.model.buffers(), *tensors_in((built.args, built.kwargs)))
+    sizes = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in ours}
+    return sum(round_up(size) for key, size in sizes.items() if key not in read)
 
 
 def _whole(graph: Graph, gone: Gone | None) -> Graph | None:
@@ -246,14 +277,16 @@ def describe(step: Step) -> dict[str, Any]:
 
     Returns:
         Plain values: ``fits`` (each op once, in the given order, results written over inputs where nobody
-        needs them), bytes of each part, the smallest budget, the smallest bytes any plan may need, the time
+        needs them), bytes of each part, the smallest budgets, the smallest bytes any plan may need, the time
         that the plan for the limit adds in ``more_time_percent`` (None = no plan), and the storages alive
-        at the peak.
+        at the peak. ``fits`` and ``fits_with_a_plan`` are about `tightrope.compile` and a loop that drops its
+        gradients before each forward, of which ``smallest_dropping_bytes`` is the smallest budget;
+        ``smallest_bytes`` is that of a loop of any order, and ``fits_in_any_loop`` compares it.
     """
     graph, update, limit = step.graph, step.update, limit_of(step)
     total, alive = step.total(), step.peak[1]
     bound, witness = lower_bound(graph)
-    fits = total <= limit
+    fits = max(step.once(), step.floor.dropping) <= limit
     plan = None if fits else step.planned(limit)
     added = 0.0 if fits else plan.forecast.tdi_percent if plan else None
     return {
@@ -262,15 +295,18 @@ def describe(step: Step) -> dict[str, Any]:
         "optimizer": step.asked.optimizer,
         "fits": fits,
         "fits_with_a_plan": added is not None,
+        "fits_in_any_loop": step.floor.budget <= limit,
         "a_plan_may_fit": bound + update.state <= limit,
         "limit_bytes": limit,
         "machine": step.asked.on.name,
         "total_bytes": total,
-        "persistent_bytes": graph.persistent + update.state,
+        "persistent_bytes": step.held + update.state,
         "state_bytes": update.state,
-        "peak_bytes": total - graph.persistent - update.state,
+        "peak_bytes": total - step.held - update.state,
         "update_bytes": step.updating(step.update_of(step.asked.optimizer, every=True)),
+        "once_bytes": max(step.once(), step.floor.dropping),
         "smallest_bytes": step.floor.budget,
+        "smallest_dropping_bytes": step.floor.dropping,
         "lower_bound_bytes": bound + update.state,
         "lower_bound_op": graph.ops[witness].describe() if witness >= 0 else "",
         "estimated_seconds": graph.base_ns / 1e9,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -10,6 +10,13 @@ from tightrope.cli import show
 from tightrope.cli.curve import print_curve
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.core import TightropeError, format_bytes, format_time
+
+SHOWN: Final = {
+    "as_it_is": "as it is",
+    "with_a_plan": "with a plan",
+    "in_any_loop": "with a plan, in a loop that keeps its gradients during the next forward",
+}
+"""Answers about the largest size."""
 
 
 class Sized(StrEnum):
@@ -122,17 +129,21 @@ def _largest(step: Any, axis: Sized, json: bool) -> bool:
 def _print_row(found: dict[str, Any]) -> None:
     """Print the answer to "will it fit?"."""
     target = console()
-    needs, held, state, step, limit, least, bound = (
+    needs, held, state, step, limit, least, dropping, bound = (
         format_bytes(found[f"{name}_bytes"])
-        for name in ("total", "persistent", "state", "peak", "limit", "smallest", "lower_bound")
-    )
+        for name in (
+            "total", "persistent", "state", "peak", "limit", "smallest", "smallest_dropping", "lower_bound",
+        )
+    )  # fmt: skip
     lines = [
         f"{_verdict(found)}: the step needs {needs} (persistent {held}, of it {state} state of "
         f"{found['optimizer']}, + step {step}); limit {limit} on {found['machine']}",
         f"time of a step: {_seconds(found['estimated_seconds'])} with every op once{_price(found)}",
         f"smallest budget found: {least}, as budget={found['smallest_bytes']} where nothing else is held: "
-        "for a whole loop, with the update, gradients that stay until it, and a guess at a loss outside the "
-        "model",
+        "for a whole loop, with the update, gradients that stay during the next forward, and a guess at a "
+        "loss outside the model",
+        f"in a loop that drops its gradients before each forward: {dropping}, as "
+        f"budget={found['smallest_dropping_bytes']}; every op runs once from budget={found['once_bytes']} on",
         f"no plan needs less than {bound}; set by {found['lower_bound_op']}",
         *(f"way out: {way['text']} ({_more(way['more_time_percent'])})" for way in found.get("ways_out", ())),
         *map(_on_machine, found.get("smallest_machines", ())),
@@ -155,10 +166,14 @@ def _print_row(found: dict[str, Any]) -> None:
 
 def _verdict(found: dict[str, Any]) -> str:
     if found["fits"]:
-        return "fits"
+        return "fits" + _where(found)
     if found["fits_with_a_plan"]:
-        return "does not fit as it is, fits with a plan"
+        return f"does not fit as it is, fits with a plan{_where(found)}"
     return "does not fit" + ("; a plan may fit" if found["a_plan_may_fit"] else ", with any plan")
+
+
+def _where(found: dict[str, Any]) -> str:
+    return "" if found["fits_in_any_loop"] else ", in a loop that drops its gradients before each forward"
 
 
 def _price(found: dict[str, Any]) -> str:
@@ -204,12 +219,13 @@ def _print_rows(found: Sequence[dict[str, Any]]) -> None:
     """Print one row per size."""
     first, cells = found[0], []
     for row in found:
-        sizes = [format_bytes(row[f"{name}_bytes"]) for name in ("total", "state", "smallest")]
+        sizes = [format_bytes(row[f"{name}_bytes"]) for name in ("total", "state", "smallest_dropping")]
         added = row["more_time_percent"]
         more = "" if added is None else f"{added:.1f} %"
         length = "" if row["seq"] is None else str(row["seq"])
         time = _seconds(row["estimated_seconds"])
-        cells.append((str(row["batch"]), length, *sizes, str(row["smallest_bytes"]), _fits(row), time, more))
+        budget = str(row["smallest_dropping_bytes"])
+        cells.append((str(row["batch"]), length, *sizes, budget, _fits(row), time, more))
     state = f"of it {first['optimizer']}"
     heads = (
         "batch",
@@ -229,7 +245,7 @@ def _print_rows(found: Sequence[dict[str, Any]]) -> None:
 
 def _print_largest(found: dict[str, Any]) -> None:
     target, limit = console(), format_bytes(found["limit_bytes"])
-    for key, how in (("as_it_is", "as it is"), ("with_a_plan", "with a plan")):
+    for key, how in SHOWN.items():
         best = found[key]
         if best is None:
             line = f"{how}: not even a {found['largest']} of 1 fits"

@@ -1,6 +1,6 @@
 """What follows from an estimate: ways out, the largest size, machines, and time against budget."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tightrope.cli.curve import curve_plans, point
@@ -13,6 +13,12 @@ from tightrope.price import price_graph
 
 _NUM_WAYS = 3
 _CURVE_SECONDS = 5.0
+_NEEDS: Final[dict[str, Callable[[Step], Bytes]]] = {
+    "as_it_is": Step.once,
+    "with_a_plan": lambda step: step.floor.dropping,
+    "in_any_loop": lambda step: step.floor.budget,
+}
+"""Bytes in which a size fits."""
 _NOT_OFFERED: Final = (
     "cortex-m4f-256k", "nrf52840", "poet-cortex-m4f", "poet-raspberry-pi", "stm32f746", "stm32h743",
 )  # fmt: skip
@@ -42,7 +48,7 @@ def _other_optimizers(step: Step, limit: Bytes) -> Iterator[dict[str, Any]]:
     updates = {name: step.update_of(name) for name in OPTIMIZERS if name != "none"}
     less = [name for name, update in updates.items() if update.state < step.update.state]
     for name in sorted(less, key=lambda name: -updates[name].state):
-        if step.total(name) <= limit:
+        if step.once(name) <= limit:
             added = 0.0
             text = f"{name} for {step.asked.optimizer}: other training, with less state"
         elif (plan := step.planned(limit, step.floor.updated(step.sizes, updates[name]))) is not None:
@@ -61,7 +67,7 @@ def _smaller_batch(step: Step, limit: Bytes) -> Iterator[dict[str, Any]]:
         return
     for planned in (False, True):
         smaller = {size: step}
-        best = _largest(smaller, "batch", limit, planned).size
+        best = _largest(smaller, "batch", limit, "with_a_plan" if planned else "as_it_is").size
         if not 0 < best < size:
             continue
         ns = smaller[best].graph.base_ns
@@ -76,24 +82,24 @@ def _smaller_batch(step: Step, limit: Bytes) -> Iterator[dict[str, Any]]:
         return
 
 
-def _largest(steps: dict[int, Step], axis: Axis, limit: Bytes, planned: bool) -> Largest:
+def _largest(steps: dict[int, Step], axis: Axis, limit: Bytes, how: str) -> Largest:
     """Find the largest size that fits; keep what was captured on the way."""
     start, step = next(iter(steps.items()))
 
     def need(size: int) -> Bytes:
         if size not in steps:
             steps[size] = Step(step.asked, resized(step.built, axis, size))
-        one = steps[size]
-        return one.floor.budget if planned else one.total()
+        return _NEEDS[how](steps[size])
 
     return largest(need, limit, start)
 
 
 def largest_that_fits(step: Step, axis: Axis) -> dict[str, Any]:
-    """Find the largest batch or sequence that fits, as it is and with a plan.
+    """Find the largest batch or sequence that fits: as it is, with a plan, and so in a loop of any order.
 
     Returns:
-        Plain values: ``as_it_is`` and ``with_a_plan``, each None where not even 1 fits, else with ``size``,
+        Plain values: ``as_it_is`` and ``with_a_plan``, in a loop that drops its gradients before each
+        forward, and ``in_any_loop``, with a plan; each None where not even 1 fits, else with ``size``,
         ``bytes`` that it needs, ``next_bytes`` that one more needs (None where that cannot be had,
         ``stopped`` says why), and ``seconds`` of its step.
 
@@ -109,10 +115,7 @@ def largest_that_fits(step: Step, axis: Axis) -> dict[str, Any]:
             "such as --budget 8GiB."
         )
     limit, steps = limit_of(step), {start or 1: step}
-    found = {
-        name: _answer(steps, _largest(steps, axis, limit, planned), limit, planned)
-        for name, planned in (("as_it_is", False), ("with_a_plan", True))
-    }
+    found = {how: _answer(steps, _largest(steps, axis, limit, how), limit, how) for how in _NEEDS}
     return {
         "largest": axis,
         "limit_bytes": limit,
@@ -123,16 +126,12 @@ def largest_that_fits(step: Step, axis: Axis) -> dict[str, Any]:
     }
 
 
-def _answer(steps: dict[int, Step], best: Largest, limit: Bytes, planned: bool) -> dict[str, Any] | None:
+def _answer(steps: dict[int, Step], best: Largest, limit: Bytes, how: str) -> dict[str, Any] | None:
     if not best.size:
         return None
     step, after = steps[best.size], steps.get(best.size + 1)
-
-    def need(one: Step) -> Bytes:
-        return one.floor.budget if planned else one.total()
-
-    ns = step.graph.base_ns
-    if planned and step.total() > limit and (plan := step.planned(limit)) is not None:
+    ns, need = step.graph.base_ns, _NEEDS[how]
+    if step.once() > limit and (plan := step.planned(limit)) is not None:
         ns = plan.forecast.ns
     return {
         "size": best.size,
@@ -159,7 +158,7 @@ def machines_for(step: Step) -> list[dict[str, Any]]:
 
 def smallest_machines(step: Step) -> list[dict[str, Any]]:
     """Find the profiles with least memory on which the step fits with a plan, and as it is."""
-    total, least = step.total(), step.floor.budget
+    total, least = step.once(), step.floor.dropping
     fitting = (
         [one for one in profiles() if one.tiers[0].bytes >= need] for need in (min(least, total), total)
     )
@@ -169,12 +168,12 @@ def smallest_machines(step: Step) -> list[dict[str, Any]]:
 
 def _on(step: Step, machine: Machine) -> dict[str, Any]:
     limit = machine.tiers[0].bytes
-    fits = step.total() <= limit
+    fits = step.once() <= limit
     return {
         "machine": machine.name,
         "limit_bytes": limit,
         "fits": fits,
-        "fits_with_a_plan": fits or step.floor.budget <= limit,
+        "fits_with_a_plan": fits or step.floor.dropping <= limit,
         "estimated_seconds": with_writes(price_graph(step.captured, machine)).base_ns / 1e9,
     }
 
@@ -184,9 +183,9 @@ def curve_of(step: Step) -> list[dict[str, Any]]:
 
     From what the loop takes with every op once, nothing is computed again.
     """
-    whole, points = step.total(), []
+    whole, points = step.once(), []
     for plan in curve_plans(step.graph, _CURVE_SECONDS, step.asked.machine):
-        budget = min(step.floor.beside.needed(plan.forecast.total), whole)
+        budget = min(step.floor.beside.dropping(plan.forecast.total), whole)
         if budget < whole or plan.forecast.ns <= step.graph.base_ns:
             percent = 100 * budget / max(1, whole)
             points.append(point(plan, whole) | {"budget_bytes": budget, "budget_percent": percent})

@@ -196,7 +196,8 @@ def shrink(graph: Graph, options: Options) -> tuple[tuple[Pair, ...], ...]:
     Bisects the limit of the greedy under every score and anneals the bytes from the best set. Then the
     same with a greedy that recomputes from far back, below what that reached; and where gradients are
     clipped by norm, with two passes. Where layers repeat, a few of them say which score is the best, and
-    what is found for them is copied.
+    what is found for them is copied; in a graph of very many ops they are annealed only where a greedy over
+    all layers finds nothing smaller than the copy, and all layers at one heat alone.
 
     Returns:
         The improvements found on the way, smallest peak last; empty when recomputing saves nothing.
@@ -211,11 +212,11 @@ class _Shrunk(NamedTuple):
     rule: int | None
 
 
-def _shrunk(graph: Graph, options: Options, *, from_far: bool) -> _Shrunk:
-    model = build(graph)
+def _shrunk(graph: Graph, options: Options, *, from_far: bool, anneal: bool = True) -> _Shrunk:
+    model, many = build(graph), len(graph.ops) > _MANY_OPS
     solver = open_solver(model, native=options.native)
     floor, large = max(lower_bound(graph)[0] - graph.persistent, 0), len(graph.ops) > _LARGE_OPS
-    few = _few_layers(graph, options) if large else _Shrunk((), None)
+    few = _few_layers(graph, options, anneal=not many) if large else _Shrunk((), None)
     found: list[tuple[Pair, ...]] = []
     least: tuple[Pair, ...] = ()
     won: int | None = None
@@ -232,24 +233,27 @@ def _shrunk(graph: Graph, options: Options, *, from_far: bool) -> _Shrunk:
         )
         if pairs == least and not (few.found and not far):
             continue
+        if pairs == least and many:  # the copy is what is hard to improve: anneal the few layers after all
+            few = _few_layers(graph, options, anneal=True)
+            pairs = min((pairs, *few.found), key=lambda one: _peak(solver, one))
         won = won if rule is None else rule
         found += [pairs] if pairs != least else []
         least = pairs
         if not from_far and _peak(solver, least) - floor <= floor // _NEAR:
             break
-        for restart, heat in enumerate(heats):
+        for restart, heat in enumerate(heats[: 1 if many else None] if anneal else ()):
             least = _annealed_bytes(solver, model, least, options, seed=restart, heat=heat)
             found += [least] if least != found[-1] else []
     return _Shrunk((*found, *_in_two_passes(graph, solver, model, least, options)), won)
 
 
-def _few_layers(graph: Graph, options: Options) -> _Shrunk:
+def _few_layers(graph: Graph, options: Options, *, anneal: bool) -> _Shrunk:
     """Copy the smallest set of a few layers to all, where layers repeat; and say which score gave it."""
     layers = find_layers(graph)
     if layers is None:
         return _Shrunk((), None)
     short = shorten(graph, layers)
-    small = _shrunk(short.graph, options, from_far=False)
+    small = _shrunk(short.graph, options, from_far=False, anneal=anneal)
     pairs = useful(graph, copy_pairs(short, small.found[-1])) if small.found else ()
     return _Shrunk((pairs,) if pairs else (), small.rule)
 

@@ -50,16 +50,29 @@ def expand_in_order(graph: Graph, pairs: Iterable[Pair]) -> Schedule:
 
 
 def useful(graph: Graph, pairs: Iterable[Pair]) -> tuple[Pair, ...]:
-    """Leave out re-runs of which nothing is read: they cost time and bytes for nothing."""
-    kept = sorted(pairs)
-    while True:
-        runs, first_runs = _runs(graph, kept)
-        last = _last_readers(graph, runs, first_runs)
-        again_runs = sorted(set(range(len(runs))) - set(first_runs))
-        read = [any(last.get((s, k), k) > k for s in runs[k].creates) for k in again_runs]
-        if all(read):
-            return tuple(kept)
-        kept = [pair for pair, is_read in zip(kept, read, strict=True) if is_read]
+    """Leave out re-runs of which nothing is read: they cost time and bytes for nothing.
+
+    One walk from the last run to the first: whoever reads a copy comes after it, so it is known by then
+    whether that one stays. What is left out was read by nobody, so everyone reads the same copies as before.
+    """
+    given = sorted(pairs)
+    runs, first_runs = _runs(graph, given)
+    made: dict[StorageId, int] = {}
+    for position, op in enumerate(runs):
+        for storage in op.creates:
+            made.setdefault(storage, position)
+    pinned = [storage.resident_at_end or storage.outside for storage in graph.storages]
+    first, kept, left = set(first_runs), [], len(given)
+    wanted: set[StorageId] = set()
+    for position in range(len(runs) - 1, -1, -1):
+        op = runs[position]
+        copies = [s for s in op.creates if not pinned[s] or made[s] == position]
+        left -= position not in first
+        if position in first or not wanted.isdisjoint(copies):
+            kept += [] if position in first else [given[left]]
+            wanted.difference_update(copies)
+            wanted.update(op.reads)
+    return tuple(reversed(kept))
 
 
 def _last_readers(graph: Graph, runs: list[Op], first_runs: list[int]) -> dict[tuple[StorageId, int], int]:

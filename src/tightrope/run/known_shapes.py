@@ -30,7 +30,7 @@ from tightrope.core.codec import dump_graph, load_graph, read_file
 from tightrope.plan.cache import write_file
 from tightrope.plan.kept import drop_oldest, plans_folder
 
-_LAYOUT: Final = 1
+_LAYOUT: Final = 2
 """Version of what is kept."""
 _USELESS: Final = "useless"
 _MOST_CALLS: Final = 256

@@ -7,9 +7,12 @@ forward and backward, and the first update of the optimizer, whichever takes mos
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes
 from tightrope.run.room import CAPTURE_SLACK, RESERVE
+
+_SCALARS: Final[Bytes] = 1024
 
 
 def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
@@ -95,14 +98,25 @@ class Refusal:
         )
 
     def needed(self, plan: Bytes) -> Bytes:
-        """The budget for a plan of so many bytes in all."""
+        """The budget for a plan of so many bytes in all, in a loop of any order."""
+        return max(self.least, self._budget(plan, self.gradients) + CAPTURE_SLACK)
+
+    def dropping(self, plan: Bytes) -> Bytes:
+        """The same in a loop that drops its gradients before each forward.
+
+        Less than that is refused, but for 1 KiB for scalars that a loop keeps, such as the last loss, and
+        for what a capture takes of the reserve, at most `CAPTURE_SLACK`.
+        """
+        return max(self.least, self._budget(plan, 0) + _SCALARS)
+
+    def _budget(self, plan: Bytes, gradients: Bytes) -> Bytes:
         kept = self.outputs + self.assumed
         most = max(
-            plan + self.beside + self.gradients,
-            self.persistent + self.between + self.gradients,
+            plan + self.beside + gradients,
+            self.persistent + self.between + gradients,
             self.persistent + self.update,
         )
-        return max(self.least, self.others + CAPTURE_SLACK + kept + most)
+        return self.others + kept + most
 
     def _hint(self, found: Bytes | None) -> str:
         hint = "Try a smaller batch."
