@@ -27,6 +27,7 @@ from tightrope.run.evict.core import EvictionArena, Statistics, options_block
 from tightrope.run.evict.policies import Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
+from tightrope.run.evict.records import without_collections
 from tightrope.run.evict.watch import OpWatch
 
 _SHOWN = 5
@@ -126,7 +127,7 @@ class Eviction:
         self._last = watch.arena.statistics()
         held = 0
         try:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with without_collections(), torch.no_grad(), torch.autocast("cpu", enabled=False):
                 for storage in watch.window.held(resident=True):
                     held += self._move_out(storage)
                 for storage in watch.window.held(resident=False):
@@ -136,8 +137,9 @@ class Eviction:
                     else:
                         self._bring_back(storage)
         finally:  # whatever an op that ran again raised
-            for storage in watch.window.held(resident=False):
-                self._lose(storage)
+            with without_collections():
+                for storage in watch.window.held(resident=False):
+                    self._lose(storage)
             watch.window.call("suspend", 1)
             watch.collect()
             watch.versions.clear()
