@@ -128,3 +128,19 @@ def test_python_may_collect_tensors_in_cycles_at_any_time() -> None:
         gc.set_threshold(*before)
     assert eviction.num_recomputed
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_what_to_dlpack_gives_stays_where_it_is() -> None:
+    size, kept = 4096, list[torch.Tensor]()
+    with evict(4 * 4 * size, policy="lru", poison=True) as eviction:
+        made = torch.arange(size, dtype=torch.float32) + 1
+        for _ in range(6):
+            kept[:] = [torch.ones(size), torch.ones(size)]
+        kept.clear()
+        assert eviction.statistics().evictions
+        shared = torch.from_dlpack(torch.utils.dlpack.to_dlpack(made))
+        del made
+        for _ in range(6):
+            kept[:] = [torch.ones(size), torch.ones(size)]
+        assert shared[3].item() == 4.0
+    assert "_within" not in repr(torch.to_dlpack)

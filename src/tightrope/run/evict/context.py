@@ -42,8 +42,8 @@ class Eviction:
         policy: who is evicted.
         num_ops: ops that ran, without views.
         num_recomputed: ops that ran again.
-        recomputed_ns: what those took, by the time of their first runs.
-        operator_ns: what all ops took in their first runs.
+        recomputed_ns: what those took, by the times of `operator_ns`.
+        operator_ns: what all ops took in their first runs, each by the least time so far on such sizes.
         lost: tensors that an error left without bytes.
     """
 
@@ -73,12 +73,12 @@ class Eviction:
 
     @property
     def recomputed_ns(self) -> int:
-        """What ops that ran again took, by the time of their first runs."""
+        """What ops that ran again took, by the times of `operator_ns`."""
         return self._watch.again.ns if self._watch else 0
 
     @property
     def operator_ns(self) -> int:
-        """What all ops took in their first runs."""
+        """What all ops took in their first runs, each by the least time so far on such sizes."""
         if self._watch is not None and self._last is None:
             return self._watch.arena.base
         return self._operator_ns
