@@ -12,6 +12,7 @@ from tightrope.core import (
     Executable,
     Flag,
     Graph,
+    Items,
     JudgeError,
     Op,
     Part,
@@ -250,3 +251,62 @@ def test_what_an_earlier_part_made_is_not_written_over() -> None:
     )
     with pytest.raises(JudgeError, match="an earlier part"):
         walk_executable(replace(graph, ops=(*graph.ops[:2], replace(tanh, over=1))), changed(made, at, run))
+
+
+def norm_graph() -> Graph:
+    """A backward of batch norm that may write its first result over what it reads."""
+    row, looks = View(2, "float32", (8,), (1,)), {k: whole_view(k) for k in (0, 1, 3, 4, 5, 8)}
+    relu = Op(0, "a", WRITING[0], (0,), (3,), arguments=(looks[0],), results=(Result(-1, looks[3]),))
+    exp = Op(1, "b", WRITING[2], (1,), (4,), arguments=(looks[1],), results=(Result(-1, looks[4]),))
+    made = (looks[5], replace(row, base=6), replace(row, base=7))
+    norm = Op(
+        2, "c", "tightrope.norm_backward", (2, 3, 4), (5, 6, 7),
+        arguments=(looks[4], looks[3], None, None, None, row, row, True, 1e-5, Items((True, True, True))),
+        results=tuple(Result(k, view) for k, view in enumerate(made)),
+    )  # fmt: skip
+    tanh = Op(3, "d", WRITING[1], (5,), (8,), arguments=(looks[5],), results=(Result(-1, looks[8]),))
+    storages = [Storage(k, 128, external=k < 2) for k in range(9)]
+    storages[2] = Storage(2, 32, external=True)
+    storages[6:8] = [Storage(k, 32, resident_at_end=True) for k in (6, 7)]
+    return with_writes(Graph((relu, exp, norm, tanh), tuple(storages)))
+
+
+def test_the_first_of_several_results_is_written_and_the_others_allocated() -> None:
+    graph = norm_graph()
+    made = lower(graph, base_schedule(graph))
+    at = next(k for k, i in enumerate(made.instructions) if isinstance(i, Run) and i.op == 2)
+    run = run_at(made, at)
+    assert (run.target, len(run.inside)) == ("tightrope.norm_backward.over", 2)
+    plain = replace(graph, ops=tuple(replace(op, over=-1) for op in graph.ops))
+    saved = (
+        walk_executable(plain, lower(plain, base_schedule(plain))).peak - walk_executable(graph, made).peak
+    )
+    assert saved == 128
+    whole = run_at(lower(plain, base_schedule(plain)), at).inside
+    first, second, third = run.results
+    wrong = (
+        replace(run, inside=whole),
+        replace(run, inside=run.inside[:1]),
+        replace(run, inside=run.inside[::-1]),
+        replace(run, results=(first, third, second)),
+        replace(run, results=(Result(-1, first.view),)),
+        replace(run, results=(replace(first, position=1), replace(second, position=0), third)),
+        replace(run, results=(first, second)),
+        replace(run, keywords=(("over", second.view),)),
+        replace(run, keywords=()),
+        replace(run, target="tightrope.norm_backward"),
+        replace(run, target="aten.tanh.out"),
+    )
+    for mutant in wrong:
+        with pytest.raises(JudgeError, match="executable, "):
+            walk_executable(graph, changed(made, at, mutant))
+
+
+def test_the_rows_of_a_batch_norm_are_not_written_over() -> None:
+    graph = norm_graph()
+    made = lower(graph, base_schedule(graph))
+    norm = replace(graph.ops[2], over=2)
+    at = next(k for k, i in enumerate(made.instructions) if isinstance(i, Run) and i.op == 2)
+    with pytest.raises(JudgeError, match="executable, "):
+        walk_executable(with_op(graph, norm), made)
+    assert run_at(made, at).results[0].view.base >= 0

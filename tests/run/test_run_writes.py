@@ -12,14 +12,17 @@ from torch import Tensor, nn
 
 import tightrope
 from tightrope.capture import capture_program, measured
-from tightrope.core import Executable, Run
+from tightrope.core import Alloc, Executable, Run, Schedule
+from tightrope.lower import lower, with_writes
 from tightrope.lower.writes import FORMS
 from tightrope.native.build import compiler
 from tightrope.native.kernels import batch_norm
+from tightrope.plan import solve
 from tightrope.price.kernels import norm_backward, resolve
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
 
+SINGLE = [target for target, form in FORMS.items() if not form.several]
 enforced = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAYOUTS: tuple[tuple[tuple[int, ...], Callable[[Tensor], Tensor]], ...] = (
@@ -57,7 +60,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("target", FORMS)
+@pytest.mark.parametrize("target", SINGLE)
 def test_a_form_has_the_bits_of_its_op(target: str, dtype: torch.dtype) -> None:
     form, generator = FORMS[target], torch.Generator().manual_seed(5)
     for shape, lay in LAYOUTS:
@@ -84,7 +87,7 @@ def test_a_form_has_the_bits_of_its_op(target: str, dtype: torch.dtype) -> None:
                 assert k == position or not isinstance(value, Tensor) or bits(value) == bits(given[k])
 
 
-@pytest.mark.parametrize("target", FORMS)
+@pytest.mark.parametrize("target", SINGLE)
 def test_a_tensor_on_both_sides_of_an_op_may_be_written_over(target: str) -> None:
     form = FORMS[target]
     if len(form.positions) < 2 or target == "aten.where.self":
@@ -113,6 +116,29 @@ def test_the_backward_of_batch_norm_has_the_bits_of_torch(shape: tuple[int, ...]
             for mine, yours in zip(got, want, strict=True):
                 assert (mine is None) == (yours is None)
                 assert mine is None or (bits(mine), mine.stride()) == (bits(yours), yours.stride())
+            for position in (0, 1) if wanted[0] else ():
+                copies = [gradient.clone(), given.clone()]
+                over = resolve("tightrope.norm_backward.over")(*copies, *rest, over=copies[position])
+                assert over[0] is copies[position]
+                assert [value is None or bits(value) for value in over] == [
+                    value is None or bits(value) for value in want
+                ]
+                assert bits(copies[1 - position]) == bits((gradient, given)[1 - position])
+
+
+@enforced
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_backward_of_batch_norm_writes_over_what_ends_where_its_kernel_may(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).to(dtype)
+    program, real = capture_program(model, (torch.randn(2, 3, 10, 10, dtype=dtype),), {})
+    graph = with_writes(measured(program, real, accounts().allocator).graph)
+    (norm,) = [op for op in graph.ops if op.target == "tightrope.norm_backward"]
+    assert (norm.over in norm.reads) == (dtype is torch.float32)
+    executable = lower(graph, Schedule(tuple(solve(graph, budget=2**40, planner="given").schedule.steps)))
+    runs = [run for run in executable.flat() if isinstance(run, Run) and run.op == norm.id]
+    assert [run.target for run in runs] == ["tightrope.norm_backward" + ".over" * (norm.over >= 0)]
+    allocs = [event for event in runs[0].inside if isinstance(event, Alloc)]
+    assert len(allocs) == len(graph.allocations(norm)) - (norm.over >= 0)
 
 
 @enforced

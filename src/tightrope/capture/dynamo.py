@@ -24,6 +24,7 @@ from tightrope.capture._sizes import Symbolic, input_names, placeholders_of, siz
 from tightrope.capture.announce import GradientGroups, groups_of, handed_on
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
+from tightrope.capture.frugal import hold_less
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.second import prepare_backward
@@ -233,6 +234,7 @@ class CapturedCall:
     def _inferred(self, part: torch.fx.GraphModule, kinds: Mapping[str, Kind], in_grad_mode: bool) -> Program:
         dropouts_as_eager(part.graph)
         norms_without_waste(part.graph)
+        hold_less(part.graph)
         if in_grad_mode:
             layers_as_eager(part.graph)
         outputs, name = range(len(_flat(part))), f"{self.name} (inference)"
@@ -273,6 +275,7 @@ class CapturedCall:
     def _program(self, joint: torch.fx.GraphModule, num_forward_outputs: int, ends: _Ends) -> Program:
         dropouts_as_eager(joint.graph)
         norms_without_waste(joint.graph)
+        hold_less(joint.graph)
         layers_as_eager(joint.graph)
         unlike = share_casts(joint, num_forward_outputs, remembered=self.remembered)
         changed = _changed(joint, num_forward_outputs)

@@ -152,7 +152,8 @@ class Op(msgspec.Struct, frozen=True):
         keywords: keyword arguments, by name.
         results: how the storages that it creates look, one each.
         hidden: most bytes that its kernel takes behind the allocator while it runs.
-        over: storage that it may write its result over, where nothing else needs it any more; -1 = none.
+        over: storage over which it may write what it creates first, where nothing else needs it any more;
+            -1 = none.
         callers: lines of the user's code from which ``source`` was called, nearest first.
     """
 

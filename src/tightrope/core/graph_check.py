@@ -99,8 +99,8 @@ def _check_op(graph: Graph, op: Op, position: int, where: str) -> None:
         within(
             op.variant, f"{where}.variant", low=len(graph.ops), high=len(graph.ops) + len(graph.variants) - 1
         )
-    if op.over != -1 and (op.over not in op.reads or len(op.creates) != 1):
-        refuse(f"{where}.over", op.over, "a storage that the op reads, of an op that makes one, or -1")
+    if op.over != -1 and (op.over not in op.reads or not op.creates):
+        refuse(f"{where}.over", op.over, "a storage that the op reads, of an op that makes any, or -1")
     _check_allocations(graph, op, where)
     _check_values(graph, op, where)
 

@@ -16,8 +16,8 @@ class Inside(NamedTuple):
 
     Attributes:
         events: in order, (whether an allocation begins, number of the allocation).
-        need: largest number of bytes that it holds of its own allocations; without its result, where it
-            may write that over an input.
+        need: largest number of bytes that it holds of its own allocations; without its first result, where
+            it may write that over an input.
     """
 
     events: tuple[tuple[bool, int], ...]
@@ -44,7 +44,7 @@ def _derive(graph: Graph, op: Op) -> Inside:
     ticks.sort()
     live = peak = 0
     for number, allocation in enumerate(graph.allocations(op)):
-        if op.over >= 0 and allocation.storage >= 0:
+        if op.over >= 0 and allocation.storage == op.creates[0]:
             sizes[number] = 0
     for _, begins, number in ticks:
         live += sizes[number] if begins else -sizes[number]

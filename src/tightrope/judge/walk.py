@@ -96,7 +96,7 @@ class _Walker(Books):
 
     def _run(self, run: Run) -> None:
         op, first, over = self._op_of(run)
-        made = self._inside(run, op, first=first) if over < 0 else self._write(op, over)
+        made = self._inside(run, op, first=first, over=over)
         self._ran(run, op, made, first=first)
         self._spend(op.ns)
 
@@ -187,8 +187,6 @@ class _Walker(Books):
             self._fail(f"writes over {self._name(op.over)}, a value inside a fused stretch")
         if wrong := wrong_write(self.graph, run, op, buffer):
             self._fail(wrong)
-        if run.inside:
-            self._fail("allocates, and writes its result over an input")
         if self.allocs[buffer].space != ARENA or self.began[buffer] != self.part:
             self._fail(f"writes over {self._name(op.over)}, which the caller or an earlier part holds")
         if self.moves.moving(buffer, inwards_only=False) is not None:
@@ -197,17 +195,19 @@ class _Walker(Books):
             self._fail(f"creates a second live copy of {self._name(op.creates[0])}")
         return buffer
 
-    def _write(self, op: Op, buffer: int) -> dict[StorageId, int]:
-        """From here on the buffer holds the result, and nothing can read the input any more."""
-        (storage,) = op.creates
+    def _write(self, op: Op, buffer: int) -> None:
+        """From here on the buffer holds the first result, and nothing can read the input any more."""
+        storage = op.creates[0]
         del self.live[op.over]
         self.live[storage], self.holds[buffer], self.version[buffer] = buffer, storage, 0
         self.copies[storage] += 1
-        return {storage: buffer}
 
-    def _inside(self, run: Run, op: Op, *, first: bool) -> dict[StorageId, int]:
+    def _inside(self, run: Run, op: Op, *, first: bool, over: int) -> dict[StorageId, int]:
         allocations = self.graph.allocations(op)
         expected = inside(self.graph, op).events
+        if over >= 0:  # what it writes over an input is not allocated
+            self._write(op, over)
+            expected = tuple(event for event in expected if allocations[event[1]].storage != op.creates[0])
         if len(run.inside) != len(expected):
             self._fail(f"has {len(run.inside)} allocations and releases inside; the op has {len(expected)}")
         opened: dict[int, int] = {}
@@ -237,7 +237,7 @@ class _Walker(Books):
                 self.unread.append(buffer)
             else:
                 self.live[storage] = buffer
-        return made
+        return made if over < 0 else {op.creates[0]: over, **made}
 
     def _check_made(self, op: Op, storage: StorageId, *, first: bool) -> None:
         if self.graph.storages[storage].external:

@@ -32,6 +32,7 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
     "aten.clamp.default": ("aten.clamp.out", "out", 1),
     "aten.pow.Tensor_Scalar": ("aten.pow.Tensor_Scalar_out", "out", 1),
     "aten.where.self": ("aten.where.self_out", "out", 3),
+    "tightrope.norm_backward": ("tightrope.norm_backward.over", "over", 2),
     **{
         f"micro.{name}": (f"micro.{name}.over", "out", leading)
         for name, leading in (
@@ -46,6 +47,8 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
     },
 }
 """Op -> its writing form, the keyword that says where, and how many leading arguments it may write over."""
+_SEVERAL = frozenset({"tightrope.norm_backward"})
+"""Ops that return several tensors, the first of which they write over an input; they allocate the others."""
 
 
 def plain(run: Run) -> Run:
@@ -68,10 +71,11 @@ def wrong_write(graph: Graph, run: Run, op: Op, buffer: int) -> str:
     form, keyword, leading = _KNOWN.get(op.target, ("", "", 0))
     if run.target != form:
         return f"calls {run.target}, which is no form of {op.target} that writes over an input"
-    if op.mutates or op.flags or len(op.results) != 1 or op.results[0].position != -1:
+    first = 0 if op.target in _SEVERAL else -1
+    if op.mutates or op.flags or (first and len(op.results) != 1) or op.results[0].position != first:
         return "writes over an input, and changes, draws or makes something else"
     made = op.results[0].view
-    if made.base != op.creates[0] or len(graph.allocations(op)) != 1:
+    if made.base != op.creates[0] or [a.storage for a in graph.allocations(op)] != list(op.creates):
         return "writes over an input, and allocates something else"
     if keyword and run.keywords[-1:] != ((keyword, replace(made, base=buffer)),):
         return f"writes to {run.keywords[-1:]}; its result is {made}, over buffer {buffer}"

@@ -283,17 +283,22 @@ class _Lowering:
 
     def _write(self, op: Op, run: Run, reads: Sequence[int]) -> bool:
         """Let an op write its result over the input that ends here, where its buffer began in this part."""
-        (result,), buffer = op.results, self.live[op.over]
+        result, buffer = op.results[0], self.live[op.over]
         if self.part_of[buffer] != self.part or op.over in self.copies or result.view.base in self.live:
             return False
-        self.out.append(written(run, replace(result.view, base=buffer)))
-        self._touch(reads)
+        inside, made = self._inside(op, without=result.view.base)
+        rest = tuple(Result(r.position, self._made(r.view, made)) for r in op.results[1:])
+        alone = replace(run, results=rest, inside=tuple(inside))
+        self.out.append(written(alone, replace(result.view, base=buffer)))
+        self._touch((*reads, *made.values()))
         del self.live[op.over]
-        self.live[result.view.base] = buffer
+        self.live.update({result.view.base: buffer, **made})
         self.written.add(op.over)
         return True
 
-    def _inside(self, op: Op) -> tuple[list[Alloc | Release], dict[StorageId, int]]:
+    def _inside(
+        self, op: Op, *, without: StorageId = -2
+    ) -> tuple[list[Alloc | Release], dict[StorageId, int]]:
         allocations = self.graph.allocations(op)
         inside: list[Alloc | Release] = []
         made: dict[StorageId, int] = {}
@@ -303,6 +308,8 @@ class _Lowering:
                 inside.append(Release(opened[number]))
                 continue
             item = allocations[number]
+            if item.storage == without:
+                continue
             outside = item.storage >= 0 and self.graph.storages[item.storage].outside
             alloc = self._new(HEAP if outside else ARENA, item.bytes, item.storage)
             inside.append(alloc)

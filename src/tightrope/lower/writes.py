@@ -8,7 +8,7 @@ Guarantee   Results are equal to the bit (`tests/run/test_run_writes.py` compare
             what stays to the end; layouts are equal and dense. What is changed in place is written over by
             ops of the C library alone, by the last that reads it.
 Complexity  Linear in ops and their arguments.
-Gaps        Ops with one result that allocate nothing else; one input is chosen beforehand.
+Gaps        Ops that allocate nothing but results, and of them the first; one input is chosen beforehand.
 """
 
 from typing import Final, NamedTuple
@@ -26,11 +26,13 @@ class Form(NamedTuple):
         target: of the form.
         keyword: by which it is told; empty = it always writes over its first argument.
         positions: of the arguments that it may write over.
+        several: whether it returns several tensors: the first is written, the others are allocated.
     """
 
     target: str
     keyword: str
     positions: tuple[int, ...]
+    several: bool = False
 
 
 def _forms() -> dict[str, Form]:
@@ -58,6 +60,7 @@ def _forms() -> dict[str, Form]:
     forms["aten.clamp.default"] = Form("aten.clamp.out", "out", (0,))
     forms["aten.pow.Tensor_Scalar"] = Form("aten.pow.Tensor_Scalar_out", "out", (0,))
     forms["aten.where.self"] = Form("aten.where.self_out", "out", (1, 2))
+    forms["tightrope.norm_backward"] = Form("tightrope.norm_backward.over", "over", (0, 1), several=True)
     return forms
 
 
@@ -77,12 +80,16 @@ C_FORMS: Final = _c_forms()
 
 
 def written(run: Run, view: View) -> Run:
-    """Turn the run of an op into one that writes its result to a view of an input."""
+    """Turn the run of an op into one that writes its first result to a view of an input.
+
+    Args:
+        run: with the results and allocations that are left, and none of the first.
+        view: where to write.
+    """
     form = FORMS.get(run.target) or C_FORMS[run.target]
     told = ((form.keyword, view),) if form.keyword else ()
-    return replace(
-        run, target=form.target, keywords=(*run.keywords, *told), results=(Result(-1, view),), inside=()
-    )
+    first = Result(0 if form.several else -1, view)
+    return replace(run, target=form.target, keywords=(*run.keywords, *told), results=(first, *run.results))
 
 
 def with_writes(graph: Graph) -> Graph:
@@ -139,14 +146,16 @@ def _comes_back(graph: Graph, op: OpId) -> bool:
 def _fitting(graph: Graph, op: Op) -> list[StorageId]:
     """List the inputs that lie as the result will, through every view that the op has of them."""
     form = FORMS.get(op.target) or C_FORMS.get(op.target)
-    if form is None or op.variant >= 0 or op.mutates or op.flags != Flag.NONE or len(op.results) != 1:
+    if form is None or op.variant >= 0 or op.mutates or op.flags != Flag.NONE or not op.results:
         return []
-    (made,) = op.results
+    made = op.results[0]
     storage = graph.storages[made.view.base]
-    single = [allocation.storage for allocation in graph.allocations(op)] == [made.view.base]
+    bare = [allocation.storage for allocation in graph.allocations(op)] == list(op.creates)
     if (
-        made.position != -1
-        or not single
+        made.position != (0 if form.several else -1)
+        or made.view.base != op.creates[0]
+        or not (_writes_alone(op) if form.several else len(op.results) == 1)
+        or not bare
         or storage.outside
         or storage.external
         or not _dense(made.view, storage.bytes)
@@ -162,6 +171,26 @@ def _fitting(graph: Graph, op: Op) -> list[StorageId]:
         and one.base >= 0
         and graph.storages[one.base].bytes == storage.bytes
     ]
+
+
+def _writes_alone(op: Op) -> bool:
+    """Tell whether the backward of a batch norm runs on the kernel that makes nothing beside its results."""
+    given = [value for value in op.arguments if isinstance(value, View)]
+    plain = all(view.dtype == given[0].dtype and _in_order(view) for view in given)
+    gradient, value, _, _, _, mean, deviation, train, *_ = op.arguments
+    alike = isinstance(gradient, View) and isinstance(value, View) and gradient.shape == value.shape
+    batch = train is True and mean is not None and deviation is not None
+    return plain and alike and batch and given[0].dtype in ("float32", "float64")
+
+
+def _in_order(view: View) -> bool:
+    """Tell whether a view is contiguous."""
+    count = 1
+    for stride, length in zip(reversed(view.strides), reversed(view.shape), strict=True):
+        if length != 1 and stride != count:
+            return False
+        count *= length
+    return not view.bits
 
 
 def _alike(one: View, other: View) -> bool:

@@ -53,16 +53,22 @@ def convolution(t: Translator, op: Op) -> None:
 
 
 def convolution_backward(t: Translator, op: Op) -> None:
-    """``aten.convolution_backward``: gradients of weight and bias are computed in their updates."""
-    g, x, weight = (_four(t, t.look(op.arguments[k])) for k in range(3))
+    """``aten.convolution_backward`` of weight and bias: both are computed in their updates."""
+    g, x, _ = (_four(t, t.look(op.arguments[k])) for k in range(3))
     geometry = _conv(t, op, 4)
-    if (old := t.result(0)) is not None:
-        (made,) = t.emit("conv2d_input", (g, weight, *geometry), [("float32", x.shape)])
-        t.bind(old, made)
     if (old := t.result(1)) is not None:
         t.pending[old.base] = PendingGradient("conv2d_weight_sgd", (g, x), geometry)
     if (old := t.result(2)) is not None:
         t.pending[old.base] = PendingGradient("channel_sum_sgd", (g,))
+
+
+def convolution_input(t: Translator, op: Op) -> None:
+    """``tightrope.convolution_input``."""
+    g, weight = (_four(t, t.look(op.arguments[k])) for k in range(2))
+    old = t.result(0)
+    assert old is not None
+    (made,) = t.emit("conv2d_input", (g, weight, *_conv(t, op, 4)), [("float32", old.shape)])
+    t.bind(old, made)
 
 
 def batch_norm(t: Translator, op: Op) -> None:
@@ -155,14 +161,14 @@ def max_pool(t: Translator, op: Op) -> None:
 
 
 def max_pool_backward(t: Translator, op: Op) -> None:
-    """``aten.max_pool2d_with_indices_backward``."""
-    g, places, old = t.look(op.arguments[0]), op.arguments[7], t.result(0)
+    """``tightrope.max_pool_input``."""
+    g, places, old = t.look(op.arguments[0]), op.arguments[8], t.result(0)
     assert old is not None
     if not isinstance(places, View) or places.base not in t.known:
         t.refuse("has positions that no pooling here makes")
     index = View(t.known[places.base], "uint8", g.shape, g.strides)
-    kernel = _window(t, op, 2)
-    stride, padding = _window(t, op, 3, op.arguments[2]), _window(t, op, 4)
+    kernel = _window(t, op, 3)
+    stride, padding = _window(t, op, 4, op.arguments[3]), _window(t, op, 5)
     arguments = (g, index, _pair(kernel), _pair(stride), _pair(padding))
     (made,) = t.emit("max_pool2d_backward", arguments, [("float32", old.shape)])
     t.bind(old, made)
@@ -381,7 +387,6 @@ RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {
     "aten.div.Scalar": divide,
     "aten.full.default": full,
     "aten.max_pool2d_with_indices.default": max_pool,
-    "aten.max_pool2d_with_indices_backward.default": max_pool_backward,
     "aten.mean.dim": mean,
     "aten.mm.default": mm,
     "aten.mse_loss.default": mse_loss,
@@ -391,6 +396,8 @@ RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {
     "aten.relu.default": _unary("relu"),
     "aten.sum.dim_IntList": column_sum,
     "aten.threshold_backward.default": relu_backward,
+    "tightrope.convolution_input": convolution_input,
+    "tightrope.max_pool_input": max_pool_backward,
     "tightrope.norm_backward": batch_norm_backward,
     "tightrope.sgd_": update,
 }

@@ -105,7 +105,7 @@ def event_peak(graph: Graph, allocations: Iterable[Allocation]) -> Bytes:
 
 
 def least_need(graph: Graph, op: Op) -> Bytes:
-    """Bytes that one run holds of its own allocations, its result written over an input where it may be."""
+    """Bytes that one run holds of its own; its first result written over an input where it may be."""
     written = op.creates[0] if op.over >= 0 else -1
     return event_peak(graph, (a for a in graph.allocations(op) if a.storage < 0 or a.storage != written))
 

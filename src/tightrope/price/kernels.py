@@ -235,8 +235,14 @@ def norm_backward(
     train: bool,
     eps: float,
     wanted: list[bool],
+    *,
+    over: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Call the kernel of torch's backward of batch norm without the tensor that its op makes and drops."""
+    """Call the kernel of torch's backward of batch norm without the tensor that its op makes and drops.
+
+    It takes what torch's op takes. The gradient of the input may be written over ``gradient`` or ``given``:
+    ``over`` says which; None = to a new tensor.
+    """
     values = [value for value in (gradient, given, weight, mean, deviation) if value is not None]
     plain = all(value.is_contiguous() and value.dtype == given.dtype for value in values)
     plain = plain and mean is not None and deviation is not None and gradient.shape == given.shape
@@ -247,9 +253,9 @@ def norm_backward(
         found: tuple[torch.Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward.default(
             gradient, given, weight, *statistics, train, eps, wanted
         )
-        return found
+        return found if over is None or found[0] is None else (over.copy_(found[0]), *found[1:])
     made = (
-        torch.empty_like(given),
+        torch.empty_like(given) if over is None else over,
         given.new_empty(given.shape[1]) if wanted[1] else None,
         given.new_empty(given.shape[1]) if wanted[2] else None,
     )
@@ -262,6 +268,13 @@ def norm_backward(
         wide=given.dtype == torch.float64,
     )
     return made
+
+
+@register("tightrope.norm_backward.over")
+def norm_backward_over(*args: Any, over: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Call `norm_backward` so that the gradient of the input is written over the gradient or the input."""
+    found: tuple[torch.Tensor | None, ...] = norm_backward(*args, over=over)
+    return found
 
 
 @register("tightrope.lstm_layer", scratch=(3,))

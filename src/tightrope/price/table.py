@@ -15,7 +15,7 @@ import re
 
 from msgspec.structs import replace
 
-from tightrope.core import Graph, Machine, Nanoseconds, Op, Storage, fitted
+from tightrope.core import Graph, Machine, Nanoseconds, Op, Storage, View, fitted
 from tightrope.core.graph import RETURN
 
 _PASSES = {
@@ -76,13 +76,24 @@ def _flops(graph: Graph, op: Op, name: str) -> float:
     if not creates or len(reads) < 2:
         return 0.0
     if "conv" in name:
-        weight = max((_elements(s) / max(_shape(s)[0], 1) for s in reads if len(_shape(s)) == 4), default=0.0)
-        factor = 2.0 if "backward" in name else 1.0
-        return 2.0 * factor * max(_elements(s) for s in creates) * weight
+        return _convolution_flops(op, name)
     if any(word in name.split("_") for word in _PRODUCTS):
         largest = sorted((_elements(s) for s in reads), reverse=True)[:2]
         return 2.0 * math.sqrt(largest[0] * largest[1] * max(_elements(s) for s in creates))
     return 0.0
+
+
+def _convolution_flops(op: Op, name: str) -> float:
+    """Two per element of the output, of the weight of one output channel, and of each large result."""
+    looks = [view for view in op.arguments if isinstance(view, View) and len(view.shape) > 2]
+    made = [result for result in op.results if len(result.view.shape) > 2]
+    if not looks or not made:
+        return 0.0
+    backward = "backward" in name or name.endswith("_input")
+    output, weight = looks[0] if backward else made[0].view, looks[-1]
+    if any(value is True for value in op.arguments):  # transposed: one per element of the input instead
+        output = made[0].view if name.endswith("_input") else looks[1 if backward else 0]
+    return 2.0 * len(made) * math.prod(output.shape) * math.prod(weight.shape) / max(weight.shape[0], 1)
 
 
 def _shape(storage: Storage) -> tuple[int, ...]:

@@ -131,10 +131,9 @@ def _reads(graph: Graph, op: Op) -> Bytes:
 
 
 def _makes(graph: Graph, op: Op, last: dict[StorageId, StepIndex]) -> Bytes:
-    """Bytes that an op allocates: none where it writes over what ends at it."""
-    if op.over >= 0 and last[op.over] == op.id:
-        return 0
-    return sum(graph.storages[s].size for s in op.creates)
+    """Bytes that an op allocates: not its first result where it writes that over what ends at it."""
+    written = op.over >= 0 and last[op.over] == op.id
+    return sum(graph.storages[s].size for s in (op.creates[1:] if written else op.creates))
 
 
 def _refuse(graph: Graph, budget: Bytes, need: Bytes, witness: StepIndex, found: Bytes | None) -> NoReturn:
