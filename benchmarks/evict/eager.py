@@ -4,7 +4,7 @@
 
 Per net: training steps with SGD whose momenta are there, first without a limit worth the name, which gives
 the peak, then under each policy at falling shares of that peak until a budget is refused or ``--lowest`` is
-reached. What ran again is counted in the seconds of the first runs, as a share of all ops' seconds: a run is
+reached. What ran again is counted by the least time of each op so far, as a share of all ops' time: a run is
 given up where that passes ``--most-again``. Bits are those of losses, weights, buffers, the last gradients
 and the random state. Interception is measured alone, on an op of a few numbers, as CPU time of the thread;
 *watch* is that, times the ops, beside the time of all ops.

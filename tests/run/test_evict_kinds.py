@@ -1,4 +1,7 @@
-"""What eviction takes an op for, and how long it lets ops run again."""
+"""What eviction takes an op for, what it knows of one, and how long it lets ops run again."""
+
+import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -7,8 +10,9 @@ from torch.nn import functional
 
 import tightrope
 from tightrope.capture._torch import is_composite
-from tightrope.run.evict.context import evict
+from tightrope.run.evict.context import Eviction, evict
 from tightrope.run.evict.kinds import classify
+from tightrope.run.evict.records import Call
 
 
 @pytest.mark.parametrize("op", ["silu_backward", "native_batch_norm", "relu6", "linear"])
@@ -68,3 +72,75 @@ def test_recomputation_that_takes_too_long_is_refused() -> None:
 def test_a_limit_on_recomputation_must_be_above_zero(wrong: float) -> None:
     with pytest.raises(tightrope.TightropeError, match="most_again"):
         evict("1MiB", most_again=wrong)
+
+
+def _call_of(eviction: Eviction, made: torch.Tensor) -> Call:
+    watch = eviction._watch
+    assert watch is not None
+    call = watch.versions[watch.find(made)].call
+    assert call is not None
+    return call
+
+
+def test_an_op_is_known_to_take_what_it_holds_at_once() -> None:
+    x = torch.randn(64, 64)
+    with evict("1MiB") as eviction:
+        found = _call_of(
+            eviction, torch.logsumexp(x, 1)
+        )  # frees some of its temporaries before it takes others
+        assert found.size == 16 * 1024 + 2 * 256
+        assert _call_of(eviction, torch.add(x, x)).size == 16 * 1024
+
+
+def test_an_op_is_charged_the_least_time_that_it_took_on_such_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, wider = torch.ones(64), torch.ones(65)
+    times = iter((0, 500, 0, 90_000, 0, 300, 0, 90_000, 0, 7_000, 0, 8_000))
+    with evict("1MiB") as eviction:
+        monkeypatch.setattr("tightrope.run.evict.watch.perf_counter_ns", lambda: next(times))
+        assert [_call_of(eviction, x + 1).ns for _ in range(3)] == [500, 500, 300]
+        assert _call_of(eviction, wider + 1).ns == 90_000
+        assert _call_of(eviction, torch.zeros(128)).ns == 7_000
+        assert _call_of(eviction, torch.zeros(129)).ns == 8_000
+        monkeypatch.undo()
+
+
+def _cycles(steps: int) -> Callable[[], list[torch.Tensor]]:
+    def loop() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        now, total = torch.rand(32, 32), torch.zeros(32, 32)
+        for _ in range(steps):
+            before, now = now, (now @ now).tanh()
+            held: list[object] = [before * 2]
+            held.append(held)  # only a collection frees this
+            total.add_(before).add_(held[0] if isinstance(held[0], torch.Tensor) else 0)
+        return [now, total]
+
+    return loop
+
+
+def test_python_may_collect_tensors_in_cycles_at_any_time() -> None:
+    expected, before = _cycles(60)(), gc.get_threshold()
+    gc.set_threshold(3, 2, 2)
+    try:
+        with evict(9 * 32 * 32 * 4, poison=True) as eviction:
+            found = _cycles(60)()
+    finally:
+        gc.set_threshold(*before)
+    assert eviction.num_recomputed
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_what_to_dlpack_gives_stays_where_it_is() -> None:
+    size, kept = 4096, list[torch.Tensor]()
+    with evict(4 * 4 * size, policy="lru", poison=True) as eviction:
+        made = torch.arange(size, dtype=torch.float32) + 1
+        for _ in range(6):
+            kept[:] = [torch.ones(size), torch.ones(size)]
+        kept.clear()
+        assert eviction.statistics().evictions
+        shared = torch.from_dlpack(torch.utils.dlpack.to_dlpack(made))
+        del made
+        for _ in range(6):
+            kept[:] = [torch.ones(size), torch.ones(size)]
+        assert shared[3].item() == 4.0
+    assert "_within" not in repr(torch.to_dlpack)

@@ -13,10 +13,8 @@
 // The caller holds the allocator's mutex around every call. No Python runs here, and nothing allocates by torch.
 #pragma once
 
+#include "evicting_slots.hpp"
 #include "last_reference.hpp"
-#include "../solvers/evict.hpp"
-
-#include <c10/core/StorageImpl.h>
 
 #include <pthread.h>
 
@@ -31,10 +29,7 @@
 namespace tightrope_evicting {
 
 using tightrope_evict::Arena;
-using tightrope_evict::Id;
 using tightrope_evict::Options;
-using Storage = c10::StorageImpl;
-using Held = c10::intrusive_ptr<Storage>;
 
 constexpr Id kNobody = -1, kElsewhere = -2;
 inline const char* const kEvicted =
@@ -43,25 +38,6 @@ inline const char* const kEvicted =
 
 inline const char* const kLost =
     "tightrope: this tensor was evicted when an error left tightrope.evict, and there was no room to bring it back.";
-
-class Evicting;
-
-struct Tombstone {
-  Evicting* of;
-  Id id;
-};
-
-void delete_tombstone(void* tombstone);  // locks; see allocator.cpp
-
-// What a record of the arena is to torch.
-struct Slot {
-  Storage* impl = nullptr;  // not owned; null where nobody holds it
-  char* address = nullptr;
-  int64_t bytes = 0;  // as torch asked
-  bool lent = false;
-  bool released = false;  // of one outside: let go, but needed still
-  Held outside;
-};
 
 class Evicting {
  public:
@@ -92,10 +68,11 @@ class Evicting {
     if (id == kNobody) {
       note_walls();
       // Another try begins with room for this much: then what the op reads may move, too.
-      if (running_) taken_[shape_].bytes = asked_ + tightrope_evict::round_up(bytes);
+      if (running_) taken_[shape_].bytes = std::max(most_live_, live_ + tightrope_evict::round_up(bytes));
       return nullptr;
     }
-    asked_ += tightrope_evict::round_up(bytes);
+    live_ += tightrope_evict::round_up(bytes);
+    most_live_ = std::max(most_live_, live_);
     Slot& slot = fresh(id);
     slot.address = base_ + arena_.offset(id);
     slot.bytes = bytes;
@@ -110,6 +87,8 @@ class Evicting {
     const Id id = found->second;
     Slot& slot = slots_[id];
     const bool was_lent = slot.lent;
+    if (running_ && slot.impl == nullptr && !arena_.record(id).named)  // a temporary of the op that runs
+      live_ -= std::min(live_, tightrope_evict::round_up(slot.bytes));
     forget_impl(slot);
     if (was_lent) return;
     const int64_t bytes = slot.bytes;
@@ -286,7 +265,8 @@ class Evicting {
 
   // --- the op that runs
 
-  // What an op took when it last ran on such sizes.
+  // What an op took on such sizes: the least time, as a pause of the process says nothing about the op, and the
+  // most bytes that it held at once when it last ran.
   struct Taken {
     int64_t ns = -1, bytes = 0;
   };
@@ -330,13 +310,16 @@ class Evicting {
     const auto known = taken_.find(shape_);
     const Taken expected = known == taken_.end() ? Taken{} : known->second;
     arena_.begin_op(expected.ns, expected.bytes, opaque[kind] ? int64_t{tightrope_evict::kUnrecomputable} : 0);
-    asked_ = 0;
+    live_ = most_live_ = 0;
     running_ = true;
   }
 
   // The op ran: `outputs` storages in row kOutputs become ids (-1: an input's own), `changed` ids in row
-  // kChanged become those of the old versions. Returns the number of ids in row kForgotten.
+  // kChanged become those of the old versions. Returns the number of ids in row kForgotten, whose last two
+  // integers are the op's time as it is charged, and its bytes.
   int64_t finish(int64_t kind, int64_t ns, int64_t outputs, int64_t changed) {
+    const auto known = taken_.find(shape_);
+    if (known != taken_.end() && known->second.ns >= 0) ns = std::min(ns, known->second.ns);
     arena_.advance(ns, false);
     for (const Id id : frame_) arena_.touch(id);
     int64_t* keys = row(kOutputs);
@@ -352,21 +335,34 @@ class Evicting {
     int64_t* ids = row(kChanged);
     for (int64_t k = 0; k < changed; ++k) ids[k] = change(static_cast<Id>(ids[k]), ns, opaque[kind]);
     if (taken_.size() > kLargestBooks) taken_.clear();
-    taken_[shape_] = {ns, asked_};
+    taken_[shape_] = {ns, most_live_};
     abandon();
-    row(kForgotten)[kColumns - 1] = asked_;
-    return forgotten(row(kForgotten), kColumns - 1);
+    row(kForgotten)[kColumns - 1] = most_live_;
+    row(kForgotten)[kColumns - 2] = ns;
+    return forgotten(row(kForgotten), kColumns - 2);
   }
 
   // --- ops that wait for their inputs to be made again, the outermost first
 
   void open_frame() { waiting_.emplace_back(); }
 
-  int64_t num_pinned() const { return static_cast<int64_t>(waiting_.back().pinned.size()); }
-
-  void pin_in_frame(Id id) {
-    arena_.pin(id);
-    waiting_.back().pinned.push_back(id);
+  // Pins storages of row kKeys, once each, up to one that is evicted, which is returned; -1: there is none. Those
+  // behind it are pinned too where pins may be taken back, and none were from this op yet: then fewer run twice.
+  int64_t pin_resident(int64_t count) {
+    Waiting& frame = waiting_.back();
+    const int64_t* ids = row(kKeys);
+    int64_t missing = kNobody;
+    for (int64_t k = 0; k < count; ++k) {
+      const Id id = static_cast<Id>(ids[k]);
+      if (!arena_.resident(id)) {
+        if (missing == kNobody) missing = id;
+        if (!soft || frame.tries > 0) break;
+      } else if (std::find(frame.pinned.begin(), frame.pinned.end(), id) == frame.pinned.end()) {
+        arena_.pin(id);
+        frame.pinned.push_back(id);
+      }
+    }
+    return missing;
   }
 
   void close_frame() {
@@ -391,7 +387,8 @@ class Evicting {
   int64_t bytes_;
   c10::DeleterFnPtr deleter_;
   bool running_ = false;
-  int64_t num_calls_ = 0, shape_ = 0, asked_ = 0;
+  int64_t num_calls_ = 0, shape_ = 0;
+  int64_t live_ = 0, most_live_ = 0;  // bytes that the op at hand has allocated and not freed; most of them at once
   struct Waiting {
     std::vector<Id> pinned;
     int tries = 0;

@@ -70,12 +70,10 @@ void tr_evict_open_frame(Evicting* self) {
   self->open_frame();
 }
 
-// How many inputs of the innermost op that waits are pinned: all that were, or none.
-int64_t tr_evict_num_pinned(Evicting* self) { return self->num_pinned(); }
-
-void tr_evict_pin_in_frame(Evicting* self, int64_t id) {
+// Pins what is resident of `count` inputs of the innermost op that waits, in the row of keys; the first that is not, or -1.
+int64_t tr_evict_pin_resident(Evicting* self, int64_t count) {
   Lock lock(state->mutex);
-  self->pin_in_frame(static_cast<tightrope_evict::Id>(id));
+  return self->pin_resident(count);
 }
 
 void tr_evict_close_frame(Evicting* self) {

@@ -1,8 +1,9 @@
 """Recomputation: the ops behind an evicted storage run again, depth first.
 
 Inputs of an op are pinned one by one as they become resident, and not before: an input further back may go
-in between and come back, so less is held at once than if all were pinned first. Where the policy says so,
-inputs of an op that waits may go even then, some times (`Evicting::allocate`), and are made again. Tensors
+in between and come back, so less is held at once than if all were pinned first. Where the policy says so, all
+that are resident are pinned at first, so that fewer run twice; where nothing else can go they may go even
+then, some times (`Evicting::allocate`), and from then on are pinned one by one. Tensors
 that evict each other without end are refused: what one op waits for may take a number of runs in
 proportion to the records.
 """
@@ -93,12 +94,9 @@ class Again:
         self._window.call("open_frame")
 
     def pin(self, ids: list[int]) -> int:
-        """Pin inputs of the innermost op that waits, up to one that is missing; -1: all are pinned."""
-        for identity in ids[self._window.call("num_pinned") :]:
-            if not self._arena.resident(identity):
-                return identity
-            self._window.call("pin_in_frame", identity)
-        return -1
+        """Pin inputs of the innermost op that waits; return the first that is missing; -1: all are pinned."""
+        self._window.rows.cells[: len(ids)] = ids
+        return self._window.call("pin_resident", len(ids))
 
     def _run(self, call: Call, wanted: Version) -> None:
         arena = self._arena

@@ -27,6 +27,7 @@ from tightrope.run.evict.core import EvictionArena, Statistics, options_block
 from tightrope.run.evict.policies import Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
+from tightrope.run.evict.records import without_collections
 from tightrope.run.evict.watch import OpWatch
 
 _SHOWN = 5
@@ -41,8 +42,8 @@ class Eviction:
         policy: who is evicted.
         num_ops: ops that ran, without views.
         num_recomputed: ops that ran again.
-        recomputed_ns: what those took, by the time of their first runs.
-        operator_ns: what all ops took in their first runs.
+        recomputed_ns: what those took, by the times of `operator_ns`.
+        operator_ns: what all ops took in their first runs, each by the least time so far on such sizes.
         lost: tensors that an error left without bytes.
     """
 
@@ -72,12 +73,12 @@ class Eviction:
 
     @property
     def recomputed_ns(self) -> int:
-        """What ops that ran again took, by the time of their first runs."""
+        """What ops that ran again took, by the times of `operator_ns`."""
         return self._watch.again.ns if self._watch else 0
 
     @property
     def operator_ns(self) -> int:
-        """What all ops took in their first runs."""
+        """What all ops took in their first runs, each by the least time so far on such sizes."""
         if self._watch is not None and self._last is None:
             return self._watch.arena.base
         return self._operator_ns
@@ -126,7 +127,7 @@ class Eviction:
         self._last = watch.arena.statistics()
         held = 0
         try:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with without_collections(), torch.no_grad(), torch.autocast("cpu", enabled=False):
                 for storage in watch.window.held(resident=True):
                     held += self._move_out(storage)
                 for storage in watch.window.held(resident=False):
@@ -136,8 +137,9 @@ class Eviction:
                     else:
                         self._bring_back(storage)
         finally:  # whatever an op that ran again raised
-            for storage in watch.window.held(resident=False):
-                self._lose(storage)
+            with without_collections():
+                for storage in watch.window.held(resident=False):
+                    self._lose(storage)
             watch.window.call("suspend", 1)
             watch.collect()
             watch.versions.clear()

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
+import torch.utils.dlpack
 
 _HAND_OUT: Final = (
     "numpy",
@@ -21,6 +22,8 @@ _HAND_OUT: Final = (
     "__dlpack__",
     "share_memory_",
 )
+_WITH_DLPACK: Final[tuple[Any, ...]] = (torch, torch.utils.dlpack)
+"""Modules with a `to_dlpack`, which is no method; a name that code took from them before is not noticed."""
 _READ: Final = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "apply_", "map_", "map2_")
 
 
@@ -29,11 +32,16 @@ def watched_reads(reading: Callable[[torch.Tensor, bool], AbstractContextManager
     """Inside a ``with`` block, run such reads of any tensor within ``reading(tensor, hands_out)``."""
     own = vars(torch.Tensor)
     before = {name: own.get(name) for name in (*_HAND_OUT, *_READ)}
+    to_dlpack = _WITH_DLPACK[0].to_dlpack
     try:
         for name in before:
             setattr(torch.Tensor, name, _within(getattr(torch.Tensor, name), name in _HAND_OUT, reading))
+        for module in _WITH_DLPACK:
+            module.to_dlpack = _within(to_dlpack, True, reading)
         yield
     finally:
+        for module in _WITH_DLPACK:
+            module.to_dlpack = to_dlpack
         for name, method in before.items():
             if method is None:
                 delattr(torch.Tensor, name)

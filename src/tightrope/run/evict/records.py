@@ -5,6 +5,9 @@ place makes a new version, the object that stands for the old one gets the numbe
 so whatever refers to it goes on to mean the old bytes.
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -56,8 +59,8 @@ class Call:
         args: with a `Place` for every tensor.
         kwargs: likewise.
         inputs: versions that it reads, each once.
-        ns: its time.
-        size: bytes that it allocates, temporaries included.
+        ns: its time: the least so far on such sizes.
+        size: the most bytes that it has allocated at once, temporaries included.
         outputs: versions that it made, by position among the tensors that it returned; None: not its own.
         changed: (old version, new version) of what it changed in place.
         grad: whether gradients were on, which some kernels ask.
@@ -86,3 +89,15 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
     if isinstance(result, list | tuple):
         return [tensor for one in result for tensor in tensors_of(one)]
     return []
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep Python from freeing tensors in cycles inside a ``with`` block, so that no listed record goes."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

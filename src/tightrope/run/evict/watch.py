@@ -16,7 +16,7 @@ from tightrope.native.hook.evicting import CHANGED, ELSEWHERE, FORGOTTEN, KEYS, 
 from tightrope.run.evict.again import Again
 from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.kinds import OpKind, classify, without_statistics
-from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of
+from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of, without_collections
 
 _PAD: Final = [[0] * (4 - n) for n in range(5)]
 _PAD3: Final = [[0] * (3 - n) for n in range(4)]
@@ -97,7 +97,8 @@ class OpWatch(_Base):  # type: ignore[misc]
             if kind.name.endswith("norm"):
                 writes |= aside
             recipe = list(without_statistics(tuple(recipe)))
-        shape = hash(tuple([place.size for place in places])) >> 8
+        sizes = tuple([place.size for place in places])
+        shape = hash(sizes if count == len(args) else (sizes, _numbers(args))) >> 8
         if count <= 4:
             missing = self._inputs(
                 self._handle, kind.number, shape, writes & _LOW, aside, count, *keys, *_PAD[count]
@@ -110,7 +111,8 @@ class OpWatch(_Base):  # type: ignore[misc]
         if missing:
             risky = self._bring_back(kind, shape, ids, writes, aside)
         elif writes > _LOW:
-            self._secure(ids, writes, risky)
+            with without_collections():
+                self._secure(ids, writes, risky)
         versions = self.versions
         for place, identity in zip(places, ids, strict=True):
             version = versions.get(identity)
@@ -210,7 +212,7 @@ class OpWatch(_Base):  # type: ignore[misc]
         risky: list[int] = []
         self.again.begin()
         try:
-            with self.again.resident(list(dict.fromkeys(ids))):
+            with without_collections(), self.again.resident(list(dict.fromkeys(ids))):
                 self._secure(ids, writes, risky)
                 while (missing := self.again.pin(list(dict.fromkeys(ids)))) >= 0:
                     self.again.restore(missing)
@@ -225,7 +227,10 @@ class OpWatch(_Base):  # type: ignore[misc]
         return risky
 
     def _secure(self, ids: list[int], writes: int, pinned: list[int]) -> None:
-        """Bring back and pin what could not be made again once the op has changed what it writes."""
+        """Bring back and pin what could not be made again once the op has changed what it writes.
+
+        Only within `without_collections`.
+        """
         for k, identity in enumerate(ids):
             while writes >> k & 1 and (found := self.arena.at_risk(identity)):
                 self.again.restore(found[0])
@@ -276,7 +281,7 @@ class OpWatch(_Base):  # type: ignore[misc]
         else:
             cells[OUTPUTS * width : OUTPUTS * width + count] = keys
             gone = self._finish(self._handle, kind.number, call.ns, count, len(changed), 0, 0, 0)
-        call.size = cells[(FORGOTTEN + 1) * width - 1]
+        call.ns, call.size = cells[(FORGOTTEN + 1) * width - 2 : (FORGOTTEN + 1) * width]
         kept = kind.opaque or kind.blank
         if kind.blank:
             call = _blank_again(made[0], call.ns)
@@ -346,7 +351,7 @@ class OpWatch(_Base):  # type: ignore[misc]
         self.own = True
         self.again.begin()
         try:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with without_collections(), torch.no_grad(), torch.autocast("cpu", enabled=False):
                 self.again.restore(identity)
                 self.arena.pin(identity)
                 if exposed and not self.versions[identity].exposed:
@@ -378,6 +383,17 @@ class OpWatch(_Base):  # type: ignore[misc]
         start = FORGOTTEN * self._width
         while gone := self.window.call("forgotten"):
             self.forget(self._cells[start : start + gone])
+
+
+def _numbers(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """List the whole numbers among arguments: sizes of results, dimensions, strides."""
+    found: list[Any] = []
+    for one in args:
+        if type(one) is int:
+            found.append(one)
+        elif isinstance(one, _ROWS) and one and type(one[0]) is int:
+            found.append(tuple(one))
+    return tuple(found)
 
 
 def _read(places: list[Place], aside: int) -> list[Version]:

@@ -1,0 +1,35 @@
+// What a record of the arena is to torch, and what stands in for its bytes where they are evicted.
+#pragma once
+
+#include "../solvers/evict.hpp"
+
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+
+namespace tightrope_evicting {
+
+using tightrope_evict::Id;
+using Storage = c10::StorageImpl;
+using Held = c10::intrusive_ptr<Storage>;
+
+class Evicting;
+
+struct Tombstone {
+  Evicting* of;
+  Id id;
+};
+
+void delete_tombstone(void* tombstone);  // locks; see allocator.cpp
+
+// What a record of the arena is to torch.
+struct Slot {
+  Storage* impl = nullptr;  // not owned; null where nobody holds it
+  char* address = nullptr;
+  int64_t bytes = 0;  // as torch asked
+  bool lent = false;
+  bool released = false;  // of one outside: let go, but needed still
+  Held outside;
+};
+
+}  // namespace tightrope_evicting
