@@ -4,7 +4,8 @@ Idea        A recording is a map in JSON or CBOR: `protected` (version, algorith
             It is signed by its own bytes: with 64 zeros in the place of the signature, they are hashed with a
             key. So a reader needs no canonical form: it puts the zeros back and hashes what it was given.
 Source      The format's public documentation; RFC 2104 (HMAC), RFC 8949 (CBOR)
-Guarantee   A file that is verified was signed with the key, every byte of it. What is read and written again, in
+Guarantee   A file that is verified was signed with the key, every byte of it. What is read and written
+            again, in
             either encoding, is equal: numbers keep their value and whether they are whole.
 Complexity  Linear in the file; at most `MAX_FILE_BYTES` are read.
 Gaps        No streaming: a file is held whole. Bytes change when the encoding does, so it is signed anew.
@@ -170,7 +171,8 @@ def write_acquisition(recording: Acquisition, encoding: Encoding, *, key: str | 
     signed = recording.protected.alg == "HS256"
     if signed and not key:
         raise AcquisitionError(
-            "a signature is over the bytes of a file, so another encoding has to be signed again: give the key "
+            "a signature is over the bytes of a file, so another encoding has to be signed again: give the "
+            "key "
             "(--key-file)."
         )
     blank = msgspec.structs.replace(recording, signature=_ZEROS) if signed else recording
@@ -246,7 +248,8 @@ def _check(found: Acquisition, name: str) -> None:
     payload = found.payload
     if not (math.isfinite(payload.interval_ms) and 0 < payload.interval_ms <= 86_400_000):
         raise AcquisitionError(
-            f"{name}: interval_ms = {shown(payload.interval_ms)}: give milliseconds above 0, of a day at most."
+            f"{name}: interval_ms = {shown(payload.interval_ms)}: give milliseconds above 0, of a day at "
+            f"most."
         )
     names = [sensor.name for sensor in payload.sensors]
     if len(set(names)) < len(names):
@@ -257,11 +260,10 @@ def _check(found: Acquisition, name: str) -> None:
         where = f"row {at - 1}" if at else "protected.iat"
         if at and len(row) != len(names):
             raise AcquisitionError(
-                f"{name}: {where} has {len(row)} numbers for {len(names)} sensors. Export the recording again."
+                f"{name}: {where} has {len(row)} numbers for {len(names)} sensors. Export the recording "
+                f"again."
             )
-        if any(
-            abs(one) > _MAX_INT if isinstance(one, int) else not math.isfinite(one) for one in row
-        ):
+        if any(abs(one) > _MAX_INT if isinstance(one, int) else not math.isfinite(one) for one in row):
             raise AcquisitionError(
                 f"{name}: {where} has a number that is not finite, or a whole one beyond 2^53: {shown(row)}."
             )

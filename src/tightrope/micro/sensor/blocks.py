@@ -1,10 +1,14 @@
 """From windows of samples to features: statistics, spectra and mel spectra, from their definitions.
 
-Idea        Every axis of a window gives features of its own, one axis after the other. What depends on settings
+Idea        Every axis of a window gives features of its own, one axis after the other. What depends on
+            settings
             alone (cosines, filter coefficients, bands) is a table, which Python and the C both read.
-Source      Population moments; Butterworth's filter by the bilinear transform; Welch (1967) with a Hann window,
-            half overlapping, scaled so that a sine of amplitude a has a^2 / 2 in its bin; triangles on the mel scale
-Guarantee   In float64 equal to SciPy's periodogram, filter, skew and kurtosis (`tests/micro/test_sensor_blocks.py`).
+Source      Population moments; Butterworth's filter by the bilinear transform; Welch (1967) with a Hann
+            window,
+            half overlapping, scaled so that a sine of amplitude a has a^2 / 2 in its bin; triangles on the
+            mel scale
+Guarantee   In float64 equal to SciPy's periodogram, filter, skew and kurtosis
+            (`tests/micro/test_sensor_blocks.py`).
 Complexity  n log n per frame of n samples.
 Gaps        No decimation, wavelets, MFCC, image or noise floor that adapts.
 """
@@ -158,9 +162,7 @@ def features(block: Block, windows: Floats, rate_hz: float) -> Floats:
         (windows, features of the first axis, of the second, ...).
     """
     check_block(block, windows.shape[1], rate_hz)
-    found = [
-        _of_axis(block, block.scale * windows[:, :, axis], rate_hz) for axis in range(windows.shape[2])
-    ]
+    found = [_of_axis(block, block.scale * windows[:, :, axis], rate_hz) for axis in range(windows.shape[2])]
     return np.concatenate(found, axis=1)
 
 

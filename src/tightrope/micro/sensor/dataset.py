@@ -83,7 +83,8 @@ def ingest(paths: Iterable[str | os.PathLike[str]], *, key: str | None) -> Datas
         for what in ("sensors", "interval_ms"):
             if getattr(one.payload, what) != getattr(first.payload, what):
                 raise AcquisitionError(
-                    f"{str(path)!r} and {str(first_path)!r} differ in {what}: a net needs recordings that are "
+                    f"{str(path)!r} and {str(first_path)!r} differ in {what}: a net needs recordings that "
+                    f"are "
                     "alike. Ingest them into two data sets."
                 )
     recordings = [
@@ -159,15 +160,18 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
         TightropeError: the file is none.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             head = msgspec.json.decode(arrays["head"].tobytes(), type=_Head)
             values = np.asarray(arrays["values"], dtype=np.float64)
     except OSError as error:
         raise TightropeError(
-            f"{str(path)!r} cannot be read: {error.strerror or error}: give what tightrope micro ingest wrote."
+            f"{str(path)!r} cannot be read: {error.strerror or error}: give what tightrope micro ingest "
+            f"wrote."
         ) from error
     except Exception as error:  # what a damaged archive raises is numpy's and zipfile's affair
-        raise TightropeError(f"{str(path)!r} is no data set: {error}. Ingest the recordings again.") from error
+        raise TightropeError(
+            f"{str(path)!r} is no data set: {error}. Ingest the recordings again."
+        ) from error
     ends = np.cumsum(head.rows)
     whole = values.ndim == 2 and values.shape[1] == len(head.sensors) and np.isfinite(values).all()
     if head.layout != _LAYOUT or not whole or not len(ends) or ends[-1] != len(values):
