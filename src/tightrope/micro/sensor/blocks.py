@@ -238,7 +238,7 @@ def frame_power(frames: Floats) -> Floats:
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(n) / n)
     power = np.abs(fourier(frames * hann)) ** 2 * (2.0 / hann.sum() ** 2)
     power[:, [0, -1]] *= 0.5
-    return power
+    return np.asarray(power)
 
 
 def fourier(x: Floats) -> npt.NDArray[np.complex128]:
@@ -260,7 +260,7 @@ def welch(x: Floats, fft: int) -> Floats:
     if x.shape[1] < fft:
         x = np.pad(x, ((0, 0), (0, fft - x.shape[1])))
     starts = range(0, x.shape[1] - fft + 1, fft // 2)
-    return np.mean([frame_power(x[:, at : at + fft]) for at in starts], axis=0)
+    return np.asarray(np.mean([frame_power(x[:, at : at + fft]) for at in starts], axis=0))
 
 
 def log_bands(fft: int, bands: int) -> Bank:

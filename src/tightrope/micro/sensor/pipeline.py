@@ -249,7 +249,8 @@ def _frames(pipeline: Pipeline, block: MelEnergies, axis: int, to: str, sizes: d
     fft, count = block.fft, num_frames(pipeline.rows, block.fft, block.stride)
     weights = mel_bank(block, pipeline.rate_hz).ends[-1]
     given = (f"{{{x}}}", f"{fft}", f"{block.stride or fft // 2}", f"{count}", "cosines",
-             f"{{{work}}}", f"{{{power}}}", "bank_first", "bank_ends", "bank_weights", f"{block.filters}", to)  # fmt: skip
+             f"{{{work}}}", f"{{{power}}}", "bank_first", "bank_ends", "bank_weights",
+             f"{block.filters}", to)  # fmt: skip
     note = f"{count} frames of {fft} of axis {axis}, {block.filters} filters each"
     return Call(
         "s_frames", given, (fft, count, block.filters, weights), note, (x,), (work, power, "features")
