@@ -1,4 +1,4 @@
-"""Run it: ``python -m benchmarks micro [--only P1,P2,P4,P6] [--steps N] [--trials N]``.
+"""Run it: ``python -m benchmarks micro [--only P1,P2,P4,P6,K3,K4] [--steps N] [--trials N]``.
 
 The residual net has 77,706 parameters, 37 million multiply-accumulates in a step of batch 1, and plain SGD.
 
@@ -15,6 +15,8 @@ and as the judge derives them; two runs have to take the same number of instruct
 
 P6: one address in the C of a plan is moved by four bytes, at random; weights or losses have to show it, or
 the run has to stop.
+
+K3, K4: integer kernels, see `benchmarks.micro.integer`.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.micro.integer import k3, k4
 from benchmarks.micro.nets import gestures, lenet, normed, residual
 from benchmarks.micro.trained import State, samples, train, worst
 from tightrope.cli.machines import find_machine
@@ -43,7 +46,7 @@ _LOSS_EQUAL = 1e-5
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
-    parser.add_argument("--only", default="P1,P2,P4,P6", help="bars to run")
+    parser.add_argument("--only", default="P1,P2,P4,P6,K3,K4", help="bars to run")
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     asked = parser.parse_args(arguments)
@@ -59,6 +62,10 @@ def run(arguments: Sequence[str], console: Console) -> int:
         held &= _p4(console)
     if "P6" in asked.only:
         held &= _p6(console, asked.trials)
+    if "K3" in asked.only:
+        held &= k3(console)
+    if "K4" in asked.only:
+        held &= k4(console)
     return 0 if held else 1
 
 
