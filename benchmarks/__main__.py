@@ -10,6 +10,7 @@ from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.micro import main as micro
+from benchmarks.micro.workflow import run as micro_workflow
 from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
@@ -34,6 +35,7 @@ _QUESTIONS = {
     "wrong": wrong,
     "paging": paging.run,
     "micro": micro.run,
+    "micro_workflow": micro_workflow,
     "evict": evict,
 }
 

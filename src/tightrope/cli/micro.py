@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tightrope.cli import show
+from tightrope.cli import sensor, show
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.core import parse_bytes
 
@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     micro = typer.Typer(
-        help="Write a training step as C for a microcontroller, and measure it.",
+        help="Training steps, and classifiers of sensor data, as C for a microcontroller; measured.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
         "compile", short_help="Plan a step under a limit on RAM and write it as C.", epilog=_COMPILE
     )(compile_command)
     micro.command("profile", short_help="Measure a compiled step.", epilog=_PROFILE)(profile_command)
+    sensor.register(micro)
     app.add_typer(micro, name="micro", short_help="Training steps as C for microcontrollers.")
 
 
@@ -71,15 +72,18 @@ def compile_command(
 
 
 def profile_command(
-    folder: Annotated[Path, typer.Argument(metavar="OUT", help="That tightrope micro compile wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="That compile, dsp or tune wrote.")],
     json: Json = False,
 ) -> None:
-    """Build a compiled step for this computer and for an emulated board, run one step, and count.
+    """Build what was written for this computer and for an emulated board, run it, and count.
 
     Exit code 3: something is not as promised, or nothing could be built.
     """
     from tightrope.micro import profile
+    from tightrope.micro.sensor.library import read_sensor_manifest
 
+    if (sensed := read_sensor_manifest(folder)) is not None:
+        return sensor.profile_sensor(folder, sensed, json)
     found = profile(folder)
     if json:
         emit_json(_measured(found))

@@ -171,6 +171,7 @@ def write_folder(folder: Path, texts: Mapping[str, bytes]) -> Path:
     try:
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.resolve().parent))
         for name, data in texts.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
             (made / name).write_bytes(data)
         made.chmod(0o755)
         if folder.exists():

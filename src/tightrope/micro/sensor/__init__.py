@@ -1,0 +1,63 @@
+"""From recordings of sensors to a classifier as C: read, compute features, search, write, measure."""
+
+from tightrope.micro.sensor.acquisition import (
+    Acquisition,
+    AcquisitionError,
+    Sensor,
+    acquisition,
+    encoding_of,
+    read_acquisition,
+    read_acquisition_file,
+    write_acquisition,
+)
+from tightrope.micro.sensor.blocks import Flatten, MelEnergies, Spectral, features
+from tightrope.micro.sensor.dataset import Dataset, Recording, ingest, read_dataset, windows, write_dataset
+from tightrope.micro.sensor.forecast import Forecast, forecast
+from tightrope.micro.sensor.library import Library, library, read_sensor_manifest
+from tightrope.micro.sensor.measure import SensorBoard, SensorHost, sensor_on_board, sensor_on_host
+from tightrope.micro.sensor.pipeline import Layer, Pipeline, lay_out
+from tightrope.micro.sensor.synthetic import GESTURES, gesture, gesture_dataset
+from tightrope.micro.sensor.train import Trained, train
+from tightrope.micro.sensor.tune import Choices, SensorLimits, Tuned, tune
+
+__all__ = [
+    "GESTURES",
+    "Acquisition",
+    "AcquisitionError",
+    "Choices",
+    "Dataset",
+    "Flatten",
+    "Forecast",
+    "Layer",
+    "Library",
+    "MelEnergies",
+    "Pipeline",
+    "Recording",
+    "Sensor",
+    "SensorBoard",
+    "SensorHost",
+    "SensorLimits",
+    "Spectral",
+    "Trained",
+    "Tuned",
+    "acquisition",
+    "encoding_of",
+    "features",
+    "forecast",
+    "gesture",
+    "gesture_dataset",
+    "ingest",
+    "lay_out",
+    "library",
+    "read_acquisition",
+    "read_acquisition_file",
+    "read_dataset",
+    "read_sensor_manifest",
+    "sensor_on_board",
+    "sensor_on_host",
+    "train",
+    "tune",
+    "windows",
+    "write_acquisition",
+    "write_dataset",
+]
