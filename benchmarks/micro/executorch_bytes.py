@@ -1,7 +1,7 @@
-"""Print the bytes of the buffers that ExecuTorch plans for a net: ``PYTHON executorch_bytes.py NAME [infer]``.
+"""Print the bytes of the buffers that ExecuTorch plans for a net.
 
-It runs in an environment of its own, with torch and executorch and without this package, and prints one line
-of JSON: the planned buffers, and the bytes of the parameters beside them.
+Call it as ``PYTHON executorch_bytes.py NAME [infer]``, by an interpreter that has torch and
+executorch; nothing of this package is needed. It prints one line of JSON: planned buffers, and the bytes of the parameters.
 """
 
 import importlib.util

@@ -1,6 +1,7 @@
 """Small networks whose forward returns the loss, each with a batch and an optimizer."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -150,6 +151,44 @@ def frozen() -> Made:
         parameter.requires_grad_("fc" in name)
     data = torch.randn(2, 1, 6, 6), torch.tensor([0, 7])
     return model, data, torch.optim.SGD(model.fc.parameters(), lr=0.1)
+
+
+class Sided(nn.Module):
+    """A block of POET's net: two convolutions, beside them a third, each with a batch norm."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        stride = 1 + (inputs != outputs)
+        self.first, self.side = (nn.Conv2d(inputs, outputs, 3, stride, 1) for _ in range(2))
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(F.relu(self.norms[1](self.second(y))) + self.norms[2](self.side(x)))
+
+
+class PoetResNet(nn.Module):
+    """The net that POET calls resnet18_cifar: 67 nodes forward, 133 with the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16)
+        widths = (16, 16, 16, 32, 32, 64, 64)
+        self.blocks = nn.Sequential(*(Sided(a, b) for a, b in pairwise(widths)))
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(self.norm(self.stem(x)))
+        return F.cross_entropy(self.fc(F.avg_pool2d(x, 8, 1).flatten(1)), y)
+
+
+def poet_resnet() -> Made:
+    """POET's net for images of 32 x 32, batch 1."""
+    torch.manual_seed(10)
+    model = PoetResNet()
+    data = torch.randn(1, 3, 32, 32), torch.tensor([3])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 class Encoder(nn.Module):
