@@ -1,7 +1,7 @@
 """Print the bytes of the buffers that ExecuTorch plans for a net.
 
-Call it as ``PYTHON executorch_bytes.py NAME [infer]``, by an interpreter that has torch and
-executorch; nothing of this package is needed. It prints one line of JSON: planned buffers, and the bytes of the parameters.
+Call it as ``PYTHON executorch_bytes.py NAME [infer]``, by an interpreter that has torch and executorch.
+It prints one line of JSON: planned bytes, and those of the parameters.
 """
 
 import importlib.util
