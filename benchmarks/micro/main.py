@@ -1,4 +1,4 @@
-"""Run it: ``python -m benchmarks micro [--only P1,P2,P3,P4,P6,P7] [--peer PYTHON] [--json FILE]``.
+"""Run it: ``python -m benchmarks micro [--only P1,P2,P3,P4,P6,P7,K3,K4] [--peer PYTHON] [--json FILE]``.
 
 The residual net has 77,706 parameters, 37 million multiply-accumulates in a step of batch 1, and plain SGD.
 
@@ -20,6 +20,8 @@ and as the judge derives them; two runs have to take the same number of instruct
 
 P6: one address in the C of a plan is moved by four bytes, at random; weights or losses have to show it, or
 the run has to stop.
+
+K3, K4: integer kernels, see `benchmarks.micro.integer`.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.micro.beside import p2, p3, p7
+from benchmarks.micro.integer import k3, k4
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.rows import Row, write
 from benchmarks.micro.trained import State, samples, train, worst
@@ -49,7 +52,7 @@ _LOSS_EQUAL = 1e-5
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
-    parser.add_argument("--only", default="P1,P2,P3,P4,P6,P7", help="bars to run")
+    parser.add_argument("--only", default="P1,P2,P3,P4,P6,P7,K3,K4", help="bars to run")
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
@@ -66,6 +69,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "P4": lambda: [_p4(console)],
         "P6": lambda: [_p6(console, asked.trials)],
         "P7": lambda: p7(asked.steps),
+        "K3": lambda: [Row("K3", "error of at most one unit", "as above", k3(console))],
+        "K4": lambda: [Row("K4", "proof of 32 bits, controls refused", "as above", k4(console))],
     }
     rows: list[Row] = []
     for bar in wanted:

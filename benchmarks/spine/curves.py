@@ -61,8 +61,8 @@ def _smallest_plan(name: str, settings: Settings) -> Callable[[Bytes], Bytes]:
     with planned(name, settings, lambda _: UNLIMITED) as net:
         net.loop.step()
         least = smallest(net.graph).forecast
-        wanted = net.compiled.calls.captured[-1].headroom.wanted
-    return lambda before: before + RESERVE + CAPTURE_SLACK + wanted + least.arena + least.outside
+        beside = net.compiled.calls.captured[-1].headroom.wanted + accounts().hidden
+    return lambda before: before + RESERVE + CAPTURE_SLACK + beside + least.arena + least.outside
 
 
 def _figures(ratio: Ratio) -> Row:

@@ -88,11 +88,11 @@ def _least(name: str, settings: Settings) -> Bytes:
     )
     try:
         train(*case.inputs)
-        least = smallest(train.wholes[-1].calls.captured[-1].graph).forecast
+        least, hidden = smallest(train.wholes[-1].calls.captured[-1].graph).forecast, accounts().hidden
     finally:
         accounts().release(train)
         native().limit = None
-    return least.arena + least.outside + CAPTURE_SLACK
+    return least.arena + least.outside + hidden + CAPTURE_SLACK
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:

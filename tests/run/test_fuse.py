@@ -1,5 +1,6 @@
 """Fused plans: budget, forecast and random streams of the unfused ones; values within a tolerance."""
 
+import gc
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,12 @@ from tightrope.run.prepared import Prepared
 from tightrope.run.stretch_check import StretchCheck
 
 ROWS, WIDTH = 512, 128
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers() -> None:
+    """The process is held to the largest budget alive: let models of earlier tests go."""
+    gc.collect()
 
 
 class Block(nn.Module):
