@@ -1,6 +1,8 @@
 """Small networks whose forward returns the loss, each with a batch and an optimizer."""
 
 from collections.abc import Callable
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import nn
@@ -151,10 +153,103 @@ def frozen() -> Made:
     return model, data, torch.optim.SGD(model.fc.parameters(), lr=0.1)
 
 
+class Sided(nn.Module):
+    """A block of POET's net: two convolutions, beside them a third, each with a batch norm."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        stride = 1 + (inputs != outputs)
+        self.first, self.side = (nn.Conv2d(inputs, outputs, 3, stride, 1) for _ in range(2))
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norms[0](self.first(x)))
+        return F.relu(F.relu(self.norms[1](self.second(y))) + self.norms[2](self.side(x)))
+
+
+class PoetResNet(nn.Module):
+    """The net that POET calls resnet18_cifar: 67 nodes forward, 133 with the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16)
+        widths = (16, 16, 16, 32, 32, 64, 64)
+        self.blocks = nn.Sequential(*(Sided(a, b) for a, b in pairwise(widths)))
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(self.norm(self.stem(x)))
+        return F.cross_entropy(self.fc(F.avg_pool2d(x, 8, 1).flatten(1)), y)
+
+
+def poet_resnet() -> Made:
+    """POET's net for images of 32 x 32, batch 1."""
+    torch.manual_seed(10)
+    model = PoetResNet()
+    data = torch.randn(1, 3, 32, 32), torch.tensor([3])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+class Encoder(nn.Module):
+    """One block of a transformer: attention and two dense layers, a layer norm behind each."""
+
+    def __init__(self, width: int, heads: int, hidden: int, *, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.first, self.second = (
+            nn.Linear(width, width), nn.Linear(width, hidden), nn.Linear(hidden, width)
+        )  # fmt: skip
+        self.norm, self.last = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, rows, width = x.shape
+        split = (batch, rows, self.heads, width // self.heads)
+        q, k, v = (f(x).view(split).transpose(1, 2) for f in (self.query, self.key, self.value))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        mixed = mixed.transpose(1, 2).reshape(batch, rows, width)
+        x = self.norm(x + self.out(mixed))
+        return cast(torch.Tensor, self.last(x + self.second(F.gelu(self.first(x)))))
+
+
+class Sentences(nn.Module):
+    """An encoder of words and their places, with a dense layer on the mean of its rows."""
+
+    def __init__(self, *, words: int, rows: int, width: int, heads: int, blocks: int, classes: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Parameter(torch.zeros(1, rows, width))
+        self.blocks = nn.Sequential(
+            *(Encoder(width, heads, 4 * width, causal=k % 2 == 1) for k in range(blocks))
+        )
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(self.words(x) + self.places)
+        return F.cross_entropy(self.fc(x.mean(1)), y)
+
+
+def bert_tiny() -> Made:
+    """An encoder as wide as BERT-tiny: 2 blocks of width 128, 2 heads, 32 words, batch 1."""
+    torch.manual_seed(8)
+    model = Sentences(words=128, rows=32, width=128, heads=2, blocks=2, classes=10)
+    data = torch.randint(0, 128, (1, 32)), torch.tensor([3])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def sentences() -> Made:
+    """A small encoder, batch 3, with momentum."""
+    torch.manual_seed(9)
+    model = Sentences(words=12, rows=5, width=8, heads=2, blocks=2, classes=10)
+    data = torch.randint(0, 12, (3, 5)), torch.tensor([1, 2, 9])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
 NETS: dict[str, Callable[[], Made]] = {
     "residual": residual,
     "normed": normed,
     "pooled": pooled,
     "frozen": frozen,
     "dense": dense,
+    "sentences": sentences,
 }

@@ -46,7 +46,7 @@ from tightrope.micro.sensor import (
     tune,
     write_acquisition,
 )
-from tightrope.micro.sensor.forecast import Forecast
+from tightrope.micro.sensor.forecast import SensorForecast
 
 _RAM, _ROM, _INSTRUCTIONS = 6_400, 42_500, 1_360_000
 _KEY = "benchmark"
@@ -120,7 +120,7 @@ def _e3(console: Console) -> bool:
     return held
 
 
-def _apart(said: Forecast, board: SensorBoard, name: str) -> float:
+def _apart(said: SensorForecast, board: SensorBoard, name: str) -> float:
     return float(getattr(said, name) / getattr(board, name) - 1)
 
 

@@ -37,8 +37,13 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
         f"micro.{name}": (f"micro.{name}.over", "out", leading)
         for name, leading in (
             ("add", 2),
+            ("add_rows", 1),
             ("batch_norm", 1),
             ("batch_norm_input", 2),
+            ("gelu", 1),
+            ("gelu_backward", 2),
+            ("layer_norm", 1),
+            ("layer_norm_input", 2),
             ("log_softmax", 1),
             ("log_softmax_backward", 1),
             ("relu", 1),

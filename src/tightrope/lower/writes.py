@@ -66,9 +66,11 @@ def _forms() -> dict[str, Form]:
 
 def _c_forms() -> dict[str, Form]:
     forms: dict[str, Form] = {}
-    for name in ("batch_norm", "log_softmax", "log_softmax_backward", "relu"):
+    for name in (
+        "add_rows", "batch_norm", "gelu", "layer_norm", "log_softmax", "log_softmax_backward", "relu",
+    ):  # fmt: skip
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0,))
-    for name in ("add", "batch_norm_input", "relu_backward"):
+    for name in ("add", "batch_norm_input", "gelu_backward", "layer_norm_input", "relu_backward"):
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0, 1))
     return forms
 

@@ -200,8 +200,35 @@ def _real(value: Argument) -> float:
     return float(value)
 
 
+def _rows(a: _Given, at: int) -> list[int]:
+    """Number of rows of an argument, and their size."""
+    shape = a.shape(at)
+    return [_count(shape[:-1]), shape[-1]]
+
+
+def _add_rows(a: _Given) -> list[str | int | float]:
+    size = _count(a.shape(1))
+    return [*a.at(0, 1), *a.made(), _count(a.result()) // size, size]
+
+
+def _attention(a: _Given) -> list[str | int | float]:
+    query, key = a.shape(0), a.shape(1)
+    sizes = [query[0], query[2], query[1], key[1], query[3]]
+    return [*a.at(0, 1, 2), *a.made(0), *a.made(1), *sizes, _real(a.value(3)), _int(a.value(4))]
+
+
+def _attention_backward(a: _Given) -> list[str | int | float]:
+    query, key = a.shape(1), a.shape(2)
+    sizes = [query[0], query[2], query[1], key[1], query[3]]
+    made = [one for k in range(3) for one in a.made(k)]
+    return [*a.at(0, 1, 2, 3, 4, 5), *made, *sizes, _real(a.value(6)), _int(a.value(7))]
+
+
 CALLS: Final[dict[str, _Call]] = {
     "add": lambda a: [*a.at(0, 1), *a.made(), _count(a.result())],
+    "add_rows": _add_rows,
+    "attention": _attention,
+    "attention_backward": _attention_backward,
     "avg_pool2d": _avg_pool,
     "avg_pool2d_backward": _avg_pool_backward,
     "batch_norm": lambda a: [*a.at(0, 1, 2, 3), *a.made(), *_channels(a.shape(0)), _real(a.value(4))],
@@ -215,6 +242,13 @@ CALLS: Final[dict[str, _Call]] = {
     "conv2d": _conv2d,
     "conv2d_input": _conv2d_input,
     "conv2d_weight_sgd": _conv2d_weight,
+    "embedding": lambda a: [*a.at(0, 1), *a.made(), _count(a.shape(1)), a.shape(0)[1]],
+    "embedding_sgd": lambda a: [*a.at(0, 1, 2, 3), _count(a.shape(1)), *a.shape(2), a.rule()],
+    "gelu": lambda a: [*a.at(0), *a.made(), _count(a.result())],
+    "gelu_backward": lambda a: [*a.at(0, 1), *a.made(), _count(a.result())],
+    "layer_norm": lambda a: [*a.at(0, 1, 2, 3), *a.made(), *_rows(a, 0)],
+    "layer_norm_input": lambda a: [*a.at(0, 1, 2, 3), *a.made(), *_rows(a, 0)],
+    "layer_norm_weight_sgd": lambda a: [*a.at(0, 1, 2, 3, 4), *_rows(a, 0), a.rule()],
     "linear": _linear,
     "linear_input": _linear_input,
     "linear_weight_sgd": _linear_weight,
@@ -222,12 +256,15 @@ CALLS: Final[dict[str, _Call]] = {
     "log_softmax_backward": lambda a: [*a.at(0, 1), *a.made(), *a.shape(0)],
     "max_pool2d": _max_pool,
     "max_pool2d_backward": _max_pool_backward,
+    "mean_rows": lambda a: [*a.at(0), *a.made(), *a.shape(0)],
+    "mean_rows_backward": lambda a: [*a.at(0), *a.made(), *a.result()],
     "mse_loss": lambda a: [*a.at(0, 1), *a.made(), _count(a.shape(0))],
     "mse_loss_backward": lambda a: [*a.at(0, 1), *a.made(), _count(a.shape(0))],
     "nll_loss": lambda a: [*a.at(0, 1), *a.made(), *a.shape(0)],
     "nll_loss_backward": lambda a: [*a.at(0), *a.made(), *a.result()],
     "relu": lambda a: [*a.at(0), *a.made(), _count(a.result())],
     "relu_backward": lambda a: [*a.at(0, 1), *a.made(), _count(a.result())],
-    "vector_sgd": lambda a: [*a.at(0, 1, 2), a.shape(1)[0], a.rule()],
+    "row_stats": lambda a: [*a.at(0), *a.made(), *_rows(a, 0), _real(a.value(1))],
+    "vector_sgd": lambda a: [*a.at(0, 1, 2), _count(a.shape(1)), a.rule()],
 }  # fmt: skip
 """Kernel -> what it is called with."""

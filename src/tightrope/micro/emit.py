@@ -210,7 +210,10 @@ def _step(
     lines = []
     for instruction in executable.instructions:
         if isinstance(instruction, Run):
-            lines.append(f"{call_of(instruction, pointer)} /* {_said(graph, instruction)} */")
+            call = call_of(instruction, pointer)
+            if "(tr_rule)" in call:  # a block of its own, so that all rules share one place on the stack
+                call = f"{{ {call} }}"
+            lines.append(f"{call} /* {_said(graph, instruction)} */")
         elif isinstance(instruction, Copy):
             lines.append(_copy(graph, allocs[instruction.source], allocs[instruction.target]))
     inputs = ", ".join(f"{{{one.offset}u, {one.bytes}u}}" for one in held if one.kind == "input")

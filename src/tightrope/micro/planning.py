@@ -136,6 +136,11 @@ def num_macs(graph: Graph, op: Op) -> int:
         if name == "conv2d.into" and isinstance(into, View):
             outputs = into.shape
         return outputs[0] * _elements(outputs[2:]) * _elements(weight)
+    if name.startswith("attention"):  # products of every row with every key: two forward, four backward
+        query, key = shapes[-3 if name == "attention" else 1], shapes[1 if name == "attention" else 2]
+        return (2 if name == "attention" else 5) * _elements(query) * key[1]
+    if name == "embedding_sgd":
+        return max(map(_elements, shapes))
     window = next((value for value in op.arguments if isinstance(value, Items)), None)
     if "pool" in name and window is not None:
         return _elements(shapes[0])

@@ -5,9 +5,11 @@ ops with `Translator.emit`, and binds the captured results to the new ones.
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import Final
 
 from tightrope.core import Argument, Items, Kind, Op, View
+from tightrope.micro.row_rules import ROW_RULES, mean_rows, mean_rows_backward, spread_rows
 from tightrope.micro.translator import PendingGradient, Translator, is_dense, whole_numbers
 
 
@@ -128,6 +130,10 @@ def add(t: Translator, op: Op) -> None:
     if isinstance(first, View) and first.dtype == "int64" and first.shape == () and op.arguments[1] == 1:
         return
     left, right = t.look(first), t.look(op.arguments[1])
+    if spread_rows(left, right) and not op.keywords and len(op.arguments) == 2:
+        (made,) = t.emit("add_rows", (left, right), [("float32", left.shape)])
+        t.bind(old, made)
+        return
     if left.shape != right.shape or op.keywords or len(op.arguments) > 2:
         t.refuse("adds tensors of two shapes, or a multiple")
     (made,) = t.emit("add", (left, right), [("float32", left.shape)])
@@ -202,7 +208,9 @@ def avg_pool_backward(t: Translator, op: Op) -> None:
 
 
 def mean(t: Translator, op: Op) -> None:
-    """``aten.mean.dim`` over height and width: an average pool with one window."""
+    """``aten.mean.dim`` over height and width, an average pool with one window, or over the rows of three."""
+    if mean_rows(t, op):
+        return
     x, old = _four(t, t.look(op.arguments[0])), t.result(0)
     assert old is not None
     if sorted(axis % 4 for axis in whole_numbers(op.arguments[1])) != [2, 3]:
@@ -214,6 +222,8 @@ def mean(t: Translator, op: Op) -> None:
 
 def divide(t: Translator, op: Op) -> None:
     """``aten.div.Scalar`` of a tensor that was spread over height and width: an average pool's backward."""
+    if mean_rows_backward(t, op):
+        return
     given, by, old = op.arguments[0], op.arguments[1], t.result(0)
     assert old is not None
     spread = isinstance(given, View) and len(given.shape) == 4 and given.strides[2:] == (0, 0)
@@ -270,11 +280,14 @@ def mm(t: Translator, op: Op) -> None:
 
 
 def column_sum(t: Translator, op: Op) -> None:
-    """``aten.sum.dim_IntList`` over rows: the gradient of a bias."""
+    """``aten.sum.dim_IntList`` over the first dimension: the gradient of what was added to all of it."""
     g, old = t.look(op.arguments[0]), t.result(0)
     assert old is not None
-    if whole_numbers(op.arguments[1]) != (0,) or len(g.shape) != 2:
-        t.refuse("sums over other dimensions than rows")
+    if whole_numbers(op.arguments[1]) != (0,) or len(g.shape) < 2:
+        t.refuse("sums over other dimensions than the first")
+    if len(g.shape) > 2:
+        count = prod(g.shape[1:])
+        g = View(g.base, g.dtype, (g.shape[0], count), (count, 1), input=g.input)
     t.pending[old.base] = PendingGradient("channel_sum_sgd", (g,))
 
 
@@ -364,6 +377,8 @@ def update(t: Translator, op: Op) -> None:
     )
     assert isinstance(gradient, View)
     numbers = t.updates[settings.base]
+    if gradient.base in t.known and gradient.base not in t.pending:  # it flows on, to other layers
+        t.pending[gradient.base] = PendingGradient("vector_sgd", (t.look(gradient),))
     if gradient.base not in t.pending:
         t.refuse("has a gradient that is a sum: a weight that is used twice")
     found = t.pending.pop(gradient.base)
@@ -400,5 +415,6 @@ RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {
     "tightrope.max_pool_input": max_pool_backward,
     "tightrope.norm_backward": batch_norm_backward,
     "tightrope.sgd_": update,
+    **ROW_RULES,
 }
 """Captured op -> its rule."""

@@ -11,13 +11,20 @@ from tightrope.micro.sensor.acquisition import (
     write_acquisition,
 )
 from tightrope.micro.sensor.blocks import Flatten, MelEnergies, Spectral, features
-from tightrope.micro.sensor.dataset import Dataset, Recording, ingest, read_dataset, windows, write_dataset
-from tightrope.micro.sensor.forecast import Forecast, forecast
+from tightrope.micro.sensor.dataset import (
+    Dataset,
+    SensorRecording,
+    ingest,
+    read_dataset,
+    windows,
+    write_dataset,
+)
+from tightrope.micro.sensor.forecast import SensorForecast, forecast
 from tightrope.micro.sensor.library import Library, library, read_sensor_manifest
 from tightrope.micro.sensor.measure import SensorBoard, SensorHost, sensor_on_board, sensor_on_host
 from tightrope.micro.sensor.pipeline import Layer, Pipeline, lay_out
 from tightrope.micro.sensor.synthetic import GESTURES, gesture, gesture_dataset
-from tightrope.micro.sensor.train import Trained, train
+from tightrope.micro.sensor.train import TrainedClassifier, train
 from tightrope.micro.sensor.tune import Choices, SensorLimits, Tuned, tune
 
 __all__ = [
@@ -27,18 +34,18 @@ __all__ = [
     "Choices",
     "Dataset",
     "Flatten",
-    "Forecast",
     "Layer",
     "Library",
     "MelEnergies",
     "Pipeline",
-    "Recording",
     "Sensor",
     "SensorBoard",
+    "SensorForecast",
     "SensorHost",
     "SensorLimits",
+    "SensorRecording",
     "Spectral",
-    "Trained",
+    "TrainedClassifier",
     "Tuned",
     "acquisition",
     "encoding_of",

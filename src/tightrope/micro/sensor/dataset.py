@@ -19,7 +19,7 @@ _LAYOUT = 1
 
 
 @dataclass(frozen=True)
-class Recording:
+class SensorRecording:
     """One recording.
 
     Attributes:
@@ -46,7 +46,7 @@ class Dataset:
 
     sensors: tuple[Sensor, ...]
     interval_ms: float
-    recordings: tuple[Recording, ...]
+    recordings: tuple[SensorRecording, ...]
     verified: bool
 
     @property
@@ -88,7 +88,7 @@ def ingest(paths: Iterable[str | os.PathLike[str]], *, key: str | None) -> Datas
                     "alike. Ingest them into two data sets."
                 )
     recordings = [
-        Recording(path.name, path.name.split(".")[0], np.array(one.payload.values, dtype=np.float64))
+        SensorRecording(path.name, path.name.split(".")[0], np.array(one.payload.values, dtype=np.float64))
         for path, one in found
     ]
     recordings.sort(key=lambda one: one.name)
@@ -177,11 +177,11 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     if head.layout != _LAYOUT or not whole or not len(ends) or ends[-1] != len(values):
         raise TightropeError(f"{str(path)!r} is no data set of this version. Ingest the recordings again.")
     parts = np.split(values, ends[:-1])
-    recordings = tuple(map(Recording, head.names, head.labels, parts))
+    recordings = tuple(map(SensorRecording, head.names, head.labels, parts))
     return Dataset(head.sensors, head.interval_ms, recordings, head.verified)
 
 
-def windows(recordings: Sequence[Recording], rows: int, stride: int) -> tuple[Floats, list[str]]:
+def windows(recordings: Sequence[SensorRecording], rows: int, stride: int) -> tuple[Floats, list[str]]:
     """Cut recordings into windows.
 
     Args:

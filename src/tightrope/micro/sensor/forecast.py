@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from tightrope.core import Bytes
-from tightrope.micro.sensor.pipeline import Call, Layout, Pipeline, tables
+from tightrope.micro.sensor.pipeline import Call, Pipeline, WindowLayout, tables
 
 CODE: Final[dict[str, Bytes]] = {
     "s_axis": 84,
@@ -62,7 +62,7 @@ INSTRUCTIONS: Final[dict[str, float]] = {
 """Instructions per unit that `units` counts, by least squares over the same pipelines."""
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class SensorForecast(msgspec.Struct, frozen=True):
     """What a pipeline takes.
 
     Attributes:
@@ -76,7 +76,7 @@ class Forecast(msgspec.Struct, frozen=True):
     instructions: int
 
 
-def forecast(pipeline: Pipeline, layout: Layout) -> Forecast:
+def forecast(pipeline: Pipeline, layout: WindowLayout) -> SensorForecast:
     """Say what a pipeline takes."""
     used = {call.kernel for call in layout.calls}
     if "s_frames" in used:
@@ -84,7 +84,7 @@ def forecast(pipeline: Pipeline, layout: Layout) -> Forecast:
     calls = sum(CALL_CODE[call.kernel] for call in layout.calls)
     code = sum(CODE[name] for name in used) + LIBRARY_CODE + calls
     spent = sum(INSTRUCTIONS[name] * count for call in layout.calls for name, count in units(call).items())
-    return Forecast(layout.arena, round(constant_bytes(pipeline) + code), round(spent))
+    return SensorForecast(layout.arena, round(constant_bytes(pipeline) + code), round(spent))
 
 
 def units(call: Call) -> dict[str, int]:

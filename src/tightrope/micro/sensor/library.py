@@ -11,8 +11,8 @@ from tightrope.core import TightropeError
 from tightrope.micro.compile import MANIFEST, write_folder
 from tightrope.micro.emit import comment, resource
 from tightrope.micro.sensor.dataset import Floats
-from tightrope.micro.sensor.forecast import Forecast, forecast
-from tightrope.micro.sensor.pipeline import Layer, Layout, Pipeline, lay_out, literal, tables
+from tightrope.micro.sensor.forecast import SensorForecast, forecast
+from tightrope.micro.sensor.pipeline import Layer, Pipeline, WindowLayout, lay_out, literal, tables
 
 HEADER, SOURCE = "tightrope_sensor.h", "sensor.c"
 KERNELS = {
@@ -35,7 +35,7 @@ class SensorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     pipeline: Pipeline
-    forecast: Forecast
+    forecast: SensorForecast
     accuracy: float | None
     num_windows: int
     kind: str = "sensor"
@@ -121,7 +121,7 @@ def read_sensor_manifest(folder: str | os.PathLike[str]) -> SensorManifest | Non
         ) from error
 
 
-def _header(pipeline: Pipeline, layout: Layout) -> str:
+def _header(pipeline: Pipeline, layout: WindowLayout) -> str:
     classes = "\n".join(f"   {k}: {comment(name)}" for k, name in enumerate(pipeline.classes))
     net = f"""
 /* Probability per class, after tr_classify:
@@ -165,7 +165,7 @@ const float *tr_features(const float *window);
 """
 
 
-def _source(pipeline: Pipeline, layout: Layout, layers: Sequence[Layer]) -> str:
+def _source(pipeline: Pipeline, layout: WindowLayout, layers: Sequence[Layer]) -> str:
     constants = [
         _array(kind, name, [literal(one) if kind == "float" else str(one) for one in values])
         for name, (kind, values) in tables(pipeline).items()

@@ -122,7 +122,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WindowLayout:
     """Calls and addresses.
 
     Attributes:
@@ -169,7 +169,7 @@ def tables(pipeline: Pipeline) -> dict[str, tuple[str, list[float] | list[int]]]
     return found
 
 
-def lay_out(pipeline: Pipeline) -> Layout:
+def lay_out(pipeline: Pipeline) -> WindowLayout:
     """List the calls of a pipeline and give every buffer an address.
 
     Raises:
@@ -194,7 +194,7 @@ def lay_out(pipeline: Pipeline) -> Layout:
         alignments=[ITEM] * len(names),
         options=PlaceOptions(),
     )
-    return Layout(calls, len(block), dict(zip(names, placed.offsets, strict=True)), sizes, placed.peak)
+    return WindowLayout(calls, len(block), dict(zip(names, placed.offsets, strict=True)), sizes, placed.peak)
 
 
 def _axis(pipeline: Pipeline, axis: int, sizes: dict[str, Bytes]) -> list[Call]:

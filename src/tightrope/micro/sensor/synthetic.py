@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from tightrope.micro.sensor.acquisition import Acquisition, Sensor, acquisition
-from tightrope.micro.sensor.dataset import Dataset, Recording
+from tightrope.micro.sensor.dataset import Dataset, SensorRecording
 
 GESTURES = ("circles", "idle", "snakes", "up-down")
 INTERVAL_MS = 16.0
@@ -47,5 +47,5 @@ def gesture_dataset(num: int = 12, *, seconds: float = 10.0, noise: float = 0.5,
     for label in GESTURES:
         for k in range(num):
             made = gesture(label, seconds=seconds, noise=noise, seed=1000 * seed + k)
-            found.append(Recording(f"{label}.{k:02}.json", label, np.array(made.payload.values)))
+            found.append(SensorRecording(f"{label}.{k:02}.json", label, np.array(made.payload.values)))
     return Dataset(SENSORS, INTERVAL_MS, tuple(found), verified=False)

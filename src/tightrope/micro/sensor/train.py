@@ -9,7 +9,7 @@ import torch
 
 from tightrope.core import TightropeError
 from tightrope.micro.sensor.blocks import features
-from tightrope.micro.sensor.dataset import Dataset, Floats, Recording, windows
+from tightrope.micro.sensor.dataset import Dataset, Floats, SensorRecording, windows
 from tightrope.micro.sensor.pipeline import Layer, Pipeline
 
 HELD_OUT = 4
@@ -17,7 +17,7 @@ HELD_OUT = 4
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedClassifier:
     """A trained net.
 
     Attributes:
@@ -33,7 +33,7 @@ class Trained:
     samples: Floats
 
 
-def split(dataset: Dataset) -> tuple[list[Recording], list[Recording]]:
+def split(dataset: Dataset) -> tuple[list[SensorRecording], list[SensorRecording]]:
     """Part recordings into those to train on and those held out; windows of one are never in both.
 
     Raises:
@@ -52,7 +52,7 @@ def split(dataset: Dataset) -> tuple[list[Recording], list[Recording]]:
     return train, held
 
 
-def train(dataset: Dataset, pipeline: Pipeline, *, epochs: int = 150, seed: int = 0) -> Trained:
+def train(dataset: Dataset, pipeline: Pipeline, *, epochs: int = 150, seed: int = 0) -> TrainedClassifier:
     """Train the net of a pipeline; the same seed gives the same net.
 
     Args:
@@ -76,7 +76,7 @@ def train(dataset: Dataset, pipeline: Pipeline, *, epochs: int = 150, seed: int 
     f_seen, f_held = (features(known.block, x, known.rate_hz) for x in (x_seen, x_held))
     layers = _fit(f_seen, [labels.index(one) for one in y_seen], known.widths, epochs, seed)
     right = classify(layers, f_held) == np.array([labels.index(one) for one in y_held])
-    return Trained(known, layers, float(right.mean()), x_held[:: max(1, len(x_held) // 4)][:4])
+    return TrainedClassifier(known, layers, float(right.mean()), x_held[:: max(1, len(x_held) // 4)][:4])
 
 
 def classify(layers: Sequence[Layer], found: Floats) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

@@ -22,9 +22,9 @@ import msgspec
 from tightrope.core import Bytes, InfeasibleError
 from tightrope.micro.sensor.blocks import Block, Flatten, Spectral
 from tightrope.micro.sensor.dataset import Dataset
-from tightrope.micro.sensor.forecast import Forecast, forecast
+from tightrope.micro.sensor.forecast import SensorForecast, forecast
 from tightrope.micro.sensor.pipeline import Pipeline, lay_out
-from tightrope.micro.sensor.train import Trained, split, train
+from tightrope.micro.sensor.train import TrainedClassifier, split, train
 
 Tick = Callable[[int, int, str], None]
 SHARE: Final = 4
@@ -44,7 +44,7 @@ class SensorLimits(msgspec.Struct, frozen=True):
     rom: Bytes | None = None
     instructions: int | None = None
 
-    def allow(self, said: Forecast) -> bool:
+    def allow(self, said: SensorForecast) -> bool:
         """Whether a forecast is within all limits."""
         return all(
             most is None or getattr(said, name) <= most for name, most in msgspec.structs.asdict(self).items()
@@ -76,8 +76,8 @@ class Choices:
 class Trial:
     """A pipeline, its forecast and how well it does."""
 
-    trained: Trained
-    said: Forecast
+    trained: TrainedClassifier
+    said: SensorForecast
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ def _walk(allowed: Sequence[Key], tried: dict[Key, Trial]) -> Iterator[Key]:
 
 def _sorted_out(
     dataset: Dataset, limits: SensorLimits, choices: Choices
-) -> tuple[dict[Key, tuple[Pipeline, Forecast]], int]:
+) -> tuple[dict[Key, tuple[Pipeline, SensorForecast]], int]:
     longest = min(len(one.values) for one in dataset.recordings)
-    allowed: dict[Key, tuple[Pipeline, Forecast]] = {}
-    every: list[Forecast] = []
+    allowed: dict[Key, tuple[Pipeline, SensorForecast]] = {}
+    every: list[SensorForecast] = []
     for key in product(*(range(len(one)) for one in (choices.rows, choices.blocks, choices.hidden))):
         rows, block, hidden = choices.rows[key[0]], choices.blocks[key[1]], choices.hidden[key[2]]
         if rows > longest:
@@ -180,7 +180,8 @@ def _sorted_out(
             allowed[key] = (pipeline, every[-1])
     if not allowed:
         least = {
-            name: min((getattr(one, name) for one in every), default=0) for name in Forecast.__struct_fields__
+            name: min((getattr(one, name) for one in every), default=0)
+            for name in SensorForecast.__struct_fields__
         }
         raise InfeasibleError(
             f"no pipeline of {len(every)} is within the limits: the least that one takes is {least['ram']} "
