@@ -102,7 +102,10 @@ def _e3(console: Console) -> bool:
     for pipeline in _UNSEEN:
         widths = pipeline.widths
         layers = [
-            Layer(np.float32(random.normal(size=(b, a)) / (3 * a**0.5)), np.float32(random.normal(size=b)))
+            Layer(
+                (random.normal(size=(b, a)) / (3 * a**0.5)).astype(np.float32),
+                random.normal(size=b).astype(np.float32),
+            )
             for a, b in pairwise(widths)
         ]
         samples = random.normal(1.0, 4.0, (2, pipeline.rows, pipeline.axes))

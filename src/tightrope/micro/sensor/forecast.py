@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from tightrope.core import Bytes
-from tightrope.micro.sensor.pipeline import Call, Pipeline, WindowLayout, tables
+from tightrope.micro.sensor.pipeline import BlockCall, Pipeline, WindowLayout, tables
 
 CODE: Final[dict[str, Bytes]] = {
     "s_axis": 84,
@@ -87,7 +87,7 @@ def forecast(pipeline: Pipeline, layout: WindowLayout) -> SensorForecast:
     return SensorForecast(layout.arena, round(constant_bytes(pipeline) + code), round(spent))
 
 
-def units(call: Call) -> dict[str, int]:
+def units(call: BlockCall) -> dict[str, int]:
     """What the instructions of a call are proportional to, and how often it has it."""
     sizes = call.sizes
     match call.kernel:

@@ -101,7 +101,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Call:
+class BlockCall:
     """One call of a kernel.
 
     Attributes:
@@ -133,7 +133,7 @@ class WindowLayout:
         arena: bytes of all.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[BlockCall, ...]
     num_block: int
     offsets: dict[str, Offset]
     sizes: dict[str, Bytes]
@@ -197,34 +197,34 @@ def lay_out(pipeline: Pipeline) -> WindowLayout:
     return WindowLayout(calls, len(block), dict(zip(names, placed.offsets, strict=True)), sizes, placed.peak)
 
 
-def _axis(pipeline: Pipeline, axis: int, sizes: dict[str, Bytes]) -> list[Call]:
+def _axis(pipeline: Pipeline, axis: int, sizes: dict[str, Bytes]) -> list[BlockCall]:
     block, rows = pipeline.block, pipeline.rows
     each = num_features(block, rows)
     x, to = f"axis{axis}", f"{{features}} + {axis * each}"
     sizes[x] = rows * ITEM
     center = 0 if isinstance(block, Flatten) else 1
     taken = (f"window + {axis}", f"{{{x}}}", f"{rows}", f"{pipeline.axes}", _real(block.scale), f"{center}")
-    made = [Call("s_axis", taken, (rows * (1 + center),), f"axis {axis}", (), (x,))]
+    made = [BlockCall("s_axis", taken, (rows * (1 + center),), f"axis {axis}", (), (x,))]
     if isinstance(block, Flatten):
         return [*made, _statistics(x, rows, 0x7F, to, axis)]
     if isinstance(block, Spectral):
         if block.filter != "none":
             count = block.order // 2
             given = (f"{{{x}}}", f"{rows}", "sections", f"{count}")
-            made.append(Call("s_filter", given, (rows * count,), f"{block.filter} pass", (x,), (x,)))
+            made.append(BlockCall("s_filter", given, (rows * count,), f"{block.filter} pass", (x,), (x,)))
         made.append(_statistics(x, rows, 0x68, to, axis))
         return [*made, *_spectrum(pipeline, block, axis, f"{to} + 3", sizes)]
     return [*made, _frames(pipeline, block, axis, to, sizes)]
 
 
-def _statistics(x: str, rows: int, which: int, to: str, axis: int) -> Call:
+def _statistics(x: str, rows: int, which: int, to: str, axis: int) -> BlockCall:
     given = (f"{{{x}}}", f"{rows}", f"{which}u", to)
-    return Call("s_statistics", given, (rows,), f"statistics of axis {axis}", (x,), ("features",))
+    return BlockCall("s_statistics", given, (rows,), f"statistics of axis {axis}", (x,), ("features",))
 
 
 def _spectrum(
     pipeline: Pipeline, block: Spectral, axis: int, to: str, sizes: dict[str, Bytes]
-) -> tuple[Call, Call]:
+) -> tuple[BlockCall, BlockCall]:
     x, work, power = _buffers(block, axis, sizes)
     rows, fft, count = pipeline.rows, block.fft, num_frames(pipeline.rows, block.fft)
     given = (
@@ -238,13 +238,13 @@ def _spectrum(
         f"{{{power}}}",
     )
     note = f"power of axis {axis}, {count} frames of {fft}"
-    spectrum = Call("s_power", given, (fft, count), note, (x,), (work, power))
-    given = (f"{{{power}}}", "bank_first", "bank_ends", "0", f"{block.bands}", to)
+    spectrum = BlockCall("s_power", given, (fft, count), note, (x,), (work, power))
+    bands = (f"{{{power}}}", "bank_first", "bank_ends", "0", f"{block.bands}", to)
     summed = (block.bands, fft // 2)
-    return spectrum, Call("s_bank", given, summed, f"{block.bands} bands", (power,), ("features",))
+    return spectrum, BlockCall("s_bank", bands, summed, f"{block.bands} bands", (power,), ("features",))
 
 
-def _frames(pipeline: Pipeline, block: MelEnergies, axis: int, to: str, sizes: dict[str, Bytes]) -> Call:
+def _frames(pipeline: Pipeline, block: MelEnergies, axis: int, to: str, sizes: dict[str, Bytes]) -> BlockCall:
     x, work, power = _buffers(block, axis, sizes)
     fft, count = block.fft, num_frames(pipeline.rows, block.fft, block.stride)
     weights = mel_bank(block, pipeline.rate_hz).ends[-1]
@@ -252,7 +252,7 @@ def _frames(pipeline: Pipeline, block: MelEnergies, axis: int, to: str, sizes: d
              f"{{{work}}}", f"{{{power}}}", "bank_first", "bank_ends", "bank_weights",
              f"{block.filters}", to)  # fmt: skip
     note = f"{count} frames of {fft} of axis {axis}, {block.filters} filters each"
-    return Call(
+    return BlockCall(
         "s_frames", given, (fft, count, block.filters, weights), note, (x,), (work, power, "features")
     )
 
@@ -263,7 +263,7 @@ def _buffers(block: Spectral | MelEnergies, axis: int, sizes: dict[str, Bytes]) 
     return x, work, power
 
 
-def _net(pipeline: Pipeline, sizes: dict[str, Bytes]) -> list[Call]:
+def _net(pipeline: Pipeline, sizes: dict[str, Bytes]) -> list[BlockCall]:
     widths = pipeline.widths
     found, source = [], "features"
     for k, (wide, out) in enumerate(pairwise(widths)):
@@ -279,12 +279,14 @@ def _net(pipeline: Pipeline, sizes: dict[str, Bytes]) -> list[Call]:
             f"{out}",
             f"{int(not final)}",
         )
-        found.append(Call("s_dense", given, (wide, out), f"dense {wide} -> {out}", (source,), (made,)))
+        found.append(BlockCall("s_dense", given, (wide, out), f"dense {wide} -> {out}", (source,), (made,)))
         source = made
     if widths:
         count = widths[-1]
         found.append(
-            Call("s_softmax", ("{scores}", f"{count}"), (count,), "probabilities", ("scores",), ("scores",))
+            BlockCall(
+                "s_softmax", ("{scores}", f"{count}"), (count,), "probabilities", ("scores",), ("scores",)
+            )
         )
     return found
 

@@ -1,13 +1,11 @@
 """Search for a pipeline under limits on RAM, ROM and instructions.
 
 Idea        Forecasts are free, so what is above a limit is never tried. Of the rest, one setting after the
-            other is
-            varied with the others as in the best so far, until a round finds nothing better or the trials
-            are spent.
+            other is varied with the others as in the best so far, until a round finds nothing better or the
+            trials are spent.
 Source      Coordinate search; the settings act nearly independently of each other
 Guarantee   No proposal is above a limit by its forecast. At most a quarter of what is allowed is trained
-            (one at
-            least). The same data and seed give the same answer.
+            (one at least). The same data and seed give the same answer.
 Complexity  One training of a small net per trial.
 Gaps        A local optimum may be missed; ties go to the one with fewer instructions.
 """
@@ -15,7 +13,7 @@ Gaps        A local optimum may be missed; ties go to the one with fewer instruc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -27,6 +25,7 @@ from tightrope.micro.sensor.pipeline import Pipeline, lay_out
 from tightrope.micro.sensor.train import TrainedClassifier, split, train
 
 Tick = Callable[[int, int, str], None]
+_FILTERS: Final[tuple[Literal["none", "low"], ...]] = ("none", "low")
 SHARE: Final = 4
 """One in this many allowed pipelines is tried at most."""
 
@@ -66,7 +65,7 @@ class Choices:
         Flatten(),
         *(
             Spectral(fft=fft, bands=bands, filter=way, cutoff_hz=8.0, order=2)
-            for fft, bands, way in product((32, 64, 128), (4, 8), ("none", "low"))
+            for fft, bands, way in product((32, 64, 128), (4, 8), _FILTERS)
         ),
     )
     hidden: tuple[tuple[int, ...], ...] = ((), (10,), (20, 10), (40, 20))
@@ -168,7 +167,7 @@ def _sorted_out(
     longest = min(len(one.values) for one in dataset.recordings)
     allowed: dict[Key, tuple[Pipeline, SensorForecast]] = {}
     every: list[SensorForecast] = []
-    for key in product(*(range(len(one)) for one in (choices.rows, choices.blocks, choices.hidden))):
+    for key in product(range(len(choices.rows)), range(len(choices.blocks)), range(len(choices.hidden))):
         rows, block, hidden = choices.rows[key[0]], choices.blocks[key[1]], choices.hidden[key[2]]
         if rows > longest:
             continue

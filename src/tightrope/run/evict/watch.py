@@ -123,9 +123,8 @@ class OpWatch(_Base):  # type: ignore[misc]
             self._fill_blanks(ids, writes)
         state = None
         if kind.random:
-            given = (*args, *kwargs.values()) if kwargs else args
-            found = (one for one in given if isinstance(one, torch.Generator))
-            generator = next(found, torch.default_generator)
+            given = (*args, *(kwargs or {}).values())
+            generator = next((g for g in given if isinstance(g, torch.Generator)), torch.default_generator)
             state = generator, generator.clone_state()
         start = perf_counter_ns()
         try:
