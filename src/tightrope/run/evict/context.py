@@ -11,6 +11,7 @@ Gaps        No lookahead: a budget may fail at which a plan exists. Other thread
             that is no op of torch and reads a tensor that was evicted is refused by torch.
 """
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -126,6 +127,11 @@ class Eviction:
         self._operator_ns = watch.arena.base
         self._last = watch.arena.statistics()
         held = 0
+        with without_collections():
+            alive = [one for resident in (True, False) for one in watch.window.held(resident=resident)]
+            much = sum(map(watch.window.size, alive)) > self.budget
+        if much:
+            gc.collect()  # cycles may hold tensors that nobody can reach
         try:
             with without_collections(), torch.no_grad(), torch.autocast("cpu", enabled=False):
                 for storage in watch.window.held(resident=True):
