@@ -1,4 +1,4 @@
-"""Run it: ``python -m benchmarks micro [--only P1,P2,P3,P4,P6,P7,K3,K4] [--peer PYTHON] [--json FILE]``.
+"""Run it: ``python -m benchmarks micro [--only P1,P2,P3,P4,P5,P6,P7,K3,K4] [--peer PYTHON] [--json FILE]``.
 
 The residual net has 77,706 parameters, 37 million multiply-accumulates in a step of batch 1, and plain SGD.
 
@@ -18,6 +18,8 @@ P4: eight limits, evenly from 95 % of what the step takes without activations in
 that a plan was found for. Bytes of the arena and of pages as forecast, as linked and counted on the board,
 and as the judge derives them; two runs have to take the same number of instructions.
 
+P5: modelled energy at equal bytes, see `benchmarks.micro.energy`.
+
 P6: one address in the C of a plan is moved by four bytes, at random; weights or losses have to show it, or
 the run has to stop.
 
@@ -34,6 +36,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.micro.beside import p2, p3, p7
+from benchmarks.micro.energy import p5
 from benchmarks.micro.integer import k3, k4
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.rows import Row, write
@@ -52,9 +55,10 @@ _LOSS_EQUAL = 1e-5
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
-    parser.add_argument("--only", default="P1,P2,P3,P4,P6,P7,K3,K4", help="bars to run")
+    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,K3,K4", help="bars to run")
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
+    parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
     parser.add_argument("--json", type=Path, help="file for the rows")
     asked = parser.parse_args(arguments)
@@ -67,6 +71,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "P2": lambda: p2(asked.peer, asked.steps),
         "P3": lambda: p3(asked.steps),
         "P4": lambda: [_p4(console)],
+        "P5": lambda: p5(console, asked.solver),
         "P6": lambda: [_p6(console, asked.trials)],
         "P7": lambda: p7(asked.steps),
         "K3": lambda: [Row("K3", "error of at most one unit", "as above", k3(console))],

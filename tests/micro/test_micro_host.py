@@ -12,6 +12,7 @@ from tightrope.judge import judge
 from tightrope.micro import CompiledStep, HostRun, MicroStep, compile_step, run_on_host
 from tightrope.micro.host import c_compiler
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
+from tightrope.plan.paging.economy import Economy
 from tightrope.plan.paging.resident import floor_bytes
 
 needs_cc = pytest.mark.skipif(c_compiler() is None, reason="no C compiler (cc, gcc or clang) is installed")
@@ -96,3 +97,22 @@ def test_the_update_makes_no_gradient_and_the_residual_adds_in_place(
     assert all("in place" in line for line in adds)
     largest = max(storage.bytes for storage in compiled.step.graph.storages if not storage.external)
     assert largest == 16 * 32 * 32 * 4, "no gradient of a weight, the largest of which has 147,456 bytes"
+
+
+@needs_cc
+def test_ops_that_run_again_for_less_energy_leave_the_same_bits(
+    steps: dict[str, MicroStep], board: Machine, tmp_path: Path
+) -> None:
+    _, _, batches = train(NETS["residual"], NUM_STEPS)
+    ram, found = 300_000, []
+    for reruns in (True, False):
+        economy = Economy(objective="joules", reruns=reruns, walks=300)
+        compiled = compile_step(steps["residual"], board, ram=ram, economy=economy)
+        run = run_on_host(compiled.write(tmp_path / str(reruns)), samples(compiled, batches))
+        check_bytes(compiled, run, board)
+        found.append((compiled.manifest.num_ops, compiled.manifest.joules, run))
+    (again, joules, run), (once, most, other) = found
+    assert again > once
+    assert joules < most
+    assert run.values == other.values
+    assert run.losses == other.losses

@@ -13,6 +13,7 @@ from tightrope.core import InfeasibleError, Machine, TightropeError, Unsupported
 from tightrope.micro import MicroStep, capture_step, compile_step
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
 from tightrope.plan import whole_bytes
+from tightrope.plan.paging.economy import Economy
 from tightrope.plan.paging.resident import floor_bytes
 
 
@@ -146,3 +147,13 @@ def test_a_folder_that_is_not_ours_is_left_alone(
 def test_other_planners_refuse_a_graph_with_weights_in_a_slower_tier(steps: dict[str, MicroStep]) -> None:
     with pytest.raises(TightropeError, match="tightrope micro compile plans such steps"):
         whole_bytes(steps["pooled"].graph)
+
+
+def test_energy_on_a_machine_that_does_not_tell_its_power_is_refused(steps: dict[str, MicroStep]) -> None:
+    unknown = Machine.parse(
+        'name = "unknown"\ntiers = [{name="ram", bytes=1048576, alignment=4}, '
+        '{name="card", bytes=8388608, alignment=4, engines=0}]'
+    )
+    for asked in (Economy(objective="joules"), Economy(joules=1.0)):
+        with pytest.raises(TightropeError, match=r"'unknown' does not tell its power \(watts\)"):
+            compile_step(steps["residual"], unknown, ram=300_000, economy=asked)

@@ -1,7 +1,7 @@
 """The commands ``tightrope micro compile`` and ``tightrope micro profile``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _COMPILE = """\b
 Examples:
   tightrope micro compile train.py:build --machine nrf52840 --ram 240KiB -o OUT/
-  tightrope micro compile train.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json"""
+  tightrope micro compile train.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json
+  tightrope micro compile train.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/"""
 _PROFILE = """\b
 Examples:
   tightrope micro profile OUT/
@@ -50,20 +51,31 @@ def compile_command(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write.")],
     machine: Annotated[str, typer.Option(help="A profile with a slower tier, or a TOML file.")] = "nrf52840",
     stack: Annotated[str, typer.Option(help="Bytes of it for the stack.")] = "2KiB",
+    objective: Annotated[
+        Literal["seconds", "joules"], typer.Option(help="What is least, as modelled.")
+    ] = "seconds",
+    seconds: Annotated[float | None, typer.Option(help="Largest modelled time of a step.")] = None,
+    joules: Annotated[float | None, typer.Option(help="Largest modelled energy of a step.")] = None,
+    recompute: Annotated[
+        bool, typer.Option(help="Run ops again where that is cheaper than to page what they made.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
 
-    The folder is written whole or not at all. Exit code 3: an op needs more than the limit.
+    The folder is written whole or not at all. Exit code 3: an op needs more than the limit, or the step
+    more time or energy.
     """
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_trained
     from tightrope.micro import capture_step, compile_step
+    from tightrope.plan.paging.economy import Economy
 
     profile = find_machine(machine)
     made = build_trained(target)
     step = capture_step(made.model, made.args, made.optimizer, **made.kwargs)
-    compiled = compile_step(step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack))
+    asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute)
+    compiled = compile_step(step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked)
     compiled.write(output)
     if json:
         emit_json({"folder": str(output), **_promises(compiled)})
@@ -108,6 +120,7 @@ def _promises(compiled: "CompiledStep") -> dict[str, Any]:
         "pages_out": manifest.pages.pages_out,
         "bytes_out": manifest.pages.bytes_out,
         "kernels": manifest.num_ops,
+        "run_again": manifest.num_ops - len(compiled.planned.tiled.graph.ops),
         "seconds_modelled": round(manifest.seconds, 6),
         "joules_modelled": round(manifest.joules, 6),
     }

@@ -16,6 +16,7 @@ from tightrope.core.plan import dump_plan
 from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
 from tightrope.micro.step import MicroStep
+from tightrope.plan.paging.economy import Economy
 
 MANIFEST = "manifest.json"
 
@@ -96,7 +97,13 @@ class CompiledStep:
 
 
 def compile_step(
-    step: MicroStep, machine: Machine, *, ram: Bytes, stack: Bytes = STACK_RESERVE, tiles: bool = True
+    step: MicroStep,
+    machine: Machine,
+    *,
+    ram: Bytes,
+    stack: Bytes = STACK_RESERVE,
+    tiles: bool = True,
+    economy: Economy | None = None,
 ) -> CompiledStep:
     """Plan a captured step within ``ram`` bytes and write it as C.
 
@@ -106,11 +113,13 @@ def compile_step(
         ram: bytes of all RAM: arena, counters and stack.
         stack: bytes of it for the stack.
         tiles: whether weights may be cut into rows where no plan of whole ones fits.
+        economy: what ops run again for, limits of modelled time and energy; None = the least time.
 
     Raises:
-        InfeasibleError: an op needs more; names it, its bytes and the next limit to try.
+        InfeasibleError: an op needs more, named with its bytes and the next limit to try; or the best
+            step that was found takes more time or energy than it may.
     """
-    planned = plan_step(step.graph, machine, ram=ram, stack=stack, tiles=tiles)
+    planned = plan_step(step.graph, machine, ram=ram, stack=stack, tiles=tiles, economy=economy)
     source = emit(planned.tiled, planned.executable)
     forecast = planned.plan.forecast
     manifest = Manifest(

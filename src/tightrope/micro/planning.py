@@ -22,6 +22,7 @@ from tightrope.core import (
 from tightrope.core.executable import Executable
 from tightrope.lower import lowered
 from tightrope.micro.tiles import TiledGraph, tile
+from tightrope.plan.paging.economy import Economy
 from tightrope.plan.paging.resident import floor_bytes, plan_resident
 
 STACK_RESERVE: Final[Bytes] = 2048
@@ -50,16 +51,37 @@ class MicroPlan:
 
 
 def plan_step(
-    graph: Graph, machine: Machine, *, ram: Bytes, stack: Bytes = STACK_RESERVE, tiles: bool = True
+    graph: Graph,
+    machine: Machine,
+    *,
+    ram: Bytes,
+    stack: Bytes = STACK_RESERVE,
+    tiles: bool = True,
+    economy: Economy | None = None,
 ) -> MicroPlan:
     """Plan a step within ``ram`` bytes, of which the stack and the counters take some.
 
     Weights are cut into tiles only where no plan of whole ones fits; ``tiles=False`` leaves them whole.
 
+    Args:
+        graph: of ops of the C library.
+        machine: with a slower tier.
+        ram: bytes of all RAM.
+        stack: bytes of it for the stack.
+        tiles: whether weights may be cut.
+        economy: what ops run again for, limits of time and energy; None = the least time.
+
     Raises:
-        InfeasibleError: an op needs more; names it and the smallest limit that does.
-        TightropeError: the machine has no slower tier, or the slower tier is too small.
+        InfeasibleError: an op needs more, named with the smallest limit that does; or time or energy do.
+        TightropeError: the machine has no slower tier, or the slower tier is too small; or energy was
+            asked for, and the machine does not tell its power.
     """
+    economy = economy or Economy()
+    if not machine.watts and (economy.joules is not None or economy.objective == "joules"):
+        raise TightropeError(
+            f"machine {machine.name!r} does not tell its power (watts), so energy cannot be planned: "
+            "ask for seconds, or give a profile with watts."
+        )
     if len(machine.tiers) < 2:
         raise TightropeError(
             f"machine {machine.name!r} has no slower tier: weights lie there between their uses."
@@ -77,8 +99,11 @@ def plan_step(
     beside = stack + STATIC_BYTES
     room = max(0, ram - beside)
     try:
-        plan, tiled = _tiled_plan(graph, machine, room) if tiles else _plan(tile(graph, {}), machine, room)
+        cut = _tiled_plan if tiles else _whole_plan
+        plan, tiled = cut(graph, machine, room, economy)
     except InfeasibleError as error:
+        if not error.op:
+            raise  # time or energy, not bytes
         least = error.smallest_found or error.lower_bound
         raise InfeasibleError(
             f"--ram {ram} B leaves {max(0, ram - beside)} B beside {stack} B of stack and {STATIC_BYTES} B "
@@ -88,12 +113,16 @@ def plan_step(
     return MicroPlan(plan, lowered(tiled.graph, plan, machine).executable, tiled, ram, stack)
 
 
-def _plan(tiled: TiledGraph, machine: Machine, room: Bytes) -> tuple[Plan, TiledGraph]:
+def _plan(tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy) -> tuple[Plan, TiledGraph]:
     priced = dataclasses.replace(tiled, graph=price(tiled.graph, machine))
-    return plan_resident(priced.graph, budget=room, machine=machine), priced
+    return plan_resident(priced.graph, budget=room, machine=machine, economy=economy), priced
 
 
-def _tiled_plan(graph: Graph, machine: Machine, room: Bytes) -> tuple[Plan, TiledGraph]:
+def _whole_plan(graph: Graph, machine: Machine, room: Bytes, economy: Economy) -> tuple[Plan, TiledGraph]:
+    return _plan(tile(graph, {}), machine, room, economy)
+
+
+def _tiled_plan(graph: Graph, machine: Machine, room: Bytes, economy: Economy) -> tuple[Plan, TiledGraph]:
     """Cut the largest weight of the op that needs most, until it fits or nothing can be cut.
 
     Raises:
@@ -104,8 +133,10 @@ def _tiled_plan(graph: Graph, machine: Machine, room: Bytes) -> tuple[Plan, Tile
     while tiled is not None:
         _, witness = floor_bytes(fitted(tiled.graph, machine.tiers[0].alignment))
         try:
-            return _plan(tiled, machine, room)
+            return _plan(tiled, machine, room, economy)
         except InfeasibleError as error:
+            if not error.op:
+                raise
             refused.append(error)
         finer = tiled.finer(witness)
         tiled = None if finer is None else tile(graph, finer)

@@ -1,15 +1,14 @@
 """A schedule that pages whatever it must, weights included, so that every op fits a number of bytes.
 
-Idea        Run the ops in the given order. What an op reads is paged in before it. Where the bytes do not
-            do, what is used farthest in the future leaves: it is paged out if its slower copy is not of its
-            version, and dropped if it is. What the caller holds in a slower tier (`Storage.home`) begins
-            there, and goes back there after its last change.
-Source      Belady 1966 (farthest next use); POET (ICML 2022) for what may be paged
-Guarantee   Every op runs once, in the order given. Live bytes never exceed the limit. A limit below
+Idea        Run the ops in the given order, page by farthest next use (`residency`), and run again what is
+            cheaper to make than to page (`economy`). What the caller holds in a slower tier
+            (`Storage.home`) begins there, and goes back there after its last change.
+Source      Belady 1966 (farthest next use); POET (ICML 2022) for what may be paged or made again
+Guarantee   First runs keep the order given. Live bytes never exceed the limit. A limit below
             `floor_bytes` is refused with the op that needs more: no schedule of that order does with fewer.
-Complexity  Ops times what is live at once.
-Gaps        Nothing is computed again instead. Farthest next use is best for pages of equal size and cost,
-            which these are not. Copies are waited for at once, as where the tier has no engine.
+            Re-runs never cost more than they save.
+Complexity  Ops times what is live at once; times the walks of the search.
+Gaps        See `residency` and `economy`.
 
     tier 0 ^   +-w-+      +--w'--+           w is paged in, read, dropped; paged in again, changed, paged out
            |   |   |      |      |
@@ -17,39 +16,40 @@ Gaps        Nothing is computed again instead. Farthest next use is best for pag
            +---+---+------+------+-------> ops
 """
 
-from dataclasses import dataclass, field
+import dataclasses
+from math import ceil, floor, log10
 from typing import Final, NoReturn
 
 from msgspec.structs import replace
 
 from tightrope.core import (
     Bytes,
-    Compute,
-    Free,
     Graph,
     InfeasibleError,
     Op,
-    PageIn,
-    PageOut,
     Plan,
     Schedule,
-    Step,
     StepIndex,
     StorageId,
-    Wait,
     fitted,
     format_bytes,
 )
 from tightrope.core.machine import Machine
 from tightrope.plan.assemble import assemble
+from tightrope.plan.paging.economy import Economy, cheapest
+from tightrope.plan.paging.residency import NEVER, Choice, CopyPrices, Residency, TooLargeError
 from tightrope.plan.reasons import reasons
 
-_NEVER: Final = 2**62
 _TRIES: Final = 24
 """Limits on live bytes that are tried, each smaller by what the placement before was too large."""
+_ONCE: Final = Choice()
+_SEARCHES: Final = 10
+"""Limits for which re-runs are searched."""
 
 
-def plan_resident(graph: Graph, *, budget: Bytes, machine: Machine, seed: int = 0) -> Plan:
+def plan_resident(
+    graph: Graph, *, budget: Bytes, machine: Machine, seed: int = 0, economy: Economy | None = None
+) -> Plan:
     """Plan a step under a number of bytes in tier 0, with as many pages as that takes.
 
     Args:
@@ -57,11 +57,22 @@ def plan_resident(graph: Graph, *, budget: Bytes, machine: Machine, seed: int = 
         budget: bytes of the arena.
         machine: with a slower tier.
         seed: of the placer.
+        economy: what to run ops again for, and limits of time and energy; None = every op runs once.
 
     Raises:
-        InfeasibleError: an op needs more bytes, or no placement within them was found.
+        InfeasibleError: an op needs more bytes, no placement within them was found, or a step within them
+            takes more time or energy than it may.
     """
     graph = fitted(graph, machine.tiers[0].alignment)
+    plan, limit = _once(graph, budget, machine, seed)
+    if economy is not None:
+        plan = _cheaper(graph, plan, limit, machine, seed, economy)
+        _check(plan, economy)
+    return replace(plan, reasons=reasons(graph, plan, machine))
+
+
+def _once(graph: Graph, budget: Bytes, machine: Machine, seed: int) -> tuple[Plan, Bytes]:
+    """Plan without re-runs; returns the limit on live bytes too."""
     need, witness = floor_bytes(graph)
     limit, best = max(budget, need), None
     for left in reversed(range(_TRIES)):
@@ -73,12 +84,56 @@ def plan_resident(graph: Graph, *, budget: Bytes, machine: Machine, seed: int = 
         if best is None or plan.forecast.total < best.forecast.total:
             best = plan
         if plan.forecast.total <= budget:
-            return replace(plan, reasons=reasons(graph, plan, machine))
+            return plan, limit
         if limit == need:
             break
         smaller = limit - max(plan.forecast.total - max(budget, need), graph.alignment)
         limit = max(need, smaller) if left > 1 else need
     _refuse(graph, budget, need, witness, best.forecast.total if best else None)
+
+
+def _cheaper(graph: Graph, once: Plan, limit: Bytes, machine: Machine, seed: int, economy: Economy) -> Plan:
+    """Search re-runs, place what was found, and search again under fewer bytes where it does not fit."""
+    chosen, prices, need = Choice(), CopyPrices.of(graph, machine), floor_bytes(graph)[0]
+    for _ in range(_SEARCHES):
+        chosen = cheapest(graph, machine, limit, economy, start=chosen)
+        if chosen == Choice():
+            break
+        schedule = resident_schedule(graph, limit, chosen, prices)
+        plan = assemble(graph, schedule, budget=once.budget, machine=machine, planner="resident", seed=seed)
+        over = plan.forecast.total - once.budget
+        if over <= 0:
+            return min(plan, once, key=lambda found: _cost(found, economy))
+        limit, economy = limit - over, dataclasses.replace(economy, walks=max(2, economy.walks // 2))
+        if limit < need:
+            break
+    return once
+
+
+def _cost(plan: Plan, economy: Economy) -> tuple[float, ...]:
+    return economy.cost(plan.forecast.ns, plan.forecast.joules)
+
+
+def _check(plan: Plan, economy: Economy) -> None:
+    """Refuse a plan that takes more time or energy than it may."""
+    figures, found = plan.forecast, []
+    if _cost(plan, economy)[0] == 0:
+        return
+    if economy.seconds is not None and figures.ns > economy.seconds * 1e9:
+        found.append(f"{_above(figures.ns / 1e9)} s where {economy.seconds:g} s were asked")
+    if economy.joules is not None and figures.joules > economy.joules:
+        found.append(f"{_above(figures.joules)} J where {economy.joules:g} J were asked")
+    raise InfeasibleError(
+        f"within {plan.budget} B for the arena, the best step that was found takes {' and '.join(found)} "
+        "(modelled). Ask for that much, give it more RAM, or take a smaller model.",
+        asked=plan.budget,
+    )
+
+
+def _above(value: float) -> str:
+    """Write a number with six digits, rounded up, so that it works as a limit."""
+    unit = 10.0 ** (floor(log10(value)) - 5) if value > 0 else 1.0
+    return f"{ceil(value / unit * (1 - 1e-12)) * unit:.6g}"
 
 
 def floor_bytes(graph: Graph) -> tuple[Bytes, StepIndex]:
@@ -93,12 +148,16 @@ def floor_bytes(graph: Graph) -> tuple[Bytes, StepIndex]:
     return most, needs.index(most) if needs else -1
 
 
-def resident_schedule(graph: Graph, limit: Bytes) -> Schedule:
+def resident_schedule(
+    graph: Graph, limit: Bytes, choice: Choice = _ONCE, prices: CopyPrices | None = None
+) -> Schedule:
     """Page in what ops read, and page out or drop what is used farthest in the future.
 
     Args:
         graph: one training step, in one part, fitted to the machine's alignment.
         limit: on live bytes.
+        choice: what runs again, and what leaves; as it is, nothing does, and by distance alone.
+        prices: of copies, where they decide what leaves.
 
     Raises:
         InfeasibleError: an op needs more.
@@ -110,17 +169,17 @@ def resident_schedule(graph: Graph, limit: Bytes) -> Schedule:
         >>> [type(step).__name__ for step in resident_schedule(graph, 128).steps]
         ['PageIn', 'Wait', 'Compute', 'Free', 'Compute', 'Free']
     """
-    state = _Residency(graph, limit)
-    for op in graph.ops:
-        state.run(op)
-    return Schedule(tuple(state.steps))
+    try:
+        return Schedule(tuple(Residency(graph, choice, limit, prices).walk().steps))
+    except TooLargeError as error:
+        _refuse(graph, limit, error.need, error.run.op, None)
 
 
 def _last_uses(graph: Graph) -> dict[StorageId, StepIndex]:
     last: dict[StorageId, StepIndex] = {}
     for op in graph.ops:
         last.update(dict.fromkeys((*op.reads, *op.creates), op.id))
-    last.update((s.id, _NEVER) for s in graph.storages if s.resident_at_end)
+    last.update((s.id, NEVER) for s in graph.storages if s.resident_at_end)
     return last
 
 
@@ -148,84 +207,3 @@ def _refuse(graph: Graph, budget: Bytes, need: Bytes, witness: StepIndex, found:
         f"({', '.join(parts)}){placed}. Ask for more RAM, take a smaller layer or a smaller batch.",
         asked=budget, smallest_found=found, lower_bound=need, op=op.describe(),
     )  # fmt: skip
-
-
-@dataclass
-class _Residency:
-    """What is live in tier 0, and of which version the slower copies are.
-
-    Attributes:
-        live: storage -> whether its slower copy is of the same version.
-        slow: storages with a copy in the slower tier.
-        uses: positions of the ops that use a storage, last first.
-    """
-
-    graph: Graph
-    limit: Bytes
-    live: dict[StorageId, bool] = field(default_factory=dict)
-    slow: set[StorageId] = field(default_factory=set)
-    steps: list[Step] = field(default_factory=list)
-    used: Bytes = 0
-
-    def __post_init__(self) -> None:
-        self.last = _last_uses(self.graph)
-        self.uses: dict[StorageId, list[StepIndex]] = {}
-        for op in reversed(self.graph.ops):
-            for storage in {*op.reads, *op.creates}:
-                self.uses.setdefault(storage, []).append(op.id)
-        self.used = sum(s.size for s in self.graph.storages if s.external and not s.home)
-
-    def run(self, op: Op) -> None:
-        """Make room, page in what the op reads, run it, and let go of what ends."""
-        sizes = self.graph.storages
-        reads = [s for s in op.reads if not sizes[s].external or sizes[s].home]
-        missing = [s for s in reads if s not in self.live]
-        room = sum(sizes[s].size for s in missing) + _makes(self.graph, op, self.last)
-        while self.used + room > self.limit:
-            self.evict(self.victim(op))
-        for storage in missing:
-            self.steps += [PageIn(storage), Wait(storage)]
-            self.live[storage] = True
-            self.used += sizes[storage].size
-        self.steps.append(Compute(op.id))
-        for storage in op.creates:
-            self.live[storage] = False
-            self.used += sizes[storage].size
-        self.live.update(dict.fromkeys((s for s in op.mutates if s in self.live), False))
-        for storage in {*op.reads, *op.creates}:
-            self.uses[storage].pop()
-        for storage in sorted({*reads, *op.creates}):
-            if not self.uses[storage] and not sizes[storage].resident_at_end:
-                self.finish(storage)
-
-    def victim(self, op: Op) -> StorageId:
-        """Choose what leaves: used farthest in the future, then unchanged, then large."""
-        free = [s for s in self.live if s not in op.reads and not self.graph.storages[s].resident_at_end]
-        if not free:
-            need = self.used + _makes(self.graph, op, self.last)
-            _refuse(self.graph, self.limit, need, op.id, None)
-        sizes = self.graph.storages
-        return max(
-            free, key=lambda s: (self.uses[s][-1] if self.uses[s] else _NEVER, self.live[s], sizes[s].size, s)
-        )
-
-    def evict(self, storage: StorageId) -> None:
-        """Let the fast copy go; its slower copy has its bytes then."""
-        if not self.live.pop(storage):
-            self.steps += [PageOut(storage), Wait(storage)]
-            self.slow.add(storage)
-        else:
-            self.steps.append(Free(storage))
-        self.used -= self.graph.storages[storage].size
-
-    def finish(self, storage: StorageId) -> None:
-        """Let go of what no op uses again; what the caller holds goes back changed."""
-        if self.graph.storages[storage].home:
-            self.evict(storage)
-            return
-        del self.live[storage]
-        self.used -= self.graph.storages[storage].size
-        self.steps.append(Free(storage))
-        if storage in self.slow:
-            self.slow.remove(storage)
-            self.steps.append(Free(storage, 1))

@@ -50,6 +50,8 @@ class PoetKnobs:
         paging: whether storages may be paged.
         below: only sets with at most this objective (joules, or ns) are asked for, which is often far
             quicker to refute than an optimum is to prove; None = all.
+        given: storages that are in the slower tier before the step, each made by an op that stands for
+            its first read: they are paged in wherever they are read, and never out.
     """
 
     objective: Objective = "joules"
@@ -59,6 +61,7 @@ class PoetKnobs:
     recompute: bool = True
     paging: bool = True
     below: float | None = None
+    given: frozenset[StorageId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +195,14 @@ class _PoetStages:
         for storage, op in enumerate(model.producer):
             if op < 0 or model.pinned[storage]:
                 continue
-            _, _, out_ns, in_ns, *_, can_page = facts.storages[storage]
-            out, into = facts.joules[storage] if self.goal.by_joules else (float(out_ns), float(in_ns))
-            can_page = can_page and self.knobs.paging
+            given, can_page = storage in self.knobs.given, bool(facts.storages[storage][-1])
+            (out_ns, in_ns), joules = self._copies(storage)
+            out, into = joules if self.goal.by_joules else (out_ns, in_ns)
+            can_page = given or (can_page and self.knobs.paging)
             if can_page:
                 self.out[storage] = add(out / self.unit, upper=1, integer=True)
             for stage in range(op + 1, min(self.wanted[storage], len(model.need) - 1) + 1):
-                self.keep[stage, storage] = add(upper=1, integer=True)
+                self.keep[stage, storage] = add(upper=0 if given and stage == op + 1 else 1, integer=True)
                 if can_page:
                     self.page[stage, storage] = add(into / self.unit, upper=1, integer=True)
         frees = sum(len(self.readers[storage]) + 1 for _, storage in self.keep)
@@ -207,6 +211,13 @@ class _PoetStages:
                 f"POET's program would have about {self.program.num_columns + frees} columns for these "
                 f'{len(model.need)} ops; the limit is {self.knobs.max_columns}. Use planner="paging".'
             )
+
+    def _copies(self, storage: StorageId) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Look up what a page-out and a page-in take, in ns and in joules."""
+        _, _, out_ns, in_ns, *_ = self.facts.storages[storage]
+        out, into = self.facts.joules[storage]
+        paid = storage not in self.knobs.given
+        return (float(out_ns * paid), float(in_ns)), (out * paid, into)
 
     def _candidates(self, stage: StepIndex) -> list[OpId]:
         return [op for op in range(stage) if (stage, op) in self.run]
@@ -294,14 +305,14 @@ class _PoetStages:
         self._most(held, float(goal.tier_limit))
         ns = [(column, float(facts.ops[op][3])) for (_, op), column in self.run.items()]
         ns += [(column, float(facts.storages[s][3])) for (_, s), column in self.page.items()]
-        ns += [(column, float(facts.storages[s][2])) for s, column in self.out.items()]
+        ns += [(column, self._copies(s)[0][0]) for s, column in self.out.items()]
         once = sum(op[2] for op in facts.ops)
         if goal.ns is not None:
             self._most(ns, float(goal.ns - once))
         watts = facts.watts * 1e-9
         joules = [(column, watts * facts.ops[op][3]) for (_, op), column in self.run.items()]
         joules += [(column, facts.joules[s][1]) for (_, s), column in self.page.items()]
-        joules += [(column, facts.joules[s][0]) for s, column in self.out.items()]
+        joules += [(column, self._copies(s)[1][0]) for s, column in self.out.items()]
         if goal.joules is not None:
             self._most(joules, goal.joules - watts * once)
         if self.knobs.below is not None:
