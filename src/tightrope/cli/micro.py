@@ -70,12 +70,14 @@ def compile_command(
     from tightrope.cli.target import build_trained
     from tightrope.micro import capture_step, compile_step
     from tightrope.plan.paging.economy import Economy
+    from tightrope.run.status import StatusLine
 
     profile = find_machine(machine)
     made = build_trained(target)
     step = capture_step(made.model, made.args, made.optimizer, **made.kwargs)
     asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute)
-    compiled = compile_step(step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked)
+    with StatusLine().slow("planning the step"):
+        compiled = compile_step(step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked)
     compiled.write(output)
     if json:
         emit_json({"folder": str(output), **_promises(compiled)})

@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 from tightrope.core import Bytes, Graph, Machine, Nanoseconds, StepIndex, StorageId, TightropeError
 from tightrope.plan.model import Model, Pair, build
-from tightrope.plan.paging.residency import At, Choice, CopyPrices, Residency, TooLargeError
+from tightrope.plan.paging.residency import At, WalkChoice, CopyPrices, Residency, TooLargeError
 
 Objective: TypeAlias = Literal["seconds", "joules"]
 _DEPTH: Final = 6
@@ -77,8 +77,8 @@ def _over(figure: float, limit: float | None) -> float:
 
 
 def cheapest(
-    graph: Graph, machine: Machine, limit: Bytes, economy: Economy, start: Choice | None = None
-) -> Choice:
+    graph: Graph, machine: Machine, limit: Bytes, economy: Economy, start: WalkChoice | None = None
+) -> WalkChoice:
     """Choose what runs again, and what leaves, in a step whose storages are all paged as needed.
 
     Args:
@@ -89,12 +89,12 @@ def cheapest(
         start: to begin from.
     """
     search = _Search(graph, machine, limit, economy)
-    begins = list(dict.fromkeys((start or Choice(), Choice(), Choice(by_price=True))))
+    begins = list(dict.fromkeys((start or WalkChoice(), WalkChoice(), WalkChoice(by_price=True))))
     found = [_anneal(search, begin, (k + 1) / len(begins)) for k, begin in enumerate(begins)]
     return min(found, key=search.cost)
 
 
-def _anneal(search: "_Search", start: Choice, share: float) -> Choice:
+def _anneal(search: "_Search", start: WalkChoice, share: float) -> WalkChoice:
     """Descend from a start; then change some answers at random, and descend again, for a share of walks."""
     best = current = search.descend(start, share)
     draw = random.Random(search.economy.seed)
@@ -127,13 +127,13 @@ class _Search:
         self.prices = CopyPrices.of(graph, machine)
         self.walks, self.most = 0, economy.walks
         self.late = _late_reads(self.model)
-        self._known: dict[Choice, _Asked] = {}
+        self._known: dict[WalkChoice, _Asked] = {}
 
-    def cost(self, choice: Choice) -> Cost:
+    def cost(self, choice: WalkChoice) -> Cost:
         """Sum what limits are exceeded by, and the objective; infinite where the walk does not fit."""
         return self._walk(choice)[0]
 
-    def descend(self, choice: Choice, share: float) -> Choice:
+    def descend(self, choice: WalkChoice, share: float) -> WalkChoice:
         """Ask about every page-in, and about every answer, until nothing lowers the cost."""
         cost, again = self.cost(choice), True
         while again:
@@ -150,20 +150,20 @@ class _Search:
                     break
         return choice
 
-    def _ins(self, choice: Choice) -> list[At]:
+    def _ins(self, choice: WalkChoice) -> list[At]:
         return sorted(set(self._walk(choice)[1]), key=lambda at: (-self._price(at[1]), at))
 
-    def reruns(self, choice: Choice) -> Iterator[_Change]:
+    def reruns(self, choice: WalkChoice) -> Iterator[_Change]:
         """Make a storage again where it is read, or do not."""
         yield from self._chains(choice, (0,))
         for pair in sorted(choice.pairs):
             yield frozenset((pair,)), frozenset()
 
-    def sooner(self, choice: Choice) -> Iterator[_Change]:
+    def sooner(self, choice: WalkChoice) -> Iterator[_Change]:
         """Make a storage again some ops before it is read, where those leave more room."""
         yield from self._chains(choice, _SOONER)
 
-    def holds(self, choice: Choice) -> Iterator[_Change]:
+    def holds(self, choice: WalkChoice) -> Iterator[_Change]:
         """Let others leave before a storage, or do not."""
         for at in (*self._ins(choice), *sorted(choice.held)):
             yield frozenset(), frozenset((at,))
@@ -172,7 +172,7 @@ class _Search:
         prices = self.prices
         return (prices.in_joules if self.economy.objective == "joules" else prices.in_ns)[storage]
 
-    def _chains(self, choice: Choice, ahead: tuple[int, ...]) -> Iterator[_Change]:
+    def _chains(self, choice: WalkChoice, ahead: tuple[int, ...]) -> Iterator[_Change]:
         """Re-runs in place of every page-in, then of what is kept; chains of one op and more."""
         if not self.economy.reruns:
             return
@@ -197,13 +197,13 @@ class _Search:
             yield frozenset(chain)
             wanted += sorted(self.model.again_reads[op], key=lambda s: self.model.size[s])
 
-    def _walk(self, choice: Choice) -> _Asked:
+    def _walk(self, choice: WalkChoice) -> _Asked:
         if choice not in self._known:
             self.walks += 1
             self._known[choice] = self._walked(choice)
         return self._known[choice]
 
-    def _walked(self, choice: Choice) -> _Asked:
+    def _walked(self, choice: WalkChoice) -> _Asked:
         try:
             walk = Residency(self.graph, choice, self.limit, self.prices).walk()
         except TooLargeError:

@@ -70,7 +70,7 @@ At: TypeAlias = tuple[PagedRun, StorageId]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WalkChoice:
     """What a walk is free to decide.
 
     Attributes:
@@ -83,9 +83,9 @@ class Choice:
     held: frozenset[At] = frozenset()
     by_price: bool = False
 
-    def changed(self, pairs: frozenset[Pair], held: frozenset[At]) -> "Choice":
+    def changed(self, pairs: frozenset[Pair], held: frozenset[At]) -> "WalkChoice":
         """Add what is not there, and take out what is."""
-        return Choice(self.pairs ^ pairs, self.held ^ held, self.by_price)
+        return WalkChoice(self.pairs ^ pairs, self.held ^ held, self.by_price)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Residency:
     """
 
     graph: Graph
-    choice: Choice
+    choice: WalkChoice
     limit: Bytes
     prices: CopyPrices | None = None
     live: dict[StorageId, bool] = field(default_factory=dict)

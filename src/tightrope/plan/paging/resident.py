@@ -37,12 +37,12 @@ from tightrope.core import (
 from tightrope.core.machine import Machine
 from tightrope.plan.assemble import assemble
 from tightrope.plan.paging.economy import Economy, cheapest
-from tightrope.plan.paging.residency import NEVER, Choice, CopyPrices, Residency, TooLargeError
+from tightrope.plan.paging.residency import NEVER, WalkChoice, CopyPrices, Residency, TooLargeError
 from tightrope.plan.reasons import reasons
 
 _TRIES: Final = 24
 """Limits on live bytes that are tried, each smaller by what the placement before was too large."""
-_ONCE: Final = Choice()
+_ONCE: Final = WalkChoice()
 _SEARCHES: Final = 10
 """Limits for which re-runs are searched."""
 
@@ -94,10 +94,10 @@ def _once(graph: Graph, budget: Bytes, machine: Machine, seed: int) -> tuple[Pla
 
 def _cheaper(graph: Graph, once: Plan, limit: Bytes, machine: Machine, seed: int, economy: Economy) -> Plan:
     """Search re-runs, place what was found, and search again under fewer bytes where it does not fit."""
-    chosen, prices, need = Choice(), CopyPrices.of(graph, machine), floor_bytes(graph)[0]
+    chosen, prices, need = WalkChoice(), CopyPrices.of(graph, machine), floor_bytes(graph)[0]
     for _ in range(_SEARCHES):
         chosen = cheapest(graph, machine, limit, economy, start=chosen)
-        if chosen == Choice():
+        if chosen == WalkChoice():
             break
         schedule = resident_schedule(graph, limit, chosen, prices)
         plan = assemble(graph, schedule, budget=once.budget, machine=machine, planner="resident", seed=seed)
@@ -149,7 +149,7 @@ def floor_bytes(graph: Graph) -> tuple[Bytes, StepIndex]:
 
 
 def resident_schedule(
-    graph: Graph, limit: Bytes, choice: Choice = _ONCE, prices: CopyPrices | None = None
+    graph: Graph, limit: Bytes, choice: WalkChoice = _ONCE, prices: CopyPrices | None = None
 ) -> Schedule:
     """Page in what ops read, and page out or drop what is used farthest in the future.
 
