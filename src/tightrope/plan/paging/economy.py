@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 from tightrope.core import Bytes, Graph, Machine, Nanoseconds, StepIndex, StorageId, TightropeError
 from tightrope.plan.model import Model, Pair, build
-from tightrope.plan.paging.residency import At, WalkChoice, CopyPrices, Residency, TooLargeError
+from tightrope.plan.paging.residency import At, CopyPrices, Residency, TooLargeError, WalkChoice
 
 Objective: TypeAlias = Literal["seconds", "joules"]
 _DEPTH: Final = 6

@@ -37,7 +37,7 @@ from tightrope.core import (
 from tightrope.core.machine import Machine
 from tightrope.plan.assemble import assemble
 from tightrope.plan.paging.economy import Economy, cheapest
-from tightrope.plan.paging.residency import NEVER, WalkChoice, CopyPrices, Residency, TooLargeError
+from tightrope.plan.paging.residency import NEVER, CopyPrices, Residency, TooLargeError, WalkChoice
 from tightrope.plan.reasons import reasons
 
 _TRIES: Final = 24
