@@ -54,6 +54,16 @@ def test_a_stray_write_faults_at_its_address(
     assert caught.value.address == address
 
 
+def test_a_plan_that_takes_all_of_a_limit_between_two_fences_runs(
+    steps: dict[str, MicroStep], board: Machine, tmp_path: Path
+) -> None:
+    total = compile_step(steps["pooled"], board, ram=2**20).manifest.total
+    assert fenced(total) < total
+    folder = compile_step(steps["pooled"], board, ram=total).write(tmp_path / "out")
+    run = run_on_board(folder, [(folder / "sample.bin").read_bytes()])
+    assert run.ram <= total < run.fence <= total * (1 + 1 / 64)
+
+
 def test_a_plan_for_more_ram_than_the_board_has_does_not_link(
     steps: dict[str, MicroStep], board: Machine, tmp_path: Path
 ) -> None:

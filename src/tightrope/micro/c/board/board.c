@@ -1,7 +1,7 @@
 /* Bench on an emulated Cortex-M4F (mps2-an386): reset, fence, stack, storage in a file of the host, counts.
 
-   RAM is TR_RAM bytes behind 0x20000000; the memory protection unit lets nothing else be touched but code and
-   constants, which are read-only. The free part of RAM is painted before anything runs, so that what the
+   The memory protection unit lets nothing be touched but TR_RAM bytes
+   behind 0x20000000, and code and constants, which are read-only. The free part of RAM is painted before anything runs, so that what the
    stack took shows at the end. There is no heap: _sbrk fails. Storage and console are semihosting calls. */
 #include <stddef.h>
 #include <stdint.h>
