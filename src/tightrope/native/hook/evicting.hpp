@@ -45,6 +45,7 @@ class Evicting {
   bool suspended = false, poison = false;
   bool soft = false;  // inputs of ops that wait for other inputs may go where nothing else can
   int64_t of_state = 0;  // id of the mapping in the allocator's books
+  std::vector<Held> dropped;  // last references, for the caller to let go of once the mutex is free: that locks it
 
   Evicting(const Options& options, char* base, int64_t bytes, c10::DeleterFnPtr deleter)
       : arena_(options), base_(base), bytes_(bytes), deleter_(deleter) {
@@ -215,6 +216,7 @@ class Evicting {
     while (count < capacity && arena_.take_forgotten(&id, 1) == 1) {
       Slot gone = static_cast<size_t>(id) < slots_.size() ? std::exchange(slots_[id], {}) : Slot{};
       if (gone.impl != nullptr) by_impl_.erase(gone.impl);
+      if (gone.outside) dropped.push_back(std::move(gone.outside));
       if (gone.address != nullptr) by_address_.erase(gone.address);
       out[count++] = id;
     }
@@ -230,7 +232,7 @@ class Evicting {
         slot.released = true;
         if (arena_.release(id)) {
           forget_impl(slot);
-          slot.outside.reset();
+          dropped.push_back(std::move(slot.outside));
           continue;
         }
       }

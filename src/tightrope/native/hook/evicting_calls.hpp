@@ -99,12 +99,15 @@ void tr_evict_prepare(Evicting* self, int64_t kind, int64_t shape, int64_t aside
 
 int64_t tr_evict_finish(Evicting* self, int64_t kind, int64_t ns, int64_t outputs, int64_t changed, int64_t a, int64_t b,
                         int64_t c) {
+  std::vector<tightrope_evicting::Held> dropped;  // outlives the lock
   Lock lock(state->mutex);
   if (outputs <= 3) {
     const int64_t keys[] = {a, b, c};
     std::copy(keys, keys + outputs, self->row(Evicting::kOutputs));
   }
-  return self->finish(kind, ns, outputs, changed);
+  const int64_t forgotten = self->finish(kind, ns, outputs, changed);
+  dropped.swap(self->dropped);
+  return forgotten;
 }
 
 void tr_evict_abandon(Evicting* self) {
@@ -145,8 +148,11 @@ int64_t tr_evict_is_held(Evicting* self, int64_t id) {
 }
 
 int64_t tr_evict_forgotten(Evicting* self) {
+  std::vector<tightrope_evicting::Held> dropped;  // outlives the lock
   Lock lock(state->mutex);
-  return self->forgotten(self->row(Evicting::kForgotten), Evicting::kColumns - 1);
+  const int64_t forgotten = self->forgotten(self->row(Evicting::kForgotten), Evicting::kColumns - 1);
+  dropped.swap(self->dropped);
+  return forgotten;
 }
 
 // Returns what it was.
