@@ -164,6 +164,11 @@ def intercepting() -> Any:
     return Intercepting
 
 
+def innermost_mode() -> Any:
+    """Return the dispatch mode that this thread's ops reach first, or None."""
+    return torch.utils._python_dispatch._get_current_dispatch_mode()
+
+
 def keeps_graph() -> bool:
     """Tell whether the running backward was asked to keep its graph (``retain_graph=True``)."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

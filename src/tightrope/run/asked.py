@@ -21,6 +21,16 @@ def check_verify(verify: object, known: Sequence[str] = ("first", "graph")) -> N
         raise TightropeError(f"verify={shown(verify)}: use {names} or None.")
 
 
+def check_fallback(fallback: object) -> None:
+    """Refuse anything that ``fallback`` does not stand for.
+
+    Raises:
+        TightropeError: quotes it.
+    """
+    if not (isinstance(fallback, str) and fallback in ("auto", "evict", "replay")):
+        raise TightropeError(f'fallback={shown(fallback)}: use "auto", "evict" or "replay".')
+
+
 def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
     """Read a budget: bytes, or for a share a function of what the unplanned step needs.
 

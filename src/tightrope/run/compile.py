@@ -24,12 +24,13 @@ from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
 from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import check_switches, check_verify, parse_budget
+from tightrope.run.asked import check_fallback, check_switches, check_verify, parse_budget
 from tightrope.run.attempt import attempt
 from tightrope.run.beside import Beside
 from tightrope.run.buckets import Buckets
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
+from tightrope.run.evicted import EvictedSteps, evicted_steps
 from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.foresee import Foresight
 from tightrope.run.paging import paging_of
@@ -54,7 +55,7 @@ class CompiledModel:
     """What belongs to one compiled model: its calls, and its level.
 
     Attributes:
-        level: ``L1`` (planned), or ``L0`` (planned addresses only) with the reason in ``why``.
+        level: ``L1`` (planned); ``E`` (eviction) or ``L0`` (planned addresses only), the reason in ``why``.
         in_pieces: whether the model became several graphs.
         broken: why the model is not one graph.
         many_sizes: whether a call is captured once for all sizes.
@@ -62,6 +63,7 @@ class CompiledModel:
         num_new: calls in a row that needed new graphs, where there are several.
         calls: captured graphs and what runs them.
         replay: the L0 recorder, when that level is used.
+        evicted: the blocks of eviction, when level E is used.
         before_run: called with (this, number of the graph) and its arguments right before a forward runs.
         twin: the model as it is, where plans are compared with it.
         forget: makes Dynamo drop what it compiled for the model.
@@ -81,6 +83,7 @@ class CompiledModel:
         self.in_pieces, self.num_graphs, self.num_new = False, 0, 0
         self.many_sizes = False
         self.replay: Replay | None = None
+        self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
         self.accounts: Accounts = accounts()
@@ -105,6 +108,8 @@ class CompiledModel:
             self.end_step()
         if self.replay is not None:
             self.replay.close()
+        if self.evicted is not None:
+            self.evicted.leave()
         self.beside.close()
         self.calls.close()
         self.run_plain()
@@ -200,8 +205,8 @@ class CompiledModel:
             self._lifted = False
             self.accounts.hold(self, self.calls.budget)
 
-    def drop_to_replay(self, reason: str) -> None:
-        """Fall back to level 0 and say why."""
+    def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
+        """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
         budget = self.settings.budget
         if not isinstance(budget, int):
             raise TightropeError(
@@ -218,12 +223,14 @@ class CompiledModel:
         self.beside.close()
         self.run_plain()
         self.accounts.hold(self, budget)  # where none is known to be enough, a refused request names the next
-        self.replay = replay(budget=budget)
-        self.level, self.why, self.in_pieces = "L0", reason, False
-        warnings.warn(
-            f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {reason}",
-            stacklevel=5,
-        )
+        self.evicted, against = evicted_steps(model, self.accounts, budget, self.settings.fallback)
+        self.why, self.in_pieces = f"{reason} {against}".strip(), False
+        if self.evicted is not None:
+            self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
+        else:
+            self.replay = replay(budget=budget)
+            self.level, what = "L0", "planned addresses and a hard limit, no recomputation"
+        warnings.warn(f"tightrope: level {self.level} ({what}). {self.why}", stacklevel=5)
 
     def next_step(self) -> None:
         """Tell the L0 recorder that a training step begins."""
@@ -287,6 +294,7 @@ def compile(
     overwrite: bool = True,
     page_to: str | Path | None = None,
     shapes: "str | Sequence[Shape] | None" = None,
+    fallback: str = "auto",
 ) -> Model:
     """Hold the training steps of ``model`` to a number of bytes, with unchanged results.
 
@@ -314,6 +322,9 @@ def compile(
         shapes: where inputs change their sizes: ``"bucket"``, or a list of the largest shapes to expect, such
             as ``[(8, 64), (8, 128)]`` of the first tensor or ``{"input_ids": (8, 64)}`` by name. A call is
             captured once for all sizes, and only the largest of each bucket is planned; nothing is padded.
+        fallback: what a model that cannot be planned runs under, with a warning: ``"replay"`` = level L0,
+            ``"evict"`` = level E, as soon as the model is not one graph, ``"auto"`` = L0 where the budget is
+            known to be enough without recomputation, else E.
 
     Returns:
         ``model``.
@@ -334,25 +345,34 @@ def compile(
     check_model(model)
     check_verify(verify, ("first", "graph", "eager"))
     check_switches(fuse, overwrite, verify)
+    check_fallback(fallback)
     buckets = check_shapes(shapes, fuse=fuse, page_to=page_to)
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_example(example)
     size = parse_budget(budget, machine)
     pages = paging_of(page_to, machine, fuse=fuse, seed=seed, seconds=seconds)
-    settings = Settings(size, verify, seed, seconds, fuse=fuse, writes=overwrite, pages=pages)
+    settings = Settings(
+        size, verify, seed, seconds, fuse=fuse, writes=overwrite, pages=pages, fallback=fallback
+    )
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
-    compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts) if verify == "eager" else None
-    _torch.ignore_logging()
     compiled.many_sizes = shapes is not None
+    _wrap(model, compiled)
+    if example is not None:
+        plan_ahead(model, example)
+    return model
+
+
+def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
+    """Make calls of a model those of what belongs to it."""
+    if compiled.settings.verify == "eager":
+        compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts)
+    _torch.ignore_logging()
     ways = ways_of(model, host_of(weakref.ref(compiled)))
     compiled.forget = ways.forget
     _take_over(model, compiled)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, ways)
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())
-    if example is not None:
-        plan_ahead(model, example)
-    return model
 
 
 def _take_over(model: torch.nn.Module, compiled: CompiledModel) -> None:
@@ -377,7 +397,7 @@ def host_of(reference: "weakref.ref[CompiledModel]") -> Host:
 
 
 def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: Ways) -> Callable[..., Any]:
-    """Make what runs instead of the model's call: one graph, else a sequence of graphs, else level 0."""
+    """Make what runs instead of the model's call: one graph, else several graphs, else level E or 0."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
@@ -386,6 +406,8 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         if compiled.level == "L0":
             compiled.next_step()
             return ways.plain(*args, **kwargs)
+        if compiled.evicted is not None:
+            return compiled.evicted.run(ways.plain, args, kwargs)
         compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
@@ -411,9 +433,11 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
                 return result
             if not isinstance(compiled.settings.budget, int):
                 trial(*args, **kwargs)
-                compiled.drop_to_replay(reason)
-            else:
-                compiled.break_up(reason)
+                compiled.drop(model, reason)  # raises
+            if compiled.settings.fallback == "evict":
+                compiled.drop(model, reason)
+                return call(*args, **kwargs)
+            compiled.break_up(reason)
         return in_pieces(*args, **kwargs)
 
     def for_many(args: Any, kwargs: Any) -> tuple[Any, str]:
@@ -444,11 +468,11 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             compiled.num_new = compiled.num_new + 1 if new else 0
             if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
                 compiled.calls.prospects.rehearse(owner, args, kwargs)
-                compiled.drop_to_replay(f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
+                compiled.drop(model, f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
             return result
         del result
         restore()
-        compiled.drop_to_replay(reason)
+        compiled.drop(model, reason)
         return call(*args, **kwargs)
 
     return call

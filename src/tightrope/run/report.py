@@ -17,6 +17,7 @@ from tightrope.run.by_name import graphs_of
 from tightrope.run.calls import Calls
 from tightrope.run.compile import CompiledModel, compiled_of
 from tightrope.run.drawing import drawn
+from tightrope.run.evicted import EvictedSteps
 from tightrope.run.prepared import Proof
 from tightrope.run.replay import Replay
 from tightrope.run.running import Running
@@ -33,7 +34,7 @@ class Report:
     """Figures of the last step of a compiled model.
 
     Attributes:
-        level: ``L2`` (planned, then fused), ``L1`` or ``L0``.
+        level: ``L2`` (planned, then fused), ``L1``, ``E`` (evicted) or ``L0``.
         why: why not a higher level, or the empty string.
         enforced: whether the allocator's hard limit is on; else bytes are checked, not enforced.
         budget: total bytes asked for.
@@ -229,6 +230,8 @@ def _compiled_report(compiled: CompiledModel) -> Report:
         replayed = compiled.replay
         assert replayed is not None
         return _replaying(compiled.why, replayed)
+    if compiled.evicted is not None:
+        return _evicting(compiled.why, compiled.evicted)
     if not compiled.calls.recent:
         budget = compiled.calls.budget
         return _empty(
@@ -303,6 +306,26 @@ def _replaying(why: str, replayed: Replay) -> Report:
         verified="not needed: the model runs unchanged",
         divergences=int(replayed.divergence is not None),
         hidden=replayed.hidden,
+    )
+
+
+def _evicting(why: str, evicted: EvictedSteps) -> Report:
+    found = replace(
+        _empty("E", why, evicted.budget, enforced=True),
+        persistent=evicted.persistent,
+        arena=evicted.arena,
+        verified="not needed: ops run unchanged, and again from the same inputs",
+    )
+    block = evicted.last
+    if block is None:
+        return found
+    most = block.statistics().high_water
+    return replace(
+        found,
+        observed_peak=most,
+        observed_total=evicted.persistent + evicted.arena,
+        overhead=100 * block.recomputed_ns / max(block.operator_ns, 1),
+        num_recomputed=block.num_recomputed,
     )
 
 

@@ -105,7 +105,7 @@ def save(
     model = step.model if isinstance(step, TrainingStep) else step
     called = step.fn if isinstance(step, TrainingStep) else step.forward
     check_call(type(model).__name__, called, args, dict(kwargs or {}), "save(step, path, (x, y))")
-    if isinstance(owner, CompiledModel) and (owner.level == "L0" or owner.in_pieces):
+    if isinstance(owner, CompiledModel) and (owner.level in ("L0", "E") or owner.in_pieces):
         why = owner.why or owner.broken
         raise TightropeError(f"only a step that is one planned graph can be saved: {why}")
     found: list[_Snapshot] = []

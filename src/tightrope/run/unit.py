@@ -52,6 +52,7 @@ class Settings:
         writes: whether ops may write over inputs that nothing needs any more.
         chunk: chunks of rows that a loss may be split into where nothing fits without; 0 = none, None = any.
         pages: where storages may be paged to; None = nowhere.
+        fallback: what a model that is not captured runs under; see `tightrope.compile`.
     """
 
     budget: Bytes | Callable[[Bytes], Bytes]
@@ -63,6 +64,7 @@ class Settings:
     writes: bool = True
     chunk: int | None = None
     pages: Paging | None = None
+    fallback: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import Self
 
 import torch
 
+from tightrope.capture._torch import innermost_mode
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
 from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.evicting import EvictionWindow
@@ -88,6 +89,11 @@ class Eviction:
     def num_held_calls(self) -> int:
         """Records of storages that are kept now, with the calls that make them."""
         return len(self._watch.versions) if self._watch else 0
+
+    @property
+    def is_innermost(self) -> bool:
+        """Whether the block is the last that was entered of all that see this thread's ops."""
+        return self._watch is not None and innermost_mode() is self._watch
 
     def statistics(self) -> Statistics:
         """Read the arena's counters; after the block, as they were at its end.

@@ -1,0 +1,217 @@
+"""Level E of `compile`: training steps of a model that no plan serves, held to the budget by eviction.
+
+Idea        The outermost call of the model opens an eviction block, which stays open through the loss, the
+            backward pass and the update: until the next call that finds no backward pass outstanding. The
+            arena gets what the budget leaves beside what is held and what is expected to outlive the block.
+Source      As `tightrope.run.evict`
+Guarantee   Bytes charged never exceed the budget: an arena is charged as a whole, and what moves out of it
+            at the end of a block is charged or stays where it is. Values are those of the loop without it.
+Complexity  Per op that of `evict`; per block a mapping of the arena, and a copy of what outlives it.
+Gaps        Whatever the loop does between two calls, data that it makes included, is done in the block.
+            Models share the block that is open. A step that begins inside of a dispatch mode of the caller,
+            or of sparse or nested inputs, is limited and not evicted, with a warning. One thread.
+"""
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import torch
+
+from tightrope.capture._eager import tensors_in
+from tightrope.capture._torch import innermost_mode
+from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
+from tightrope.run.accounts import Accounts
+from tightrope.run.arenas import trim_all
+from tightrope.run.evict.context import Eviction, evict
+from tightrope.run.evict.watch import OpWatch
+from tightrope.run.room import RESERVE
+from tightrope.run.sharded import divided
+
+_LEAST: Final[Bytes] = 65536
+"""A smaller arena holds no step."""
+_STATES: Final = 3
+"""Copies of trained parameters that a first step may leave: gradients and two moments."""
+
+
+class _Awaited:
+    """A backward pass that did not begin yet; its hooks keep this alive, and nothing else does."""
+
+    __slots__ = ("__weakref__", "came")
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def arrived(self, _: torch.Tensor) -> None:
+        self.came = True
+
+
+class EvictedSteps:
+    """Blocks of eviction, one per training step of a model; used from one thread.
+
+    Attributes:
+        budget: of the process.
+        persistent: bytes held beside the arena when the last block began.
+        arena: bytes of its arena.
+        num_blocks: that were opened.
+        last: the block that is open, or ended last.
+    """
+
+    def __init__(self, budget: Bytes, parameters: Sequence[torch.Tensor], accounts: Accounts) -> None:
+        self.budget, self._accounts = budget, accounts
+        self.persistent = self.arena = self.num_blocks = 0
+        self.last: Eviction | None = None
+        self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
+        self._outlived: Bytes | None = None
+        self._block: Eviction | None = None
+        self._thread = self._depth = 0
+        self._warned = False
+        self._awaited: list[weakref.ref[_Awaited]] = []
+
+    def run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Make a call in the block that is open, or in a new one.
+
+        Raises:
+            InfeasibleError: what is held leaves no room for an arena.
+            OutOfBudgetError: an op and what must stay do not fit together.
+            TightropeError: another thread has the block.
+        """
+        serving = next(iter(_SERVING), None)
+        if serving is not None and serving._thread != threading.get_ident():
+            raise TightropeError(
+                "level E: a training step of another thread is under way; call the model from that thread."
+            )
+        if serving is not None and serving._may_end:
+            serving.close()
+            if serving._block is None:
+                serving = None
+        if serving is None and (mode := innermost_mode()) is not None:
+            if not isinstance(mode, OpWatch):
+                self._warn(f"that begins inside of {type(mode).__name__}")
+            return call(*args, **kwargs)
+        if any(one.layout is not torch.strided or one.is_nested for one in tensors_in((args, kwargs))):
+            self._warn("of sparse or nested tensors")
+            return call(*args, **kwargs)
+        if serving is None:
+            self._begin()
+            serving = self
+        return serving._call(call, args, kwargs)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the block, if one is open here: what lives moves to ordinary memory.
+
+        Raises:
+            OutOfBudgetError: more lives than the arena holds.
+        """
+        block = self._block
+        if block is None or self._thread != threading.get_ident() or not block.is_innermost:
+            return
+        self._block, self._awaited = None, []
+        _SERVING.discard(self)
+        before = self._accounts.heap()
+        try:
+            block.__exit__(None if error is None else type(error), error, None)
+        finally:
+            self._outlived = max(self._accounts.heap() - before, 0)
+
+    def leave(self) -> None:
+        """End the block when its model goes: nobody is left to be told what did not fit."""
+        with suppress(TightropeError, torch.OutOfMemoryError):
+            self.close()
+
+    @property
+    def _may_end(self) -> bool:
+        """Whether nothing that the block serves is under way."""
+        return not self._depth and all((one := ref()) is None or one.came for ref in self._awaited)
+
+    def _call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._depth += 1
+        try:
+            result = call(*args, **kwargs)
+        except BaseException as error:
+            self._depth -= 1
+            if not self._depth:
+                self.close(error)
+            raise
+        self._depth -= 1
+        self._expect(result)
+        if self._may_end and not torch.is_grad_enabled():
+            self.close()
+        return result
+
+    def _expect(self, result: Any) -> None:
+        """Await a backward pass from whatever a call returned that has a graph."""
+        awaited = _Awaited()
+        for tensor in tensors_in(result):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(awaited.arrived)  # type: ignore[no-untyped-call]
+        self._awaited = [ref for ref in self._awaited if (one := ref()) is not None and not one.came]
+        self._awaited.append(weakref.ref(awaited))
+
+    def _warn(self, step: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"tightrope: level E evicts nothing in a step {step}: the limit alone holds.", stacklevel=6
+            )
+
+    def _begin(self) -> None:
+        """Open a block."""
+        accounts = self._accounts
+        accounts.open_step(None)
+        trim_all()
+        self.persistent = accounts.charged()
+        left = self.budget - self.persistent - accounts.hidden - RESERVE
+        outlives = self._expected_to_outlive(left)
+        self.arena = (left - outlives) // 64 * 64
+        if self.arena < _LEAST:
+            least = self.budget - left + outlives + _LEAST
+            named = max(accounts.enough, least + max(4 * outlives, 1 << 20))
+            raise InfeasibleError(
+                f"asked {format_bytes(self.budget)} ({self.budget} bytes); {self.persistent} bytes are held "
+                f"already, and about {outlives} outlive a step. Try budget={named} next; more may be needed.",
+                asked=self.budget, lower_bound=self.persistent,
+            )  # fmt: skip
+        block = evict(self.arena)
+        block.__enter__()
+        self._block = self.last = block
+        self.num_blocks += 1
+        self._thread = threading.get_ident()
+        _SERVING.add(self)
+        this = weakref.ref(self)
+        accounts.open_step(lambda: one.leave() if (one := this()) is not None else None)
+
+    def _expected_to_outlive(self, left: Bytes) -> Bytes:
+        """Foresee the bytes that a block leaves: as the last one, and gradients that are not there yet."""
+        alive = [one for ref in self._trained if (one := ref()) is not None]
+        gradients = sum(one.nbytes for one in alive if one.grad is None)
+        if self._outlived is not None:
+            return max(self._outlived, gradients)
+        return max(gradients, min(_STATES * sum(one.nbytes for one in alive), left // 2))
+
+
+_SERVING: Final["weakref.WeakSet[EvictedSteps]"] = weakref.WeakSet()
+"""Who has an open block: one at most, as a process has one eviction at a time."""
+
+
+def evicted_steps(
+    reference: "weakref.ref[torch.nn.Module]", accounts: Accounts, budget: Bytes, fallback: str
+) -> tuple[EvictedSteps | None, str]:
+    """Make what runs a model at level E where ``fallback`` wants that; else say what stands against it."""
+    wanted = fallback == "evict" or (fallback == "auto" and not 0 < accounts.enough <= budget)
+    if not wanted:
+        return None, ""
+    model, against = reference(), ""
+    assert model is not None
+    if accounts.allocator is None:
+        against = "no C++ compiler is installed"
+    elif divided(model):
+        against = "its parameters are divided among processes"
+    elif any(getattr(part, "sparse", False) is True for part in model.modules()):
+        against = "it makes sparse gradients"
+    if against:
+        return None, f"It cannot run at level E: {against}."
+    return EvictedSteps(budget, list(model.parameters()), accounts), ""
