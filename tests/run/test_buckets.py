@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 from pathlib import Path
 
 import msgspec
@@ -202,7 +203,9 @@ def test_fused_loops_are_for_one_shape() -> None:
 def test_a_declared_shape_names_tensors_of_the_call() -> None:
     model = nn.Linear(8, 8)
     tightrope.compile(model, budget=accounts().charged() + 2**24, shapes=[{"pixels": (4, 8)}], progress=False)
-    with pytest.raises(tightrope.TightropeError, match=r"no such tensor 'pixels'; it has input 0 with 2"):
+    with pytest.raises(
+        tightrope.TightropeError, match=r"names the tensor 'pixels'; the call has input 0 with 2"
+    ):
         model(torch.ones(4, 8))
 
 
@@ -361,6 +364,39 @@ class Masked(nn.Module):
         return ((~mask).unsqueeze(-1) * self.only(rows)).square().mean()
 
 
+@pytest.mark.parametrize("shapes", [[(10**19, 8)], [(2**40, 2**40)]])
+def test_a_shape_that_no_machine_holds_is_refused(shapes: list[tuple[int, ...]]) -> None:
+    with pytest.raises(tightrope.TightropeError, match="at most 281474976710656 elements"):
+        tightrope.compile(nn.Linear(8, 8), budget="64MiB", shapes=shapes)
+
+
+def test_one_shape_outside_of_a_list_is_quoted_whole() -> None:
+    with pytest.raises(tightrope.TightropeError, match=r"shapes=\(8, 16\): give"):
+        tightrope.compile(nn.Linear(8, 8), budget="64MiB", shapes=(8, 16))
+
+
+class Fives(nn.Module):
+    """Rows by fives: the largest of a bucket by rule is no multiple of five."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(8, 8)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.only(rows).view(5, -1)
+
+
+def test_a_bucket_by_rule_that_has_no_largest_is_said_once() -> None:
+    model = tightrope.compile(Fives(), budget="64MiB", shapes="bucket", progress=False)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for rows in (5, 10, 15, 20):
+            model(torch.ones(rows, 8)).square().mean().backward()
+    texts = [str(one.message) for one in said if "planned by itself" in str(one.message)]
+    assert len(texts) == 1
+    assert "[12 x 8] would be the largest of its bucket" in texts[0]
+
+
 def test_a_shape_without_a_name_is_that_of_the_first_tensor_of_the_call() -> None:
     model = Masked()
     tightrope.compile(model, budget=accounts().charged() + 2**22, shapes=[(4, 8, 4)], progress=False)
@@ -368,7 +404,7 @@ def test_a_shape_without_a_name_is_that_of_the_first_tensor_of_the_call() -> Non
     assert tightrope.report(model).buckets[0].largest.startswith("input 0 [4 x 8 x 4]")
     other = Masked()
     tightrope.compile(other, budget=accounts().charged() + 2**22, shapes=[(4, 8)], progress=False)
-    with pytest.raises(tightrope.TightropeError, match=r"2 sizes are not the dimensions of 'input 0'"):
+    with pytest.raises(tightrope.TightropeError, match=r"names 2 sizes for 'input 0'; the call has"):
         other(torch.ones(3, 5, 4), torch.ones(3, 5) > 0)
 
 
@@ -447,6 +483,7 @@ def test_what_cannot_be_read_for_other_sizes_trains_as_in_eager() -> None:
 def test_a_call_whose_rounded_sizes_are_another_graph_says_so() -> None:
     model = Branches()
     tightrope.compile(model, budget=accounts().charged() + 2**22, shapes="bucket", progress=False)
-    model(torch.randn(13, 4)).backward()
+    with pytest.warns(UserWarning, match="is planned by itself"):
+        model(torch.randn(13, 4)).backward()
     assert "was planned by itself" in tightrope.report(model).bucket
     assert "would be the largest of its bucket, but" in tightrope.report(model).bucket

@@ -110,7 +110,12 @@ class Symbolic:
         values, known = {symbol: size for symbol, size in pairs if symbol.is_Symbol}, dict[Any, Any]()
         try:
             return _read(self.module, lambda value: _number(value, values, known))
-        except (RuntimeError, ValueError) as error:  # as a view of what is laid out otherwise
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            OverflowError,
+        ) as error:  # as a view of what is laid out otherwise
             raise CaptureError(f"the graph cannot be read for the sizes {tuple(sizes)}: {error}") from error
 
 

@@ -13,6 +13,7 @@ Gaps        What was made for each size stays until the model goes. A backward f
             foreseen is traced and planned for each size.
 """
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -370,6 +371,13 @@ class Buckets:
                 return largest
             except InfeasibleError:
                 guard = "an op of theirs does not fit the budget alone"
+        if not family.alone:
+            warnings.warn(
+                f'tightrope: shapes="bucket": a call with {family.text(sizes)} is planned by itself, as '
+                f"{family.text(largest)} would be the largest of its bucket, but: {guard}. Other calls may "
+                "be too; report(model).bucket says so.",
+                stacklevel=2,
+            )
         family.alone[sizes] = f"{family.text(largest)} would be the largest of its bucket, but: {guard}"
         return sizes
 
@@ -387,8 +395,11 @@ class Buckets:
             one = next((one for other, one in inputs if name in by_name(other, self._parameters)), None)
             if one is None or len(one) != len(wanted):
                 have = ", ".join(f"{other} with {len(one)} dimensions" for other, one in inputs)
-                what = "no such tensor" if one is None else f"{len(wanted)} sizes are not the dimensions of"
-                raise TightropeError(f"shapes={shape!r}: the call has {what} {name!r}; it has {have}.")
+                known_as = f"{len(wanted)} sizes for {name!r}" if one is not None else f"the tensor {name!r}"
+                raise TightropeError(
+                    f"shapes={shape!r} names {known_as}; the call has {have}. Give each shape of shapes= as "
+                    "many sizes as its tensor has dimensions."
+                )
             for size, most in zip(one, wanted, strict=True):
                 if changes(size):
                     known[int(size)] = most

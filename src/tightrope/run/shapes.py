@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from tightrope.core import TightropeError
 from tightrope.core.arguments import refuse_argument
@@ -13,6 +13,8 @@ Sizes: TypeAlias = tuple[int, ...]
 Shape: TypeAlias = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 Shapes: TypeAlias = tuple[Shape, ...] | None
 """The largest of every bucket, as declared; None = by rule."""
+_MOST: Final = 2**48
+"""Elements of a declared tensor: no machine holds more."""
 
 
 def check_shapes(shapes: object, *, fuse: bool, page_to: object = None) -> Shapes:
@@ -39,7 +41,7 @@ def check_shapes(shapes: object, *, fuse: bool, page_to: object = None) -> Shape
         '"bucket", or a list of the largest shapes to expect: each the shape of the first tensor, such as '
         '(8, 128), or of tensors by name, such as {"input_ids": (8, 128)}'
     )
-    if not isinstance(shapes, list | tuple) or not shapes:
+    if not isinstance(shapes, list | tuple) or not shapes or all(isinstance(one, int) for one in shapes):
         refuse_argument("shapes", shapes, wanted)
     found: list[Shape] = []
     for shape in shapes:
@@ -55,6 +57,8 @@ def _shape(shape: object, wanted: str) -> tuple[int, ...]:
         refuse_argument("shapes", shape, wanted)
     if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
         refuse_argument("shapes", shape, wanted)
+    if prod(shape) > _MOST:
+        refuse_argument("shapes", shape, f"tensors of at most {_MOST} elements")
     return tuple(shape)
 
 
