@@ -27,13 +27,19 @@ import torch
 from tightrope.capture._sizes import resized, sizes_in
 from tightrope.capture.program import Program
 from tightrope.core import CaptureError, Graph, InfeasibleError, ShapeError, TightropeError, format_bytes
-from tightrope.lower import without_writes
 from tightrope.lower.join import Turn
 from tightrope.plan.cache import graph_key
-from tightrope.plan.resize import same_ops
 from tightrope.run.calls import Calls
 from tightrope.run.captured import Captured
-from tightrope.run.known_shapes import KnownFamily, KnownShapes, known_shapes, modes, tensors_of
+from tightrope.run.known_shapes import (
+    KnownFamily,
+    KnownShapes,
+    known_shapes,
+    modes,
+    same_list,
+    shapes_of,
+    tensors_of,
+)
 from tightrope.run.patterns import Pattern, single
 from tightrope.run.shapes import Shape, Shapes, Sizes, by_name, changes, maximal, positional, rounded, within
 from tightrope.run.unit import Unit
@@ -177,10 +183,10 @@ class Buckets:
         try:
             if self._first is None:
                 self._match = self._find(args, kwargs)
-                self._first = {} if self._match is None else _shapes_of(args, kwargs)
+                self._first = {} if self._match is None else shapes_of(args, kwargs)
                 self.captures_alone = self._match is not None
             else:
-                self.captures_alone = bool(self._first) and self._first == _shapes_of(args, kwargs)
+                self.captures_alone = bool(self._first) and self._first == shapes_of(args, kwargs)
             yield self.captures_alone
         finally:
             self.captures_alone, self._match, self._look = False, None, lambda: None
@@ -229,7 +235,7 @@ class Buckets:
             CaptureError: what is kept of its bucket is another list of ops, or nothing is.
         """
         match, self._match = self._match, None
-        if match is None or not all(_same_list(program.graph, graph) for graph in match.graphs.values()):
+        if match is None or not all(same_list(program.graph, graph) for graph in match.graphs.values()):
             if match is not None:
                 match.kept.give_up()
             raise CaptureError("what is kept of these shapes is of another graph.")
@@ -371,14 +377,11 @@ class Buckets:
                 return largest
             except InfeasibleError:
                 guard = "an op of theirs does not fit the budget alone"
+        why = f"{family.text(largest)} would be the largest of its bucket, but: {guard}"
         if not family.alone:
-            warnings.warn(
-                f'tightrope: shapes="bucket": a call with {family.text(sizes)} is planned by itself, as '
-                f"{family.text(largest)} would be the largest of its bucket, but: {guard}. Other calls may "
-                "be too; report(model).bucket says so.",
-                stacklevel=2,
-            )
-        family.alone[sizes] = f"{family.text(largest)} would be the largest of its bucket, but: {guard}"
+            said = f"a call with {family.text(sizes)} is planned by itself, others may be"
+            warnings.warn(f"tightrope: {said}: {why}", stacklevel=2)
+        family.alone[sizes] = why
         return sizes
 
     def _sizes_of(self, family: Family, shape: Shape) -> Sizes | None:
@@ -396,10 +399,7 @@ class Buckets:
             if one is None or len(one) != len(wanted):
                 have = ", ".join(f"{other} with {len(one)} dimensions" for other, one in inputs)
                 known_as = f"{len(wanted)} sizes for {name!r}" if one is not None else f"the tensor {name!r}"
-                raise TightropeError(
-                    f"shapes={shape!r} names {known_as}; the call has {have}. Give each shape of shapes= as "
-                    "many sizes as its tensor has dimensions."
-                )
+                raise TightropeError(f"shapes={shape!r} names {known_as}; the call has {have}.")
             for size, most in zip(one, wanted, strict=True):
                 if changes(size):
                     known[int(size)] = most
@@ -497,12 +497,3 @@ class Buckets:
         )
         family.refused[sizes] = said, least
         return ShapeError(said, smallest_found=least)
-
-
-def _same_list(graph: Graph, kept: Graph) -> bool:
-    """Tell whether a graph as captured and a priced one for other sizes are the same ops."""
-    return graph.environment == kept.environment and same_ops(without_writes(graph), without_writes(kept))
-
-
-def _shapes_of(args: Any, kwargs: Any) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in (tensors_of(args, kwargs) or {}).items()}

@@ -27,8 +27,10 @@ from tightrope.capture._torch import storage_key
 from tightrope.capture.dynamo import environment
 from tightrope.core import Graph, PlanFileError
 from tightrope.core.codec import dump_graph, load_graph, read_file
+from tightrope.lower import without_writes
 from tightrope.plan.cache import write_file
 from tightrope.plan.kept import drop_oldest, plans_folder
+from tightrope.plan.resize import same_ops
 
 _LAYOUT: Final = 2
 """Version of what is kept."""
@@ -146,6 +148,16 @@ def modes() -> tuple[object, ...]:
     """
     casts = ((torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in ("cpu", "cuda"))
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), *casts
+
+
+def same_list(graph: Graph, kept: Graph) -> bool:
+    """Tell whether a graph as captured and a priced one for other sizes are the same ops."""
+    return graph.environment == kept.environment and same_ops(without_writes(graph), without_writes(kept))
+
+
+def shapes_of(args: Any, kwargs: Any) -> dict[str, torch.Size]:
+    """The shapes of `tensors_of`, by name; of none where that gives None."""
+    return {name: tensor.shape for name, tensor in (tensors_of(args, kwargs) or {}).items()}
 
 
 def tensors_of(args: Any, kwargs: Any) -> dict[str, torch.Tensor] | None:
