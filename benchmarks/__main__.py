@@ -8,6 +8,7 @@ from rich.console import Console
 from benchmarks import estimating, overlap, pace, page, placement_safety, recorder, shapes
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
+from benchmarks.fleet.main import run as fleet
 from benchmarks.floor.main import run as floor
 from benchmarks.micro import main as micro
 from benchmarks.micro.workflow import run as micro_workflow
@@ -37,6 +38,7 @@ _QUESTIONS = {
     "micro": micro.run,
     "micro_workflow": micro_workflow,
     "evict": evict,
+    "fleet": fleet,
 }
 
 

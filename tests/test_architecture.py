@@ -13,6 +13,7 @@ ORDER = (
     "formats",
     "native",
     "judge",
+    "integrity",
     "lower",
     "price",
     "place",
@@ -27,7 +28,7 @@ ORDER = (
     "cli",
 )
 """A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
-TORCH_FREE = ("core", "formats", "lower", "place", "plan")
+TORCH_FREE = ("core", "formats", "integrity", "lower", "place", "plan")
 FORBIDDEN = ("torchvision", "triton", "pytorch-triton")
 
 

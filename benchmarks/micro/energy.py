@@ -2,10 +2,11 @@
 
 `everything paged` is what an interpreter does that keeps nothing: every op pages in what it reads, and out
 what later ops read. `paging only` and `re-runs only` are ours with one of the two switched off (weights are
-paged either way, as they lie in flash). `program` is POET's mixed-integer program: weights are copies that are
-given, every op that changes one pages it out, no op writes over its input, and its limit is on live bytes,
-where ours is on bytes with addresses. `least` counts every op once, every weight in once and every changed one
-out once: no plan takes less, and where it is above 85 % of another way, nothing can be 15 % below that.
+paged either way, as they lie in flash). `program` is POET's mixed-integer program: weights are copies that
+are given, every op that changes one pages it out, no op writes over its input, and its limit is on live
+bytes, where ours is on bytes with addresses. `least` counts every op once, every weight in once and every
+changed one out once: no plan takes less, and where it is above 85 % of another way, nothing can be 15 %
+below that.
 """
 
 import dataclasses

@@ -459,6 +459,11 @@ def kernels_called() -> Iterator[set[str]]:
         yield found
 
 
+def innermost_mode() -> Any:
+    """Return the dispatch mode that this thread's ops reach first, or None."""
+    return torch.utils._python_dispatch._get_current_dispatch_mode()
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """List the tensors in nested lists, tuples, dicts and what torch knows to be like them."""
     from torch.utils._pytree import tree_leaves

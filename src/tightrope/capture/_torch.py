@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final, TypeAlias
 from unittest.mock import ANY, patch
 
@@ -162,11 +162,6 @@ def intercepting() -> Any:
             return False  # the wrapper against Dynamo costs 1.5 us per op
 
     return Intercepting
-
-
-def innermost_mode() -> Any:
-    """Return the dispatch mode that this thread's ops reach first, or None."""
-    return torch.utils._python_dispatch._get_current_dispatch_mode()
 
 
 def keeps_graph() -> bool:
@@ -448,6 +443,11 @@ def relay(
                 items[max(position, 0)] = whole.as_strided(shape, strides, offset)
         node.meta["val"] = tuple(items) if isinstance(value, tuple | list) else items[0]
         changed.add(node)
+
+
+def traced_code() -> tuple[CodeType, ...]:
+    """List the code of every function that the trace that runs has looked into."""
+    return tuple(torch._guards.TracingContext.get_traced_code() or ())
 
 
 def reset_dynamo() -> None:

@@ -50,11 +50,15 @@ def capture_program(
     """
 
     def host(program: Program, real: Sequence[Any]) -> Any:
-        raise _CaptureDone(program, real)
+        codes = tuple(code for code in _torch.traced_code() if code is not call.__code__)
+        raise _CaptureDone(replace(program, codes=codes), real)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
 
     _torch.ignore_logging()
     backend = make_backend(host, name=type(model).__name__, foresee=True)
-    planned = torch.compile(lambda *a, **k: model(*a, **k), backend=backend, fullgraph=True, dynamic=False)
+    planned = torch.compile(call, backend=backend, fullgraph=True, dynamic=False)
     try:
         with _torch.calling(RECOMPILE_LIMIT), meta_as_cpu():
             planned(*args, **(kwargs or {}))

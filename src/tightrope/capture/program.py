@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 
 import torch
 import torch.fx
@@ -59,6 +60,7 @@ class Program:
         traced_from: traces the same call with a backward that starts from others.
         sizes: those of its sizes that may change, one per input that is a number.
         resizable: the call for other sizes; None = every size is fixed.
+        codes: of the functions that were captured, where the whole call was captured at once.
     """
 
     graph: Graph
@@ -75,6 +77,7 @@ class Program:
     traced_from: "Callable[[Arrived], Program] | None" = None
     sizes: tuple[int, ...] = ()
     resizable: Resizable | None = None
+    codes: tuple[CodeType, ...] = ()
 
     @property
     def has_backward(self) -> bool:

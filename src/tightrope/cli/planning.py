@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from tightrope.cli import show
 from tightrope.core import Machine, Plan, parse_bytes
 from tightrope.formats import Source
@@ -47,4 +49,5 @@ def plan_source(source: Source, request: Request) -> tuple[Plan, float]:
             placed=source.placed,
             bound=True,
         )
+    found = msgspec.structs.replace(found, provenance=source.provenance)
     return found, time.process_time() - began

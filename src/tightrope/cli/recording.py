@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import torch
 
+from tightrope.capture import capture_program
 from tightrope.cli.sound import Sound
-from tightrope.cli.target import Built, is_on_meta
+from tightrope.cli.target import Built, is_on_meta, provenance_of_program
 from tightrope.core import Graph, Plan, TightropeError, Trace
 from tightrope.core.units import shown
+from tightrope.integrity.provenance import check_provenance_of
 from tightrope.record import Recording, record_eager, record_run
 from tightrope.run.compile import compile as planned
 from tightrope.run.report import report
@@ -100,6 +102,8 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
                 step()
             traces.append(eager.trace)
         return Ran(repeated(traces), None)
+    if wanted.sound is not None and wanted.sound.plan.provenance is not None:
+        demand_same_code(built, wanted.sound)
     sound, trained = wanted.sound, [p for p in model.parameters() if p.requires_grad]
     # these steps update nothing: an optimizer without state is there, so that no other one is assumed
     stateless = torch.optim.SGD(trained, lr=0.0) if trained else None
@@ -115,6 +119,17 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
             step()
     del stateless
     return Ran(run.trace, run)
+
+
+def demand_same_code(built: Built, sound: Sound) -> None:
+    """Refuse to run a plan where its code is not the code that is here; the model is captured once more.
+
+    Raises:
+        IntegrityError: names the file, its owner, and what was expected and found.
+    """
+    program, _ = capture_program(built.model, built.args, built.kwargs)
+    captured = provenance_of_program(program)
+    check_provenance_of(sound.plan, captured=captured).demand()
 
 
 def repeated(traces: Sequence[Trace]) -> Trace:

@@ -19,8 +19,11 @@ import typer
 from tightrope.capture import Program, capture_program, measured
 from tightrope.capture.alike import ShortProgram, capture_short
 from tightrope.capture.whole import tangent_shapes
-from tightrope.core import Graph, Machine, TightropeError
+from tightrope.core import Machine, TightropeError
+from tightrope.core.provenance import Provenance
 from tightrope.formats import Source, read_source
+from tightrope.integrity.findings import digest_of
+from tightrope.integrity.provenance import provenance_of
 from tightrope.lower import with_writes
 from tightrope.native.hook.allocator import allocator
 from tightrope.price import price_graph
@@ -192,8 +195,9 @@ def source_of(target: str, machine: Machine | None = None) -> Source:
             a machine is given for a file that has its own times.
     """
     if is_function(target):
-        graph = _priced(target, machine)
-        return Source(graph, tuple(range(len(graph.ops))), "tightrope")
+        program = priced_program(target, machine)
+        known = provenance_of_program(program)
+        return Source(program.graph, tuple(range(len(program.graph.ops))), "tightrope", known)
     found = read_source(target)
     if machine is None:
         return found
@@ -204,16 +208,32 @@ def source_of(target: str, machine: Machine | None = None) -> Source:
     return replace(found, graph=price_graph(found.graph, machine))
 
 
-def _priced(target: str, machine: Machine | None) -> Graph:
+def priced_program(target: str, machine: Machine | None) -> Program:
+    """Capture a FILE.py:FUNCTION and price its ops: measured here, or by a machine's table.
+
+    Raises:
+        TightropeError: nothing can be measured, as tensors are on the meta device.
+    """
     program, real = captured(target)
     if machine is not None:
-        return with_writes(price_graph(program.graph, machine))
+        return replace(program, graph=with_writes(price_graph(program.graph, machine)))
     if is_on_meta(real):
         raise TightropeError(
             f"{target!r} has tensors on the meta device, so its ops cannot be measured: "
             "name a machine (--machine) to take times from its table."
         )
-    return measured(program, real, allocator()).graph
+    return measured(program, real, allocator())
+
+
+def provenance_of_program(program: Program) -> Provenance:
+    """Write down the code that a program was captured from, and the values of tensors that it holds."""
+    held = [constant for constant in program.constants if not constant.is_meta]
+    values = b"".join(
+        f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+        + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for tensor in held
+    )
+    return provenance_of(program.codes, constants=digest_of(values) if held else "")
 
 
 def is_on_meta(values: Sequence[Any]) -> bool:

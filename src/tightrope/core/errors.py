@@ -83,5 +83,9 @@ class JudgeError(TightropeError):
     """An independent checker refused a schedule, an offset table, a certificate or a trace."""
 
 
+class IntegrityError(TightropeError):
+    """The code that is there is not the code that was locked or planned."""
+
+
 class NativeError(TightropeError):
     """The native part could not be built or loaded, or was used against its rules."""

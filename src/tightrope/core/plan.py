@@ -22,6 +22,7 @@ from tightrope.core.errors import FingerprintError, PlanFileError
 from tightrope.core.files import dump, load, naming, read_file
 from tightrope.core.graph import SCHEMA_VERSION, Allocation, Graph
 from tightrope.core.machine import Limits
+from tightrope.core.provenance import Provenance, check_provenance
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Wait
 from tightrope.core.units import Bytes, Nanoseconds, Offset, StorageId, format_bytes, format_time, shown
 
@@ -140,6 +141,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         placed: whether allocations have addresses; without, ``offsets`` is empty, and the arena is the
             largest number of live bytes that an arena would hold.
         stretches: ops that run fused, in order; ``offsets`` and ``forecast`` are those of what then runs.
+        provenance: the code that the graph was captured from; None = not known.
         schema: version of this layout.
     """
 
@@ -155,6 +157,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     planner: str = "given"
     placed: bool = True
     stretches: tuple[FusedStretch, ...] = ()
+    provenance: Provenance | None = None
     schema: Literal[2] = SCHEMA_VERSION
 
     def save(self, path: str | Path) -> None:
@@ -317,6 +320,8 @@ def check_plan(plan: Plan) -> None:
     check_certificate(plan.certificate)
     _check_reasons(plan)
     _check_stretches(plan)
+    if plan.provenance is not None:
+        check_provenance(plan.provenance, "plan: $.provenance")
     for field, amounts in (("forecast.tiers", plan.forecast.tiers), ("limits.bytes", plan.limits.bytes)):
         for position, limit in enumerate(amounts):
             within(limit, f"plan: $.{field}[{position}]")

@@ -16,6 +16,7 @@ _ZIPPED: Final = b"\x1f\x8b"
 _FIELDS: Final = (
     ("schedule", "plan", "a plan", "tightrope explain and tightrope trace read it"),
     ("ops", "graph", "a graph", "tightrope plan makes a plan of it"),
+    ("distributions", "lock", "a lock of an environment", "tightrope verify reads it"),
     ("instructions", "executable", "an executable", "nothing here reads it"),
     ("traceEvents", "profile", "a profile", "tightrope trace reads it"),
 )

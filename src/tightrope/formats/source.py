@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tightrope.core import Graph, OpId
+from tightrope.core.provenance import Provenance
 
 Format: TypeAlias = Literal["tightrope", "node-link", "dtr-log"]
 NodeId: TypeAlias = int | str
@@ -17,11 +18,13 @@ class Source:
         graph: in base order.
         nodes: for every op, its node in the file; for a log, the number of its call.
         format: of the file.
+        provenance: the code that it was captured from, where it was captured just before.
     """
 
     graph: Graph
     nodes: tuple[NodeId, ...]
     format: Format
+    provenance: Provenance | None = None
 
     @property
     def placed(self) -> bool:

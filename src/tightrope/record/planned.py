@@ -38,6 +38,7 @@ from tightrope.core import (
 )
 from tightrope.core.trace import EventPhase
 from tightrope.core.trace_check import MAX_REPEATS
+from tightrope.integrity.provenance import check_provenance_of
 from tightrope.lower import problems
 from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
@@ -184,6 +185,7 @@ def record_run(
         TightropeError: nothing ran yet, the level is L0, or the model became several graphs.
         FingerprintError: ``plan`` was made for another graph than the one that runs.
         JudgeError: ``plan`` does not hold for ``graph``.
+        IntegrityError: the code that ``plan`` was made from is not the code that is here.
         NativeError: there is no allocator to ask.
 
     Example:
@@ -231,6 +233,8 @@ def _given(plan: Plan, graph: Graph | None, here: Graph) -> Graph:
         raise TightropeError(
             "only plans with addresses that do not page can run here: plan without --machine."
         )
+    if plan.provenance is not None:
+        check_provenance_of(plan).demand()
     if wrong := problems(graph, plan):
         raise JudgeError(f"the plan does not hold for its graph: {wrong[0]}")
     for planned, op in zip(graph.all_ops(), here.all_ops(), strict=True):

@@ -21,8 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from tightrope.capture._eager import tensors_in
-from tightrope.capture._torch import innermost_mode
+from tightrope.capture._eager import innermost_mode, tensors_in
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import trim_all

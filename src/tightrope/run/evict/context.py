@@ -20,7 +20,7 @@ from typing import Self
 
 import torch
 
-from tightrope.capture._torch import innermost_mode
+from tightrope.capture._eager import innermost_mode
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
 from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.evicting import EvictionWindow

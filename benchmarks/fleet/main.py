@@ -1,0 +1,32 @@
+"""Run it: ``python -m benchmarks fleet [--only I1,I2] [--json FILE]``; bars: `benchmarks.fleet.integrity`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.fleet import integrity
+from benchmarks.micro.rows import Row, write
+
+TOPICS = (integrity.rows,)
+
+
+def run(arguments: Sequence[str], console: Console) -> int:
+    """Print the rows that were asked for."""
+    bars = {name: bar for topic in TOPICS for name, bar in topic(console).items()}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks fleet")
+    parser.add_argument("--only", default=",".join(bars), help="bars to run")
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    asked = parser.parse_args(arguments)
+    found: list[Row] = []
+    for name in asked.only.split(","):
+        if name not in bars:
+            parser.error(f"--only: no bar is called {name!r}; there are: {', '.join(bars)}")
+        rows = bars[name]()
+        for row in rows:
+            row.say(console)
+        found += rows
+    if asked.json:
+        write(found, asked.json)
+    return 0 if all(row.held for row in found) else 1

@@ -1,0 +1,234 @@
+"""An environment of installed packages, and what their RECORD files say that they installed."""
+
+import csv
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tightrope.core import TightropeError
+from tightrope.integrity.findings import Finding, FindingKind
+
+_FOLDER: Final = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.dist-info")
+_DIGEST: Final = re.compile(r"(sha256|sha384|sha512)=([A-Za-z0-9_-]+)={0,2}")
+_PLAIN: Final = re.compile(r'([^",\0]+),(?:sha256=([A-Za-z0-9_-]{43})=?)?,\d*')
+_UNUSUAL: Final = re.compile(r"^\.?/|\.\.|//|/\./|\\")
+_LENGTHS: Final = {"sha256": 43, "sha384": 64, "sha512": 86}
+_PYTHON: Final = re.compile(r"python(\d+)\.(\d+)")
+
+
+class RecordLine(NamedTuple):
+    """A line of a RECORD.
+
+    Attributes:
+        path: of the file, below the environment's base.
+        algorithm: of the digest; empty = the line has none.
+        digest: as it is written.
+    """
+
+    path: str
+    algorithm: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """An installed distribution.
+
+    Attributes:
+        name: as its metadata says.
+        version: as its metadata says.
+        folder: its ``.dist-info``, below the environment's base.
+        lines: what it installed.
+        wrong: what is wrong with its metadata.
+    """
+
+    name: str
+    version: str
+    folder: str
+    lines: tuple[RecordLine, ...]
+    wrong: tuple[Finding, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Folders of installed packages.
+
+    Attributes:
+        base: what paths are relative to: the root of a virtual environment.
+        roots: folders of packages, below it.
+        interpreter: whose byte code counts here, such as ``cpython-311``.
+        sees_system: whether packages of the system can be imported too, which are not checked.
+    """
+
+    base: Path
+    roots: tuple[Path, ...]
+    interpreter: str
+    sees_system: bool = False
+
+    def name(self, path: str | Path) -> str:
+        """Write a path below the base, or absolute where it is elsewhere."""
+        text, base = str(path), f"{self.base}{os.sep}"
+        return text[len(base) :].replace(os.sep, "/") if text.startswith(base) else text
+
+    @cached_property
+    def distributions(self) -> tuple[Distribution, ...]:
+        """Every distribution with a ``.dist-info``, in the order of their folders."""
+        found = []
+        for root in self.roots:
+            for entry in sorted(os.listdir(root)):
+                if entry.endswith(".dist-info") and (root / entry).is_dir():
+                    found.append(_distribution(self, root, entry))
+        return tuple(found)
+
+    @cached_property
+    def owners(self) -> dict[str, tuple[tuple[Distribution, RecordLine], ...]]:
+        """Who installed each file, by path below the base."""
+        found: dict[str, tuple[tuple[Distribution, RecordLine], ...]] = {}
+        for distribution in self.distributions:
+            for line in distribution.lines:
+                pair = ((distribution, line),)
+                found[line.path] = found[line.path] + pair if line.path in found else pair
+        return found
+
+    def owner(self, name: str) -> str:
+        """Name the distributions that installed a file, by its path below the base."""
+        return " and ".join(str(distribution) for distribution, _ in self.owners.get(name, ()))
+
+
+def running_environment() -> Environment:
+    """The environment of this interpreter.
+
+    Example:
+        >>> running_environment().interpreter == sys.implementation.cache_tag
+        True
+    """
+    paths = sysconfig.get_paths()
+    return _environment(Path(sys.prefix), [Path(paths["purelib"]), Path(paths["platlib"])])
+
+
+def environment_at(place: str | Path) -> Environment:
+    """Find an environment by its root, or by a folder of packages.
+
+    Args:
+        place: a virtual environment, or a ``site-packages``.
+
+    Raises:
+        TightropeError: there are no packages.
+    """
+    path = Path(os.path.abspath(place))
+    if not path.is_dir():
+        raise TightropeError(f"{str(place)!r} is no folder: give a virtual environment or a site-packages.")
+    below = [*sorted(path.glob("lib/python*/site-packages")), *path.glob("Lib/site-packages")]
+    if below:
+        return _environment(path, below)
+    if (path / "pyvenv.cfg").exists() or not any(path.glob("*.dist-info")):
+        raise TightropeError(
+            f"{str(place)!r} holds no installed packages: give a virtual environment or a site-packages."
+        )
+    base = path.parents[2] if path.match("lib/python*/site-packages") else path
+    return _environment(base, [path])
+
+
+def _environment(base: Path, roots: Sequence[Path]) -> Environment:
+    kept: list[Path] = []
+    for root in roots:
+        if root.is_dir() and not any(root.samefile(other) for other in kept):
+            kept.append(root)
+    base = Path(os.path.commonpath([base, *kept]))
+    tag = sys.implementation.cache_tag or ""
+    if kept and (match := _PYTHON.search(str(kept[0].relative_to(base)))):
+        tag = f"{tag.split('-')[0]}-{match[1]}{match[2]}"
+    config = base / "pyvenv.cfg"
+    text = config.read_text(encoding="utf-8", errors="replace").lower() if config.is_file() else ""
+    sees = re.search(r"(?m)^include-system-site-packages\s*=\s*true", text) is not None
+    return Environment(base, tuple(kept), tag, sees)
+
+
+def _distribution(environment: Environment, root: Path, entry: str) -> Distribution:
+    folder = environment.name(root / entry)
+    name, version, wrong = _identity(root / entry, folder)
+    said = f"{name} {version}"
+
+    def damaged(why: str, found: str = "") -> Finding:
+        return Finding(FindingKind.RECORD, f"{folder}/RECORD", said, "", found, why)
+
+    try:
+        text = (root / entry / "RECORD").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Distribution(name, version, folder, (), (*wrong, damaged("there is no RECORD of its files")))
+    except (OSError, UnicodeDecodeError) as error:
+        return Distribution(name, version, folder, (), (*wrong, damaged(f"cannot be read: {error}")))
+    lines: dict[str, RecordLine] = {}
+    before = environment.name(root) + "/" if root != environment.base else ""
+    for number, row in enumerate(text.splitlines(), 1):
+        if (match := _PLAIN.fullmatch(row)) and not _UNUSUAL.search(row):  # almost all: 4 times as fast
+            path, digest, problem = before + match[1], match[2] or "", ""
+            line: RecordLine | None = RecordLine(path, "sha256" if digest else "", digest)
+        else:
+            problem, line = _line(environment, root, row)
+        if line is not None and line.path in lines:
+            problem = "names a file twice"
+        if problem:
+            wrong = (*wrong, damaged(f"line {number} {problem}", row[:120]))
+        elif line is not None:
+            lines[line.path] = line
+    if not lines and not wrong:
+        wrong = (*wrong, damaged("is empty"))
+    return Distribution(name, version, folder, tuple(lines.values()), wrong)
+
+
+def _identity(folder: Path, shown: str) -> tuple[str, str, tuple[Finding, ...]]:
+    """Name and version by the folder, and what is wrong where the metadata says otherwise."""
+    match = _FOLDER.fullmatch(folder.name)
+    name, version = (match["name"], match["version"]) if match else (folder.name, "")
+    said = f"{name} {version}"
+
+    def wrong(why: str, found: str = "") -> tuple[Finding, ...]:
+        return (Finding(FindingKind.RECORD, f"{shown}/METADATA", said, said, found, why),)
+
+    try:
+        head = (folder / "METADATA").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
+    except OSError:
+        return name, version, wrong("there is no METADATA")
+    fields = dict(re.findall(r"(?m)^(Name|Version): *(.*?)\s*$", head))
+    if set(fields) != {"Name", "Version"}:
+        return name, version, wrong("has no name or no version")
+    same = _plain(fields["Name"]) == _plain(name) and _plain(fields["Version"]) == _plain(version)
+    return fields["Name"], fields["Version"], () if same else wrong(
+        "is of another distribution than its folder", f"{fields['Name']} {fields['Version']}"
+    )  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _line(environment: Environment, root: Path, text: str) -> tuple[str, RecordLine | None]:
+    """Read a line; say what is wrong with it, or give what it says; neither for an empty one."""
+    try:
+        row = next(csv.reader([text], strict=True), [])
+    except csv.Error as error:
+        return f"is no row of values with commas ({error})", None
+    if not row:
+        return "", None
+    if len(row) != 3 or not row[0] or "\0" in row[0]:
+        return "is not path, digest, size", None
+    path, digest, _ = row
+    name = environment.name(os.path.normpath(os.path.join(root, path)))
+    if os.path.isabs(name):
+        return "names a file outside of the environment", None
+    if not digest:
+        return "", RecordLine(name, "", "")
+    match = _DIGEST.fullmatch(digest)
+    if match is None or len(match[2]) != _LENGTHS[match[1]]:
+        return "has no digest of SHA-256, SHA-384 or SHA-512", None
+    return "", RecordLine(name, match[1], match[2])
