@@ -5,8 +5,8 @@ with a lock; F replaces ``forward`` in the process and G builds another graph fr
 looked for by the provenance of a plan. False alarms: after a normal upgrade, a downgrade and an editable
 install with the lock brought up to date, and on the environment that runs this.
 
-I2: CPU seconds of one thread: everything in the environment that runs this, with and without a lock, and the
-files that a process with torch has loaded, beside capturing a transformer of two layers.
+I2: CPU seconds of one thread: everything in the environment that runs this, with and without a lock; the
+files that ``tightrope verify LOCK --load torch`` has loaded; the files of a plan of a GPT-2, and its capture.
 
 I3: the same seven beside ``pip check``, ``uv pip check`` where uv is installed, and a scan of RECORD files by
 ``importlib.metadata`` that is written here.
@@ -18,6 +18,7 @@ import importlib.metadata
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -45,7 +46,7 @@ from tightrope.integrity import (
     provenance_of,
     running_environment,
     verify_environment,
-    verify_loaded,
+    write_lock,
 )
 from tightrope.native.hook.allocator import allocator
 
@@ -228,7 +229,12 @@ def _i2(console: Console) -> list[Row]:
     began = time.process_time()
     program, real = capture_program(case.model, case.inputs)
     capturing = time.process_time() - began
-    loaded = verify_loaded(lock)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "lock.json"
+        write_lock(file, lock, environment)
+        command = [sys.executable, "-m", "tightrope", "verify", str(file), "--load", "torch", "--json"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    loaded = msgspec.json.decode(done.stdout, type=Inspection)
     plan = tightrope.plan(measured(program, real, allocator()).graph, budget="100%")
     plan = msgspec.structs.replace(plan, provenance=provenance_of_program(program))
     began = time.process_time()

@@ -219,3 +219,16 @@ def test_what_this_process_has_loaded_is_as_it_was_installed() -> None:
     found = verify_loaded()
     assert found.num_files > 500
     assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    "path", ["toynet/net.py", "./toynet/net.py", '"toynet/net.py"', "x/../toynet/net.py"]
+)
+def test_a_second_owner_is_seen_however_its_record_writes_the_path(
+    made: Prepared, path: str, toy: Toy
+) -> None:
+    record = toy.site / "helpers-1.0.dist-info" / "RECORD"
+    record.write_text(f"{record.read_text()}{path},sha256={'A' * 43},5\n")
+    found = check_provenance_of(made.plan, environment=environment_at(toy.root))
+    assert {FindingKind.OWNERS, FindingKind.CHANGED} <= {one.kind for one in found.problems}
+    assert any("helpers 1.0" in one.owner for one in found.problems)

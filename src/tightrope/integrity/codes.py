@@ -15,6 +15,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Final
@@ -42,6 +43,7 @@ def _bare(code: CodeType) -> CodeType:
     return code.replace(co_filename="", co_linetable=b"", co_firstlineno=1, co_consts=constants)
 
 
+@lru_cache(maxsize=64)
 def compiled(source: bytes, name: str, optimize: int = -1) -> CodeType:
     """Compile source text as import does.
 
@@ -115,6 +117,14 @@ class Bytecode:
         state = os.stat(self.source)
         wanted = int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF
         return flags == 0 and wanted == (first, second)
+
+    def code(self) -> CodeType | None:
+        """Read its code object; None where there is none."""
+        try:
+            found = marshal.loads(self._data[_HEAD:])
+        except (ValueError, EOFError, TypeError):
+            return None
+        return found if isinstance(found, CodeType) else None
 
     def compare(self, level: int) -> tuple[str, str]:
         """Compile the source and give both digests, of fresh and of found code; equal = it is the same."""

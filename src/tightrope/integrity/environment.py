@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ _FOLDER: Final = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.dist-info")
 _DIGEST: Final = re.compile(r"(sha256|sha384|sha512)=([A-Za-z0-9_-]+)={0,2}")
 _PLAIN: Final = re.compile(r'([^",\0]+),(?:sha256=([A-Za-z0-9_-]{43})=?)?,\d*')
 _UNUSUAL: Final = re.compile(r"^\.?/|\.\.|//|/\./|\\")
+_MARKS: Final = ('"', "..", "//", "./", "\\", "\n/")
+"""Without any of them a RECORD has plain rows alone."""
 _LENGTHS: Final = {"sha256": 43, "sha384": 64, "sha512": 86}
 _PYTHON: Final = re.compile(r"python(\d+)\.(\d+)")
 
@@ -82,12 +84,29 @@ class Environment:
     @cached_property
     def distributions(self) -> tuple[Distribution, ...]:
         """Every distribution with a ``.dist-info``, in the order of their folders."""
-        found = []
+        return tuple(_distribution(self, root, entry) for root, entry in self._folders())
+
+    def _folders(self) -> Iterator[tuple[Path, str]]:
         for root in self.roots:
             for entry in sorted(os.listdir(root)):
                 if entry.endswith(".dist-info") and (root / entry).is_dir():
-                    found.append(_distribution(self, root, entry))
-        return tuple(found)
+                    yield root, entry
+
+    def about(self, names: Collection[str]) -> "Environment":
+        """The same environment, with the rows of RECORD files about some paths alone.
+
+        Args:
+            names: paths below the base.
+        """
+        wanted = frozenset(names)
+        if wanted <= self.__dict__.get("named", frozenset()):
+            return self
+        found = Environment(self.base, self.roots, self.interpreter, self.sees_system)
+        found.__dict__["named"] = wanted
+        found.__dict__["distributions"] = tuple(
+            _distribution(self, root, entry, wanted) for root, entry in self._folders()
+        )
+        return found
 
     @cached_property
     def owners(self) -> dict[str, tuple[tuple[Distribution, RecordLine], ...]]:
@@ -153,7 +172,23 @@ def _environment(base: Path, roots: Sequence[Path]) -> Environment:
     return Environment(base, tuple(kept), tag, sees)
 
 
-def _distribution(environment: Environment, root: Path, entry: str) -> Distribution:
+def _rows_about(environment: Environment, root: Path, text: str, wanted: Collection[str]) -> list[str]:
+    """List the rows of a RECORD that may name one of some paths: those that say so, and unusual ones."""
+    before = environment.name(root) + "/" if root != environment.base else ""
+    below = {name[len(before) :] for name in wanted if name.startswith(before)}
+    rows = text.splitlines()
+    found = [row for row in rows if row.split(",", 1)[0] in below]
+    beside, back = "../../../", f"/{root.name}/"  # beside the packages, unless it leads back to them
+    rows = [row for row in rows if not row.startswith(beside) or back in row or ".." in row[len(beside) :]]
+    rest = "\n".join(["", *rows])
+    if any(mark in rest for mark in _MARKS):
+        found += [row for row in rows if '"' in row or _UNUSUAL.search(row)]
+    return found
+
+
+def _distribution(
+    environment: Environment, root: Path, entry: str, wanted: Collection[str] | None = None
+) -> Distribution:
     folder = environment.name(root / entry)
     name, version, wrong = _identity(root / entry, folder)
     said = f"{name} {version}"
@@ -167,9 +202,10 @@ def _distribution(environment: Environment, root: Path, entry: str) -> Distribut
         return Distribution(name, version, folder, (), (*wrong, damaged("there is no RECORD of its files")))
     except (OSError, UnicodeDecodeError) as error:
         return Distribution(name, version, folder, (), (*wrong, damaged(f"cannot be read: {error}")))
+    rows = text.splitlines() if wanted is None else _rows_about(environment, root, text, wanted)
     lines: dict[str, RecordLine] = {}
     before = environment.name(root) + "/" if root != environment.base else ""
-    for number, row in enumerate(text.splitlines(), 1):
+    for number, row in enumerate(rows, 1):
         if (match := _PLAIN.fullmatch(row)) and not _UNUSUAL.search(row):  # almost all: 4 times as fast
             path, digest, problem = before + match[1], match[2] or "", ""
             line: RecordLine | None = RecordLine(path, "sha256" if digest else "", digest)
@@ -181,7 +217,7 @@ def _distribution(environment: Environment, root: Path, entry: str) -> Distribut
             wrong = (*wrong, damaged(f"line {number} {problem}", row[:120]))
         elif line is not None:
             lines[line.path] = line
-    if not lines and not wrong:
+    if not text and not wrong:
         wrong = (*wrong, damaged("is empty"))
     return Distribution(name, version, folder, tuple(lines.values()), wrong)
 

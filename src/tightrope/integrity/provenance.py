@@ -9,21 +9,23 @@ Gaps        What those functions call without capture looking inside, as kernels
             lock and not by the plan alone.
 """
 
+import importlib.util
 import inspect
 import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType
 
 from tightrope.core import Graph, Plan
 from tightrope.core.provenance import CodeDigest, Provenance, SourceFile
-from tightrope.integrity.codes import code_digest, codes_in, compiled
+from tightrope.integrity.codes import Bytecode, code_digest, codes_in, compiled
 from tightrope.integrity.environment import Environment, running_environment
 from tightrope.integrity.findings import Finding, FindingKind, Inspection, digest_of_file
 from tightrope.integrity.lock import Lock
-from tightrope.integrity.verify import verify_files
+from tightrope.integrity.verify import startup_files, verify_files
 
 
 def provenance_of(
@@ -45,6 +47,7 @@ def provenance_of(
     environment = environment or running_environment()
     kept = {(code.co_filename, code.co_qualname, code.co_firstlineno, code_digest(code)) for code in codes}
     paths = sorted({os.path.abspath(path) for path, *_ in kept if os.path.isfile(path)})
+    environment = environment.about([environment.name(path) for path in paths])
     files = [_source_file(environment, path) for path in paths]
     order = sorted(range(len(files)), key=lambda k: (files[k].path, paths[k]))
     place = {paths[k]: number for number, k in enumerate(order)}
@@ -113,6 +116,8 @@ def check_provenance_of(
         finding = Finding(FindingKind.CODE, "the plan", "", "a provenance", "", why)
         return Inspection((finding,), cpu_seconds=time.process_time() - began, locked=lock is not None)
     found = [_place(environment, file, paths) for file in planned.files]
+    at_start = startup_files(environment) if lock is not None else ()
+    environment = environment.about([environment.name(path) for path in (*found, *at_start) if path])
     verdict = verify_files(environment, [path for path in found if path], lock, began=began)
     problems = list(verdict.problems)
     reported = {one.path for one in problems}
@@ -124,7 +129,7 @@ def check_provenance_of(
             Finding(FindingKind.VERSION, "the plan", "", planned.interpreter, environment.interpreter, why)
         )
     else:
-        problems += _fresh_findings(environment, planned, found)
+        problems += _fresh_findings(environment, planned, found, {one.path for one in verdict.problems})
         problems += _live_findings(environment, planned, found)
     if captured is not None:
         problems += _captured_findings(planned, captured)
@@ -172,7 +177,23 @@ def _file_findings(
         yield Finding(FindingKind.CODE, name, owner, file.sha256, digest, "is not the file of the plan")
 
 
-def _fresh_findings(environment: Environment, planned: Provenance, found: Sequence[str]) -> Iterable[Finding]:
+def _code_of(environment: Environment, path: str, wrong: set[str]) -> CodeType | None:
+    """What a file compiles to: its byte code where that was just compared, as where it has an owner."""
+    cached = importlib.util.cache_from_source(path)
+    names = environment.name(path), environment.name(cached)
+    with suppress(OSError):
+        if names[0] in environment.owners and not wrong.intersection(names):
+            bytecode = Bytecode(cached, path)
+            if bytecode.is_loaded():
+                return bytecode.code()
+    with suppress(SyntaxError, ValueError):
+        return compiled(Path(path).read_bytes(), path, sys.flags.optimize)
+    return None
+
+
+def _fresh_findings(
+    environment: Environment, planned: Provenance, found: Sequence[str], wrong: set[str]
+) -> Iterable[Finding]:
     """Compare functions of the plan with what their files compile to here."""
     wanted: dict[int, list[CodeDigest]] = {}
     for code in planned.codes:
@@ -181,10 +202,8 @@ def _fresh_findings(environment: Environment, planned: Provenance, found: Sequen
         path = found[number] if number >= 0 else ""
         if not path:
             continue
-        try:
-            inside = list(codes_in(compiled(Path(path).read_bytes(), path)))
-        except (SyntaxError, ValueError):
-            inside = []
+        whole = _code_of(environment, path, wrong)
+        inside = list(codes_in(whole)) if whole is not None else []
         by_name: dict[str, list[CodeType]] = {}
         for one in inside:
             by_name.setdefault(one.co_qualname, []).append(one)
