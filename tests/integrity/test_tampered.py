@@ -189,6 +189,9 @@ def test_a_plan_from_the_command_line_holds_until_its_file_changes(tmp_path: Pat
     target = f"{source}:build"
     assert run("plan", target, "--budget", "100%", "-o", plan).code == 0
     assert run("verify", "--plan", plan, "--target", target).code == 0
+    source.write_text("# a comment\n" + NET_FILE)
+    assert run_process("verify", "--plan", plan, "--target", target, cwd=tmp_path).code == 0
+    assert run_process("verify", "--plan", plan, cwd=tmp_path).code == 3
     source.write_text(NET_FILE.replace("* 2", "* 3"))
     done = run_process("verify", "--plan", plan, "--target", target, "--json", cwd=tmp_path)
     assert done.code == 3, done.err

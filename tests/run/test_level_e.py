@@ -3,6 +3,7 @@
 import gc
 import threading
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -68,6 +69,14 @@ def states(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+@pytest.fixture(autouse=True)
+def no_block_stays() -> Iterator[None]:
+    yield
+    gc.collect()
+    with tightrope.evict("1MiB"):
+        pass
+
+
 SAID = pytest.mark.filterwarnings("ignore:tightrope. level E")
 
 
@@ -93,6 +102,8 @@ def test_one_block_serves_a_step_and_evaluation_leaves_none_open() -> None:
     evicted = compiled_of(model).evicted
     assert evicted is not None
     assert evicted.num_blocks == 3
+    assert evicted.last is not None
+    assert not evicted.last.is_innermost  # the update has ended it
     with torch.no_grad():
         for x in batches(2):
             model(x)
@@ -238,3 +249,16 @@ def test_an_input_from_before_the_block_may_die_inside_of_it() -> None:
             total = total + 1
         found = total.item()
     assert found > 200
+
+
+@SAID
+def test_the_user_s_own_block_ends_one_that_a_finished_step_left_open() -> None:
+    model = compiled("20MiB")
+    model(batches(1)[0]).mean().backward()  # no optimizer ends it
+    evicted = compiled_of(model).evicted
+    assert evicted is not None
+    assert evicted.last is not None
+    assert evicted.last.is_innermost
+    with tightrope.evict("8MiB") as own:
+        assert own.is_innermost
+    assert not evicted.last.is_innermost

@@ -206,7 +206,7 @@ def _say(verdict: Inspection) -> None:
     for note in verdict.notes:
         show.print(f"note: {note}", markup=False, soft_wrap=True)
     against = "RECORD files and the lock" if verdict.locked else "RECORD files"
-    state = "as it should be" if verdict.holds else f"{len(verdict.problems)} problems"
+    state = "as it should be" if verdict.holds else f"problems found: {len(verdict.problems)}"
     show.print(
         f"{state}: {verdict.num_files} files of {verdict.num_distributions} distributions, "
         f"{format_bytes(verdict.num_bytes)}, against {against}; {verdict.cpu_seconds:.2f} CPU s",

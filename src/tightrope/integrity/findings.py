@@ -94,8 +94,8 @@ class Inspection(msgspec.Struct, frozen=True):
             more = len(self.problems) - 1
             others = f" And {more} more." * bool(more)
             raise IntegrityError(
-                f"{self.problems[0]}.{others} Install the package again, or look at what changed it; "
-                "tightrope lock takes in changes that are wanted."
+                f"{self.problems[0]}.{others} Find out what changed it. Where the change is wanted, plan "
+                "again and make the lock again; else install the package again."
             )
         return self
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType
+from typing import Final
 
 from tightrope.core import Graph, Plan
 from tightrope.core.provenance import CodeDigest, Provenance, SourceFile
@@ -26,6 +27,8 @@ from tightrope.integrity.environment import Environment, running_environment
 from tightrope.integrity.findings import Finding, FindingKind, Inspection, digest_of_file
 from tightrope.integrity.lock import Lock
 from tightrope.integrity.verify import startup_files, verify_files
+
+_OTHER_FILE: Final = "is not the file of the plan"
 
 
 def provenance_of(
@@ -133,6 +136,7 @@ def check_provenance_of(
         problems += _live_findings(environment, planned, found)
     if captured is not None:
         problems += _captured_findings(planned, captured)
+        problems = _without_harmless(problems, planned)
     if graph is not None and graph.fingerprint != plan.fingerprint:
         why = "what is captured here is another graph than was planned"
         problems.append(Finding(FindingKind.GRAPH, "the graph", "", plan.fingerprint, graph.fingerprint, why))
@@ -174,7 +178,7 @@ def _file_findings(
         yield Finding(FindingKind.VERSION, name, owner, _said(file), owner, why)
     digest = digest_of_file(path)
     if digest != file.sha256 and name not in reported:
-        yield Finding(FindingKind.CODE, name, owner, file.sha256, digest, "is not the file of the plan")
+        yield Finding(FindingKind.CODE, name, owner, file.sha256, digest, _OTHER_FILE)
 
 
 def _code_of(environment: Environment, path: str, wrong: set[str]) -> CodeType | None:
@@ -189,6 +193,18 @@ def _code_of(environment: Environment, path: str, wrong: set[str]) -> CodeType |
     with suppress(SyntaxError, ValueError):
         return compiled(Path(path).read_bytes(), path, sys.flags.optimize)
     return None
+
+
+def _without_harmless(problems: Sequence[Finding], planned: Provenance) -> list[Finding]:
+    """Leave out files of nobody that changed, as by a comment, where every function of theirs is as planned.
+
+    Only where the call was captured here: its functions, and its graph, are what counts then.
+    """
+    mine = {file.sha256 for file in planned.files if not file.distribution}
+    other = {one.path for one in problems if one.why != _OTHER_FILE}
+    return [
+        one for one in problems if one.why != _OTHER_FILE or one.expected not in mine or one.path in other
+    ]
 
 
 def _fresh_findings(

@@ -127,7 +127,7 @@ def verify_files(
         problems += _differences(environment, found, lock, upgraded=False, only=inside - elsewhere)
     verdict = _verdict(environment, found, problems, began, locked=lock is not None)
     if elsewhere:
-        found.notes.append(f"{len(elsewhere)} loaded files lie outside of the environment")
+        found.notes.append(f"files outside of the environment, which no RECORD names: {len(elsewhere)}")
         verdict = _verdict(environment, found, problems, began, locked=lock is not None)
     return verdict
 

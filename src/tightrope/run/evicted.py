@@ -1,8 +1,9 @@
 """Level E of `compile`: training steps of a model that no plan serves, held to the budget by eviction.
 
 Idea        The outermost call of the model opens an eviction block, which stays open through the loss, the
-            backward pass and the update: until the next call that finds no backward pass outstanding. The
-            arena gets what the budget leaves beside what is held and what is expected to outlive the block.
+            backward pass and the update: until an optimizer of torch has made its step, or the next call,
+            where no backward pass is outstanding then. The arena gets what the budget leaves beside what is
+            held and what is expected to outlive the block.
 Source      As `tightrope.run.evict`
 Guarantee   Bytes charged never exceed the budget: an arena is charged as a whole, and what moves out of it
             at the end of a block is charged or stays where it is. Values are those of the loop without it.
@@ -20,12 +21,13 @@ from contextlib import suppress
 from typing import Any, Final
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tightrope.capture._eager import innermost_mode, tensors_in
 from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import trim_all
-from tightrope.run.evict.context import Eviction, evict
+from tightrope.run.evict.context import Eviction, before_opening, evict
 from tightrope.run.evict.watch import OpWatch
 from tightrope.run.room import RESERVE
 from tightrope.run.sharded import divided
@@ -172,9 +174,10 @@ class EvictedSteps:
             raise InfeasibleError(
                 f"asked {format_bytes(self.budget)} ({self.budget} bytes); {self.persistent} bytes are held "
                 f"already, and about {outlives} outlive a step. Try budget={named} next; more may be needed.",
-                asked=self.budget, lower_bound=self.persistent,
+                asked=self.budget, smallest_found=named, lower_bound=self.persistent,
             )  # fmt: skip
         block = evict(self.arena)
+        block.advise = self._advise
         block.__enter__()
         self._block = self.last = block
         self.num_blocks += 1
@@ -183,6 +186,19 @@ class EvictedSteps:
         this = weakref.ref(self)
         accounts.open_step(lambda: one.leave() if (one := this()) is not None else None)
 
+    def _advise(self, asked: Bytes) -> tuple[str, Bytes | None]:
+        """Name a budget that is enough by the shapes, or one that allows a request."""
+        enough = self._accounts.enough
+        if enough > self.budget:
+            return f"Try budget={enough}: by the shapes it is enough; less may do.", enough
+        more = max(asked, self.arena // 4, _LEAST)
+        named = self.budget + more
+        return (
+            f"Try budget={named} next: it allows this request, and {more - asked} bytes of what comes after "
+            "it, which was not seen yet.",
+            named,
+        )
+
     def _expected_to_outlive(self, left: Bytes) -> Bytes:
         """Foresee the bytes that a block leaves: as the last one, and gradients that are not there yet."""
         alive = [one for ref in self._trained if (one := ref()) is not None]
@@ -190,6 +206,13 @@ class EvictedSteps:
         if self._outlived is not None:
             return max(self._outlived, gradients)
         return max(gradients, min(_STATES * sum(one.nbytes for one in alive), left // 2))
+
+
+def end_if_done(*_: object) -> None:
+    """End the open block, if its thread is this one and nothing that it serves is under way."""
+    for serving in list(_SERVING):
+        if serving._may_end:
+            serving.close()
 
 
 _SERVING: Final["weakref.WeakSet[EvictedSteps]"] = weakref.WeakSet()
@@ -213,4 +236,7 @@ def evicted_steps(
         against = "it makes sparse gradients"
     if against:
         return None, f"It cannot run at level E: {against}."
+    if end_if_done not in before_opening:
+        before_opening.append(end_if_done)
+        register_optimizer_step_post_hook(end_if_done)
     return EvictedSteps(budget, list(model.parameters()), accounts), ""

@@ -13,7 +13,7 @@ Gaps        No lookahead: a budget may fail at which a plan exists. Other thread
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
@@ -33,6 +33,8 @@ from tightrope.run.evict.records import without_collections
 from tightrope.run.evict.watch import OpWatch
 
 _SHOWN = 5
+before_opening: list[Callable[[], None]] = []
+"""Called before a block opens: what holds one that it does not need ends it."""
 _NOT_OPEN = "this eviction is not in use: read it inside its with block, or after it for the last figures."
 
 
@@ -47,6 +49,7 @@ class Eviction:
         recomputed_ns: what those took, by the times of `operator_ns`.
         operator_ns: what all ops took in their first runs, each by the least time so far on such sizes.
         lost: tensors that an error left without bytes.
+        advise: says what to do about a request of so many bytes, with a budget to try.
     """
 
     def __init__(
@@ -55,6 +58,10 @@ class Eviction:
         self.budget, self.policy = budget, chosen
         self._most_again = most_again
         self.lost = 0
+        self.advise: Callable[[Bytes], tuple[str, Bytes | None]] = lambda asked: (
+            "Raise the budget, or make the step's largest op smaller.",
+            None,
+        )
         self._poison = poison
         self._watch: OpWatch | None = None
         self._last: Statistics | None = None
@@ -110,6 +117,8 @@ class Eviction:
     def __enter__(self) -> Self:
         if self._watch is not None:
             raise TightropeError("this eviction was used before: call tightrope.evict again.")
+        for end in before_opening:
+            end()
         options = options_block(self.budget, self.policy)
         window = EvictionWindow(allocator(), options, poison=self._poison)
         handle = window.call("arena")
@@ -221,10 +230,9 @@ class Eviction:
             lines.append(f"{format_bytes(size)}{made} ({why})")
         rest = f", and {len(walls) - _SHOWN} more" if len(walls) > _SHOWN else ""
         stays = f" What must stay: {'; '.join(lines)}{rest}." if lines else ""
-        found = OutOfBudgetError(
-            f"{error} Budget {format_bytes(self.budget)}; op {op}.{stays} "
-            f"Raise the budget, or make the step's largest op smaller."
-        )
+        advice, named = self.advise(getattr(error, "asked", 0))
+        found = OutOfBudgetError(f"{error} Budget {format_bytes(self.budget)}; op {op}.{stays} {advice}")
+        found.smallest_found = named
         return found
 
     @contextmanager
