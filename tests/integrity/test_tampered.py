@@ -1,16 +1,20 @@
 """Tampered packages in throw-away environments: what is found, what is named, and what is no alarm."""
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 import tightrope
 from benchmarks.fleet.integrity import CLASSES, Prepared, by_plan, by_verify, false_alarms, prepare
 from benchmarks.fleet.toy import NET, Toy
 from tests.cli.command import run, run_process
+from tightrope.capture import capture_program
 from tightrope.core import Plan
 from tightrope.integrity import (
     FindingKind,
@@ -235,3 +239,12 @@ def test_a_second_owner_is_seen_however_its_record_writes_the_path(
     found = check_provenance_of(made.plan, environment=environment_at(toy.root))
     assert {FindingKind.OWNERS, FindingKind.CHANGED} <= {one.kind for one in found.problems}
     assert any("helpers 1.0" in one.owner for one in found.problems)
+
+
+def test_a_model_that_was_captured_is_not_kept() -> None:
+    model = torch.nn.Linear(4, 4)
+    capture_program(model, (torch.ones(2, 4),))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

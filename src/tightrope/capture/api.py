@@ -49,12 +49,14 @@ def capture_program(
         CaptureError: the call is not one graph; the message has Dynamo's reason.
     """
 
-    def host(program: Program, real: Sequence[Any]) -> Any:
-        codes = tuple(code for code in _torch.traced_code() if code is not call.__code__)
-        raise _CaptureDone(replace(program, codes=codes), real)
-
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
+
+    own = call.__code__  # the host may not hold `call`, and with it the model: Dynamo keeps every backend
+
+    def host(program: Program, real: Sequence[Any]) -> Any:
+        codes = tuple(code for code in _torch.traced_code() if code is not own)
+        raise _CaptureDone(replace(program, codes=codes), real)
 
     _torch.ignore_logging()
     backend = make_backend(host, name=type(model).__name__, foresee=True)
