@@ -23,6 +23,7 @@ ORDER = (
     "run",
     "micro",
     "record",
+    "fleet",
     "view",
     "integrations",
     "cli",
