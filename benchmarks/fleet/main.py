@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import integrity
+from benchmarks.fleet import integrity, trees
 from benchmarks.micro.rows import Row, write
 
-TOPICS = (integrity.rows,)
+TOPICS = (integrity.rows, trees.rows)
 
 
 def run(arguments: Sequence[str], console: Console) -> int:

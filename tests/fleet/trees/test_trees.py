@@ -62,7 +62,7 @@ def test_columns_in_the_clear_give_the_central_forest(breast, central, counts):
 
 
 def test_encrypted_columns_give_the_central_forest(breast):
-    pytest.importorskip("phe")
+    pytest.importorskip("gmpy2")
     table, labels = breast[0][:120], breast[1][:120]
     params = Boosting(trees=2, depth=2, bins=8)
     parties = [PartyTable("a", table[:, :24], labels), PartyTable("b", table[:, 24:])]
@@ -217,3 +217,22 @@ def test_a_forest_goes_through_a_file_and_a_damaged_one_is_refused(central, tmp_
     path.write_bytes(bad.dump())
     with pytest.raises(PlanFileError, match=r"\$\.trees\[0\]\[0\]"):
         load_forest(str(path))
+
+
+def test_paillier_is_that_of_another_library():
+    phe = pytest.importorskip("phe.paillier")
+    key = make_key(2048, fraction=32, largest=1.0, num_rows=9)
+    public = phe.PaillierPublicKey(int(key.public.modulus))
+    theirs = phe.PaillierPrivateKey(public, *(int(half.prime) for half in key._halves))
+    sealed = key.encrypt(-5, 7)
+    assert theirs.raw_decrypt(int(sealed)) == ((-5 + key.offset) << key.public.second_bits) + 7
+    assert key.decrypt(sealed * key.encrypt(3, 1) % key.public.square, [2]) == [(-2, 8)]
+
+
+def test_packed_sums_come_back():
+    pytest.importorskip("gmpy2")
+    key = make_key(2048, fraction=32, largest=1.0, num_rows=4000)
+    pairs = [(place * 1001 - 9000, place) for place in range(key.public.pairs)]
+    packed = key.public.pack([key.encrypt(*pair) for pair in pairs])
+    assert key.decrypt(packed, [1] * len(pairs)) == pairs
+    assert key.encrypt(1, 1) != key.encrypt(1, 1)

@@ -1,4 +1,4 @@
-"""Additions on encrypted derivatives: Paillier, with keys and decryption of `phe` and numbers of `gmpy2`.
+"""Additions on encrypted derivatives: Paillier, on primes of `cryptography` and numbers of `gmpy2`.
 
 Idea        A ciphertext's product is the sum of plaintexts. First and second derivative of a row share one
             plaintext, side by side; of the answers, many pairs share one. What blinds a ciphertext is a power
@@ -60,6 +60,43 @@ class PaillierPublic:
 
 
 @dataclass(frozen=True, slots=True)
+class PrimeHalf:
+    """Decrypts modulo one prime; two of them make the plaintext, four times as fast as at once.
+
+    Attributes:
+        prime: one of the two.
+        square: of it.
+        scale: what a power of a ciphertext is multiplied by.
+    """
+
+    prime: Any
+    square: Any
+    scale: Any
+
+    @staticmethod
+    def of(prime: Any, modulus: Any) -> "PrimeHalf":
+        """Prepare."""
+        import gmpy2
+
+        square = prime * prime
+        power = gmpy2.powmod(modulus + 1, prime - 1, square)
+        return PrimeHalf(prime, square, gmpy2.invert((power - 1) // prime, prime))
+
+    def decrypt(self, ciphertext: Any) -> Any:
+        """Plaintext modulo the prime."""
+        import gmpy2
+
+        power = gmpy2.powmod(ciphertext, self.prime - 1, self.square)
+        return (power - 1) // self.prime * self.scale % self.prime
+
+    def inverse_in(self, other: Any) -> Any:
+        """Inverse of the prime modulo another one."""
+        import gmpy2
+
+        return gmpy2.invert(self.prime, other)
+
+
+@dataclass(frozen=True, slots=True)
 class PaillierKey:
     """What the holder of labels keeps.
 
@@ -70,7 +107,7 @@ class PaillierKey:
 
     public: PaillierPublic
     offset: int
-    _private: Any
+    _halves: tuple[PrimeHalf, PrimeHalf]
     _table: tuple[tuple[Any, ...], ...]
 
     def encrypt(self, first: int, second: int) -> Any:
@@ -88,7 +125,9 @@ class PaillierKey:
     def decrypt(self, packed: Any, counts: Sequence[int]) -> list[tuple[int, int]]:
         """Decrypt sums that were packed; ``counts`` are their rows, for the offset."""
         public, pairs = self.public, []
-        plain = int(self._private.raw_decrypt(int(packed)))
+        one, other = self._halves
+        low, high = one.decrypt(packed), other.decrypt(packed)
+        plain = int(low + one.prime * ((high - low) * one.inverse_in(other.prime) % other.prime))
         for count in reversed(counts):
             pair = plain & ((1 << public.pair_bits) - 1)
             plain >>= public.pair_bits
@@ -107,23 +146,24 @@ def make_key(bits: int, *, fraction: int, largest: float, num_rows: int) -> Pail
         num_rows: of the table.
 
     Raises:
-        TightropeError: the key is too short, or `phe` or `gmpy2` is not installed.
+        TightropeError: the key is too short, or `cryptography` or `gmpy2` is not installed.
     """
     if bits < LEAST_BITS:
         raise TightropeError(f"a key of {shown(bits)} bits can be broken: give {LEAST_BITS} or more.")
     try:
         import gmpy2
-        from phe import paillier
+        from cryptography.hazmat.primitives.asymmetric import rsa
     except ImportError as error:
         raise TightropeError(
-            "encrypted histograms need the packages phe and gmpy2: pip install 'tightrope[fleet]', or choose "
-            "protection none."
+            "encrypted histograms need the packages cryptography and gmpy2: pip install "
+            "'tightrope[fleet]', or choose protection none."
         ) from error
     while True:
-        public, private = paillier.generate_paillier_keypair(n_length=bits)
-        if private.p % 4 == 3 == private.q % 4 and gmpy2.gcd(private.p - 1, private.q - 1) == 2:
+        numbers = rsa.generate_private_key(public_exponent=65537, key_size=bits).private_numbers()
+        p, q = gmpy2.mpz(numbers.p), gmpy2.mpz(numbers.q)
+        if p % 4 == 3 == q % 4 and gmpy2.gcd(p - 1, q - 1) == 2:
             break
-    n = gmpy2.mpz(public.n)
+    n = p * q
     square, rows = n * n, num_rows.bit_length()
     offset = int(largest * 2**fraction) + 1
     second_bits = offset.bit_length() + rows
@@ -135,6 +175,5 @@ def make_key(bits: int, *, fraction: int, largest: float, num_rows: int) -> Pail
             row.append(row[-1] * base % square)
         table.append(tuple(row))
         base = row[-1] * base % square
-    return PaillierKey(
-        PaillierPublic(n, square, 2 * second_bits + 1, second_bits), offset, private, tuple(table)
-    )
+    public = PaillierPublic(n, square, 2 * second_bits + 1, second_bits)
+    return PaillierKey(public, offset, (PrimeHalf.of(p, n), PrimeHalf.of(q, n)), tuple(table))

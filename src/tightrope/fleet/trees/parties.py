@@ -75,7 +75,7 @@ class RowWork:
         """Give every row the place of its node in the list, or -1."""
         table = np.full(max([int(self.node.max(initial=0)), *nodes]) + 1, -1, np.intp)
         table[list(nodes)] = np.arange(len(nodes))
-        return table[self.node]
+        return table.take(self.node)
 
     def histogram(self, nodes: Sequence[int], sums: Sequence[Floats]) -> Ints:
         """Sum derivatives per node and bin, ``[nodes, len(sums), bins]``."""
@@ -84,17 +84,18 @@ class RowWork:
         if not count:
             return out
         slot = self.slots(nodes)
-        every = count == 1 and bool((slot == 0).all())
+        inside = slot >= 0
         rows, bins = self.binned.entry_rows, self.binned.entry_bins
-        if not every:
-            kept = np.flatnonzero(slot[rows] >= 0)
-            rows, bins = rows[kept], bins[kept]
-        flat = bins if count == 1 else slot[rows] * width + bins
-        inside = np.flatnonzero(slot >= 0)
+        if not inside.all():
+            kept = np.flatnonzero(inside.take(rows))
+            rows, bins = rows.take(kept), bins.take(kept)
+        flat = bins if count == 1 else (slot * width).take(rows) + bins
+        members = np.flatnonzero(inside)
+        places = slot.take(members)
         common = self.starts[:-1] + self.binned.common
         for place, values in enumerate(sums):
-            hist = np.bincount(flat, weights=values[rows], minlength=count * width).reshape(count, width)
-            total = np.bincount(slot[inside], weights=values[inside], minlength=count)
+            hist = np.bincount(flat, weights=values.take(rows), minlength=count * width).reshape(count, width)
+            total = np.bincount(places, weights=values.take(members), minlength=count)
             hist[:, common] += total[:, None] - np.add.reduceat(hist, self.starts[:-1], axis=1)
             out[:, place] = hist
         return out
@@ -110,18 +111,21 @@ class RowWork:
                 split.last_left,
                 split.missing_left,
             )
-        rows = np.flatnonzero(feature[self.node] >= 0)
-        at = self.node[rows]
-        bins = self.binned.dense[rows, feature[at]]
-        missing = bins == self.last[feature[at]]
-        return rows, np.where(missing, to_left[at], bins <= last[at])
+        column = feature.take(self.node)
+        rows = np.flatnonzero(column >= 0)
+        column, at = column.take(rows), self.node.take(rows)
+        width = self.binned.dense.shape[1]
+        bins = self.binned.dense.reshape(-1).take(rows * width + column)
+        missing = bins == self.last.take(column)
+        left = np.where(missing, to_left.take(at), bins <= last.take(at))
+        return rows, left
 
     def move(self, splits: Sequence[TreeSplit], rows: NDArray[np.intp], left: NDArray[np.bool_]) -> None:
         """Put rows into the children."""
         child = np.zeros((max(split.node for split in splits) + 1, 2), np.int32)
         for split in splits:
             child[split.node] = split.right, split.left
-        self.node[rows] = child[self.node[rows], left.astype(np.intp)]
+        self.node[rows] = child.reshape(-1).take(2 * self.node.take(rows) + left)
 
 
 def work_of(table: Values, cuts: CutTable) -> RowWork:

@@ -93,7 +93,7 @@ def forecast_grow(params: Boosting, bins: int) -> Bytes:
     level as many histograms; by leaf, one of each per split; then the leaves.
 
     >>> forecast_grow(Boosting(trees=1, depth=2), bins=10)
-    456
+    448
     """
     node = 2 * 8 * bins
     if params.leaves:
