@@ -28,7 +28,7 @@ from tests.fleet.streams.cases import random_case
 from tightrope.core.streams import Rules, StreamRun
 from tightrope.fleet.streams import (
     POLICIES,
-    Case,
+    StreamCase,
     StreamOptions,
     best_plan,
     expand,
@@ -57,7 +57,7 @@ PINNED: Final = {
 """What the reference program prints; the other three scenarios draw frames from the clock."""
 
 
-def cases(rules: Rules) -> list[tuple[Case, float]]:
+def cases(rules: Rules) -> list[tuple[StreamCase, float]]:
     """List the 24 cases, each with the reference's score."""
     library = xrbench()
     return [
@@ -111,7 +111,7 @@ def _s1(console: Console) -> list[Row]:
     return found_rows
 
 
-def _timeline(case: Case, run: StreamRun) -> list[tuple[str, ...]]:
+def _timeline(case: StreamCase, run: StreamRun) -> list[tuple[str, ...]]:
     names = [model.name for model in case.scenario.models]
     return [
         (
@@ -125,13 +125,13 @@ def _timeline(case: Case, run: StreamRun) -> list[tuple[str, ...]]:
     ]
 
 
-def _symmetric(case: Case, timeline: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _symmetric(case: StreamCase, timeline: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Put equal processors under one name."""
     kinds = [processor.name.partition("#")[0] for processor in case.machine.processors]
     return sorted((kinds[int(row[0])], *row[1:]) for row in timeline)
 
 
-def _reference(folder: Path, case: Case) -> list[tuple[str, ...]]:
+def _reference(folder: Path, case: StreamCase) -> list[tuple[str, ...]]:
     """Run the reference program; read its timeline."""
     machine, _, flow = case.machine.name.partition("-")
     kind = machine.partition("_")[0].lower()

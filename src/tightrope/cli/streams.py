@@ -63,7 +63,7 @@ def streams(
     import msgspec
 
     from tightrope.fleet.streams import POLICIES, read_library, xrbench
-    from tightrope.fleet.streams.show import draw_streams, stream_promises, stream_trace
+    from tightrope.fleet.streams.show import stream_promises
 
     library = xrbench() if file is None else read_library(file)
     if scenario == "list" and not machine:
@@ -87,40 +87,32 @@ def streams(
     if output is not None:
         output.write_bytes(msgspec.json.encode({"plan": plan, "run": run}))
     if page is not None:
-        from tightrope.fleet.draw import work_page
-
-        rows = [
-            [one.name, f"{one.score:.2f}", str(one.num_done), str(one.num_dropped)] for one in total.models
-        ]
-        text = work_page(
-            f"{scenario} on {machine}",
-            [("Timeline", draw_streams(case.scenario, board, run))],
-            [
-                ("Promises", ("limit", "asked", "forecast", "observed", ""), promise_table(promises)),
-                ("Models", ("model", "score", "done", "dropped"), rows),
-            ],
-        )
-        page.write_text(text, encoding="utf-8")
+        page.write_text(_page(case.scenario, board, run, total, promises), encoding="utf-8")
+    bound = plan.upper_bound if plan else None
     if json:
-        trace = stream_trace(case.scenario, board, run)
-        emit_json(
-            {
-                "scenario": scenario,
-                "machine": machine,
-                "rules": rules,
-                "policy": policy,
-                "seed": seed,
-                "score": total.total,
-                "upper_bound": plan.upper_bound if plan else None,
-                "models": total.models,
-                "promises": promises,
-                "num_events": len(trace.events),
-            }
-        )
+        facts = {"scenario": scenario, "machine": machine, "rules": rules, "policy": policy, "seed": seed}
+        figures = {"score": total.total, "upper_bound": bound, "models": total.models, "promises": promises}
+        emit_json({**facts, **figures})
     else:
-        _say(scenario, machine, total, promises, plan.upper_bound if plan else None, seed)
+        _say(scenario, machine, total, promises, bound, seed)
     if broken(promises):
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _page(scenario: Any, machine: Any, run: Any, total: Any, promises: Any) -> str:
+    """Draw the timeline, above the promises and each model's figures."""
+    from tightrope.fleet.draw import work_page
+    from tightrope.fleet.streams.show import draw_streams
+
+    rows = [[one.name, f"{one.score:.2f}", str(one.num_done), str(one.num_dropped)] for one in total.models]
+    return work_page(
+        f"{scenario.name} on {machine.name}",
+        [("Timeline", draw_streams(scenario, machine, run))],
+        [
+            ("Promises", ("limit", "asked", "forecast", "observed", ""), promise_table(promises)),
+            ("Models", ("model", "score", "done", "dropped"), rows),
+        ],
+    )
 
 
 def _solve(

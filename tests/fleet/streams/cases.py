@@ -10,7 +10,7 @@ from tightrope.core.streams import (
     StreamProcessor,
     StreamScenario,
 )
-from tightrope.fleet.streams import Case, expand
+from tightrope.fleet.streams import StreamCase, expand
 
 
 def random_case(
@@ -21,7 +21,7 @@ def random_case(
     horizon_ms: int = 200,
     arena: bool = False,
     rules: Rules = "strict",
-) -> Case:
+) -> StreamCase:
     """Make a case: tight frame rates, chains, probabilities, and perhaps an arena that holds not all."""
     draw = random.Random(seed)
     made = []

@@ -12,7 +12,7 @@ from tightrope.core import JudgeError, TightropeError
 from tightrope.core.streams import FrameChoice, Rules, StreamRun
 from tightrope.fleet.streams import (
     POLICIES,
-    Case,
+    StreamCase,
     StreamOptions,
     best_plan,
     follow,
@@ -73,7 +73,7 @@ def test_plans_are_never_worse_than_policies_and_repeat(seed: int) -> None:
     assert plan.score >= off.score
 
 
-def brute_force(case: Case) -> float:
+def brute_force(case: StreamCase) -> float:
     """Simulate every order of every choice of processors."""
     frames = [(m, f) for m, row in enumerate(case.wanted) for f, asked in enumerate(row) if asked]
     best = 0.0
@@ -125,7 +125,7 @@ def test_a_plan_of_another_case_is_refused() -> None:
         run_plan(random_case(1), plan)
 
 
-def _run(case: Case) -> StreamRun:
+def _run(case: StreamCase) -> StreamRun:
     return simulate(case, POLICIES["deadline"](case))
 
 

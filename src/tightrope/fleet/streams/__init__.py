@@ -1,24 +1,24 @@
 """Streams with deadlines: scenarios, simulation, scores, plans."""
 
 from tightrope.fleet.streams.exact import best_plan
-from tightrope.fleet.streams.frames import HORIZON, Case, expand
-from tightrope.fleet.streams.library import Library, parse_library, read_library, xrbench
+from tightrope.fleet.streams.frames import HORIZON, StreamCase, expand
+from tightrope.fleet.streams.library import StreamLibrary, parse_library, read_library, xrbench
 from tightrope.fleet.streams.policies import POLICIES, follow, skipped
-from tightrope.fleet.streams.score import ModelScore, Score, score
+from tightrope.fleet.streams.score import ModelScore, StreamScore, score
 from tightrope.fleet.streams.search import StreamOptions, plan_streams, run_plan
 from tightrope.fleet.streams.simulate import Decide, Measure, Moment, simulate
 
 __all__ = [
     "HORIZON",
     "POLICIES",
-    "Case",
     "Decide",
-    "Library",
     "Measure",
     "ModelScore",
     "Moment",
-    "Score",
+    "StreamCase",
+    "StreamLibrary",
     "StreamOptions",
+    "StreamScore",
     "best_plan",
     "expand",
     "follow",

@@ -14,7 +14,7 @@ Gaps        Overlap in time, order and dependencies are not in it.
 
 from collections.abc import Sequence
 
-from tightrope.fleet.streams.frames import MS, Case
+from tightrope.fleet.streams.frames import MS, StreamCase
 from tightrope.fleet.streams.score import frugality, realtime
 
 _LATE = realtime(MS)
@@ -23,7 +23,7 @@ _OVERLAP = 10_200
 _ROUNDS = 60
 
 
-def gains(case: Case) -> tuple[list[list[float]], float]:
+def gains(case: StreamCase) -> tuple[list[list[float]], float]:
     """By model and processor, the most that a frame adds to the score; and what late frames add together."""
     models = case.scenario.models
     fewest = [_fewest(case, m) for m in range(len(models))]
@@ -48,7 +48,7 @@ def gains(case: Case) -> tuple[list[list[float]], float]:
     return found, late
 
 
-def _fewest(case: Case, m: int) -> int:
+def _fewest(case: StreamCase, m: int) -> int:
     """Fewest frames that the score divides by: in compatible rules, those that cannot be open at the end."""
     if not case.compatible:
         return sum(case.wanted[m])
@@ -57,7 +57,7 @@ def _fewest(case: Case, m: int) -> int:
     return over - len(case.machine.processors)
 
 
-def bound_at(case: Case, prices: Sequence[float]) -> float:
+def bound_at(case: StreamCase, prices: Sequence[float]) -> float:
     """Bound for given prices, one per processor, score per nanosecond."""
     worth, total = gains(case)
     scale = MS if case.compatible else 1
@@ -73,7 +73,7 @@ def bound_at(case: Case, prices: Sequence[float]) -> float:
     return min(100.0, total)
 
 
-def prices_of(case: Case) -> tuple[float, ...]:
+def prices_of(case: StreamCase) -> tuple[float, ...]:
     """Find prices that make the bound small: one processor after the other, by golden section."""
     worth, _ = gains(case)
     most = [
@@ -94,7 +94,7 @@ def prices_of(case: Case) -> tuple[float, ...]:
     return tuple(best)
 
 
-def _line(case: Case, prices: list[float], p: int, most: float) -> float:
+def _line(case: StreamCase, prices: list[float], p: int, most: float) -> float:
     low, high = 0.0, most
     at = list(prices)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tightrope.core import TightropeError
 from tightrope.core.streams import FrameChoice
-from tightrope.fleet.streams.frames import Case
+from tightrope.fleet.streams.frames import StreamCase
 from tightrope.fleet.streams.score import frugality, realtime
 
 MOST_REQUESTS = 12
@@ -28,7 +28,7 @@ class Best:
     choices: tuple[FrameChoice, ...]
 
 
-def best_plan(case: Case) -> Best:
+def best_plan(case: StreamCase) -> Best:
     """Find the best plan of a case of at most 12 requests in strict rules.
 
     Raises:
@@ -40,11 +40,11 @@ def best_plan(case: Case) -> Best:
             "method takes "
             f"at most {MOST_REQUESTS} requests in strict rules without an arena; use plan_streams."
         )
-    return _Search(case).run()
+    return _Exhaustive(case).run()
 
 
-class _Search:
-    def __init__(self, case: Case) -> None:
+class _Exhaustive:
+    def __init__(self, case: StreamCase) -> None:
         self.case = case
         self.frames = [(m, f) for m, row in enumerate(case.wanted) for f, asked in enumerate(row) if asked]
         num_models = len({m for m, _ in self.frames})

@@ -30,7 +30,7 @@ def single(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StreamCase:
     """A scenario on a machine under rules, expanded into requests.
 
     Times are those of the simulation: milliseconds in compatible rules, else nanoseconds.
@@ -89,7 +89,7 @@ def expand(
     rules: Rules = "strict",
     horizon: Nanoseconds = HORIZON,
     seed: int = 0,
-) -> Case:
+) -> StreamCase:
     """List the requests of a scenario on a machine.
 
     Args:
@@ -143,7 +143,7 @@ def expand(
             tuple(processor.costs[name].ns for name in names) for processor in machine.processors
         )
     scale = 1e3 if compatible else 1e9
-    return Case(
+    return StreamCase(
         scenario=scenario,
         machine=machine,
         rules=rules,

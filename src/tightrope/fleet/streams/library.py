@@ -45,7 +45,7 @@ class _LibraryText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class StreamLibrary:
     """Scenarios and machines by name."""
 
     scenarios: dict[str, StreamScenario]
@@ -69,7 +69,7 @@ class Library:
 
 
 @cache
-def xrbench() -> Library:
+def xrbench() -> StreamLibrary:
     """Read the seven scenarios and six machines of XRBench that come with the package.
 
     Example:
@@ -81,7 +81,7 @@ def xrbench() -> Library:
     )
 
 
-def read_library(path: str | Path) -> Library:
+def read_library(path: str | Path) -> StreamLibrary:
     """Read scenarios and machines from a TOML file of at most 4 MiB.
 
     Raises:
@@ -98,7 +98,7 @@ def read_library(path: str | Path) -> Library:
     return parse_library(text, str(path))
 
 
-def parse_library(text: str, name: str) -> Library:
+def parse_library(text: str, name: str) -> StreamLibrary:
     """Read scenarios and machines from text; ``name`` is what messages call it.
 
     Raises:
@@ -122,7 +122,7 @@ def parse_library(text: str, name: str) -> Library:
         machines = [_machine(one, read.kinds) for one in read.machines]
     except TightropeError as error:
         raise TightropeError(f"{name}: {error}") from error
-    return Library({one.name: one for one in read.scenarios}, {one.name: one for one in machines})
+    return StreamLibrary({one.name: one for one in read.scenarios}, {one.name: one for one in machines})
 
 
 def _machine(text: _MachineText, kinds: dict[str, dict[str, ModelCost]]) -> StreamMachine:

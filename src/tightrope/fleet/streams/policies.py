@@ -6,22 +6,22 @@ A policy is a function that makes a `Decide`, so that what it remembers belongs 
 from collections.abc import Callable, Sequence
 
 from tightrope.core.streams import FrameChoice
-from tightrope.fleet.streams.frames import Case
+from tightrope.fleet.streams.frames import StreamCase
 from tightrope.fleet.streams.simulate import Decide, Moment
 
 
-def latency_greedy(case: Case) -> Decide:
+def latency_greedy(case: StreamCase) -> Decide:
     """Models by name, the oldest frame of each, on the idle processor that is fastest for it."""
     return _sweep(lambda m, p: case.duration[p][m])
 
 
-def energy_delay_greedy(case: Case) -> Decide:
+def energy_delay_greedy(case: StreamCase) -> Decide:
     """Like `latency_greedy`, by time times energy."""
     processors, models = case.machine.processors, case.scenario.models
     return _sweep(lambda m, p: case.duration[p][m] * processors[p].costs[models[m].name].mj)
 
 
-def earliest_deadline(case: Case) -> Decide:
+def earliest_deadline(case: StreamCase) -> Decide:
     """The waiting frame that is due first, on the idle processor that is fastest for it."""
 
     def decide(now: Moment) -> tuple[int, int, int] | None:
@@ -63,7 +63,7 @@ def skipped(choices: Sequence[FrameChoice]) -> list[tuple[int, int]]:
     return [(one.model, one.frame) for one in choices if one.processor < 0]
 
 
-POLICIES: dict[str, Callable[[Case], Decide]] = {
+POLICIES: dict[str, Callable[[StreamCase], Decide]] = {
     "latency": latency_greedy,
     "energy-delay": energy_delay_greedy,
     "deadline": earliest_deadline,

@@ -48,7 +48,7 @@ class ModelScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class StreamScore:
     """How a run did: the mean over its models, and each of them."""
 
     total: float
@@ -75,7 +75,7 @@ def frugality(mj: float, *, clamped: bool) -> float:
     return min(1.0, max(0.0, share)) if clamped else share
 
 
-def score(scenario: StreamScenario, run: StreamRun) -> Score:
+def score(scenario: StreamScenario, run: StreamRun) -> StreamScore:
     """Score a run by its rules.
 
     Args:
@@ -95,7 +95,7 @@ def score(scenario: StreamScenario, run: StreamRun) -> Score:
     ]
     counted = [one for one in models if one.num_done + one.num_dropped + (0 if compatible else one.num_open)]
     total = sum(one.score for one in counted) / len(counted) if counted else 0.0
-    return Score(total, tuple(models))
+    return StreamScore(total, tuple(models))
 
 
 def _model_score(name: str, quality: float, frames: Sequence[FrameRun], compatible: bool) -> ModelScore:

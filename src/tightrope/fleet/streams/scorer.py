@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightrope.core.streams import FrameChoice, StreamRun
-from tightrope.fleet.streams.frames import MS, Case
+from tightrope.fleet.streams.frames import MS, StreamCase
 from tightrope.fleet.streams.policies import follow, skipped
 from tightrope.fleet.streams.score import frugality, score
 from tightrope.fleet.streams.simulate import simulate
@@ -42,12 +42,12 @@ class Scorer(Protocol):
         """Give the score, the peak of the arena, and by frame when it started (-1 = never)."""
 
 
-def first_frames(case: Case) -> list[int]:
+def first_frames(case: StreamCase) -> list[int]:
     """Where the frames of each model begin among all, and the number of all."""
     return list(accumulate(map(len, case.release), initial=0))
 
 
-def scorer_of(case: Case, *, native: bool = True) -> Scorer:
+def scorer_of(case: StreamCase, *, native: bool = True) -> Scorer:
     """Make a scorer; ``native`` False = the one in Python, which gives the same figures."""
     if not (native and available()):
         return _PythonScorer(case)
@@ -73,7 +73,7 @@ def scorer_of(case: Case, *, native: bool = True) -> Scorer:
 class _PythonScorer:
     """The same by `simulate`, a hundred times slower."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: StreamCase) -> None:
         self._case, self._first = case, first_frames(case)
 
     def score(
@@ -90,7 +90,7 @@ class _PythonScorer:
         return score(case.scenario, run).total, run.peak, starts
 
 
-def genes_of(case: Case, run: StreamRun) -> Genes:
+def genes_of(case: StreamCase, run: StreamRun) -> Genes:
     """Read the plan that a run amounts to; what it left open is put behind all else."""
     first = first_frames(case)
     processors = np.zeros(first[-1], dtype=np.int64)
@@ -106,7 +106,7 @@ def genes_of(case: Case, run: StreamRun) -> Genes:
     return Genes(processors, ranks)
 
 
-def choices_of(case: Case, genes: Genes, *, every: bool = False) -> tuple[FrameChoice, ...]:
+def choices_of(case: StreamCase, genes: Genes, *, every: bool = False) -> tuple[FrameChoice, ...]:
     """Write a plan as its decisions, by rank; frames that nobody asks for are left out unless ``every``."""
     first = first_frames(case)
     owners = [(m, f) for m in range(len(first) - 1) for f in range(first[m + 1] - first[m])]
@@ -118,7 +118,7 @@ def choices_of(case: Case, genes: Genes, *, every: bool = False) -> tuple[FrameC
     )
 
 
-def genes_from(case: Case, choices: Sequence[FrameChoice]) -> Genes:
+def genes_from(case: StreamCase, choices: Sequence[FrameChoice]) -> Genes:
     """Read a plan from its decisions."""
     first = first_frames(case)
     processors = np.full(first[-1], -1, dtype=np.int64)

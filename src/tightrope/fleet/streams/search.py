@@ -24,7 +24,7 @@ from tightrope.core import TightropeError
 from tightrope.core.arguments import check_count, check_seconds
 from tightrope.core.streams import StreamPlan, StreamRun
 from tightrope.fleet.streams.bound import bound_at, prices_of
-from tightrope.fleet.streams.frames import Case
+from tightrope.fleet.streams.frames import StreamCase
 from tightrope.fleet.streams.policies import POLICIES, follow, skipped
 from tightrope.fleet.streams.score import score
 from tightrope.fleet.streams.scorer import Genes, Scorer, choices_of, first_frames, genes_of, scorer_of
@@ -55,7 +55,7 @@ class StreamOptions:
 
 
 def plan_streams(
-    case: Case,
+    case: StreamCase,
     *,
     options: StreamOptions | None = None,
     progress: Callable[[float, float], None] | None = None,
@@ -113,7 +113,7 @@ def plan_streams(
     )
 
 
-def run_plan(case: Case, plan: StreamPlan) -> StreamRun:
+def run_plan(case: StreamCase, plan: StreamPlan) -> StreamRun:
     """Simulate a plan.
 
     Raises:
@@ -129,7 +129,7 @@ def run_plan(case: Case, plan: StreamPlan) -> StreamRun:
 class _Annealing:
     """The moves, and which of them are kept."""
 
-    def __init__(self, case: Case, scorer: Scorer, options: StreamOptions) -> None:
+    def __init__(self, case: StreamCase, scorer: Scorer, options: StreamOptions) -> None:
         self.scorer, self.options = scorer, options
         self.random = random.Random(options.seed)
         self.first = first_frames(case)

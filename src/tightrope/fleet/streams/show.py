@@ -3,7 +3,7 @@
 from tightrope.core.streams import StreamMachine, StreamPlan, StreamRun, StreamScenario
 from tightrope.core.work import Promise, WorkEvent, WorkTrace
 from tightrope.fleet.draw import Bar, Lane, draw_lanes
-from tightrope.fleet.streams.score import Score
+from tightrope.fleet.streams.score import StreamScore
 
 
 def stream_trace(
@@ -25,7 +25,7 @@ def stream_trace(
 
 def stream_promises(
     machine: StreamMachine,
-    observed: Score,
+    observed: StreamScore,
     run: StreamRun,
     *,
     plan: StreamPlan | None = None,

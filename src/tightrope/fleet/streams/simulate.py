@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.streams import FrameRun, StreamRun
-from tightrope.fleet.streams.frames import Case, single
+from tightrope.fleet.streams.frames import StreamCase, single
 
 _TOLERANCE = single(0.01)
 
@@ -50,7 +50,7 @@ class Moment:
         peak: largest number of bytes in the arena so far.
     """
 
-    case: Case
+    case: StreamCase
     time: float
     queues: list[list[int]]
     busy: list[Busy | None]
@@ -112,7 +112,7 @@ Measure: TypeAlias = Callable[[int, int, int], float]
 
 
 def simulate(
-    case: Case,
+    case: StreamCase,
     decide: Decide,
     *,
     skip: Collection[tuple[int, int]] = (),
