@@ -16,6 +16,7 @@ import typer
 from tightrope.cli import (
     curve,
     estimating,
+    fleet,
     integrity,
     micro,
     place,
@@ -271,6 +272,7 @@ def doctor(json: Json = False) -> None:
 
 
 curve.register(app)
+fleet.register(app)
 integrity.register(app)
 micro.register(app)
 place.register(app)
