@@ -40,6 +40,8 @@ from tightrope.run.running import Running
 
 _STEPS: Final = 5
 _LATE: Final = 0.01
+_PAGES: Final = 1 << 20
+"""Bytes by which buckets of the other loops may be above their gradients: they are whole pages."""
 
 
 class Layers(nn.Module):
@@ -192,4 +194,4 @@ def _full(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
         graph = measured(program, real, accounts().allocator).graph
         forecast = solve(graph, budget=2**60, planner="given").forecast
     gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    return accounts().charged() + RESERVE + forecast.total - graph.persistent + 3 * gradients
+    return accounts().charged() + RESERVE + forecast.total - graph.persistent + 3 * gradients + _PAGES
