@@ -1,8 +1,8 @@
 """K5 and K4 of whole nets: a vision transformer and a CNN for digits, quantized after training, as C.
 
 Both are trained in float from one seed, for seconds, and captured; ranges come from 256 training images,
-top-1 is that of 540 others. The integer net is compiled, built for this computer and run on all of them; some are
-computed with NumPy as well, to the bit. For a Cortex-M3 it is linked and disassembled.
+top-1 is that of 540 others. The integer net is compiled, built for this computer and run on all of them; some
+are computed with NumPy as well, to the bit. For a Cortex-M3 it is linked and disassembled.
 """
 
 import json
@@ -73,7 +73,7 @@ def _net(name: str, model: nn.Module, data: Images, peer: str, console: Console)
     )
     if board is not None and use is not None:
         text += (
-            f"; Cortex-M3: {use.instructions} float instructions and {use.calls} calls for them in {use.all}; "
+            f"; Cortex-M3: {use.instructions} float instructions, {use.calls} calls for them in {use.all}; "
             f"RAM {board.ram} B, code and constants {board.rom} B"
         )
     else:
@@ -99,7 +99,7 @@ def _same(net: IntegerNet, data: Images, outputs: tuple[bytes, ...]) -> bool:
 def _controls(
     net: FloatNet, ranges: Any, whole: IntegerNet, data: Images, console: Console, num: int = 270
 ) -> Row:
-    """K4 of the whole net: what the proof refuses loses more than 50 points when it is forced into 32 bits."""
+    """K4 of the whole net: what the proof refuses, and what it loses when it is forced into 32 bits."""
 
     def accuracy(one: IntegerNet, *, wrapped: bool) -> float:
         run = NetEvaluator(one.graph, one.constants, one.programs, wrapped=wrapped)
