@@ -6,6 +6,7 @@ import sys
 from rich.console import Console
 
 from benchmarks import estimating, overlap, pace, page, placement_safety, recorder, shapes
+from benchmarks.compress.main import run as compress
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.fleet.main import run as fleet
@@ -37,6 +38,7 @@ _QUESTIONS = {
     "paging": paging.run,
     "micro": micro.run,
     "micro_workflow": micro_workflow,
+    "compress": compress,
     "evict": evict,
     "fleet": fleet,
 }

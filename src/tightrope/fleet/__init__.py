@@ -1,0 +1,26 @@
+"""Work over time: streams with deadlines, jobs with predicted ends, fleets of devices.
+
+What they share are the values of `tightrope.core.work`, and one way to draw them.
+"""
+
+from tightrope.core.work import (
+    Availability,
+    Host,
+    Promise,
+    WorkEvent,
+    WorkItem,
+    WorkTrace,
+    broken,
+    promise_table,
+)
+
+__all__ = [
+    "Availability",
+    "Host",
+    "Promise",
+    "WorkEvent",
+    "WorkItem",
+    "WorkTrace",
+    "broken",
+    "promise_table",
+]

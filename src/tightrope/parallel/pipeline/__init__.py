@@ -1,0 +1,1 @@
+"""Pipelines: the order of stages and micro-batches on every rank."""
