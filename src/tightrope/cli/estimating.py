@@ -1,6 +1,9 @@
 """The command ``estimate``: does a training step fit, at what price, and what if not."""
 
-from collections.abc import Sequence
+import atexit
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -87,18 +90,35 @@ def estimate(
             _print_rows(found)
         fits = all(row["fits"] for row in found)
     else:
-        (step,) = steps_of(asked)
-        fits = _largest(step, largest, json) if largest else _answer(step, curve, machines, json)
+        with _collected_later():
+            (step,) = steps_of(asked)
+            row = {} if largest else describe(step)
+        fits = _largest(step, largest, json) if largest else _answer(step, row, curve, machines, json)
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _answer(step: Any, curve: bool, machines: bool, json: bool) -> bool:
-    """Answer for the inputs as they are."""
-    from tightrope.cli.estimate import describe
+@contextmanager
+def _collected_later() -> Iterator[None]:
+    """Keep Python's collector from looking through one trace again and again, and once more at the end.
+
+    Most of a trace stays, and for a step of some thousand ops that takes a fifth of the time. Other sizes are
+    traced with the collector on.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    atexit.register(gc.freeze)
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _answer(step: Any, row: dict[str, Any], curve: bool, machines: bool, json: bool) -> bool:
+    """Answer for the inputs as they are, beginning with what `describe` says."""
     from tightrope.cli.ways import curve_of, machines_for, smallest_machines, ways_out
 
-    row = describe(step)
     if not row["fits"]:
         row["ways_out"] = ways_out(step)
         row["smallest_machines"] = smallest_machines(step)
