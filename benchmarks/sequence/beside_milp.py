@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from benchmarks.micro.rows import Row
 from benchmarks.sequence.sizes import Rank
-from tightrope.core import Graph, Link, Machine, OpId, Phase, Schedule, Tier
+from tightrope.core import DeviceLink, Graph, Machine, OpId, Phase, Schedule, Tier
 from tightrope.parallel.sequence import Division, Stack, capture_rank, layers_again, priced, schedule_of
 from tightrope.parallel.sequence.policies import ops_again
 from tightrope.plan.peers.selective import TransformerShape
@@ -44,7 +44,9 @@ def _compare(shape: TransformerShape) -> list[Row]:
         "recompute operations <= the per-module MILP's and the best every-k-th-layer rule's, at equal peak"
     )
     title = f"s={shape.s} b={shape.b} h={shape.h} a={shape.a}, {shape.layers} layers"
-    graph = priced(capture_rank(shape, Division(), dropout=0.0, dtype=torch.float32), COUNTING, Link("none"))
+    graph = priced(
+        capture_rank(shape, Division(), dropout=0.0, dtype=torch.float32), COUNTING, DeviceLink("none")
+    )
     rank = Rank(shape, graph)
     none = rank.figures(schedule_of(graph)).arena
     rules = [schedule_of(graph, layers_again(graph, rule)) for rule in _rules(shape.layers)]

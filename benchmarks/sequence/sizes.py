@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Final
 
 from benchmarks.micro.rows import Row
-from tightrope.core import Graph, InfeasibleError, Link, Machine, Phase, Schedule
+from tightrope.core import DeviceLink, Graph, InfeasibleError, Machine, Phase, Schedule
 from tightrope.lower import lower, simulate
 from tightrope.lower.simulate import Figures
 from tightrope.parallel.sequence import (
@@ -33,7 +33,7 @@ SIZES: Final = {"22B": (64, 6144, 4), "175B": (96, 12288, 1), "530B": (128, 2048
 """a, h, b."""
 RATIOS: Final = {"22B": 6.196, "175B": 5.412, "530B": 4.941, "1T": 4.941}
 RANKS: Final = 8
-LINK: Final = Link("nvlink", latency=5e-6, bandwidth=250e9)
+LINK: Final = DeviceLink("nvlink", latency=5e-6, bandwidth=250e9)
 """Of an A100: 600 GB/s both ways together; 250 GB/s each way are assumed to be reached."""
 
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from tightrope.core import Graph, Link, Machine, Phase, Tier
+from tightrope.core import DeviceLink, Graph, Machine, Phase, Tier
 from tightrope.judge.collectives import check_collectives
 from tightrope.lower import lower, simulate
 from tightrope.lower.judged import problems
@@ -24,11 +24,11 @@ from tightrope.plan.peers.selective import TransformerShape
 
 SHAPE = TransformerShape(s=256, b=1, h=256, a=8, layers=2)
 DEVICE = Machine("device", (Tier("memory", 1 << 34, read=1e12),), {"matmul": 1e13})
-FAST, SLOW = Link("fast", bandwidth=1e12), Link("slow", latency=1e-3, bandwidth=1e8)
+FAST, SLOW = DeviceLink("fast", bandwidth=1e12), DeviceLink("slow", latency=1e-3, bandwidth=1e8)
 
 
 @cache
-def graph(link: Link, *, again: bool = True) -> Graph:
+def graph(link: DeviceLink, *, again: bool = True) -> Graph:
     return priced(capture_rank(SHAPE, Division(mode="sequence", ranks=4), again=again), DEVICE, link)
 
 

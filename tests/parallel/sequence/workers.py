@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from tightrope.core import Link, Machine, Tier
+from tightrope.core import DeviceLink, Machine, Tier
 from tightrope.parallel.sequence.collectives import count_anew, counted
 from tightrope.parallel.sequence.layers import Division, Stack
 from tightrope.parallel.sequence.run import divide, part_of, plan_rank, sum_shared_gradients
 
 S, B, H, A, L = 64, 2, 32, 4, 2
-LINK = Link("loopback", latency=1e-4, bandwidth=1e8)
+LINK = DeviceLink("loopback", latency=1e-4, bandwidth=1e8)
 HOST = Machine("host", (Tier("dram", 1 << 34, read=10e9),), {"matmul": 50e9})
 
 

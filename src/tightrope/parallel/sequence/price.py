@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from tightrope.core import Graph, Link, Machine, Nanoseconds, Op, View
+from tightrope.core import DeviceLink, Graph, Machine, Nanoseconds, Op, View
 from tightrope.core.graph import RETURN
 from tightrope.core.values import ITEM_BYTES, views
 from tightrope.parallel.sequence.graph import is_collective
@@ -24,7 +24,7 @@ _FUSED: Final = {"attention": 4.0, "attention_backward": 10.0}
 """Operations per query, key and value of a head: two products forward, five backward."""
 
 
-def priced(graph: Graph, machine: Machine, link: Link) -> Graph:
+def priced(graph: Graph, machine: Machine, link: DeviceLink) -> Graph:
     """Give every op of a rank its time.
 
     Args:
@@ -43,7 +43,7 @@ def priced(graph: Graph, machine: Machine, link: Link) -> Graph:
     return replace(graph, ops=tuple(map(price, graph.ops)), variants=tuple(map(price, graph.variants)))
 
 
-def collective_ns(graph: Graph, op: Op, link: Link) -> Nanoseconds:
+def collective_ns(graph: Graph, op: Op, link: DeviceLink) -> Nanoseconds:
     """Time one collective on a ring.
 
     Args:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tightrope.capture import capture_program
-from tightrope.core import Graph, Link, Machine, Plan, TightropeError, parse_bytes
+from tightrope.core import DeviceLink, Graph, Machine, Plan, TightropeError, parse_bytes
 from tightrope.judge.collectives import check_collectives, meetings
 from tightrope.lower import lower as lower_plan
 from tightrope.lower import peak_bytes, with_writes
@@ -95,7 +95,7 @@ def plan_rank(
     *,
     budget: str | int,
     machine: Machine,
-    link: Link,
+    link: DeviceLink,
     seconds: float | None = None,
 ) -> PlannedRank:
     """Plan this rank's layers under a limit on what the step makes, and get them ready to run.
