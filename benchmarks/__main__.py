@@ -6,6 +6,7 @@ import sys
 from rich.console import Console
 
 from benchmarks import estimating, overlap, pace, page, placement_safety, recorder, shapes
+from benchmarks.compress.main import run as compress
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.fleet.main import run as fleet
@@ -15,6 +16,8 @@ from benchmarks.micro.workflow import run as micro_workflow
 from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
+from benchmarks.ranks.main import run as ranks
+from benchmarks.sequence.main import run as sequence
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
@@ -37,8 +40,11 @@ _QUESTIONS = {
     "paging": paging.run,
     "micro": micro.run,
     "micro_workflow": micro_workflow,
+    "compress": compress,
     "evict": evict,
     "fleet": fleet,
+    "sequence": sequence,
+    "ranks": ranks,
 }
 
 

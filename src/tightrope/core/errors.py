@@ -83,6 +83,10 @@ class JudgeError(TightropeError):
     """An independent checker refused a schedule, an offset table, a certificate or a trace."""
 
 
+class RankError(TightropeError):
+    """Another rank or node ended, left the step, or did not answer in time."""
+
+
 class IntegrityError(TightropeError):
     """The code that is there is not the code that was locked or planned."""
 

@@ -249,7 +249,7 @@ class Running:
         held: Bytes = 0,
         storages: Mapping[tuple[int, StorageId], StorageId] | None = None,
         verify: str | None,
-        whole: Graph | None = None,
+        source: Graph | None = None,
     ) -> None:
         self.prepared, self.turns, self.accounts, self.held = prepared, turns, accounts, held
         self.storages = storages or {}
@@ -272,8 +272,8 @@ class Running:
         if verify is not None and not prepared.proof.checked:
             self._code, self._check = prepared.watched()
             if verify == "graph":
-                tolerant = bool(prepared.plan.stretches) or whole is not None
-                self._reference = Reference(whole or prepared.graph, accounts, tolerant=tolerant)
+                tolerant = bool(prepared.plan.stretches) or source is not None
+                self._reference = Reference(source or prepared.graph, accounts, tolerant=tolerant)
 
     @property
     def over(self) -> bool:

@@ -1,0 +1,1 @@
+"""The exchange of gradients: planned messages against brute force, simple divisions and real links."""

@@ -1,0 +1,354 @@
+"""DistributedDataParallel with planned messages: one line after the model is wrapped.
+
+Idea        DDP hands over its buckets as they become ready. A few steps are watched; then all ranks measure
+            codecs and link together, rank 0 plans, every rank judges the plan, and from the next step on it
+            runs. A message is encoded in the thread of the backward as soon as its last gradient is there,
+            and goes into the one queue of the rank. The hook of the last bucket waits for the messages in
+            order and decodes.
+Guarantee   All ranks start the same collectives in the same order, whatever the buckets: none waits for ever.
+            When the backward is over nothing is on its way. What arrives does not depend on how messages are
+            divided, for equal codecs (`tightrope.parallel.compress.codecs`); residuals belong to parameters.
+Complexity  A few Python calls per bucket and message.
+Gaps        A gradient counts as ready when its bucket is: messages may join buckets and divide them, but DDP
+            has to be made with small ones (``bucket_cap_mb``) for a plan to be free. CPU tensors of 32-bit
+            floats.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final
+
+import torch
+from torch import Tensor, distributed
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from tightrope.core import TightropeError
+from tightrope.core.exchange import (
+    ExchangeLimits,
+    ExchangePlan,
+    ExchangeProblem,
+    GradientStream,
+    Message,
+    dump_exchange,
+    load_exchange,
+)
+from tightrope.core.work import WorkEvent, WorkTrace
+from tightrope.judge.compress import check_exchange
+from tightrope.parallel.compress.calibrate import calibrate, wait
+from tightrope.parallel.compress.codecs import CODECS, Encoded, exchange
+from tightrope.parallel.compress.queue import Link, MessageQueue, Ticket
+from tightrope.parallel.compress.search import plan_exchange
+
+WATCHED: Final = 4
+"""Steps with equal buckets that are watched before the ranks plan."""
+_KEPT: Final = 1000
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message of this step."""
+
+    message: Message
+    tensors: Sequence[Tensor]
+    encoded: Encoded
+    ticket: Ticket
+    encoding: tuple[float, float]
+
+
+@dataclass(slots=True)
+class _Backward:
+    """What came of one backward so far."""
+
+    names: list[str] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    ready: list[tuple[float, int]] = field(default_factory=list)
+    futures: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)
+    sent: list[_Sent] = field(default_factory=list)
+
+
+class GradientExchange:
+    """Sends the gradients of one model; made by `compress_gradients`.
+
+    Attributes:
+        problem: what was planned; None while steps are watched.
+        plan: what runs; None while steps are watched.
+        seconds: of the last steps, from the start of the forward to the end of the backward.
+        sent: bytes that this rank sent in the last step.
+        log: messages of the last step, for `tightrope.judge.compress.check_queues`.
+        residuals: what codecs left of each gradient, by name.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        *,
+        codecs: Sequence[str],
+        limits: ExchangeLimits,
+        queue: MessageQueue,
+        choose: Callable[[ExchangeProblem], ExchangePlan],
+        feedback: bool,
+    ) -> None:
+        self.codecs, self.limits, self.queue, self.feedback = tuple(codecs), limits, queue, feedback
+        self._choose = choose
+        self.problem: ExchangeProblem | None = None
+        self.plan: ExchangePlan | None = None
+        self.seconds: deque[float] = deque(maxlen=_KEPT)
+        self.sent = 0
+        self.log: list[tuple[int, int, str, int]] = []
+        self.residuals: dict[str, Tensor] = {}
+        self._ids: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        for number, (name, parameter) in enumerate(model.module.named_parameters()):
+            self._names[id(parameter)], self._ids[id(parameter)] = name, number
+        self._number = {self._names[key]: number for key, number in self._ids.items()}
+        self._group = distributed.new_group(backend="gloo")
+        self._ranks = distributed.get_world_size(self._group)
+        self._step = 0
+        self._begun = self._forward_ended = 0.0
+        self._now = _Backward()
+        self._last = _Backward()
+        self._watched: list[tuple[tuple[str, ...], tuple[float, ...]]] = []
+        model.register_forward_pre_hook(self._note_start)
+        model.register_forward_hook(self._note_end)
+
+    def use(self, plan: ExchangePlan) -> None:
+        """Run another plan from the next step on; every rank has to do so between the same steps.
+
+        Raises:
+            JudgeError: it is wrong for the problem.
+        """
+        if self.problem is None:
+            raise TightropeError("no step has been watched yet: train a few steps before a plan is given.")
+        check_exchange(self.problem, plan)
+        self.plan = plan
+
+    def trace(self) -> WorkTrace:
+        """What the last step did, in nanoseconds from the start of its forward."""
+        spans = []
+        for number, one in enumerate(self._last.sent):
+            what = f"message {number}"
+            spans.append((*one.encoding, what, "processor", "encode"))
+            spans.append((one.ticket.start, one.ticket.end, what, "queue", one.message.codec))
+        events = [
+            WorkEvent(round((start - self._begun) * 1e9), round((end - self._begun) * 1e9), *rest)
+            for start, end, *rest in spans
+        ]
+        return WorkTrace("real", "ns", tuple(sorted(events, key=lambda one: one.start)))
+
+    def report(self) -> str:
+        """Say in a few lines what runs, what was forecast and what was seen."""
+        if self.plan is None or self.problem is None:
+            return f"watching: {len(self._watched)} of {WATCHED} steps"
+        num = len(self.problem.stream.sizes)
+        seen = f"{median(self.seconds) * 1e3:.1f} ms" if self.seconds else "nothing yet"
+        codecs = sorted({message.codec for message in self.plan.messages})
+        return (
+            f"{num} gradients in {len(self.plan.messages)} messages, {', '.join(codecs)} "
+            f"({self.plan.method}, at most {self.plan.gap:.1%} above the bound)\n"
+            f"step: forecast {self.plan.seconds * 1e3:.1f} ms, observed {seen}\n"
+            f"sent per rank: forecast {self.plan.sent} bytes, observed {self.sent}"
+        )
+
+    def close(self) -> None:
+        """End the queue; the model must not run backward again."""
+        self.queue.close()
+
+    def _note_start(self, *_: Any) -> None:
+        self._begun = time.perf_counter()
+
+    def _note_end(self, *_: Any) -> None:
+        self._forward_ended = time.perf_counter()
+
+    def on_bucket(self, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+        """Take a bucket; the future has its mean when the last bucket's hook has returned."""
+        if bucket.index() == 0:
+            self._now = _Backward()
+        now, buffer = self._now, bucket.buffer()
+        if buffer.dtype != torch.float32 or buffer.device.type != "cpu":
+            raise TightropeError(
+                f"a bucket of {buffer.dtype} on {buffer.device}: messages are made of float32 on cpu. Train "
+                "in float32 there, or use a hook of torch."
+            )
+        parameters = bucket.parameters()
+        now.names += [self._names[id(one)] for one in parameters]
+        now.tensors += buffer.split([one.numel() for one in parameters])
+        now.ready.append((time.perf_counter(), len(now.tensors)))
+        future: Future[Tensor] = Future()
+        now.futures.append((future, buffer))
+        planned = self.plan.messages if self.plan is not None else ()
+        while len(now.sent) < len(planned) and planned[len(now.sent)].end <= len(now.tensors):
+            self._send(planned[len(now.sent)])
+        if bucket.is_last():
+            if not planned:
+                self._send(Message(len(now.tensors), "none"))
+            self._finish()
+        return future
+
+    def _send(self, message: Message) -> None:
+        now, codec = self._now, CODECS[message.codec]
+        start = now.sent[-1].message.end if now.sent else 0
+        tensors, names = now.tensors[start : message.end], now.names[start : message.end]
+        begun = time.perf_counter()
+        rests = [self._residual(*one) for one in zip(names, tensors, strict=True)] if self.feedback else None
+        ids = [self._number[name] for name in names]
+        encoded = codec.encode(tensors, rests if codec.feedback else None, ids, self._step, self._ranks)
+        ended = time.perf_counter()
+        what = f"message {len(now.sent)} of step {self._step} (gradients {start} to {message.end - 1})"
+        sent = sum(codec.sent(one.numel(), self._ranks) for one in tensors)
+        ticket = self.queue.put(lambda: exchange(encoded, self._group), what, sent)
+        now.sent.append(_Sent(message, tensors, encoded, ticket, (begun, ended)))
+
+    def _residual(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self.residuals:
+            self.residuals[name] = torch.zeros_like(tensor)
+        return self.residuals[name]
+
+    def _finish(self) -> None:
+        now = self._now
+        for one in now.sent:
+            self.queue.wait(one.ticket)
+            CODECS[one.message.codec].decode(one.encoded, one.tensors, self._ranks)
+        for future, buffer in now.futures:
+            future.set_result(buffer)
+        starts = [0, *(one.message.end for one in now.sent)]
+        self.log = [
+            (start, one.message.end, one.message.codec, one.encoded.wire.nbytes)
+            for start, one in zip(starts, now.sent, strict=False)
+        ]
+        self.sent = sum(
+            CODECS[one.message.codec].sent(tensor.numel(), self._ranks)
+            for one in now.sent
+            for tensor in one.tensors
+        )
+        self.seconds.append(time.perf_counter() - self._begun)
+        self._step += 1
+        self._last = now
+        stale = self.problem is not None and tuple(now.names) != self.problem.stream.names
+        if stale:  # DDP made its buckets anew: messages stay a division, and are planned again
+            self.plan = self.problem = None
+        if self.plan is None:
+            self._watch()
+
+    def _watch(self) -> None:
+        now = self._now
+        names = tuple(now.names)
+        times = (self._forward_ended - self._begun, *(at - self._forward_ended for at, _ in now.ready))
+        if self._watched and self._watched[-1][0] != names:
+            self._watched.clear()
+        self._watched.append((names, times))
+        if len(self._watched) < WATCHED or self._step <= WATCHED:
+            return
+        rows = [row for _, row in self._watched[1:]]  # the first one warms up
+        self._watched.clear()
+        self._agree([median(row[at] for row in rows) for at in range(len(times))])
+
+    def _agree(self, times: Sequence[float]) -> None:
+        """Measure, plan and judge, together with the other ranks."""
+        now = self._now
+        slowest = torch.tensor(times, dtype=torch.float64)
+        most = distributed.ReduceOp.MAX
+        wait(self.queue, lambda: distributed.all_reduce(slowest, most, self._group), "times of buckets")
+        before, *ready = slowest.tolist()
+        compute = [0.0] * len(now.names)
+        first, clock = 0, 0.0
+        for at, (_, end) in zip(ready, now.ready, strict=True):
+            compute[first] += max(at - clock, 0.0)
+            first, clock = end, max(at, clock)
+        sizes = tuple(one.nbytes for one in now.tensors)
+        stream = GradientStream(tuple(now.names), sizes, tuple(compute), before)
+        costs = calibrate([one.numel() for one in now.tensors], self.codecs, self.queue, self._group)
+        problem = ExchangeProblem(stream, costs, self.limits)
+        plan = self._shared(problem)
+        check_exchange(problem, plan)
+        self.problem, self.plan = problem, plan
+        self.seconds.clear()
+
+    def _shared(self, problem: ExchangeProblem) -> ExchangePlan:
+        """Plan on rank 0, and tell the others; a refusal is told to all."""
+        error: TightropeError | None = None
+        data = b""
+        if distributed.get_rank(self._group) == 0:
+            try:
+                data = dump_exchange(self._choose(problem))
+            except TightropeError as refused:
+                error = refused
+        size = torch.tensor([len(data)])
+        wait(self.queue, lambda: distributed.broadcast(size, group_src=0, group=self._group), "a plan's size")
+        if error is not None:
+            raise error
+        if not int(size):
+            raise TightropeError(
+                "rank 0 found no plan within the limits; its message names what is possible."
+            )
+        text = torch.frombuffer(bytearray(data or bytes(int(size))), dtype=torch.uint8)
+        wait(self.queue, lambda: distributed.broadcast(text, group_src=0, group=self._group), "the plan")
+        return load_exchange(bytes(text.numpy()))
+
+
+def compress_gradients(
+    model: DistributedDataParallel,
+    *,
+    codecs: Sequence[str] = ("none", "fp16", "sign"),
+    seconds: float | None = None,
+    sent: int | None = None,
+    link: Link | None = None,
+    feedback: bool = True,
+    timeout: float = 60.0,
+    choose: Callable[[ExchangeProblem], ExchangePlan] = plan_exchange,
+) -> GradientExchange:
+    """Send the gradients of a model in planned messages, each by the codec that the plan chose for it.
+
+    Call it on every rank, once, after wrapping the model. The first steps send everything as it is; then the
+    ranks measure, plan, and go on with the plan.
+
+    Args:
+        model: wrapped; with small buckets (``bucket_cap_mb=0.25``), which the plan joins.
+        codecs: that the plan may choose from; see `tightrope.parallel.compress.CODECS`. Those that lose in
+            time are never chosen; ``("none",)`` alone keeps every bit.
+        seconds: limit of the step (forward and backward).
+        sent: limit of the bytes that one rank sends in a step.
+        link: to hold the messages to a rate in user space; default: the network as it is.
+        feedback: whether what a lossy codec left is added to the next gradient.
+        timeout: seconds after which a message that is not through is an error.
+        choose: the planner.
+
+    Returns:
+        What watches and sends, with a report.
+
+    Raises:
+        TightropeError: a codec that there is not.
+        InfeasibleError: in the step in which the ranks plan: no plan keeps the limits.
+        RankError: in a backward: another rank ended.
+
+    Example:
+        >>> compress_gradients(None, codecs=["zip"])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tightrope.core.errors.TightropeError: codecs=['zip']: 'zip' is no codec; there are none, fp16, ...
+
+    Source: `tightrope.parallel.compress.search`.
+    """
+    unknown = next((name for name in codecs if name not in CODECS), None)
+    if unknown is not None or not codecs:
+        raise TightropeError(f"codecs={codecs!r}: {unknown!r} is no codec; there are {', '.join(CODECS)}.")
+    if not isinstance(model, DistributedDataParallel):
+        raise TightropeError(f"model is a {type(model).__name__}: wrap it in DistributedDataParallel first.")
+    state = GradientExchange(
+        model,
+        codecs=codecs,
+        limits=ExchangeLimits(seconds, sent),
+        queue=MessageQueue(link=link, timeout=timeout),
+        choose=choose,
+        feedback=feedback,
+    )
+    model.register_comm_hook(state, _hook)
+    return state
+
+
+def _hook(state: GradientExchange, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
+    """Be the hook that DDP asks for: it looks at the names of the parameters."""
+    return state.on_bucket(bucket)
