@@ -148,14 +148,14 @@ def run_rounds(
     Raises:
         TightropeError: no device can take part.
     """
-    clock = _Clock(devices, samples, plan, step)
+    clock = _RoundClock(devices, samples, plan, step)
     if not clock.able:
         raise TightropeError("no device can take part: no kind has room for the step, or none has samples.")
     return clock.sync() if plan.mode == "sync" else clock.buffered()
 
 
 @dataclass(slots=True)
-class _Clock:
+class _RoundClock:
     """State of a run."""
 
     devices: Devices
