@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import integrity, streams
+from benchmarks.fleet import integrity, jobs, streams
 from benchmarks.micro.rows import Row, write
 
-TOPICS = (integrity.rows, streams.rows)
+TOPICS = (integrity.rows, streams.rows, jobs.rows)
 
 
 def run(arguments: Sequence[str], console: Console) -> int:

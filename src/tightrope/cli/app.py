@@ -13,7 +13,19 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tightrope.cli import curve, estimating, integrity, micro, place, report, saved, show, streams, trace
+from tightrope.cli import (
+    curve,
+    estimating,
+    integrity,
+    jobs,
+    micro,
+    place,
+    report,
+    saved,
+    show,
+    streams,
+    trace,
+)
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
@@ -260,6 +272,7 @@ def doctor(json: Json = False) -> None:
 
 curve.register(app)
 integrity.register(app)
+jobs.register(app)
 micro.register(app)
 place.register(app)
 report.register(app)
