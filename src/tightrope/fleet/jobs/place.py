@@ -28,7 +28,7 @@ from tightrope.fleet.jobs.predict import LifePredictor
 
 _BLOCK = 64
 _REVIEW = 32
-LEAD = 0.003
+LEAD = 0.01
 """Share of machine time by which a rule has to be ahead."""
 HEDGED = "hedged"
 _NEVER: Floats = np.zeros(1)
