@@ -10,6 +10,14 @@ from benchmarks.fleet import integrity, jobs, streams
 from benchmarks.micro.rows import Row, write
 
 TOPICS = (integrity.rows, streams.rows, jobs.rows)
+from benchmarks.fleet import integrity, streams, trees
+from benchmarks.micro.rows import Row, write
+
+TOPICS = (
+    integrity.rows,
+    streams.rows,
+    trees.rows,
+)
 
 
 def run(arguments: Sequence[str], console: Console) -> int:

@@ -25,6 +25,7 @@ from tightrope.cli import (
     show,
     streams,
     trace,
+    trees,
 )
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_sound
@@ -279,6 +280,7 @@ report.register(app)
 saved.register(app)
 streams.register(app)
 trace.register(app)
+trees.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -45,7 +45,7 @@ from tightrope.core.executable import (
     Wire,
 )
 from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage, fitted
-from tightrope.core.machine import Limits, Link, Machine, RankGroup, Tier
+from tightrope.core.machine import DeviceLink, Limits, Machine, RankGroup, Tier
 from tightrope.core.plan import Forecast, FusedStretch, Plan, Reason
 from tightrope.core.ranks import (
     JointPlan,
@@ -113,6 +113,7 @@ __all__ = [
     "Counter",
     "Cover",
     "Decode",
+    "DeviceLink",
     "Doubt",
     "Encode",
     "Event",
@@ -137,7 +138,6 @@ __all__ = [
     "JudgeError",
     "Kind",
     "Limits",
-    "Link",
     "Machine",
     "Module",
     "Name",

@@ -60,7 +60,7 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.joules_per_byte * size + self.watts * 1e-9 * self.copy_ns(size, inwards=inwards)
 
 
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeviceLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What joins devices.
 
     Attributes:
@@ -80,7 +80,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def message_ns(self, size: Bytes) -> Nanoseconds:
         """Time one message of ``size`` bytes, rounded up.
 
-        >>> Link("ethernet", latency=1e-3, bandwidth=1e6).message_ns(1000)
+        >>> DeviceLink("ethernet", latency=1e-3, bandwidth=1e6).message_ns(1000)
         2000000
         """
         return math.ceil(1e9 * self.latency + 1e9 * size / self.bandwidth)
@@ -121,7 +121,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watts: float = 0.0
     device: str = "cpu"
     devices: int = 1
-    links: tuple[Link, ...] = ()
+    links: tuple[DeviceLink, ...] = ()
     groups: tuple[RankGroup, ...] = ()
 
     def link(self, one: int, other: int) -> int:
@@ -130,7 +130,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             TightropeError: there is none.
 
-        >>> links = (Link("inside", span=4), Link("between", level=1))
+        >>> links = (DeviceLink("inside", span=4), DeviceLink("between", level=1))
         >>> Machine("two nodes", (Tier("hbm", 1),), devices=8, links=links).link(3, 4)
         1
         """
