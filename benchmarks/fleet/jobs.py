@@ -43,7 +43,7 @@ from tightrope.judge.jobs import check_jobs
 
 CAPACITY: Final = (96_000, 393_216, 8_000)
 SINCE: Final = 112 * 86_400
-SEEDS: Final = range(5)
+SEEDS: Final = range(10, 15)
 
 
 @cache

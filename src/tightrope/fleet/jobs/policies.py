@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
-STEPS: Final = np.array([60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0, 4 * 86400.0, 14 * 86400.0])
-"""Bounds of the steps: a minute, ten minutes, an hour, six hours, a day, four days, two weeks. An error
+STEPS: Final = np.array([3600.0, 6 * 3600.0, 86400.0, 4 * 86400.0, 14 * 86400.0])
+"""Bounds of the steps: an hour, six hours, a day, four days, two weeks. An error
 within a step changes nothing, which is what makes `aligned` robust."""
 HOUR: Final = 3600.0
 Rule: TypeAlias = Callable[[Floats, Floats, Floats, Floats], int]
