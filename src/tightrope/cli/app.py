@@ -18,6 +18,7 @@ from tightrope.cli import (
     estimating,
     fleet,
     integrity,
+    jobs,
     micro,
     place,
     report,
@@ -274,6 +275,7 @@ def doctor(json: Json = False) -> None:
 curve.register(app)
 fleet.register(app)
 integrity.register(app)
+jobs.register(app)
 micro.register(app)
 place.register(app)
 report.register(app)
