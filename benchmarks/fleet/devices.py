@@ -223,7 +223,7 @@ def memory() -> list[Row]:
     text = (
         f"ResNet-18, {fits[0].whole >> 20} MiB: {before:.1%} of devices without, {after:.1%} with plans, "
         f"{after / max(before, 1e-9):.2f} times ({', '.join(words)}); losses of 3 steps in "
-        f"{least.bytes >> 20} MiB "
+        f"{under >> 20} MiB "
         f"equal to eager's: {equal}"
     )
     claim = "share of devices able to train at least 1.3 times, equal losses"
