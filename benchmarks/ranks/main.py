@@ -7,10 +7,11 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.micro.rows import Row, write
-from benchmarks.ranks import forms, mutants
+from benchmarks.ranks import forms, mutants, real
 
 BARS: dict[str, Callable[[bool], list[Row]]] = {
     "X1": lambda quick: mutants.rows(count=500 if quick else 2000),
+    "P1": real.rows,
     "P3": forms.bubbles,
     "P5": forms.claims,
     "P6": forms.gathers,
