@@ -43,13 +43,16 @@ def task(point: Point) -> Task:
     layers = 4 * point.ranks
     sharded = point.traffic == "divided"
     traffic = {"none": (0, 0, 1), "all-reduce": (0, 4, 2), "divided": (2, 2, 2)}[point.traffic]
+    gather, reduce, replicas = traffic
+    owners = looped(point.ranks, 4)
     work = units.work(
-        looped(point.ranks, 4), layers, point.micro, gather=traffic[0], reduce=traffic[1], replicas=traffic[2],
-        sharded=sharded,
-    )  # fmt: skip
+        owners, layers, point.micro, gather=gather, reduce=reduce, replicas=replicas, sharded=sharded
+    )
     held = work.held(0) + (4 * 800 if sharded else 0)
     budget = round(held + point.budget * (point.ranks + 0.5) * 4 * 1100)
-    return Task(work.stages, units.machine(point.latency), point.ranks, point.micro, budget, traffic[2], sharded)
+    return Task(
+        work.stages, units.machine(point.latency), point.ranks, point.micro, budget, traffic[2], sharded
+    )
 
 
 def peers(asked: Task) -> dict[str, tuple[int, int]]:
@@ -95,7 +98,9 @@ def rows(quick: bool, *, seed: int = 4, seconds: float = 1.5) -> list[Row]:
         gains.append(gain)
         if gain < 0:
             slower += 1
-            worst = f"{point}: {100 * gain:.1f} % against {min(fits, key=lambda n: fits[n])}, by {plan.method}"
+            worst = (
+                f"{point}: {100 * gain:.1f} % against {min(fits, key=lambda n: fits[n])}, by {plan.method}"
+            )
         faster += gain >= 0.05
     share = faster / max(1, total)
     middle = sorted(gains)[len(gains) // 2] if gains else 0.0
@@ -105,8 +110,8 @@ def rows(quick: bool, *, seed: int = 4, seconds: float = 1.5) -> list[Row]:
             f"{count} points (seed {seed}): never slower than the best of torch's seven that fits, "
             ">= 5 % faster on >= 30 %",
             f"slower on {slower}; >= 5 % faster on {faster} of {total} ({100 * share:.0f} %), median "
-            f"{100 * middle:+.1f} %, least {100 * min(gains, default=0):+.1f} %; {alone} more where none of torch's "
-            f"fits, {neither} where nothing does (simulated){'; worst: ' + worst if worst else ''}",
+            f"{100 * middle:+.1f} %, least {100 * min(gains, default=0):+.1f} %; {alone} more where none of "
+            f"torch's fits, {neither} where nothing does (simulated){'; worst: ' + worst if worst else ''}",
             slower == 0 and share >= 0.3,
         )
     ]

@@ -102,7 +102,9 @@ def gradients(rank: int, num_ranks: int, given: dict[str, JointPlan]) -> dict[st
         run = PipelineRun(plan, mine, loss)
         last = plan.work.owners[-1] == rank
         run.step(*([inputs] if 0 in mine else []), target=targets if last else None)
-        found[name] = {s: [p.grad.numpy() for p in one.parameters() if p.grad is not None] for s, one in mine.items()}
+        found[name] = {
+            s: [p.grad.numpy() for p in one.parameters() if p.grad is not None] for s, one in mine.items()
+        }
     return found
 
 
@@ -133,7 +135,11 @@ def rows(quick: bool) -> list[Row]:
         for name, plan in given.items():
             wanted = serial(len(plan.work.stages))
             mine = {stage: grads for rank in found for stage, grads in rank[name].items()}
-            pairs = [(torch.from_numpy(a), b) for s, grads in mine.items() for a, b in zip(grads, wanted[s], strict=True)]
+            pairs = [
+                (torch.from_numpy(a), b)
+                for s, grads in mine.items()
+                for a, b in zip(grads, wanted[s], strict=True)
+            ]
             error = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
             if all(torch.equal(a, b) for a, b in pairs):
                 equal += 1

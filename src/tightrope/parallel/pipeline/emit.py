@@ -10,7 +10,18 @@ Complexity  Linear in the instructions.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tightrope.core import Collective, JointPlan, JudgeError, RankPlan, Recv, Release, Run, Send, StageWork, Sync
+from tightrope.core import (
+    Collective,
+    JointPlan,
+    JudgeError,
+    RankPlan,
+    Recv,
+    Release,
+    Run,
+    Send,
+    StageWork,
+    Sync,
+)
 from tightrope.parallel.pipeline.language import Action, Orders, read_action
 
 _KINDS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}

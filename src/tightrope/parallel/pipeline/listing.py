@@ -1,4 +1,4 @@
-"""Orders by list scheduling: each rank takes the ready computation that its rule ranks first and its bytes allow.
+"""Orders by list scheduling: each rank takes the ready computation that its rule puts first.
 
 Idea        An event simulation with a rule per run: which micro-batches go together (`group`: few = depth
             first, all = breadth first), whether backwards come before forwards, and whether the weights' half
@@ -83,13 +83,15 @@ class _Lister:
         self.rows: list[list[Action]] = [[] for _ in ranks]
         # per rank: (time, kind, stage, micro-batch) that will be ready, and what is
         self.coming: list[list[tuple[int, str, int, int]]] = [[] for _ in ranks]
-        self.ready: list[dict[str, set[tuple[int, int]]]] = [{"F": set(), "B": set(), "W": set()} for _ in ranks]
+        self.ready: list[dict[str, set[tuple[int, int]]]] = [
+            {"F": set(), "B": set(), "W": set()} for _ in ranks
+        ]
         self.left = [len(some) * work.num_micro_batches for some in self.local]  # backwards to come
         self.forwards: dict[tuple[int, int], int] = {}  # forwards that a rank has done of a micro-batch
         self.backs: dict[tuple[int, int], int] = {}
         self.oldest = [0] * work.num_ranks
         self.hops = [self._hop(machine, stage) for stage in range(len(work.stages) - 1)]
-        self.weights: list[list[tuple[int, int, int]]] = [[] for _ in ranks]
+        self.events: list[tuple[int, int]] = []
         for micro in range(work.num_micro_batches):
             self._expect(0, "F", 0, micro)
 
@@ -101,30 +103,22 @@ class _Lister:
         return link.message_ns(self.work.stages[stage].output)
 
     def _expect(self, time: int, kind: str, stage: int, micro: int) -> None:
-        heapq.heappush(self.coming[self.work.owners[stage]], (time, kind, stage, micro))
+        rank = self.work.owners[stage]
+        heapq.heappush(self.coming[rank], (time, kind, stage, micro))
+        heapq.heappush(self.events, (time, rank))
 
     def run(self) -> Orders | None:
-        events = [(0, rank) for rank in range(self.work.num_ranks)]
-        heapq.heapify(events)
-        idle: set[int] = set()
-        while events:
-            now, rank = heapq.heappop(events)
+        heapq.heapify(self.events)
+        while self.events:
+            now, rank = heapq.heappop(self.events)
             if now < self.now[rank]:
                 continue
             self.now[rank] = now
             self._collect(rank, now)
             chosen = self._choose(rank)
-            if chosen is None:
-                if self.coming[rank]:
-                    heapq.heappush(events, (max(now + 1, self.coming[rank][0][0]), rank))
-                idle.add(rank)
-                continue
-            idle.discard(rank)
-            end = self._do(rank, *chosen)
-            heapq.heappush(events, (end, rank))
-            for other in list(idle):
-                if self.coming[other]:
-                    heapq.heappush(events, (max(self.now[other], self.coming[other][0][0], now), other))
+            if chosen is not None:
+                self.now[rank] = self._do(rank, *chosen)
+                heapq.heappush(self.events, (self.now[rank], rank))
         done = all(not left for left in self.left)
         return tuple(tuple(row) for row in self.rows) if done else None
 
@@ -224,3 +218,63 @@ class _Lister:
             while self.backs.get((rank, self.oldest[rank]), 0) == len(self.local[rank]):
                 self.oldest[rank] += 1
         return end
+
+
+def filled(work: StageWork, machine: Machine, orders: Orders, *, lag: int) -> Orders:
+    """Divide the backwards of an order, and let halves of weights fill idle time.
+
+    Args:
+        work: what is done.
+        machine: whose links messages go over.
+        orders: computations of every rank, with whole backwards.
+        lag: most halves that wait; one more goes at once.
+
+    Returns:
+        The same order of forwards and input gradients, with the weights' halves where a rank would wait for
+        at least half of their time, or at the end.
+    """
+    hops = _Lister(work, machine, Rule(1), (), frozenset()).hops
+    done: dict[tuple[str, int, int], int] = {}
+    at, now = [0] * len(orders), [0] * len(orders)
+    rows: list[list[Action]] = [[] for _ in orders]
+    waiting: list[list[tuple[int, int]]] = [[] for _ in orders]
+
+    def weigh(rank: int) -> None:
+        stage, micro = waiting[rank].pop(0)
+        rows[rank].append(Action(stage, "W", micro))
+        now[rank] += work.stages[stage].weight
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(orders):
+            while at[rank] < len(row):
+                stage, kind, micro = row[at[rank]]
+                back = kind != "F"
+                before = (
+                    (stage + 1 if back else stage - 1) if not back or stage + 1 < len(work.stages) else -1
+                )
+                ready: int | None = 0
+                if before >= 0:
+                    key = ("I" if back else "F", before, micro)
+                    hop = hops[min(stage, before)]
+                    ready = done[key] + hop if key in done else None
+                if ready is None:
+                    break
+                while waiting[rank]:
+                    gap, taken = ready - now[rank], work.stages[waiting[rank][0][0]].weight
+                    if 2 * gap < taken and len(waiting[rank]) <= lag:
+                        break
+                    weigh(rank)
+                cost = work.stages[stage]
+                now[rank] = max(now[rank], ready) + (cost.backward if back else cost.forward)
+                done["I" if back else "F", stage, micro] = now[rank]
+                rows[rank].append(Action(stage, "I" if back else "F", micro))
+                if back:
+                    waiting[rank].append((stage, micro))
+                at[rank] += 1
+                moved = True
+    for rank in range(len(orders)):
+        while waiting[rank]:
+            weigh(rank)
+    return tuple(tuple(row) for row in rows)

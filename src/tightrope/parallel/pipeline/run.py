@@ -32,6 +32,7 @@ class PipelineRun:
         group: of the ranks; None = all.
         limit: bytes that this rank's allocator may hand out; None = none but the machine's.
         scale_grads: divide gradients by the number of micro-batches.
+        kind: of stage, e.g. one that counts.
 
     Raises:
         JudgeError: the plan is wrong.
@@ -47,6 +48,7 @@ class PipelineRun:
         group: Any = None,
         limit: Bytes | None = None,
         scale_grads: bool = True,
+        kind: type[PlannedStage] = PlannedStage,
     ) -> None:
         judge_ranks(plan)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -60,7 +62,7 @@ class PipelineRun:
         self.rank, self.limit, self.plan = rank, limit, plan
         self.book = SendBook(mine.waits)
         self.stages = [
-            PlannedStage(
+            kind(
                 module,
                 stage,
                 len(plan.work.stages),
@@ -100,8 +102,8 @@ class PipelineRun:
                 if not _of_transport(error):
                     raise
                 raise RankError(
-                    f"rank {self.rank}: another rank ended or left in mid-step ({_first_line(error)}). Start all "
-                    "ranks again from the last checkpoint."
+                    f"rank {self.rank}: another rank ended or left in mid-step "
+                    f"({_first_line(error)}). Start all ranks again from the last checkpoint."
                 ) from error
         return losses
 
@@ -122,7 +124,10 @@ def _of_transport(error: BaseException | None) -> bool:
         text = str(error)
         if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
             return True
-        if any(word in text for word in ("gloo", "Connection closed", "Connection reset", "Timed out", "Broken pipe")):
+        if any(
+            word in text
+            for word in ("gloo", "Connection closed", "Connection reset", "Timed out", "Broken pipe")
+        ):
             return True
         error = error.__cause__
     return False

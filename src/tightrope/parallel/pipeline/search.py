@@ -22,7 +22,7 @@ from tightrope.core import InfeasibleError, JointPlan, Machine, StageCost, Stage
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes
 from tightrope.parallel.pipeline.generate import breadth_first, folded, gpipe, interleaved, looped
 from tightrope.parallel.pipeline.language import Action, Orders
-from tightrope.parallel.pipeline.listing import Rule, list_orders
+from tightrope.parallel.pipeline.listing import Rule, filled, list_orders
 from tightrope.parallel.pipeline.lower import lower
 from tightrope.parallel.pipeline.simulate import DeadlockError, simulate
 from tightrope.parallel.pipeline.wire import with_wires
@@ -41,7 +41,7 @@ class PipelineOptions:
         improve: let neighbours change places at the end.
         ascending: keep the backwards of every stage in ascending order of the micro-batches, so that
             gradients are those of one process to the bit.
-        seconds: of search.
+        seconds: of search, in CPU time of this process.
         seed: of the improvement.
     """
 
@@ -149,8 +149,8 @@ def plan_pipeline(task: Task, options: PipelineOptions | None = None) -> JointPl
     if search.best is None:
         floor = smallest(task)
         raise InfeasibleError(
-            f"{format_bytes(task.budget)} per rank is too little for {task.num_ranks} ranks: the smallest plan "
-            f"found takes {format_bytes(search.least)}, and none takes less than {format_bytes(floor)}. Give "
+            f"{format_bytes(task.budget)} per rank is too little for {task.num_ranks} ranks: the smallest "
+            f"plan found takes {format_bytes(search.least)}, none less than {format_bytes(floor)}. Give "
             f"{format_bytes(search.least)}, more ranks, or smaller micro-batches.",
             asked=task.budget,
             smallest_found=search.least,
@@ -179,7 +179,9 @@ def smallest(task: Task) -> Bytes:
     parts = task.replicas if task.sharded else 1
     held = sum(one.parameters + one.state for one in task.layers) // parts
     most = max(one.saved + one.work for one in task.layers)
-    return max(-(-held // task.num_ranks), min(one.parameters + one.state for one in task.layers) // parts + most)
+    return max(
+        -(-held // task.num_ranks), min(one.parameters + one.state for one in task.layers) // parts + most
+    )
 
 
 def bound(work: StageWork, machine: Machine) -> Nanoseconds:
@@ -210,7 +212,7 @@ class _Search:
         self.task, self.options = task, options
         self.best: Found | None = None
         self.least: Bytes = 1 << 62
-        self.end = time.monotonic() + options.seconds
+        self.end = time.process_time() + options.seconds
         self.seen: set[tuple[object, ...]] = set()
 
     def run(self) -> None:
@@ -218,16 +220,21 @@ class _Search:
         for work in works:
             for orders, method in self._published(work):
                 self._try(work, orders, frozenset(), method)
+                if self.options.split:
+                    for lag in (1 << 30, self.task.num_ranks, 1):
+                        halves = filled(work, self.task.machine, orders, lag=lag)
+                        self._try(work, halves, frozenset(), f"{method}, idle time filled")
         if self.options.listing:
             for work in works:
                 self._list(work, frozenset(), "")
         if self.options.again and (self.best is None or self.task.budget):
             self._again(works)
+        self._wires()
         if self.options.improve and self.best is not None:
             self._improve()
 
     def over(self) -> bool:
-        return time.monotonic() > self.end
+        return time.process_time() > self.end
 
     def _published(self, work: StageWork) -> Iterator[tuple[Orders, str]]:
         ranks, per_rank = self.task.num_ranks, len(work.stages) // self.task.num_ranks
@@ -259,22 +266,21 @@ class _Search:
     def _list(self, work: StageWork, again: frozenset[tuple[int, int]], said: str) -> None:
         micro, ranks = self.task.num_micro, self.task.num_ranks
         room = self._room(work) if self.task.budget else ()
-        groups = dict.fromkeys(min(micro, g) for g in (1, ranks, 2 * ranks, micro))
-        for group in groups:
-            for split in (True, False) if self.options.split else (False,):
-                for first in (True, False):
-                    for lag in (1 << 30, 2 * ranks, 1) if split else (0,):
-                        for ahead in (0, ranks, 2 * ranks):
-                            if self.over():
-                                return
-                            rule = Rule(group, first, split, lag, ahead if ahead < micro else 0)
-                            key = (work.owners, rule, again)
-                            if key in self.seen:
-                                continue
-                            self.seen.add(key)
-                            orders = list_orders(work, self.task.machine, rule, room=room, again=again)
-                            if orders is not None:
-                                self._try(work, orders, again, f"list scheduling{said}")
+        split = (True, False) if self.options.split else (False,)
+        for group in dict.fromkeys(min(micro, g) for g in (1, ranks, micro)):
+            for ahead in (0, ranks, 2 * ranks):
+                for halves in split:
+                    for first in (True, False) if group == micro else (True,):
+                        if self.over():
+                            return
+                        rule = Rule(group, first, halves, 1 << 30, ahead if ahead < micro else 0)
+                        key = (work.owners, rule, again)
+                        if key in self.seen:
+                            continue
+                        self.seen.add(key)
+                        orders = list_orders(work, self.task.machine, rule, room=room, again=again)
+                        if orders is not None:
+                            self._try(work, orders, again, f"list scheduling{said}")
 
     def _again(self, works: Sequence[StageWork]) -> None:
         """Compute the first stages of every rank again: one, half, all of them."""
@@ -300,15 +306,23 @@ class _Search:
     def _try(self, work: StageWork, orders: Orders, again: frozenset[tuple[int, int]], method: str) -> None:
         if self.options.ascending and not _ascends(orders):
             return
-        wires = ((2, 3), (8, 3), (1, 2)) if work.sharded else ((2, 3), (8, 3), (1, 3))
-        for one in wires:
-            if self.best is not None and self.over():
-                return
-            found = self._simulated(work, orders, one, again, method)
-            if found is None or (found.peak > self.task.budget > 0 and one != wires[-1]):
-                continue
-            if found.ns == bound(work, self.task.machine):
-                return
+        if self.best is not None and self.over():
+            return
+        found = self._simulated(work, orders, (2, 3), again, method)
+        if found is not None and found.peak > self.task.budget > 0 and found.ns < self._to_beat():
+            self._simulated(work, orders, (1, 2 if work.sharded else 3), again, method)
+
+    def _to_beat(self) -> Nanoseconds:
+        return self.best.ns if self.best is not None else 1 << 62
+
+    def _wires(self) -> None:
+        """Post receives of the best order earlier or later, with more or less room for gathers."""
+        best = self.best
+        if best is not None:
+            for ahead in (1, 4, 8, 16):
+                for rooms in (2, 3, 4, 5) if best.work.sharded else (3,):
+                    if not self.over():
+                        self._simulated(best.work, best.orders, (ahead, rooms), best.again, best.method)
 
     def _simulated(
         self,
@@ -337,7 +351,11 @@ class _Search:
         draw = random.Random(self.options.seed)
         start, tries = self.best, 0
         size = sum(map(len, start.orders))
-        while not self.over() and tries < min(200, 40_000 // size) and self.best.ns > bound(start.work, self.task.machine):
+        while (
+            not self.over()
+            and tries < min(200, 40_000 // size)
+            and self.best.ns > bound(start.work, self.task.machine)
+        ):
             tries += 1
             best = self.best
             rank = draw.randrange(len(best.orders))
