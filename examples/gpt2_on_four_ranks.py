@@ -1,5 +1,7 @@
 """Train GPT-2 (random weights) on four gloo ranks, each held to a number of bytes."""
 
+from typing import Any
+
 import torch
 from transformers import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
@@ -9,8 +11,9 @@ from tightrope.parallel import PipelineRun, plan, run_ranks
 
 CONFIG = GPT2Config(
     n_layer=8, n_embd=64, n_head=4, n_positions=64, vocab_size=256, bos_token_id=0, eos_token_id=0,
-    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
 )  # fmt: skip
+CONFIG._attn_implementation = "eager"
 RANKS, MICRO, ROWS = 4, 8, 2
 
 
@@ -28,20 +31,19 @@ class Embedding(torch.nn.Module):
 class Block(torch.nn.Module):
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.block = GPT2Block(CONFIG, layer_idx=number)
+        make: Any = GPT2Block
+        self.block = make(CONFIG, layer_idx=number)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        made = self.block(hidden)
-        return made[0] if isinstance(made, tuple) else made
+        made: Any = self.block(hidden)
+        return made if isinstance(made, torch.Tensor) else torch.as_tensor(made[0])
 
 
 def layers() -> list[torch.nn.Module]:
     torch.manual_seed(0)
     blocks = [Block(number) for number in range(CONFIG.n_layer)]
-    head = torch.nn.Sequential(
-        torch.nn.LayerNorm(CONFIG.n_embd), torch.nn.Linear(CONFIG.n_embd, CONFIG.vocab_size)
-    )
-    return [Embedding(), *blocks, head]
+    norm, head = torch.nn.LayerNorm(CONFIG.n_embd), torch.nn.Linear(CONFIG.n_embd, CONFIG.vocab_size)
+    return [Embedding(), *blocks, torch.nn.Sequential(norm, head)]
 
 
 def loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

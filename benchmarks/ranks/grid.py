@@ -10,7 +10,7 @@ from tightrope.core import TightropeError
 from tightrope.judge.ranks import judge_ranks
 from tightrope.parallel.pipeline import folded, looped, simulate
 from tightrope.parallel.pipeline._torch import SCHEDULES, torch_orders
-from tightrope.parallel.pipeline.search import PipelineOptions, Task, plan_pipeline, staged
+from tightrope.parallel.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def points(seed: int, count: int) -> Iterator[Point]:
         )
 
 
-def task(point: Point) -> Task:
+def task(point: Point) -> PipelineTask:
     """Write a question down for the planner: 4 layers per rank."""
     layers = 4 * point.ranks
     sharded = point.traffic == "divided"
@@ -50,12 +50,12 @@ def task(point: Point) -> Task:
     )
     held = work.held(0) + (4 * 800 if sharded else 0)
     budget = round(held + point.budget * (point.ranks + 0.5) * 4 * 1100)
-    return Task(
+    return PipelineTask(
         work.stages, units.machine(point.latency), point.ranks, point.micro, budget, traffic[2], sharded
     )
 
 
-def peers(asked: Task) -> dict[str, tuple[int, int]]:
+def peers(asked: PipelineTask) -> dict[str, tuple[int, int]]:
     """Time and bytes of torch's schedules, by name and stages per rank."""
     found = {}
     for name in SCHEDULES:

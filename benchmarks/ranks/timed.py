@@ -14,7 +14,7 @@ from tightrope.parallel.pipeline import folded, gpipe, interleaved, looped, lowe
 from tightrope.parallel.pipeline._torch import PlannedStage, torch_orders
 from tightrope.parallel.pipeline.launch import run_ranks
 from tightrope.parallel.pipeline.run import PipelineRun
-from tightrope.parallel.pipeline.search import PipelineOptions, Task, plan_pipeline, staged
+from tightrope.parallel.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, staged
 
 RANKS, LAYERS, MICRO = 4, 16, 8
 FORWARD, BACKWARD, WEIGHT = 0.030, 0.030, 0.030
@@ -61,14 +61,14 @@ class Sleep(torch.autograd.Function):
     """Sleep forwards and backwards, and keep some bytes between."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, holder: "Timed") -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, holder: "Timed") -> torch.Tensor:
         time.sleep(holder.layers * FORWARD)
         ctx.save_for_backward(torch.empty(holder.layers * KEPT, dtype=torch.uint8))
         ctx.holder = holder
         return x + 1
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         time.sleep(ctx.holder.back)
         return grad + 0, None
 
@@ -82,7 +82,7 @@ class Timed(torch.nn.Module):
         self.back = layers * (BACKWARD + WEIGHT)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = Sleep.apply(x, self)
+        made: torch.Tensor = Sleep.apply(x, self)  # type: ignore[no-untyped-call]
         return made
 
 
@@ -117,9 +117,9 @@ def layers() -> tuple[StageCost, ...]:
     )  # fmt: skip
 
 
-def task(budget: int = 0) -> Task:
+def task(budget: int = 0) -> PipelineTask:
     """What is planned."""
-    return Task(layers(), machine(LATENCY[0]), RANKS, MICRO, budget)
+    return PipelineTask(layers(), machine(LATENCY[0]), RANKS, MICRO, budget)
 
 
 def work(owners: tuple[int, ...]) -> StageWork:

@@ -9,14 +9,23 @@ from tightrope.core import InfeasibleError
 from tightrope.judge.ranks import judge_ranks
 from tightrope.parallel.pipeline import Action, DeadlockError, looped, simulate, with_wires
 from tightrope.parallel.pipeline.emit import orders_of
-from tightrope.parallel.pipeline.search import PipelineOptions, Task, bound, plan_pipeline, smallest, staged
+from tightrope.parallel.pipeline.search import (
+    PipelineOptions,
+    PipelineTask,
+    bound,
+    plan_pipeline,
+    smallest,
+    staged,
+)
 
 QUICK = PipelineOptions(seconds=1.0)
 
 
-def task(ranks: int = 4, micro: int = 6, *, budget: int = 0, layers: int = 8, sharded: bool = False) -> Task:
+def task(
+    ranks: int = 4, micro: int = 6, *, budget: int = 0, layers: int = 8, sharded: bool = False
+) -> PipelineTask:
     costs = units.work(looped(1, layers), layers, micro, gather=1, reduce=1, replicas=2).stages
-    return Task(costs, units.machine(0.25), ranks, micro, budget, 2 if sharded else 1, sharded)
+    return PipelineTask(costs, units.machine(0.25), ranks, micro, budget, 2 if sharded else 1, sharded)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

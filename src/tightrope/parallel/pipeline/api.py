@@ -8,7 +8,7 @@ from tightrope.core import DeviceLink, JointPlan, Machine, TightropeError, parse
 from tightrope.core.units import shown
 from tightrope.judge.ranks import judge_ranks
 from tightrope.parallel.pipeline.measure import Loss, measure_layers, shape_layers
-from tightrope.parallel.pipeline.search import PipelineOptions, Task, plan_pipeline, smallest, staged
+from tightrope.parallel.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, smallest, staged
 
 LOOPBACK = DeviceLink("loopback", latency=2e-4, bandwidth=1e9)
 """Between processes of one host, where nothing else is said."""
@@ -81,10 +81,10 @@ def plan(
         costs = shape_layers(layers, example, machine, states=optimizer_states)
     else:
         costs = measure_layers(layers, example, target, loss, states=optimizer_states)
-    task = Task(costs, machine, ranks, count, 0, replicas, sharded)
+    task = PipelineTask(costs, machine, ranks, count, 0, replicas, sharded)
     if budget is not None:
         whole = staged(task, (0,) * 1).held(0) if isinstance(budget, str) and "%" in budget else None
-        task = Task(costs, machine, ranks, count, parse_bytes(budget, whole=whole), replicas, sharded)
+        task = PipelineTask(costs, machine, ranks, count, parse_bytes(budget, whole=whole), replicas, sharded)
     found = plan_pipeline(task, options or PipelineOptions(ascending=True, split=False))
     judge_ranks(found)
     return found

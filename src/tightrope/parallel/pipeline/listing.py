@@ -22,7 +22,7 @@ from tightrope.parallel.pipeline.language import Action, Orders
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ListRule:
     """How a rank chooses.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rule:
 def list_orders(
     work: StageWork,
     machine: Machine,
-    rule: Rule,
+    rule: ListRule,
     *,
     room: tuple[Bytes, ...] = (),
     again: Collection[tuple[int, int]] = (),
@@ -70,7 +70,7 @@ class _Lister:
         self,
         work: StageWork,
         machine: Machine,
-        rule: Rule,
+        rule: ListRule,
         room: tuple[Bytes, ...],
         again: frozenset[tuple[int, int]],
     ) -> None:
@@ -233,7 +233,7 @@ def filled(work: StageWork, machine: Machine, orders: Orders, *, lag: int) -> Or
         The same order of forwards and input gradients, with the weights' halves where a rank would wait for
         at least half of their time, or at the end.
     """
-    hops = _Lister(work, machine, Rule(1), (), frozenset()).hops
+    hops = _Lister(work, machine, ListRule(1), (), frozenset()).hops
     done: dict[tuple[str, int, int], int] = {}
     at, now = [0] * len(orders), [0] * len(orders)
     rows: list[list[Action]] = [[] for _ in orders]

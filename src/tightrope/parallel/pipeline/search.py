@@ -22,7 +22,7 @@ from tightrope.core import InfeasibleError, JointPlan, Machine, StageCost, Stage
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes
 from tightrope.parallel.pipeline.generate import breadth_first, folded, gpipe, interleaved, looped
 from tightrope.parallel.pipeline.language import Action, Orders
-from tightrope.parallel.pipeline.listing import Rule, filled, list_orders
+from tightrope.parallel.pipeline.listing import ListRule, filled, list_orders
 from tightrope.parallel.pipeline.lower import lower
 from tightrope.parallel.pipeline.simulate import DeadlockError, simulate
 from tightrope.parallel.pipeline.wire import with_wires
@@ -57,7 +57,7 @@ class PipelineOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PipelineTask:
     """What is planned.
 
     Attributes:
@@ -80,7 +80,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Tried:
     """A schedule that was tried."""
 
     ns: Nanoseconds
@@ -114,7 +114,7 @@ def merged(layers: Sequence[StageCost]) -> StageCost:
     )
 
 
-def staged(task: Task, owners: tuple[int, ...]) -> StageWork:
+def staged(task: PipelineTask, owners: tuple[int, ...]) -> StageWork:
     """Cut the layers into stages of equal numbers of layers."""
     count, num = len(task.layers), len(owners)
     cuts = [count * k // num for k in range(num + 1)]
@@ -122,7 +122,7 @@ def staged(task: Task, owners: tuple[int, ...]) -> StageWork:
     return StageWork(stages, owners, task.num_micro, task.replicas, task.sharded)
 
 
-def placements(task: Task, options: PipelineOptions) -> list[tuple[int, ...]]:
+def placements(task: PipelineTask, options: PipelineOptions) -> list[tuple[int, ...]]:
     """List placements to try."""
     most = len(task.layers) // task.num_ranks
     numbers = options.per_rank or tuple(v for v in (1, 2, 3, 4, 8) if v <= most)
@@ -132,7 +132,7 @@ def placements(task: Task, options: PipelineOptions) -> list[tuple[int, ...]]:
     return found
 
 
-def plan_pipeline(task: Task, options: PipelineOptions | None = None) -> JointPlan:
+def plan_pipeline(task: PipelineTask, options: PipelineOptions | None = None) -> JointPlan:
     """Find the fastest schedule within the bytes of every rank.
 
     Args:
@@ -144,7 +144,7 @@ def plan_pipeline(task: Task, options: PipelineOptions | None = None) -> JointPl
             go below.
     """
     options = options or PipelineOptions()
-    search = _Search(task, options)
+    search = _PipelineSearch(task, options)
     search.run()
     if search.best is None:
         floor = smallest(task)
@@ -170,10 +170,10 @@ def plan_pipeline(task: Task, options: PipelineOptions | None = None) -> JointPl
     )
 
 
-def smallest(task: Task) -> Bytes:
+def smallest(task: PipelineTask) -> Bytes:
     """Bytes per rank below which no plan exists: all that is held, and one micro-batch's part of one layer.
 
-    >>> smallest(Task((StageCost(1, 1, saved=7, parameters=8),) * 2, Machine("m", ()), 2, 1))
+    >>> smallest(PipelineTask((StageCost(1, 1, saved=7, parameters=8),) * 2, Machine("m", ()), 2, 1))
     15
     """
     parts = task.replicas if task.sharded else 1
@@ -205,12 +205,12 @@ def bound(work: StageWork, machine: Machine) -> Nanoseconds:
     return found
 
 
-class _Search:
+class _PipelineSearch:
     """The best so far."""
 
-    def __init__(self, task: Task, options: PipelineOptions) -> None:
+    def __init__(self, task: PipelineTask, options: PipelineOptions) -> None:
         self.task, self.options = task, options
-        self.best: Found | None = None
+        self.best: Tried | None = None
         self.least: Bytes = 1 << 62
         self.end = time.process_time() + options.seconds
         self.seen: set[tuple[object, ...]] = set()
@@ -273,7 +273,7 @@ class _Search:
                     for first in (True, False) if group == micro else (True,):
                         if self.over():
                             return
-                        rule = Rule(group, first, halves, 1 << 30, ahead if ahead < micro else 0)
+                        rule = ListRule(group, first, halves, 1 << 30, ahead if ahead < micro else 0)
                         key = (work.owners, rule, again)
                         if key in self.seen:
                             continue
@@ -331,13 +331,13 @@ class _Search:
         wires: tuple[int, int],
         again: frozenset[tuple[int, int]],
         method: str,
-    ) -> Found | None:
+    ) -> Tried | None:
         try:
             wired = with_wires(work, orders, ahead=wires[0], rooms=wires[1])
             timeline = simulate(work, self.task.machine, wired, again=again)
         except DeadlockError:
             return None
-        found = Found(timeline.ns, max(timeline.peaks), work, orders, wires, again, method)
+        found = Tried(timeline.ns, max(timeline.peaks), work, orders, wires, again, method)
         self.least = min(self.least, found.peak)
         fits = not self.task.budget or found.peak <= self.task.budget
         better = self.best is None or (found.ns, found.peak) < (self.best.ns, self.best.peak)
