@@ -17,6 +17,8 @@ from benchmarks.micro.workflow import run as micro_workflow
 from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
+from benchmarks.ranks.main import run as ranks
+from benchmarks.sequence.main import run as sequence
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
@@ -43,6 +45,8 @@ _QUESTIONS = {
     "fabric": fabric,
     "evict": evict,
     "fleet": fleet,
+    "sequence": sequence,
+    "ranks": ranks,
 }
 
 

@@ -1,4 +1,4 @@
-"""Run it: ``python -m benchmarks fleet [--only I1,I2] [--json FILE]``; bars: `benchmarks.fleet.integrity`."""
+"""Run it: ``python -m benchmarks fleet [--only I1,I2] [--json FILE]``; bars: the files beside."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,10 +6,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import integrity
+from benchmarks.fleet import integrity, streams, trees
 from benchmarks.micro.rows import Row, write
 
-TOPICS = (integrity.rows,)
+TOPICS = (
+    integrity.rows,
+    streams.rows,
+    trees.rows,
+)
 
 
 def run(arguments: Sequence[str], console: Console) -> int:

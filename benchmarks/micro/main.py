@@ -1,4 +1,4 @@
-"""Run it: ``python -m benchmarks micro [--only P1,P2,P3,P4,P5,P6,P7,K3,K4] [--peer PYTHON] [--json FILE]``.
+"""Run it: ``python -m benchmarks micro [--only BARS] [--peer PYTHON] [--onnx PYTHON] [--json FILE]``.
 
 The residual net has 77,706 parameters, 37 million multiply-accumulates in a step of batch 1, and plain SGD.
 
@@ -24,6 +24,9 @@ P6: one address in the C of a plan is moved by four bytes, at random; weights or
 the run has to stop.
 
 K3, K4: integer kernels, see `benchmarks.micro.integer`.
+
+K5: whole nets in integers, and K4 of one, see `benchmarks.micro.whole`; with ``--onnx``, an interpreter of an
+environment with onnxruntime, beside its static int8.
 """
 
 import argparse
@@ -41,6 +44,7 @@ from benchmarks.micro.integer import k3, k4
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.rows import Row, write
 from benchmarks.micro.trained import State, samples, train, worst
+from benchmarks.micro.whole import k5
 from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError, NativeError
 from tightrope.judge import judge
@@ -55,11 +59,12 @@ _LOSS_EQUAL = 1e-5
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
-    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,K3,K4", help="bars to run")
+    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,K3,K4,K5", help="bars to run")
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
+    parser.add_argument("--onnx", default="", help="a Python interpreter that has torch and onnxruntime")
     parser.add_argument("--json", type=Path, help="file for the rows")
     asked = parser.parse_args(arguments)
     wanted = asked.only.split(",")
@@ -76,6 +81,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "P7": lambda: p7(asked.steps),
         "K3": lambda: [Row("K3", "error of at most one unit", "as above", k3(console))],
         "K4": lambda: [Row("K4", "proof of 32 bits, controls refused", "as above", k4(console))],
+        "K5": lambda: k5(console, asked.onnx),
     }
     rows: list[Row] = []
     for bar in wanted:

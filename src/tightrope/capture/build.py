@@ -41,7 +41,7 @@ from tightrope.core import (
 from tightrope.core.graph import RETURN
 from tightrope.core.values import views
 
-_COLLECTIVE = ("_c10d_functional", "c10d", "c10d_functional")
+_COLLECTIVE = ("_c10d_functional", "c10d", "c10d_functional", "tightrope_ranks")
 _KNOWN = ("aten", "prims", "prim", "_c10d_functional")
 
 

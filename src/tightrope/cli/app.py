@@ -13,7 +13,19 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tightrope.cli import curve, estimating, integrity, micro, place, report, saved, show, trace
+from tightrope.cli import (
+    curve,
+    estimating,
+    integrity,
+    micro,
+    place,
+    report,
+    saved,
+    show,
+    streams,
+    trace,
+    trees,
+)
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
@@ -264,7 +276,9 @@ micro.register(app)
 place.register(app)
 report.register(app)
 saved.register(app)
+streams.register(app)
 trace.register(app)
+trees.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,16 +7,19 @@ import typer
 
 from tightrope.cli import sensor, show
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
-from tightrope.core import parse_bytes
+from tightrope.core import TightropeError, parse_bytes
 
 if TYPE_CHECKING:
     from tightrope.micro import CompiledStep, Profile
+    from tightrope.micro.infer import CompiledNet
 
 _COMPILE = """\b
 Examples:
   tightrope micro compile train.py:build --machine nrf52840 --ram 240KiB -o OUT/
   tightrope micro compile train.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json
-  tightrope micro compile train.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/"""
+  tightrope micro compile train.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/
+  tightrope micro compile net.py:build --infer --ram 128KiB -o OUT/
+  tightrope micro compile net.py:build --integer --ram 32KiB --flash 256KiB -o OUT/"""
 _PROFILE = """\b
 Examples:
   tightrope micro profile OUT/
@@ -28,12 +31,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     micro = typer.Typer(
-        help="Training steps, and classifiers of sensor data, as C for a microcontroller; measured.",
+        help="Training steps, inference, classifiers of sensor data, as C for a microcontroller; measured.",
         no_args_is_help=True,
         rich_markup_mode=None,
     )
     micro.command(
-        "compile", short_help="Plan a step under a limit on RAM and write it as C.", epilog=_COMPILE
+        "compile",
+        short_help="Plan a step or a forward under a limit on RAM and write it as C.",
+        epilog=_COMPILE,
     )(compile_command)
     micro.command("profile", short_help="Measure a compiled step.", epilog=_PROFILE)(profile_command)
     sensor.register(micro)
@@ -44,7 +49,9 @@ def compile_command(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.py:FUNCTION", help="A function that returns (model, inputs, optimizer)."
+            metavar="FILE.py:FUNCTION",
+            help="A function that returns (model, inputs, optimizer); with --infer (model, inputs), with "
+            "--integer (model, inputs, samples).",
         ),
     ],
     ram: Annotated[str, typer.Option(help="All RAM of the step, stack included, such as 240KiB.")],
@@ -59,13 +66,24 @@ def compile_command(
     recompute: Annotated[
         bool, typer.Option(help="Run ops again where that is cheaper than to page what they made.")
     ] = True,
+    infer: Annotated[bool, typer.Option("--infer", help="Inference alone, weights in flash.")] = False,
+    integer: Annotated[
+        bool, typer.Option("--integer", help="Inference in integers, quantized after training.")
+    ] = False,
+    flash: Annotated[str | None, typer.Option(help="Bytes that constants of inference may take.")] = None,
     json: Json = False,
 ) -> None:
     """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
 
-    The folder is written whole or not at all. Exit code 3: an op needs more than the limit, or the step
-    more time or energy.
+    With --infer or --integer: a forward instead of a step. The folder is written whole or not at all. Exit
+    code 3: an op needs more than the limit, or the step more time or energy.
     """
+    if infer or integer:
+        found = _inference(target, machine, ram, stack, flash, integer=integer)
+        found.write(output)
+        return _say(output, found, json)
+    if flash is not None:
+        raise TightropeError("--flash limits the constants of inference: give --infer or --integer with it.")
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_trained
     from tightrope.micro import capture_step, compile_step
@@ -79,10 +97,39 @@ def compile_command(
     with StatusLine().slow("planning the step"):
         compiled = compile_step(step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked)
     compiled.write(output)
+    _say(output, compiled, json)
+
+
+def _say(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> None:
     if json:
         emit_json({"folder": str(output), **_promises(compiled)})
     else:
         show.rows(console(), ("what", "promised"), [(k, str(v)) for k, v in _promises(compiled).items()])
+
+
+def _inference(
+    target: str, machine: str, ram: str, stack: str, flash: str | None, *, integer: bool
+) -> "CompiledNet":
+    from tightrope.cli.machines import find_machine
+    from tightrope.cli.target import build_calibrated
+    from tightrope.micro.infer import capture_net, compile_net, ranges_of
+    from tightrope.micro.integer.quantize import quantize
+    from tightrope.run.status import StatusLine
+
+    profile, made = find_machine(machine), build_calibrated(target)
+    net = capture_net(made.model, made.args)
+    found: Any = net
+    if integer:
+        if not made.samples:
+            raise TightropeError(
+                f"{target!r} returns no samples, from which ranges come: return (model, inputs, "
+                "samples), some hundred inputs like those that the device will get."
+            )
+        with StatusLine().slow("quantizing the net"):
+            found = quantize(net, ranges_of(net, made.samples))
+    limit = None if flash is None else parse_bytes(flash)
+    with StatusLine().slow("planning the net"):
+        return compile_net(found, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), flash=limit)
 
 
 def profile_command(
@@ -107,8 +154,9 @@ def profile_command(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _promises(compiled: "CompiledStep") -> dict[str, Any]:
+def _promises(compiled: "CompiledStep | CompiledNet") -> dict[str, Any]:
     manifest = compiled.manifest
+    net = manifest.net
     return {
         "machine": manifest.machine,
         "ram_limit": manifest.ram,
@@ -125,6 +173,7 @@ def _promises(compiled: "CompiledStep") -> dict[str, Any]:
         "run_again": manifest.num_ops - len(compiled.planned.tiled.graph.ops),
         "seconds_modelled": round(manifest.seconds, 6),
         "joules_modelled": round(manifest.joules, 6),
+        **({} if net is None else {"constants": net.constants, "output": f"{net.output.dtype}"}),
     }
 
 

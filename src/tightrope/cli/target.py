@@ -75,6 +75,45 @@ def build_trained(target: str) -> TrainedModel:
     )
 
 
+class CalibratedNet(NamedTuple):
+    """A model, the tensors of one call, and those of several calls, from which ranges come."""
+
+    model: torch.nn.Module
+    args: tuple[torch.Tensor, ...]
+    samples: tuple[tuple[torch.Tensor, ...], ...]
+
+
+def build_calibrated(target: str) -> CalibratedNet:
+    """Import ``FILE.py:FUNCTION`` and call it; it returns (model, inputs) or (model, inputs, samples).
+
+    Samples are a list of inputs like those of the call.
+
+    Raises:
+        TightropeError: the target is malformed, absent, fails, or returns something else.
+    """
+    made = _called(target)
+    samples: object = ()
+    if isinstance(made, tuple) and len(made) == 3 and isinstance(made[2], list | tuple):
+        *made, samples = made
+    built = _checked(target, tuple(made) if isinstance(made, list) else made)
+    calls = tuple(
+        tuple(one) if isinstance(one, list | tuple) else (one,)
+        for one in (samples if isinstance(samples, list | tuple) else ())
+    )
+    for values in (built.args, *calls):
+        alike = len(values) == len(built.args) and all(isinstance(value, torch.Tensor) for value in values)
+        if (
+            built.kwargs
+            or not alike
+            or any(v.shape != a.shape for v, a in zip(values, built.args, strict=True))
+        ):
+            raise TightropeError(
+                f"{target!r} must return (model, inputs, samples): tensors by position, and a list of inputs "
+                "like them, of the same shapes, from which the ranges of values come."
+            )
+    return CalibratedNet(built.model, built.args, calls)
+
+
 def _called(target: str) -> object:
     """Import ``FILE.py:FUNCTION`` and return what it returns.
 

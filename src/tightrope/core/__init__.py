@@ -42,10 +42,20 @@ from tightrope.core.executable import (
     Return,
     Run,
     Sync,
+    Wire,
 )
 from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage, fitted
-from tightrope.core.machine import Limits, Machine, Tier
+from tightrope.core.machine import DeviceLink, Limits, Machine, RankGroup, Tier
 from tightrope.core.plan import Forecast, FusedStretch, Plan, Reason
+from tightrope.core.ranks import (
+    JointPlan,
+    RankPlan,
+    StageCost,
+    StageWork,
+    check_joint,
+    dump_joint,
+    load_joint,
+)
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Step, Wait
 from tightrope.core.space import Space
 from tightrope.core.trace import (
@@ -76,6 +86,7 @@ from tightrope.core.units import (
     round_up,
 )
 from tightrope.core.values import Argument, Input, Items, Name, Part, Result, View
+from tightrope.core.wire import Collective, Decode, Encode, Recv, Send
 
 __all__ = [
     "ALIGNMENT",
@@ -95,12 +106,16 @@ __all__ = [
     "Certificate",
     "Chain",
     "Choice",
+    "Collective",
     "Compute",
     "Conflict",
     "Copy",
     "Counter",
     "Cover",
+    "Decode",
+    "DeviceLink",
     "Doubt",
+    "Encode",
     "Event",
     "EventPhase",
     "Executable",
@@ -119,6 +134,7 @@ __all__ = [
     "Instruction",
     "IntegrityError",
     "Items",
+    "JointPlan",
     "JudgeError",
     "Kind",
     "Limits",
@@ -139,17 +155,23 @@ __all__ = [
     "Plan",
     "PlanFileError",
     "RankError",
+    "RankGroup",
+    "RankPlan",
     "Reason",
+    "Recv",
     "Release",
     "Result",
     "Resume",
     "Return",
     "Run",
     "Schedule",
+    "Send",
     "ShapeError",
     "Space",
     "Split",
     "StageCase",
+    "StageCost",
+    "StageWork",
     "Stages",
     "Step",
     "StepIndex",
@@ -164,9 +186,13 @@ __all__ = [
     "VerificationError",
     "View",
     "Wait",
+    "Wire",
+    "check_joint",
+    "dump_joint",
     "fitted",
     "format_bytes",
     "format_time",
+    "load_joint",
     "parse_bytes",
     "printable",
     "round_up",

@@ -26,6 +26,7 @@ from tightrope.core.graph import SCHEMA_VERSION
 from tightrope.core.space import Space
 from tightrope.core.units import Bytes, Nanoseconds, Offset, OpId, StorageId, round_up
 from tightrope.core.values import Argument, Input, Result
+from tightrope.core.wire import Collective, Decode, Encode, Recv, Send
 
 CALLER: Final = 0
 """Space of what the caller holds: parameters, buffers, optimizer state, inputs."""
@@ -108,7 +109,7 @@ class Copy(msgspec.Struct, frozen=True, tag="copy", array_like=True):
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync", array_like=True):
-    """Wait until the copy into a buffer has finished."""
+    """Wait until the copy into a buffer, or the transfer of it, has finished."""
 
     target: int
 
@@ -154,7 +155,8 @@ class Resume(msgspec.Struct, frozen=True, tag="resume", array_like=True):
     inputs: tuple[Input, ...] = ()
 
 
-Instruction: TypeAlias = Alloc | Release | Run | Fused | Copy | Sync | Announce | Return | Resume
+Wire: TypeAlias = Send | Recv | Collective | Encode | Decode
+Instruction: TypeAlias = Alloc | Release | Run | Fused | Copy | Sync | Announce | Return | Resume | Wire
 
 
 class Executable(msgspec.Struct, frozen=True, dict=True):

@@ -25,9 +25,11 @@ from tightrope.core.executable import (
     Return,
     Run,
     Sync,
+    Wire,
 )
 from tightrope.core.units import Bytes
 from tightrope.core.values import EMPTY, INNER, ITEM_BYTES, Argument, Items, Name, View, views
+from tightrope.core.wire import Collective, Decode, Encode, Recv, Send
 
 _MAX_SPACES: Final = 64
 _MAX_ALIGNMENT: Final[Bytes] = 2**30
@@ -37,6 +39,7 @@ _MAX_RESULTS: Final = 10_000
 _MAX_PARTS: Final = 100_000
 _MAX_ENGINES: Final = 128
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
+_WHAT: Final = re.compile(r"[A-Za-z0-9_.]{1,64}", re.ASCII)
 _TARGET: Final = re.compile(r"[A-Za-z_]\w{0,199}(\.[A-Za-z_]\w{0,199}){1,2}", re.ASCII)
 
 
@@ -117,6 +120,26 @@ class _Live:
                 self._arguments(outputs, f"{where}.outputs")
             case Resume():
                 self._resume(instruction, where)
+            case Send() | Recv() | Collective() | Encode() | Decode():
+                self._wire(instruction, where)
+
+    def _wire(self, instruction: Wire, where: str) -> None:
+        within(instruction.stream, f"{where}.stream", high=_MAX_ENGINES)
+        if isinstance(instruction, Send | Recv):
+            self._touch(instruction.buffer, f"{where}.buffer")
+            within(instruction.peer, f"{where}.peer", high=MAX_ID)
+            text = instruction.what
+        else:
+            self._touch(instruction.source, f"{where}.source")
+            self._touch(instruction.target, f"{where}.target")
+            within(instruction.ns, f"{where}.ns")
+            text = instruction.what if isinstance(instruction, Collective) else instruction.codec
+        if not isinstance(instruction, Encode | Decode):
+            within(instruction.link, f"{where}.link", high=_MAX_ENGINES)
+        if isinstance(instruction, Collective):
+            within(instruction.group, f"{where}.group", low=-1, high=MAX_ID)
+        if not _WHAT.fullmatch(text):
+            refuse(where, text, "letters, digits, dots and underscores, at most 64")
 
     def _alloc(self, alloc: Alloc, where: str) -> None:
         spaces = self.executable.spaces

@@ -7,7 +7,7 @@ from tightrope.core.checking import distinct, few, refuse, within
 from tightrope.core.graph import RETURN, Flag, Graph, Op
 from tightrope.core.json_text import MAX_INT
 from tightrope.core.units import Bytes, StorageId
-from tightrope.core.values import EMPTY, ITEM_BYTES, Argument, Part, View, views
+from tightrope.core.values import CONSTANTS, EMPTY, ITEM_BYTES, Argument, Part, View, views
 
 _MAX_EVENTS: Final = 20_000_000
 _MAX_ALIGNMENT: Final[Bytes] = 2**30
@@ -15,6 +15,7 @@ _MAX_DIMS: Final = 64
 _MAX_RESULTS: Final = 10_000
 _MAX_TIER: Final = 16
 _MAX_PARTS: Final = 100_000
+_DIGITS: Final = 12
 _PASSED: Final = "_passed"
 _ALL_FLAGS: Final = sum(flag.value for flag in Flag)
 
@@ -145,9 +146,15 @@ def _check_view(graph: Graph, view: View, where: str) -> None:
         refuse(f"{where}.strides", view.strides, f"as many as there are sizes, at most {_MAX_DIMS}")
     for size in (*view.shape, *view.strides, view.offset):
         within(size, where)
-    held = 0 if view.base == EMPTY else graph.storages[view.base].bytes
+    held = _constant_bytes(graph) if view.base == EMPTY else graph.storages[view.base].bytes
     if view.end > held:
         refuse(f"{where}.shape", view.shape, f"inside its base: it ends at byte {view.end} of {held}")
+
+
+def _constant_bytes(graph: Graph) -> Bytes:
+    """Bytes of the constants in flash that the graph of a microcontroller says it has."""
+    said = dict(graph.environment).get(CONSTANTS, "0")
+    return int(said) if said.isdecimal() and len(said) < _DIGITS else 0
 
 
 def _check_allocations(graph: Graph, op: Op, where: str) -> None:

@@ -60,8 +60,41 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.joules_per_byte * size + self.watts * 1e-9 * self.copy_ns(size, inwards=inwards)
 
 
+class DeviceLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What joins devices.
+
+    Attributes:
+        name: for people.
+        latency: seconds per message.
+        bandwidth: bytes per second, each way, per device.
+        level: 0 = the innermost.
+        span: devices on end that it joins: of 16 devices, a span of 8 joins 0-7 and 8-15. 0 = all.
+    """
+
+    name: str
+    latency: float = 0.0
+    bandwidth: float = 10e9
+    level: int = 0
+    span: int = 0
+
+    def message_ns(self, size: Bytes) -> Nanoseconds:
+        """Time one message of ``size`` bytes, rounded up.
+
+        >>> DeviceLink("ethernet", latency=1e-3, bandwidth=1e6).message_ns(1000)
+        2000000
+        """
+        return math.ceil(1e9 * self.latency + 1e9 * size / self.bandwidth)
+
+
+class RankGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Devices that run collectives with each other."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Memory tiers and compute rates of one device.
+    """Memory tiers and compute rates of a device, and what joins several of them.
 
     Attributes:
         name: of the profile.
@@ -70,6 +103,9 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             class and dtype of the result where that has a rate of its own (``matmul-bfloat16``).
         watts: power while computing.
         device: torch-style device name of tier 0, for people.
+        devices: how many there are, all alike.
+        links: between them, the innermost first.
+        groups: that collectives name.
 
     Example:
         >>> Machine.parse('''
@@ -84,6 +120,27 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flops: dict[str, float] = {}
     watts: float = 0.0
     device: str = "cpu"
+    devices: int = 1
+    links: tuple[DeviceLink, ...] = ()
+    groups: tuple[RankGroup, ...] = ()
+
+    def link(self, one: int, other: int) -> int:
+        """Find the innermost link that joins two devices.
+
+        Raises:
+            TightropeError: there is none.
+
+        >>> links = (DeviceLink("inside", span=4), DeviceLink("between", level=1))
+        >>> Machine("two nodes", (Tier("hbm", 1),), devices=8, links=links).link(3, 4)
+        1
+        """
+        for position, link in enumerate(self.links):
+            if not link.span or one // link.span == other // link.span:
+                return position
+        raise TightropeError(
+            f"machine {self.name!r} has no link between devices {one} and {other}: add a [[links]] whose "
+            "span is 0 (all devices), with latency and bandwidth."
+        )
 
     @staticmethod
     def parse(text: str) -> "Machine":
@@ -163,8 +220,31 @@ def _check_rates(machine: Machine) -> None:
         raise TightropeError(
             f"machine {machine.name!r}: latency, joules_per_byte and watts must be finite and >= 0."
         )
+    _check_links(machine)
     if not all(0 < tier.alignment <= tier.bytes for tier in machine.tiers):
         raise TightropeError(f"machine {machine.name!r}: every tier needs 0 < alignment <= bytes.")
+
+
+def _check_links(machine: Machine) -> None:
+    """Refuse links and groups that no cluster has."""
+    if not 1 <= machine.devices <= 2**20:
+        raise TightropeError(f"machine {machine.name!r}: devices = {machine.devices} must be 1 to 2^20.")
+    for link in machine.links:
+        if not (0 < link.bandwidth < math.inf and 0 <= link.latency < math.inf and link.span >= 0):
+            raise TightropeError(
+                f"machine {machine.name!r}, link {link.name!r}: bandwidth must be finite and > 0, latency "
+                "finite and >= 0, span >= 0."
+            )
+    if [link.level for link in machine.links] != sorted(link.level for link in machine.links):
+        raise TightropeError(f"machine {machine.name!r}: links stand with the innermost level first.")
+    for group in machine.groups:
+        if len(set(group.ranks)) != len(group.ranks) or not all(
+            0 <= r < machine.devices for r in group.ranks
+        ):
+            raise TightropeError(
+                f"machine {machine.name!r}, group {group.name!r}: ranks = {shown(group.ranks)} must be "
+                f"devices from 0 to {machine.devices - 1}, each once."
+            )
 
 
 class Limits(msgspec.Struct, frozen=True):

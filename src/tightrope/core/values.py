@@ -20,7 +20,10 @@ _LARGEST: Final = 2**62
 """Largest integer that a file holds as a number; torch's "to the end" is 2^63 - 1."""
 
 EMPTY: Final = -1
-"""Base of a tensor without bytes."""
+"""Base of a tensor without bytes, or of one in flash, whose offset counts from the first constant."""
+
+CONSTANTS: Final = "constants"
+"""Name in a graph's environment: bytes of constants in flash, that views of the base `EMPTY` look into."""
 
 INNER: Final = -2
 """Base of the first value inside a fused stretch; the next ones are -3, -4, ..."""

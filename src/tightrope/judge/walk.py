@@ -91,6 +91,8 @@ class _Walker(Books):
                 self._return(instruction)
             case Resume():
                 self._resume(instruction)
+            case _:
+                self._fail("concerns other ranks: judge all of them together, with judge_ranks")
 
     # kernels
 

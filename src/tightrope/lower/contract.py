@@ -18,16 +18,21 @@ from tightrope.core import (
     Allocation,
     Announce,
     Argument,
+    Collective,
     Copy,
+    Decode,
+    Encode,
     Executable,
     Fused,
     FusedStretch,
     Instruction,
     PlanFileError,
+    Recv,
     Release,
     Resume,
     Return,
     Run,
+    Send,
     Sync,
     View,
 )
@@ -167,6 +172,10 @@ def _renumbered(executable: Executable) -> Executable:
             case Resume(_, inputs):
                 given = tuple(replace(i, view=None if i.view is None else value(i.view)) for i in inputs)
                 return replace(instruction, inputs=given)
+            case Send() | Recv():
+                return replace(instruction, buffer=numbers[instruction.buffer])
+            case Collective(source=source, target=target) | Encode(source, target) | Decode(source, target):
+                return replace(instruction, source=numbers[source], target=numbers[target])
 
     instructions: list[Instruction] = []
     for is_release, group in groupby(map(moved, executable.instructions), lambda i: isinstance(i, Release)):

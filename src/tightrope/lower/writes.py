@@ -67,10 +67,14 @@ def _forms() -> dict[str, Form]:
 def _c_forms() -> dict[str, Form]:
     forms: dict[str, Form] = {}
     for name in (
-        "add_rows", "batch_norm", "gelu", "layer_norm", "log_softmax", "log_softmax_backward", "relu",
+        "add_rows", "batch_norm", "conv2d_add", "gelu", "layer_norm", "linear_add", "log_softmax",
+        "log_softmax_backward", "q_add_rows", "q_conv2d_add", "q_linear_add", "q_relu_int16", "q_relu_int8",
+        "q_table", "relu",
     ):  # fmt: skip
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0,))
-    for name in ("add", "batch_norm_input", "gelu_backward", "layer_norm_input", "relu_backward"):
+    for name in (
+        "add", "batch_norm_input", "gelu_backward", "layer_norm_input", "q_add", "relu_backward",
+    ):  # fmt: skip
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0, 1))
     return forms
 

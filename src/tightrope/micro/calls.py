@@ -1,70 +1,11 @@
 """How a run becomes a call of a kernel in C: the pointers and the numbers, in the kernel's order."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-from tightrope.core import Argument, Items, Run, View
-from tightrope.micro.translator import whole_numbers
-
-Pointer = Callable[[View | None], str]
-"""Writes where a tensor lies in the arena."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """Arguments of a run, by position."""
-
-    run: Run
-    pointer: Pointer
-
-    def at(self, *positions: int) -> list[str]:
-        """Pointers to arguments."""
-        return [self.pointer(self.view(k)) for k in positions]
-
-    def made(self, position: int = 0) -> list[str]:
-        """The pointer to a result."""
-        return [self.pointer(self.made_view(position))]
-
-    def made_view(self, position: int = 0) -> View:
-        """A result: made here, or by the first tile of the weight."""
-        into = dict(self.run.keywords).get("out")
-        if not self.run.target.endswith(".into"):
-            return self.run.results[position].view
-        assert isinstance(into, View)
-        return into
-
-    def view(self, position: int) -> View | None:
-        """A tensor, or None."""
-        value = self.run.arguments[position]
-        assert value is None or isinstance(value, View)
-        return value
-
-    def shape(self, position: int) -> tuple[int, ...]:
-        """Sizes of an argument."""
-        value = self.view(position)
-        assert value is not None
-        return value.shape
-
-    def result(self, position: int = 0) -> tuple[int, ...]:
-        """Sizes of a result."""
-        return self.made_view(position).shape
-
-    def value(self, position: int) -> Argument:
-        """A number."""
-        return self.run.arguments[position]
-
-    def pairs(self, *positions: int) -> list[int]:
-        """Heights and widths, one behind the other."""
-        return [
-            n for k in positions if isinstance(self.value(k), Items) for n in whole_numbers(self.value(k))
-        ]
-
-    def rule(self) -> str:
-        """The numbers of an update, which stand last."""
-        rate, momentum, decay, nesterov, maximize = self.run.arguments[-5:]
-        numbers = ", ".join(_number(value) for value in (rate, momentum, decay))
-        return f"(tr_rule){{{numbers}, {int(bool(nesterov))}, {int(bool(maximize))}}}"
+from tightrope.core import Argument, Run
+from tightrope.micro.given import Given, Pointer, count_of, number
+from tightrope.micro.net_calls import NET_CALLS
 
 
 def call_of(run: Run, pointer: Pointer) -> str:
@@ -78,8 +19,8 @@ def call_of(run: Run, pointer: Pointer) -> str:
         'k_relu(b0, b1, 6);'
     """
     name = kernel_of(run)
-    given = CALLS[name](_Given(run, pointer))
-    return f"k_{name}({', '.join(v if isinstance(v, str) else _number(v) for v in given)});"
+    given = CALLS[name](Given(run, pointer))
+    return f"k_{name}({', '.join(v if isinstance(v, str) else number(v) for v in given)});"
 
 
 def kernel_of(run: Run) -> str:
@@ -91,76 +32,53 @@ def kernel_of(run: Run) -> str:
     return run.target.removeprefix("micro.").removesuffix(".over").removesuffix(".into")
 
 
-def _number(value: Argument) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AssertionError(value)
-    return str(value) if isinstance(value, int) else _float(value)
-
-
-def _float(value: float) -> str:
-    """A float as C reads it back to the same bits.
-
-    >>> _float(0.1), _float(1.0)
-    ('0.1f', '1.0f')
-    """
-    text = f"{value:.9g}"
-    return f"{text}f" if any(mark in text for mark in ".en") else f"{text}.0f"
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
-_Call = Callable[[_Given], list[str | int | float]]
+_Call = Callable[[Given], list[str | int | float]]
 
 
 def _conv(x: tuple[int, ...], y: tuple[int, ...], w: tuple[int, ...]) -> list[int]:
     return [*x, w[0], *y[2:], *w[2:]]
 
 
-def _tile(a: _Given, rows: int, *, adds: bool = False) -> list[str | int | float]:
+def _tile(a: Given, rows: int, *, adds: bool = False) -> list[str | int | float]:
     """First row of the weight's tile and the number of all rows; whether it adds to what others made."""
     named = dict(a.run.keywords)
     found: list[str | int | float] = [_int(named.get("first", 0)), _int(named.get("rows", rows))]
     return [*found, int("out" in named)] if adds else found
 
 
-def _conv2d(a: _Given) -> list[str | int | float]:
+def _conv2d(a: Given) -> list[str | int | float]:
     sizes = _conv(a.shape(0), a.result(), a.shape(1))
     tile = _tile(a, a.shape(1)[0])
     return [*a.at(0, 1, 2), *a.made(), *sizes, *a.pairs(3, 4), _int(a.value(5)), *tile]
 
 
-def _conv2d_input(a: _Given) -> list[str | int | float]:
+def _conv2d_input(a: Given) -> list[str | int | float]:
     sizes = _conv(a.result(), a.shape(0), a.shape(1))
     tile = _tile(a, a.shape(1)[0], adds=True)
     return [*a.at(0, 1), *a.made(), *sizes, *a.pairs(2, 3), _int(a.value(4)), *tile]
 
 
-def _conv2d_weight(a: _Given) -> list[str | int | float]:
+def _conv2d_weight(a: Given) -> list[str | int | float]:
     sizes = _conv(a.shape(1), a.shape(0), a.shape(2))
     tile = _tile(a, a.shape(2)[0])
     return [*a.at(0, 1, 2, 3), *sizes, *a.pairs(4, 5), _int(a.value(6)), *tile, a.rule()]
 
 
-def _channel_sum(a: _Given) -> list[str | int | float]:
+def _channel_sum(a: Given) -> list[str | int | float]:
     rows, channels, *rest = a.shape(0)
-    return [*a.at(0, 1, 2), rows, channels, _count(tuple(rest)), a.rule()]
+    return [*a.at(0, 1, 2), rows, channels, count_of(tuple(rest)), a.rule()]
 
 
-def _linear(a: _Given) -> list[str | int | float]:
+def _linear(a: Given) -> list[str | int | float]:
     return [*a.at(0, 1, 2), *a.made(), *a.shape(0), a.shape(1)[0], *_tile(a, a.shape(1)[0])]
 
 
-def _linear_input(a: _Given) -> list[str | int | float]:
+def _linear_input(a: Given) -> list[str | int | float]:
     rows, columns = a.shape(1)
     return [*a.at(0, 1), *a.made(), a.shape(0)[0], columns, rows, *_tile(a, rows, adds=True)]
 
 
-def _linear_weight(a: _Given) -> list[str | int | float]:
+def _linear_weight(a: Given) -> list[str | int | float]:
     rows = a.shape(2)[0]
     return [*a.at(0, 1, 2, 3), *a.shape(1), rows, *_tile(a, rows), a.rule()]
 
@@ -169,25 +87,25 @@ def _planes(shape: tuple[int, ...]) -> list[int]:
     return [shape[0] * shape[1], *shape[2:]]
 
 
-def _max_pool(a: _Given) -> list[str | int | float]:
+def _max_pool(a: Given) -> list[str | int | float]:
     return [*a.at(0), *a.made(0), *a.made(1), *_planes(a.shape(0)), *a.result()[2:], *a.pairs(1, 2, 3)]
 
 
-def _max_pool_backward(a: _Given) -> list[str | int | float]:
+def _max_pool_backward(a: Given) -> list[str | int | float]:
     kernel = a.pairs(2)
     return [*a.at(0, 1), *a.made(), *_planes(a.result()), *a.shape(0)[2:], kernel[1], *a.pairs(3, 4)]
 
 
-def _avg_pool(a: _Given) -> list[str | int | float]:
+def _avg_pool(a: Given) -> list[str | int | float]:
     return [*a.at(0), *a.made(), *_planes(a.shape(0)), *a.result()[2:], *a.pairs(1, 2)]
 
 
-def _avg_pool_backward(a: _Given) -> list[str | int | float]:
+def _avg_pool_backward(a: Given) -> list[str | int | float]:
     return [*a.at(0), *a.made(), *_planes(a.result()), *a.shape(0)[2:], *a.pairs(1, 2)]
 
 
 def _channels(shape: tuple[int, ...]) -> list[int]:
-    return [shape[0], shape[1], _count(shape[2:])]
+    return [shape[0], shape[1], count_of(shape[2:])]
 
 
 def _int(value: Argument) -> int:
@@ -200,24 +118,24 @@ def _real(value: Argument) -> float:
     return float(value)
 
 
-def _rows(a: _Given, at: int) -> list[int]:
+def _rows(a: Given, at: int) -> list[int]:
     """Number of rows of an argument, and their size."""
     shape = a.shape(at)
-    return [_count(shape[:-1]), shape[-1]]
+    return [count_of(shape[:-1]), shape[-1]]
 
 
-def _add_rows(a: _Given) -> list[str | int | float]:
-    size = _count(a.shape(1))
-    return [*a.at(0, 1), *a.made(), _count(a.result()) // size, size]
+def _add_rows(a: Given) -> list[str | int | float]:
+    size = count_of(a.shape(1))
+    return [*a.at(0, 1), *a.made(), count_of(a.result()) // size, size]
 
 
-def _attention(a: _Given) -> list[str | int | float]:
+def _attention(a: Given) -> list[str | int | float]:
     query, key = a.shape(0), a.shape(1)
     sizes = [query[0], query[2], query[1], key[1], query[3]]
     return [*a.at(0, 1, 2), *a.made(0), *a.made(1), *sizes, _real(a.value(3)), _int(a.value(4))]
 
 
-def _attention_backward(a: _Given) -> list[str | int | float]:
+def _attention_backward(a: Given) -> list[str | int | float]:
     query, key = a.shape(1), a.shape(2)
     sizes = [query[0], query[2], query[1], key[1], query[3]]
     made = [one for k in range(3) for one in a.made(k)]
@@ -225,7 +143,7 @@ def _attention_backward(a: _Given) -> list[str | int | float]:
 
 
 CALLS: Final[dict[str, _Call]] = {
-    "add": lambda a: [*a.at(0, 1), *a.made(), _count(a.result())],
+    "add": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "add_rows": _add_rows,
     "attention": _attention,
     "attention_backward": _attention_backward,
@@ -242,10 +160,10 @@ CALLS: Final[dict[str, _Call]] = {
     "conv2d": _conv2d,
     "conv2d_input": _conv2d_input,
     "conv2d_weight_sgd": _conv2d_weight,
-    "embedding": lambda a: [*a.at(0, 1), *a.made(), _count(a.shape(1)), a.shape(0)[1]],
-    "embedding_sgd": lambda a: [*a.at(0, 1, 2, 3), _count(a.shape(1)), *a.shape(2), a.rule()],
-    "gelu": lambda a: [*a.at(0), *a.made(), _count(a.result())],
-    "gelu_backward": lambda a: [*a.at(0, 1), *a.made(), _count(a.result())],
+    "embedding": lambda a: [*a.at(0, 1), *a.made(), count_of(a.shape(1)), a.shape(0)[1]],
+    "embedding_sgd": lambda a: [*a.at(0, 1, 2, 3), count_of(a.shape(1)), *a.shape(2), a.rule()],
+    "gelu": lambda a: [*a.at(0), *a.made(), count_of(a.result())],
+    "gelu_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "layer_norm": lambda a: [*a.at(0, 1, 2, 3), *a.made(), *_rows(a, 0)],
     "layer_norm_input": lambda a: [*a.at(0, 1, 2, 3), *a.made(), *_rows(a, 0)],
     "layer_norm_weight_sgd": lambda a: [*a.at(0, 1, 2, 3, 4), *_rows(a, 0), a.rule()],
@@ -258,13 +176,14 @@ CALLS: Final[dict[str, _Call]] = {
     "max_pool2d_backward": _max_pool_backward,
     "mean_rows": lambda a: [*a.at(0), *a.made(), *a.shape(0)],
     "mean_rows_backward": lambda a: [*a.at(0), *a.made(), *a.result()],
-    "mse_loss": lambda a: [*a.at(0, 1), *a.made(), _count(a.shape(0))],
-    "mse_loss_backward": lambda a: [*a.at(0, 1), *a.made(), _count(a.shape(0))],
+    "mse_loss": lambda a: [*a.at(0, 1), *a.made(), count_of(a.shape(0))],
+    "mse_loss_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.shape(0))],
     "nll_loss": lambda a: [*a.at(0, 1), *a.made(), *a.shape(0)],
     "nll_loss_backward": lambda a: [*a.at(0), *a.made(), *a.result()],
-    "relu": lambda a: [*a.at(0), *a.made(), _count(a.result())],
-    "relu_backward": lambda a: [*a.at(0, 1), *a.made(), _count(a.result())],
+    "relu": lambda a: [*a.at(0), *a.made(), count_of(a.result())],
+    "relu_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "row_stats": lambda a: [*a.at(0), *a.made(), *_rows(a, 0), _real(a.value(1))],
-    "vector_sgd": lambda a: [*a.at(0, 1, 2), _count(a.shape(1)), a.rule()],
+    "vector_sgd": lambda a: [*a.at(0, 1, 2), count_of(a.shape(1)), a.rule()],
+    **NET_CALLS,
 }  # fmt: skip
 """Kernel -> what it is called with."""

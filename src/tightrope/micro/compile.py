@@ -21,6 +21,29 @@ from tightrope.plan.paging.economy import Economy
 MANIFEST = "manifest.json"
 
 
+class NumberFormat(msgspec.Struct, frozen=True):
+    """How numbers are held: a real one is ``scale`` times the whole one."""
+
+    dtype: str
+    scale: float
+
+
+class NetPromise(msgspec.Struct, frozen=True):
+    """What inference promises beside its RAM.
+
+    Attributes:
+        inputs: formats, in the order of the call.
+        output: format of what is returned.
+        returned: bytes of it.
+        constants: bytes in flash.
+    """
+
+    inputs: tuple[NumberFormat, ...]
+    output: NumberFormat
+    returned: Bytes
+    constants: Bytes
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a compiled step promises.
 
@@ -38,6 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         num_ops: kernels called per step.
         fingerprint: of what runs.
         schema: version of this layout.
+        net: of inference; None for a training step.
     """
 
     machine: str
@@ -53,6 +77,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_ops: int
     fingerprint: str
     schema: int = 1
+    net: NetPromise | None = None
 
     @property
     def total(self) -> Bytes:

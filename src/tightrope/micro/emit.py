@@ -17,11 +17,13 @@ from msgspec import Struct
 
 from tightrope.core import Alloc, Bytes, Copy, Executable, Graph, Offset, Run, StorageId, TightropeError, View
 from tightrope.core.executable import ARENA, SLOWER
-from tightrope.core.values import ITEM_BYTES, views
+from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope.micro.calls import call_of, kernel_of
+from tightrope.micro.net_text import NetText, net_texts
 from tightrope.micro.tiles import TiledGraph
 
-_POINTERS = {"float32": "F", "int32": "I", "uint8": "B"}
+_POINTERS = {"float32": "F", "int32": "I", "uint8": "B", "int8": "C", "int16": "S"}
+_STEP = "One forward, backward and update; returns the loss."
 
 
 class HeldValue(Struct, frozen=True):
@@ -78,12 +80,13 @@ def resource(name: str) -> str:
     return (files("tightrope.micro") / "c" / name).read_text(encoding="utf-8")
 
 
-def emit(tiled: TiledGraph, executable: Executable) -> CSource:
+def emit(tiled: TiledGraph, executable: Executable, net: NetText | None = None) -> CSource:
     """Write the C of an executable.
 
     Args:
         tiled: the graph that it computes.
         executable: placed, of one part, which the judge has passed.
+        net: of inference, its constants and what is said of its formats; None = of a training step.
 
     Raises:
         TightropeError: it is not one that this can write.
@@ -98,14 +101,16 @@ def emit(tiled: TiledGraph, executable: Executable) -> CSource:
     held = _held(tiled, allocs)
     arena = executable.spaces[ARENA].capacity
     storage = max((a.offset + executable.charged(a) for a in allocs.values() if a.space >= SLOWER), default=0)
-    loss = _loss(executable, allocs)
+    output = _returned(executable, allocs, scalar=net is None)
+    entry = _entry(output, net)
     texts = {
-        "tightrope_micro.h": _header(arena, storage, held),
+        "tightrope_micro.h": _header(arena, storage, held, entry, net),
         "support.h": resource("support.h"),
         "kernels.h": _prototypes(kernels),
         "kernels.c": _kernels(kernels),
-        "step.c": _step(graph, executable, allocs, held, loss),
-        "host_main.c": resource("host_main.c"),
+        "step.c": _step(graph, executable, allocs, held, entry),
+        "host_main.c": resource("host_main.c" if net is None else "net_main.c"),
+        **({} if net is None else net_texts(net)),
     }
     return CSource(texts, arena, storage, held, _pages(executable, allocs), kernels)
 
@@ -127,13 +132,36 @@ def _held(tiled: TiledGraph, allocs: Mapping[int, Alloc]) -> tuple[HeldValue, ..
     return tuple(sorted(found, key=lambda one: one.offset))
 
 
-def _loss(executable: Executable, allocs: Mapping[int, Alloc]) -> View:
+class _Entry(Struct, frozen=True):
+    """The function that the library is called by.
+
+    Attributes:
+        declared: return type and name.
+        returns: what it returns.
+        about: what it does.
+        includes: what its file needs beside the kernels.
+    """
+
+    declared: str
+    returns: str
+    about: str
+    includes: str = ""
+
+
+def _entry(output: View, net: NetText | None) -> _Entry:
+    if net is None:
+        return _Entry("float tightrope_step", "*{}", _STEP)
+    about = f"One forward; returns {net.returned}, which are there until the next call."
+    return _Entry("const void *tightrope_infer", "{}", about, '#include "net.h"\n')
+
+
+def _returned(executable: Executable, allocs: Mapping[int, Alloc], *, scalar: bool) -> View:
     outputs = executable.instructions[-1]
     found = [view for value in getattr(outputs, "outputs", ()) for view in views(value)]
-    scalars = [view for view in found if view.shape == ()]
-    if not scalars or any(allocs[view.base].space != ARENA for view in scalars):
+    found = [view for view in found if view.shape == () or not scalar]
+    if not found or any(allocs[view.base].space != ARENA for view in found):
         raise TightropeError("the step returns no loss: the model's forward must return it first.")
-    return scalars[0]
+    return found[0]
 
 
 def _pages(executable: Executable, allocs: Mapping[int, Alloc]) -> PageCounts:
@@ -144,10 +172,13 @@ def _pages(executable: Executable, allocs: Mapping[int, Alloc]) -> PageCounts:
     return PageCounts(len(ways[True]), sum(ways[True]), len(ways[False]), sum(ways[False]))
 
 
-def _header(arena: Bytes, storage: Bytes, held: Iterable[HeldValue]) -> str:
+def _header(
+    arena: Bytes, storage: Bytes, held: Iterable[HeldValue], entry: _Entry, net: NetText | None
+) -> str:
+    what, more = ("A training step", "") if net is None else ("Inference", net.header)
     inputs = [one for one in held if one.kind == "input"]
     sample = sum(one.bytes for one in inputs)
-    return f"""/* A training step within {arena} bytes of RAM beside the stack; written by Tightrope. */
+    return f"""/* {what} within {arena} bytes of RAM beside the stack; written by Tightrope. */
 #ifndef TIGHTROPE_MICRO_H
 #define TIGHTROPE_MICRO_H
 
@@ -176,8 +207,8 @@ extern unsigned char tr_arena[TR_ARENA_BYTES];
 void tr_storage_read(uint32_t offset, void *to, uint32_t bytes);
 void tr_storage_write(uint32_t offset, const void *from, uint32_t bytes);
 
-/* One forward, backward and update; returns the loss. */
-float tightrope_step(void);
+{more}/* {entry.about} */
+{entry.declared}(void);
 
 #endif
 """
@@ -197,13 +228,19 @@ def _text(kernel: str) -> str:
 
 
 def _step(
-    graph: Graph, executable: Executable, allocs: Mapping[int, Alloc], held: Iterable[HeldValue], loss: View
+    graph: Graph,
+    executable: Executable,
+    allocs: Mapping[int, Alloc],
+    held: Iterable[HeldValue],
+    entry: _Entry,
 ) -> str:
     """Write the file with the step: the arena, the link to storage, and the instructions."""
 
     def pointer(view: View | None) -> str:
         if view is None:
             return "0"
+        if view.base == EMPTY:
+            return f"K{_POINTERS[view.dtype]}({view.offset * ITEM_BYTES[view.dtype]})"
         at = allocs[view.base].offset + view.offset * ITEM_BYTES[view.dtype]
         return f"{_POINTERS[view.dtype]}({at})"
 
@@ -216,12 +253,14 @@ def _step(
             lines.append(f"{call} /* {_said(graph, instruction)} */")
         elif isinstance(instruction, Copy):
             lines.append(_copy(graph, allocs[instruction.source], allocs[instruction.target]))
+    output = _returned(executable, allocs, scalar="step" in entry.declared)
     inputs = ", ".join(f"{{{one.offset}u, {one.bytes}u}}" for one in held if one.kind == "input")
     arena = executable.spaces[ARENA]
+    links = "".join(_link(way) for way in ("in", "out") if any(f"page_{way}(" in line for line in lines))
     return f"""#include "tightrope_micro.h"
 
 #include "kernels.h"
-
+{entry.includes}
 _Alignas({max(arena.alignment, 4)}) unsigned char tr_arena[TR_ARENA_BYTES];
 tr_counters tr_pages;
 const tr_place tr_inputs[] = {{{inputs or "{0u, 0u}"}}};
@@ -229,26 +268,27 @@ const tr_place tr_inputs[] = {{{inputs or "{0u, 0u}"}}};
 #define F(at) ((float *)(void *)(tr_arena + (at)))
 #define I(at) ((int32_t *)(void *)(tr_arena + (at)))
 #define B(at) ((uint8_t *)(tr_arena + (at)))
+#define C(at) ((int8_t *)(tr_arena + (at)))
+#define S(at) ((int16_t *)(void *)(tr_arena + (at)))
 
-static void page_in(uint32_t offset, uint32_t at, uint32_t bytes)
-{{
-    tr_pages.pages_in++;
-    tr_pages.bytes_in += bytes;
-    tr_storage_read(offset, tr_arena + at, bytes);
-}}
-
-static void page_out(uint32_t offset, uint32_t at, uint32_t bytes)
-{{
-    tr_pages.pages_out++;
-    tr_pages.bytes_out += bytes;
-    tr_storage_write(offset, tr_arena + at, bytes);
-}}
-
-float tightrope_step(void)
+{links}{entry.declared}(void)
 {{
     {chr(10).join(lines).replace(chr(10), chr(10) + "    ")}
-    return *{pointer(loss)};
+    return {entry.returns.format(pointer(output))};
 }}
+"""
+
+
+def _link(way: str) -> str:
+    """Write the function that all pages of one direction go through."""
+    call = "tr_storage_read" if way == "in" else "tr_storage_write"
+    return f"""static void page_{way}(uint32_t offset, uint32_t at, uint32_t bytes)
+{{
+    tr_pages.pages_{way}++;
+    tr_pages.bytes_{way} += bytes;
+    {call}(offset, tr_arena + at, bytes);
+}}
+
 """
 
 

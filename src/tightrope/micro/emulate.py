@@ -19,20 +19,26 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from tightrope.core import Bytes, NativeError
 from tightrope.micro.compile import Manifest, read_manifest, values_of
 from tightrope.micro.emit import PageCounts, resource
-from tightrope.micro.host import execute
+from tightrope.micro.host import execute, sources_of
 
 COMPILER, SIZE, EMULATOR = "arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm"
 PACKAGES: Final = "qemu-system-arm gcc-arm-none-eabi libnewlib-arm-none-eabi"
 FLAGS: Final = (
-    "-std=gnu11", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-O3",
-    "-ffp-contract=off", "-fno-math-errno", "-ffunction-sections", "-Wall", "-Wextra", "-Werror",
+    "-std=gnu11", "-mthumb", "-O3", "-ffp-contract=off", "-fno-math-errno", "-ffunction-sections", "-Wall",
+    "-Wextra", "-Werror",
     "-nostartfiles", "-Wl,--gc-sections",
 )  # fmt: skip
+Core = Literal["cortex-m4f", "cortex-m3"]
+CORES: Final[dict[Core, tuple[str, tuple[str, ...]]]] = {
+    "cortex-m4f": ("mps2-an386", ("-mcpu=cortex-m4", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")),
+    "cortex-m3": ("mps2-an385", ("-mcpu=cortex-m3", "-mfloat-abi=soft")),
+}
+"""Board that is emulated, and flags of the compiler. The second has no floating-point unit."""
 INSTRUCTIONS_PER_TICK: Final = 40
 """One instruction is one nanosecond of the emulated clock, and the timer runs at 25 MHz."""
 RAM_BASE: Final = 0x20000000
@@ -54,6 +60,7 @@ class BoardRun:
         rom: bytes of code and constants, the bench's own among them.
         ticks: of the timer during the steps; times `INSTRUCTIONS_PER_TICK` where instructions were counted.
         fence: bytes of RAM that the core could touch.
+        outputs: of inference, what every call returned.
     """
 
     losses: tuple[float, ...]
@@ -65,6 +72,7 @@ class BoardRun:
     rom: Bytes
     ticks: int
     fence: Bytes
+    outputs: tuple[bytes, ...] = ()
 
     @property
     def ram(self) -> Bytes:
@@ -122,6 +130,7 @@ def run_on_board(
     ram: Bytes | None = None,
     count: bool = False,
     probe: int | None = None,
+    core: Core = "cortex-m4f",
 ) -> BoardRun:
     """Build a step for the emulated board and run one step per sample.
 
@@ -131,6 +140,7 @@ def run_on_board(
         ram: bytes of RAM that the board has; default: the limit that the step was compiled for.
         count: count instructions; takes longer.
         probe: an address to write to before the first step, to see the fence.
+        core: that is emulated.
 
     Raises:
         FenceError: the core touched what it may not.
@@ -142,37 +152,47 @@ def run_on_board(
     end, fence = _ends(manifest, ram)
     with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
         here = Path(scratch)
-        program, rom = _build(Path(folder), here, manifest, (end, fence), len(samples), probe)
+        defines = [f"-DTR_STEPS={len(samples)}", *([f"-DTR_PROBE={probe}u"] if probe is not None else [])]
+        program, rom = build(Path(folder), here, manifest, (end, fence), defines, core)
         shutil.copyfile(Path(folder) / "storage.bin", here / "storage.bin")
         (here / "samples.bin").write_bytes(b"".join(samples))
-        said = _emulate(program, here, count=count)
+        said = _emulate(program, here, CORES[core][0], count=count)
         return _read(manifest, said, (here / "storage.bin").read_bytes(), rom, fence)
 
 
-def _build(
+def build(
     folder: Path,
     here: Path,
     manifest: Manifest,
     ends: tuple[Bytes, Bytes],
-    num_steps: int,
-    probe: int | None,
+    defines: Sequence[str],
+    core: Core,
 ) -> tuple[Path, Bytes]:
+    """Link the library and the bench; returns the program, and its bytes of code and constants.
+
+    Args:
+        folder: of the library.
+        here: folder to write to.
+        manifest: of the library.
+        ends: where RAM ends for the linker, and where the fence stands.
+        defines: flags that say how many samples the bench brings.
+        core: to build for.
+    """
     ram, fence = ends
     script = resource("board/link.ld").replace("LENGTH = TR_RAM", f"LENGTH = {ram}")
     (here / "link.ld").write_text(script.replace("TR_STACK", str(manifest.stack)))
     (here / "board.c").write_text(resource("board/board.c"))
     program = here / "step.elf"
-    sources = [str(here / "board.c"), *(str(folder / name) for name in ("step.c", "kernels.c"))]
-    defines = [f"-DTR_RAM={fence}u", f"-DTR_STEPS={num_steps}", f"-I{folder}"]
-    defines += [f"-DTR_PROBE={probe}u"] if probe is not None else []
-    command = [COMPILER, *FLAGS, *defines, f"-Wl,-T,{here / 'link.ld'}", "-o", str(program), *sources]
+    sources = [str(here / "board.c"), *(str(folder / name) for name in sources_of(manifest))]
+    flags = [*FLAGS, *CORES[core][1], *defines, f"-DTR_RAM={fence}u", f"-I{folder}"]
+    command = [COMPILER, *flags, f"-Wl,-T,{here / 'link.ld'}", "-o", str(program), *sources, "-lm"]
     execute(command, f"building the step for {ram} B of RAM")
     text, data, *_ = execute([SIZE, str(program)], "measuring the program").splitlines()[-1].split()
     return program, int(text) + int(data)
 
 
-def _emulate(program: Path, here: Path, *, count: bool) -> str:
-    command = [EMULATOR, "-M", "mps2-an386", "-kernel", str(program), "-display", "none", "-serial", "none"]
+def _emulate(program: Path, here: Path, board: str, *, count: bool) -> str:
+    command = [EMULATOR, "-M", board, "-kernel", str(program), "-display", "none", "-serial", "none"]
     command += ["-monitor", "none", "-semihosting-config", "enable=on,target=native"]
     command += ["-icount", "shift=0"] if count else []
     try:
@@ -191,15 +211,19 @@ def _emulate(program: Path, here: Path, *, count: bool) -> str:
 
 def _read(manifest: Manifest, said: str, storage: bytes, rom: Bytes, fence: Bytes) -> BoardRun:
     rows = [line.split() for line in said.splitlines() if len(line.split()) == 2]
-    counts = {name: int(value, 16) for name, value in rows if name != "loss"}
+    counts = {name: int(value, 16) for name, value in rows if name not in ("loss", "out")}
     wanted = {*PageCounts.__struct_fields__, "arena", "static", "stack", "ticks"}
     if not wanted <= set(counts):
         raise NativeError(f"the emulated step stopped before its end; it said: {said[-400:]!r}")
     losses = tuple(
         struct.unpack("<f", int(value, 16).to_bytes(4, "little"))[0] for name, value in rows if name == "loss"
     )
+    said_bytes = bytes(int(value, 16) for name, value in rows if name == "out")
+    size = manifest.net.returned if manifest.net is not None else 1
+    outputs = tuple(said_bytes[at : at + size] for at in range(0, len(said_bytes), size))
     values = values_of(manifest, storage)
     pages = PageCounts(**{name: counts[name] for name in PageCounts.__struct_fields__})
     return BoardRun(
-        losses, values, pages, counts["arena"], counts["static"], counts["stack"], rom, counts["ticks"], fence
-    )
+        losses, values, pages, counts["arena"], counts["static"], counts["stack"], rom, counts["ticks"],
+        fence, outputs,
+    )  # fmt: skip

@@ -25,12 +25,14 @@ class HostRun:
         values: name -> bytes after the last step.
         pages: since the start, as counted by the C.
         arena: bytes of the array, as linked.
+        outputs: of inference, what every call returned.
     """
 
     losses: tuple[float, ...]
     values: Mapping[str, bytes]
     pages: PageCounts
     arena: Bytes
+    outputs: tuple[bytes, ...] = ()
 
 
 def c_compiler() -> str | None:
@@ -41,12 +43,15 @@ def c_compiler() -> str | None:
     )
 
 
-def run_on_host(folder: str | os.PathLike[str], samples: Sequence[bytes]) -> HostRun:
+def run_on_host(
+    folder: str | os.PathLike[str], samples: Sequence[bytes], *, flags: Sequence[str] = ()
+) -> HostRun:
     """Build the C of a folder for this computer and run one step per sample.
 
     Args:
         folder: that `CompiledStep.write` wrote; its files are not changed.
         samples: inputs of every step, one behind the other as they lie in the slower tier.
+        flags: more flags of the compiler, such as those of a sanitizer.
 
     Raises:
         NativeError: there is no C compiler, or building or running failed.
@@ -57,13 +62,20 @@ def run_on_host(folder: str | os.PathLike[str], samples: Sequence[bytes]) -> Hos
     manifest = read_manifest(folder)
     with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
         program = Path(scratch) / "step"
-        sources = [str(Path(folder) / name) for name in ("step.c", "kernels.c", "host_main.c")]
-        execute([compiler, *FLAGS, "-o", str(program), *sources], "building the step for this computer")
+        sources = [str(Path(folder) / name) for name in (*sources_of(manifest), "host_main.c")]
+        execute(
+            [compiler, *FLAGS, *flags, "-o", str(program), *sources], "building the step for this computer"
+        )
         storage, data = Path(scratch) / "storage.bin", Path(scratch) / "samples.bin"
         shutil.copyfile(Path(folder) / "storage.bin", storage)
         data.write_bytes(b"".join(samples))
         said = execute([str(program), str(storage), str(data), str(len(samples))], "running the step")
         return read_run(manifest, said, storage.read_bytes())
+
+
+def sources_of(manifest: Manifest) -> tuple[str, ...]:
+    """Files of the library."""
+    return ("step.c", "kernels.c") if manifest.net is None else ("step.c", "kernels.c", "net.c")
 
 
 def execute(command: Sequence[str], what: str, *, folder: Path | None = None) -> str:
@@ -103,4 +115,5 @@ def read_run(manifest: Manifest, said: str, storage: bytes) -> HostRun:
         raise NativeError(f"the bench stopped before its end; it said: {said[-400:]!r}")
     values = values_of(manifest, storage)
     arena = counts.pop("arena")
-    return HostRun(losses, values, PageCounts(**counts), arena)
+    outputs = tuple(bytes.fromhex(value) for name, value in rows if name == "out")
+    return HostRun(losses, values, PageCounts(**counts), arena, outputs)

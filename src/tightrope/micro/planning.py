@@ -159,7 +159,9 @@ def num_macs(graph: Graph, op: Op) -> int:
     shapes = [value.shape for value in op.arguments if isinstance(value, View)]
     made = [result.view.shape for result in op.results]
     count = _elements(made[0]) if made else _elements(shapes[0])
-    name = op.target.removeprefix("micro.")
+    name = op.target.removeprefix("micro.").removeprefix("q_")
+    if name.endswith("_add"):
+        shapes = shapes[1:]
     if name.startswith(("conv2d", "linear")):  # rows of the weight are one tile, and outputs may be all
         weight = shapes[2 if name.endswith("sgd") else 1]
         into = dict(op.keywords).get("out")
@@ -168,7 +170,7 @@ def num_macs(graph: Graph, op: Op) -> int:
             outputs = into.shape
         return outputs[0] * _elements(outputs[2:]) * _elements(weight)
     if name.startswith("attention"):  # products of every row with every key: two forward, four backward
-        query, key = shapes[-3 if name == "attention" else 1], shapes[1 if name == "attention" else 2]
+        query, key = shapes[0 if name == "attention" else 1], shapes[1 if name == "attention" else 2]
         return (2 if name == "attention" else 5) * _elements(query) * key[1]
     if name == "embedding_sgd":
         return max(map(_elements, shapes))

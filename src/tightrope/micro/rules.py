@@ -150,17 +150,23 @@ def relu_backward(t: Translator, op: Op) -> None:
     t.bind(old, made)
 
 
-def max_pool(t: Translator, op: Op) -> None:
-    """``aten.max_pool2d_with_indices``; a position is one byte, counted inside its window."""
+def max_pool_window(t: Translator, op: Op) -> tuple[View, Items, Items, Items]:
+    """Input, window, stride and padding of ``aten.max_pool2d_with_indices``."""
     x = _four(t, t.look(op.arguments[0]))
     kernel = _window(t, op, 1)
     stride, padding = _window(t, op, 2, op.arguments[1]), _window(t, op, 3, Items((0, 0)))
     if _window(t, op, 4, Items((1, 1))) != (1, 1) or kernel[0] * kernel[1] > 255:
         t.refuse("has a dilation or a window of more than 255 elements")
+    return x, _pair(kernel), _pair(stride), _pair(padding)
+
+
+def max_pool(t: Translator, op: Op) -> None:
+    """``aten.max_pool2d_with_indices``; a position is one byte, counted inside its window."""
+    arguments = max_pool_window(t, op)
     old, places = t.result(0), t.result(1)
     assert old is not None
     makes = [("float32", old.shape), ("uint8", old.shape)]
-    made, index = t.emit("max_pool2d", (x, _pair(kernel), _pair(stride), _pair(padding)), makes)
+    made, index = t.emit("max_pool2d", arguments, makes)
     t.bind(old, made)
     if places is not None:
         t.known[places.base] = index.base

@@ -33,7 +33,7 @@ from tightrope.core import (
     StorageId,
     View,
 )
-from tightrope.core.values import Part
+from tightrope.core.values import EMPTY, Part
 from tightrope.lower import with_writes
 
 _WEIGHT_AT = {
@@ -174,6 +174,8 @@ class _TileWriter:
 
     def view(self, view: View, tile: int = 0) -> View:
         """The same look into the new graph; into one tile where the storage is cut."""
+        if view.base == EMPTY:
+            return view
         number = self.known[view.base][tile if view.base in self.cuts else 0]
         shape = view.shape
         if view.base in self.cuts:
@@ -217,7 +219,7 @@ class _TileWriter:
         into: View | None = None,
     ) -> None:
         found = tuple(Result(result.position, self.view(result.view)) for result in results)
-        looks = {view.base: view for view in (*arguments, into) if isinstance(view, View)}
+        looks = {v.base: v for v in (*arguments, into) if isinstance(v, View) and v.base != EMPTY}
         old = set(op.mutates)
         changed = [s for s in looks if s in self.origin and self.origin[s][0] in old]
         changed += [into.base] if into is not None else []

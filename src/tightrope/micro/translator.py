@@ -19,7 +19,7 @@ from tightrope.core import (
     UnsupportedOpError,
     View,
 )
-from tightrope.core.values import ITEM_BYTES, Part, views
+from tightrope.core.values import EMPTY, ITEM_BYTES, Part, views
 from tightrope.lower import with_writes
 
 HOME: Final = 1
@@ -170,7 +170,7 @@ class Translator:
             View(storage, dtype, shape, contiguous(shape))
             for storage, (dtype, shape) in zip(made, makes, strict=True)
         ]
-        reads = {view.base for value in arguments for view in views(value)}
+        reads = {view.base for value in arguments for view in views(value) if view.base != EMPTY}
         changed = tuple(sorted(view.base for view in mutates))
         self.ops.append(
             Op(

@@ -33,6 +33,33 @@ static inline int tr_last(int at, int padding, int stride, int size, int outputs
     return last < outputs ? last : outputs;
 }
 
+/* A sum of products in the next format, proved to stay in 32 bits: half units are added before each shift. */
+static inline int32_t tr_requantize(int32_t a, int32_t m, int pre, int shift, int32_t low, int32_t high)
+{
+    a = ((a + ((1 << pre) >> 1)) >> pre) * m;
+    a = (a + ((1 << shift) >> 1)) >> shift;
+    return a < low ? low : a > high ? high : a;
+}
+
+/* One output of a convolution: products of a window that begins at (top, left), which may lie outside. */
+static inline int32_t tr_window(const int8_t *x, const int8_t *f, int32_t sum, int cig, int h, int wi, int kh, int kw,
+                                int top, int left)
+{
+    const int kx0 = left < 0 ? -left : 0, kx1 = wi - left < kw ? wi - left : kw;
+    for (int c = 0; c < cig; c++, x += h * wi, f += kh * kw)
+        for (int ky = top < 0 ? -top : 0; ky < kh && top + ky < h; ky++) {
+            const int8_t *row = x + (top + ky) * wi + left, *taps = f + ky * kw;
+            for (int kx = kx0; kx < kx1; kx++)
+                sum += row[kx] * taps[kx];
+        }
+    return sum;
+}
+
+static inline int32_t tr_clamp(int32_t a, int32_t low, int32_t high)
+{
+    return a < low ? low : a > high ? high : a;
+}
+
 static inline float tr_sqrt(float x)
 {
     return __builtin_sqrtf(x);

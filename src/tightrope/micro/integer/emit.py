@@ -9,8 +9,10 @@ Complexity  One loop per reduction, and one for the result.
 Gaps        Cheap values of an element are computed again in each loop that reads them.
 """
 
+from tightrope.core import Bytes
 from tightrope.micro.integer.program import REDUCTIONS, Number, RowKind, RowProgram, Value
 
+_WORD = 4
 HEADER = """#include <stdint.h>
 
 static inline int32_t tr_length(uint32_t a) {
@@ -47,6 +49,11 @@ def emitted(program: RowProgram) -> str:
     return _Emitter(program).text()
 
 
+def stack_bytes(program: RowProgram) -> Bytes:
+    """Bytes of the rows that a kernel keeps on the stack."""
+    return _WORD * program.length * len(_Emitter(program).kept)
+
+
 class _Emitter:
     def __init__(self, program: RowProgram) -> None:
         self.program, self.lines = program, list[str]()
@@ -73,7 +80,7 @@ class _Emitter:
 
     def _tables(self) -> list[str]:
         return [
-            f"static const int32_t {self.program.name}_t{number}[{len(value.numbers)}] = "
+            f"static const {_smallest(value.numbers)} {self.program.name}_t{number}[{len(value.numbers)}] = "
             f"{{{', '.join(map(str, value.numbers))}}};"
             for number, value in enumerate(self.program.values)
             if value.kind in (RowKind.PARAMETER, RowKind.LOOKUP)
@@ -141,7 +148,7 @@ class _Emitter:
         if value.kind is RowKind.INPUT:
             return "x[i]"
         if value.kind is RowKind.PARAMETER:
-            return f"{self.program.name}_t{number}[i]"
+            return f"(int32_t){self.program.name}_t{number}[i]"
         if value.kind is RowKind.LOOKUP:
             return f"{self.program.name}_t{number}[{self._read(value.operands[0])}]"
         return self._value(value)
@@ -177,3 +184,11 @@ class _Emitter:
 
     def _type(self, value: Value) -> str:
         return "uint32_t" if value.unsigned else "int32_t"
+
+
+def _smallest(numbers: tuple[int, ...]) -> str:
+    """The smallest type that holds a table."""
+    for bits in (8, 16):
+        if -(2 ** (bits - 1)) <= min(numbers) and max(numbers) < 2 ** (bits - 1):
+            return f"int{bits}_t"
+    return "int32_t"

@@ -119,12 +119,19 @@ static void work(void)
     for (int step = 0; step < TR_STEPS; step++) {
         bring_sample(step);
         const uint64_t start = ticks();
+#ifdef TR_OUTPUT_BYTES
+        const unsigned char *scores = tightrope_infer();
+        spent += ticks() - start;
+        for (uint32_t k = 0; k < TR_OUTPUT_BYTES; k++)
+            say("out", 0, scores[k]);
+#else
         union {
             float value;
             uint32_t bits;
         } loss = {tightrope_step()};
         spent += ticks() - start;
         say("loss", 0, loss.bits);
+#endif
     }
     say("ticks", (uint32_t)(spent >> 32), (uint32_t)spent);
     say("pages_in", (uint32_t)(tr_pages.pages_in >> 32), (uint32_t)tr_pages.pages_in);

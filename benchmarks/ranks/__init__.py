@@ -1,0 +1,1 @@
+"""Many ranks: pipelines, their planner, their judge."""

@@ -1,0 +1,196 @@
+"""The command ``trees``: boosted trees over parties that keep their data."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.cli.sound import check_outputs
+from tightrope.core import TightropeError, parse_bytes
+from tightrope.core.work import broken, promise_table
+
+_EXAMPLES = """\b
+Examples:
+  tightrope trees bank.csv shop.csv --protection masks --trees 50 -o forest.json
+  tightrope trees bank.csv shop.csv --wire-limit 10MB --test holdout.csv --json
+  tightrope trees labels.csv more.csv --split columns --protection paillier --trees 5 --bins 32
+  tightrope trees one.csv two.csv --epsilon 4 --range 0,1 --depth 4"""
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(
+        "trees", short_help="Train boosted trees over parties that keep their data.", epilog=_EXAMPLES
+    )(trees)
+
+
+def trees(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="TABLE...", help="One CSV (with a header) or LIBSVM file per party."),
+    ],
+    split: Annotated[str, typer.Option(help="Parties hold different rows, or columns.")] = "rows",
+    protection: Annotated[str, typer.Option(help="none, masks (rows) or paillier (columns).")] = "none",
+    label: Annotated[str, typer.Option(help="Column of the labels.")] = "y",
+    num_trees: Annotated[int, typer.Option("--trees", help="Rounds of boosting.")] = 50,
+    depth: Annotated[int, typer.Option(help="Splits on the longest path.")] = 6,
+    leaves: Annotated[int, typer.Option(help="Grow the best leaf first, up to this many; 0: by level.")] = 0,
+    rate: Annotated[float, typer.Option(help="What every leaf is multiplied by.")] = 0.1,
+    bins: Annotated[int, typer.Option(help="Bins per feature, at most.")] = 255,
+    loss: Annotated[str, typer.Option(help="logistic or squared.")] = "logistic",
+    wire_limit: Annotated[
+        str | None, typer.Option(help="Bytes per party while trees grow, such as 10MB.")
+    ] = None,
+    key_bits: Annotated[int, typer.Option(help="Of a Paillier key, 2048 or more.")] = 2048,
+    epsilon: Annotated[float | None, typer.Option(help="Differential privacy of the whole forest.")] = None,
+    ranges: Annotated[
+        str, typer.Option("--range", help="Public LEAST,LARGEST of all features, with --epsilon.")
+    ] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise of --epsilon.")] = 0,
+    test: Annotated[Path | None, typer.Option(help="A table that the forest is tried on.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the forest here.")] = None,
+    json: Json = False,
+) -> None:
+    """Train boosted trees over parties that keep their data.
+
+    The forest is the same, to the last bit, for any number of parties and with or without masks or
+    encryption. All parties are files here: the work and the bytes are real, the network is not. Exit code 0:
+    within all limits; 3: not; 2: error.
+    """
+    import msgspec
+
+    from tightrope.fleet.trees.job import TreeJob, run_tree_job
+    from tightrope.fleet.trees.params import Boosting
+    from tightrope.fleet.trees.private import Privacy
+
+    check_outputs([output])
+    if split not in ("rows", "columns") or protection not in ("none", "masks", "paillier"):
+        raise TightropeError(
+            f"--split {split!r} --protection {protection!r}: give rows or columns, and none, masks or "
+            "paillier."
+        )
+    limit = None if wire_limit is None else parse_bytes(wire_limit, name="--wire-limit")
+    private = None if epsilon is None else Privacy(epsilon, _ranges(ranges), seed=seed)
+    params = Boosting(
+        trees=num_trees, depth=depth, leaves=leaves, rate=rate, bins=bins, loss=loss,  # type: ignore[arg-type]
+        hessian="exact" if private is None else "one", child_weight=1.0 if private is None else 0.0,
+    )  # fmt: skip
+    parties, features = _parties(files, label, split)
+    job = TreeJob(params, split, protection, key_bits, limit, None, private)  # type: ignore[arg-type]
+    result = run_tree_job(parties, job, features=features, progress=_progress(num_trees))
+    quality = _quality(result.forest, test, label)
+    if output is not None:
+        output.write_bytes(result.forest.dump())
+    if json:
+        emit_json(
+            {
+                "hash": result.forest.hash, "bins": result.params.bins, "seed": seed, "quality": quality,
+                "promises": msgspec.to_builtins(result.promises),
+                "bytes": {f"{party} {phase}": size for (party, phase), size in
+                sorted(result.wire.up.items())},
+                "written": None if output is None else str(output),
+            }
+        )  # fmt: skip
+    else:
+        _say(result, quality, output)
+    if broken(result.promises):
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _say(result: Any, quality: dict[str, float], output: Path | None) -> None:
+    from tightrope.cli.show import rows
+
+    console().print(
+        f"forest {result.forest.hash[:16]}: {len(result.forest.trees)} trees, {result.params.bins} "
+        "bins at most"
+    )
+    rows(console(), ("limit", "asked", "forecast", "observed", "state"), promise_table(result.promises))
+    for name, value in quality.items():
+        console().print(f"{name}: {value:.4f}")
+    if output is not None:
+        console().print(f"written: {output}", markup=False, soft_wrap=True)
+
+
+def _parties(files: list[Path], label: str, split: str) -> tuple[list[Any], tuple[str, ...]]:
+    from tightrope.fleet.trees.parties import PartyTable
+    from tightrope.fleet.trees.table import read_table
+
+    read = [read_table(file, label=label) for file in files]
+    if split == "rows":
+        for file, one in zip(files, read, strict=True):
+            if lacking := [name for name in read[0].features if name not in one.features]:
+                raise TightropeError(
+                    f"{str(file)!r} has no column {lacking[0]!r}, which {str(files[0])!r} has."
+                )
+            if one.features != read[0].features:
+                raise TightropeError(
+                    f"{str(file)!r} has other columns than {str(files[0])!r}, or in another order."
+                )
+        features = read[0].features
+    else:
+        for file, one in zip(files, read, strict=True):
+            if one.ids != read[0].ids:
+                raise TightropeError(
+                    f"{str(file)!r}: its column 'id' is not that of {str(files[0])!r}; the same rows "
+                    "in the same order are needed."
+                )
+        features = tuple(
+            f"{file.stem}.{name}" for file, one in zip(files, read, strict=True) for name in one.features
+        )
+    labelled = read if split == "rows" else read[:1]
+    for file, one in zip(files, labelled, strict=False):
+        if one.labels is None:
+            raise TightropeError(f"{str(file)!r} has no column {label!r} of labels; name it by --label.")
+    return [
+        PartyTable(
+            file.name if len({f.name for f in files}) == len(files) else str(file), one.table, one.labels
+        )
+        for file, one in zip(files, read, strict=True)
+    ], features
+
+
+def _quality(forest: Any, test: Path | None, label: str) -> dict[str, float]:
+    if test is None:
+        return {}
+    from tightrope.fleet.trees.quality import auc, root_mean_square
+    from tightrope.fleet.trees.table import read_table
+
+    found = read_table(test, label=label, width=0 if str(test).endswith(".csv") else len(forest.features))
+    if found.labels is None or found.table.shape[1] != len(forest.features):
+        raise TightropeError(
+            f"{str(test)!r} has {found.table.shape[1]} features and "
+            f"{'no ' * (found.labels is None)}labels; the "
+            f"forest takes {len(forest.features)} features."
+        )
+    margin = forest.margin(found.table)
+    if forest.loss == "logistic":
+        return {"test AUC": auc(found.labels, margin)}
+    return {"test RMSE": root_mean_square(found.labels, margin)}
+
+
+def _ranges(text: str) -> tuple[tuple[float, float], ...]:
+    try:
+        low, high = (float(word) for word in text.split(","))
+    except ValueError as error:
+        raise TightropeError(
+            f"--range {text!r}: with --epsilon give the public range of all features, such as --range 0,1."
+        ) from error
+    return ((low, high),)
+
+
+def _progress(total: int) -> Any:
+    if not sys.stderr.isatty():
+        return None
+    import time
+
+    begun = time.monotonic()
+
+    def say(done: int) -> None:
+        if time.monotonic() - begun > 2:
+            sys.stderr.write(f"\r{done} of {total} trees" + "\n" * (done == total))
+
+    return say

@@ -1,0 +1,243 @@
+"""Train over parties that hold different features of the same rows; one of them has the labels.
+
+The holder of labels asks for histograms of the others' features, in the clear or with derivatives encrypted,
+picks splits as in the central training, and asks the owner of a feature which rows go left. Others see
+ciphertexts, and which rows are together in a node.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tightrope.core.errors import TightropeError
+from tightrope.core.units import Bytes
+from tightrope.fleet.secure import plain_sum
+from tightrope.fleet.trees.bins import CutTable, Floats, Ints, agree_cuts, range_cuts
+from tightrope.fleet.trees.forest import Forest
+from tightrope.fleet.trees.grow import Grower, TreeSplit
+from tightrope.fleet.trees.paillier import PaillierKey, PaillierPublic, make_key
+from tightrope.fleet.trees.params import Boosting, Protection
+from tightrope.fleet.trees.parties import Learner, PartyTable, RowWork, bits_for, work_of
+from tightrope.fleet.trees.private import Privacy, PrivateChoice
+from tightrope.fleet.trees.rows import base_of, check_rows
+from tightrope.fleet.trees.wire import Wire
+
+
+@dataclass(slots=True)
+class ColumnSide:
+    """What one party of columns works with.
+
+    Attributes:
+        party: its table.
+        work: its rows in bins.
+        first: number of its first feature among all.
+        bin: its first bin among all.
+        sealed: ciphertext of every row, for one that is not to see derivatives.
+    """
+
+    party: PartyTable
+    work: RowWork
+    first: int
+    bin: int
+    sealed: list[Any] = field(default_factory=list)
+
+    def encrypted(self, nodes: Sequence[int], public: PaillierPublic) -> tuple[list[Any], Ints, Ints]:
+        """Sum ciphertexts per node and bin; return packed sums, their places and their numbers of rows.
+
+        The most frequent bin of a feature is left out: the holder of labels has the sum of all.
+        """
+        work, width = self.work, int(self.work.starts[-1])
+        slot = work.slots(nodes)
+        kept = np.flatnonzero(slot[work.binned.entry_rows] >= 0)
+        rows = work.binned.entry_rows[kept]
+        flat = slot[rows] * width + work.binned.entry_bins[kept]
+        order = np.argsort(flat, kind="stable")
+        places, begins, counts = np.unique(flat[order], return_index=True, return_counts=True)
+        rows, square, sealed = rows[order].tolist(), public.square, self.sealed
+        sums = []
+        for begin, count in zip(begins.tolist(), counts.tolist(), strict=True):
+            total = sealed[rows[begin]]
+            for row in rows[begin + 1 : begin + count]:
+                total = total * sealed[row] % square
+            sums.append(total)
+        packed = [public.pack(sums[at : at + public.pairs]) for at in range(0, len(sums), public.pairs)]
+        return packed, places, counts
+
+
+@dataclass(slots=True)
+class ColumnParties:
+    """All parties of columns, as the grower asks them; the first one has the labels."""
+
+    params: Boosting
+    sides: list[ColumnSide]
+    wire: Wire
+    learner: Learner
+    key: PaillierKey | None
+    sums: list[Floats] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Derive, and hand derivatives to the others, encrypted where there is a key."""
+        self.sums = self.learner.derivatives()
+        for side in self.sides:
+            side.work.begin()
+        num_rows = len(self.learner.labels)
+        sealed = []
+        if self.key is not None:
+            first, second = ([int(v) for v in values] for values in self.sums)
+            sealed = [self.key.encrypt(g, h) for g, h in zip(first, second, strict=True)]
+        each: Bytes = 16 if self.key is None else self.key.public.size
+        for side in self.sides[1:]:
+            self.wire.receive(side.party, each * num_rows)
+            side.sealed = sealed
+
+    def histogram(self, nodes: Sequence[int], room: int) -> Ints:
+        """Put the histograms of all parties next to each other."""
+        parts = []
+        for place, side in enumerate(self.sides):
+            if place == 0 or self.key is None:
+                part = side.work.histogram(nodes, self.sums)
+                if place:
+                    self.wire.send(side.party, part.nbytes)
+            else:
+                part = self._decrypted(side, nodes)
+            parts.append(part)
+        return np.concatenate(parts, axis=2)
+
+    def _decrypted(self, side: ColumnSide, nodes: Sequence[int]) -> Ints:
+        assert self.key is not None
+        public = self.key.public
+        packed, places, counts = side.encrypted(nodes, public)
+        self.wire.send(side.party, len(packed) * public.size + places.nbytes + counts.nbytes)
+        width, starts = int(side.work.starts[-1]), side.work.starts
+        hist = np.zeros((len(nodes) * width, 2), np.int64)
+        for at, one in enumerate(packed):
+            here = slice(at * public.pairs, (at + 1) * public.pairs)
+            hist[places[here]] = self.key.decrypt(one, counts[here].tolist())
+        shaped = np.ascontiguousarray(hist.reshape(len(nodes), width, 2).transpose(0, 2, 1))
+        mine = self.sides[0].work
+        slot = mine.slots(nodes)
+        inside = np.flatnonzero(slot >= 0)
+        for place, values in enumerate(self.sums):
+            total = np.bincount(slot[inside], weights=values[inside], minlength=len(nodes)).astype(np.int64)
+            missing = total[:, None] - np.add.reduceat(shaped[:, place], starts[:-1], axis=1)
+            shaped[:, place, starts[:-1] + side.work.binned.common] += missing
+        return shaped
+
+    def divide(self, splits: Sequence[TreeSplit], room: int) -> None:
+        """Ask the owner of every feature which rows go left, and tell the others."""
+        for place, side in enumerate(self.sides):
+            width = len(side.work.starts) - 1
+            own = [
+                TreeSplit(s.node, s.feature - side.first, s.last_left, s.missing_left, s.left, s.right)
+                for s in splits
+                if side.first <= s.feature < side.first + width
+            ]
+            if not own:
+                continue
+            rows, left = side.work.goes_left(own)
+            bits: Bytes = np.packbits(left).nbytes
+            if place:
+                self.wire.receive(side.party, len(own) * 12)
+                self.wire.send(side.party, bits)
+            for other in self.sides:
+                if other is not side and other is not self.sides[0]:
+                    self.wire.receive(other.party, bits + len(own) * 12)
+                other.work.move(own, rows, left)
+
+
+def train_over_columns(
+    parties: Sequence[PartyTable],
+    params: Boosting,
+    *,
+    features: Sequence[str] = (),
+    protection: Protection = "none",
+    key_bits: int = 2048,
+    privacy: Privacy | None = None,
+    wire: Wire | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Forest, CutTable, Wire]:
+    """Train a forest over parties of columns.
+
+    Args:
+        parties: tables of the same rows in the same order; the first one has the labels.
+        params: what is asked for.
+        features: names of all features, party by party.
+        protection: ``none``: the others see derivatives; ``paillier``: they see ciphertexts.
+        key_bits: of the Paillier key, at least 2048.
+        privacy: differential privacy, see `Privacy`.
+        wire: where bytes are counted.
+        progress: called with the number of finished trees.
+
+    Raises:
+        TightropeError: what was given does not go together.
+        PartyGoneError: a party stopped answering.
+    """
+    if protection not in ("none", "paillier"):
+        raise TightropeError(
+            f"protection={protection!r} over columns: give none or paillier; masks are for rows."
+        )
+    num_rows = check_rows(parties[:1], params)
+    for party in parties[1:]:
+        if len(party.table) != num_rows:
+            raise TightropeError(
+                f"party {party.name!r} has {len(party.table)} rows and {parties[0].name!r} {num_rows}: "
+                "the same rows "
+                "in the same order are needed."
+            )
+    if protection == "paillier" and params.loss != "logistic":
+        raise TightropeError("protection='paillier' takes the logistic loss, whose derivatives are bounded.")
+    wire = wire or Wire()
+    labels = parties[0].labels
+    assert labels is not None
+    bits = bits_for(2.0 ** np.ceil(np.log2(max(float(np.abs(labels).max()), 1.0))), num_rows, params.loss)
+    base = base_of(parties[:1], params, bits, plain_sum)
+    sides, tables = _sides(parties, params, privacy)
+    cuts = CutTable(sum((t.cuts for t in tables), ()), sum((t.missing for t in tables), ()))
+    learner = Learner(
+        labels, params, bits, num_rows, np.full(num_rows, base), None if privacy is None else privacy.clip
+    )
+    key = (
+        make_key(key_bits, fraction=bits, largest=1.0, num_rows=num_rows)
+        if protection == "paillier"
+        else None
+    )
+    data = ColumnParties(params, sides, wire, learner, key)
+    grower = Grower(params, cuts, bits)
+    private = None if privacy is None else PrivateChoice(privacy, params)
+    if private is not None:
+        grower.choose, grower.worth = private.choose, private.worth
+    trees = []
+    for number in range(params.trees):
+        data.begin()
+        if private is not None:
+            private.begin_tree()
+        tree = grower.tree(data)
+        learner.score += np.array([node.value for node in tree])[sides[0].work.node]
+        trees.append(tree)
+        if progress is not None:
+            progress(number + 1)
+    names = tuple(features) or tuple(f"x{f}" for f in range(len(cuts.cuts)))
+    return Forest(names, base, params.loss, tuple(trees)), cuts, wire
+
+
+def _sides(
+    parties: Sequence[PartyTable], params: Boosting, privacy: Privacy | None
+) -> tuple[list[ColumnSide], list[CutTable]]:
+    """Cut every party's own features; nothing of that needs the others."""
+    sides: list[ColumnSide] = []
+    tables: list[CutTable] = []
+    feature = first_bin = 0
+    width = sum(party.table.shape[1] for party in parties)
+    ranges = None if privacy is None else privacy.ranges_for(width)
+    for party in parties:
+        end = feature + party.table.shape[1]
+        if ranges is None:
+            cuts = agree_cuts([party.table], bins=params.bins, summed=plain_sum)
+        else:
+            cuts = range_cuts(ranges[feature:end], params.bins)
+        tables.append(cuts)
+        sides.append(ColumnSide(party, work_of(party.table, cuts), feature, first_bin))
+        feature, first_bin = end, first_bin + int(cuts.starts[-1])
+    return sides, tables

@@ -1,0 +1,145 @@
+"""A training of trees under limits: bytes on the wire, epsilon; promised, run, held against.
+
+The plan is the number of bins: the most that keeps the bytes of a party within the limit, as bytes follow
+from shapes alone. What cannot fit with two bins per feature is refused before anything is trained.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tightrope.core.errors import InfeasibleError, TightropeError
+from tightrope.core.units import Bytes, format_bytes
+from tightrope.core.work import Promise
+from tightrope.fleet.trees.bins import CutTable
+from tightrope.fleet.trees.columns import train_over_columns
+from tightrope.fleet.trees.forest import Forest
+from tightrope.fleet.trees.params import Boosting, Protection
+from tightrope.fleet.trees.parties import PartyTable
+from tightrope.fleet.trees.private import Privacy
+from tightrope.fleet.trees.rows import agree_rows, train_over_rows
+from tightrope.fleet.trees.wire import Wire, forecast_grow
+
+_TRIED = (255, 191, 127, 95, 63, 47, 31, 23, 15, 11, 7, 5, 3, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeJob:
+    """What is asked for.
+
+    Attributes:
+        params: the forest.
+        split: parties hold different ``rows`` or different ``columns``.
+        protection: ``none``, ``masks`` (rows) or ``paillier`` (columns).
+        key_bits: of a Paillier key.
+        wire_limit: bytes per party, both ways, while trees grow; None = no limit.
+        seconds_limit: CPU seconds of the whole training; checked, not planned.
+        privacy: epsilon and what it needs.
+    """
+
+    params: Boosting
+    split: Literal["rows", "columns"] = "rows"
+    protection: Protection = "none"
+    key_bits: int = 2048
+    wire_limit: Bytes | None = None
+    seconds_limit: float | None = None
+    privacy: Privacy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeResult:
+    """What came of it.
+
+    Attributes:
+        forest: the model.
+        params: with the bins that were chosen.
+        cuts: of the features.
+        wire: bytes by party and phase.
+        seconds: CPU seconds of all parties and the server together.
+        promises: limit, forecast and observed.
+    """
+
+    forest: Forest
+    params: Boosting
+    cuts: CutTable
+    wire: Wire
+    seconds: float
+    promises: tuple[Promise, ...]
+
+
+def run_tree_job(
+    parties: Sequence[PartyTable],
+    job: TreeJob,
+    *,
+    features: Sequence[str] = (),
+    progress: Callable[[int], None] | None = None,
+) -> TreeResult:
+    """Choose bins, train, and hold what happened against the limits.
+
+    Raises:
+        InfeasibleError: the wire limit is below what two bins per feature take.
+        TightropeError: what was given does not go together.
+
+    Example:
+        >>> import numpy as np
+        >>> table = np.arange(8, dtype=np.float32).reshape(8, 1)
+        >>> party = PartyTable("all", table, (table[:, 0] > 3).astype(float))
+        >>> result = run_tree_job([party], TreeJob(Boosting(trees=1, depth=1)))
+        >>> result.forest.trees[0][0].cut
+        4.0
+    """
+    params, forecast = job.params, None
+    if job.split == "rows":
+        params, forecast = _with_bins(parties, job)
+    elif job.wire_limit is not None and job.protection == "paillier":
+        raise TightropeError(
+            "a wire limit with paillier: how many sums are sent depends on the rows, so nothing can be "
+            "promised; "
+            "leave it out, or use protection none."
+        )
+    wire, begun = Wire(), time.process_time()
+    if job.split == "rows":
+        if job.protection == "paillier":
+            raise TightropeError(
+                "protection='paillier' over rows: give none or masks; encryption is for columns."
+            )
+        masks = job.protection == "masks"
+        forest, cuts, wire = train_over_rows(
+            parties, params, features=features, masks=masks, privacy=job.privacy, wire=wire, progress=progress
+        )
+    else:
+        forest, cuts, wire = train_over_columns(
+            parties, params, features=features, protection=job.protection, key_bits=job.key_bits,
+            privacy=job.privacy, wire=wire, progress=progress,
+        )  # fmt: skip
+    seconds = time.process_time() - begun
+    most = max(wire.bytes_of(party.name) for party in parties)
+    promises = [
+        Promise("bytes per party while trees grow", "B", job.wire_limit, forecast, most),
+        Promise("CPU time", "s", job.seconds_limit, None, seconds, hard=False),
+    ]
+    if job.privacy is not None:
+        promises.append(Promise("epsilon", "", job.privacy.epsilon, job.privacy.epsilon, job.privacy.epsilon))
+    return TreeResult(forest, params, cuts, wire, seconds, tuple(promises))
+
+
+def _with_bins(parties: Sequence[PartyTable], job: TreeJob) -> tuple[Boosting, Bytes | None]:
+    """Choose the most bins that keep bytes within the limit, and forecast them."""
+    smallest = 0
+    for bins in [job.params.bins, *(one for one in _TRIED if one < job.params.bins)]:
+        params = replace(job.params, bins=bins)
+        cuts = agree_rows(parties, params, job.privacy)
+        smallest = forecast_grow(params, int(cuts.starts[-1]))
+        if job.wire_limit is None or smallest <= job.wire_limit:
+            return params, smallest if params.padded else None
+    assert job.wire_limit is not None
+    raise InfeasibleError(
+        f"asked for {format_bytes(job.wire_limit)} per party; with 2 bins per feature "
+        f"{job.params.trees} trees take "
+        f"{format_bytes(smallest)}. Allow that much, or fewer trees, a smaller depth, or growth by "
+        "leaf (leaves=).",
+        asked=job.wire_limit,
+        smallest_found=smallest,
+        lower_bound=smallest,
+    )

@@ -1,0 +1,104 @@
+"""Count what goes between parties and server, and forecast it from shapes alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightrope.core.units import Bytes
+from tightrope.fleet.secure import PartyGoneError
+from tightrope.fleet.trees.grow import TreeSplit
+from tightrope.fleet.trees.params import Boosting
+from tightrope.fleet.trees.parties import PartyTable
+
+SPLIT: Final = np.dtype(
+    [
+        ("node", "<i4"),
+        ("feature", "<i4"),
+        ("last", "<i4"),
+        ("missing", "<i4"),
+        ("left", "<i4"),
+        ("right", "<i4"),
+    ]
+)
+"""A split on the wire, 24 bytes."""
+LEAF: Final[Bytes] = 8
+_M = TypeVar("_M", bound=np.generic)
+
+
+@dataclass(slots=True)
+class Wire:
+    """Bytes per party and phase: ``agree`` before training, ``grow`` during it.
+
+    Attributes:
+        up: from a party, by (party, phase).
+        down: to a party.
+        messages: how many messages each party has sent.
+        seen: what the server saw, kept where ``keep`` is set: for tests of what it can learn.
+    """
+
+    up: dict[tuple[str, str], Bytes] = field(default_factory=dict)
+    down: dict[tuple[str, str], Bytes] = field(default_factory=dict)
+    messages: dict[str, int] = field(default_factory=dict)
+    keep: bool = False
+    seen: list[tuple[str, NDArray[np.uint64]]] = field(default_factory=list)
+
+    def send(self, party: PartyTable, size: Bytes, phase: str = "grow") -> None:
+        """Count a message of a party.
+
+        Raises:
+            PartyGoneError: the party does not answer.
+        """
+        number = self.messages[party.name] = self.messages.get(party.name, 0) + 1
+        if party.fails_at is not None and number >= party.fails_at:
+            raise PartyGoneError(
+                f"party {party.name!r} does not answer: its message {number} did not come. Nothing was "
+                "written; "
+                "train again when it is back, or without it.",
+                party=party.name,
+            )
+        self.up[party.name, phase] = self.up.get((party.name, phase), 0) + size
+
+    def receive(self, party: PartyTable, size: Bytes, phase: str = "grow") -> None:
+        """Count a message to a party."""
+        self.down[party.name, phase] = self.down.get((party.name, phase), 0) + size
+
+    def bytes_of(self, party: str, phase: str = "grow") -> Bytes:
+        """Both ways."""
+        return self.up.get((party, phase), 0) + self.down.get((party, phase), 0)
+
+
+def as_message(splits: Sequence[TreeSplit], room: int) -> NDArray[np.void]:
+    """Write splits with the room of ``room``; what is unused has node -1."""
+    message = np.zeros(max(room, len(splits)), SPLIT)
+    message["node"] = -1
+    for place, split in enumerate(splits):
+        message[place] = (
+            split.node,
+            split.feature,
+            split.last_left,
+            split.missing_left,
+            split.left,
+            split.right,
+        )
+    return message
+
+
+def forecast_grow(params: Boosting, bins: int) -> Bytes:
+    """Bytes per party, both ways, of a padded training over rows; exact, known before the first tree.
+
+    Per tree: a histogram of the root; per level with room for 2^level splits the splits, and but for the last
+    level as many histograms; by leaf, one of each per split; then the leaves.
+
+    >>> forecast_grow(Boosting(trees=1, depth=2), bins=10)
+    448
+    """
+    node = 2 * 8 * bins
+    if params.leaves:
+        rooms, leaves = [1] * (params.leaves - 1), 2 * params.leaves - 1
+    else:
+        rooms, leaves = [2**level for level in range(params.depth)], 2 ** (params.depth + 1) - 1
+    per_tree = node + sum(rooms) * SPLIT.itemsize + sum(rooms[:-1]) * node + leaves * LEAF
+    return params.trees * per_tree

@@ -1,0 +1,111 @@
+"""Which values are wanted narrow, which wide, and which share one unit.
+
+x ---- conv ---- relu ----+---- conv (narrow)           wide: read by a sum or a layer norm, or returned
+  16 bits to the sum      +---- add  (wide)             narrow: read by everything else
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tightrope.core import Graph, Op, OpId, StorageId, View
+from tightrope.core.values import EMPTY
+
+NARROW, WIDE = "int8", "int16"
+_SUMS = ("micro.add", "micro.add_rows")
+_COPIES = ("micro.cat", "micro.gather", "micro.relu")
+_CLAMPED = ("micro.conv2d", "micro.linear", "micro.conv2d_add", "micro.linear_add", *_SUMS)
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What every value of a float graph is needed as.
+
+    Attributes:
+        wanted: storage -> formats.
+        rectified: result of a ReLU that is a clamp of what comes before it -> that.
+        shared: format -> storage -> those that share its unit.
+    """
+
+    wanted: Mapping[StorageId, frozenset[str]]
+    rectified: Mapping[StorageId, StorageId]
+    shared: Mapping[str, Mapping[StorageId, frozenset[StorageId]]]
+
+    def root(self, storage: StorageId) -> StorageId:
+        """The value that stands for a storage: what is rectified by its clamp."""
+        return self.rectified.get(storage, storage)
+
+    def group(self, storage: StorageId, dtype: str) -> frozenset[StorageId]:
+        """All that share the unit of a storage in a format, itself among them."""
+        return self.shared[dtype].get(self.root(storage), frozenset((self.root(storage),)))
+
+
+def demands_of(graph: Graph) -> Demands:
+    """Find them, from the last op back to the first."""
+    rectified = _rectified(graph)
+
+    def root(storage: StorageId) -> StorageId:
+        return rectified.get(storage, storage)
+
+    wanted: dict[StorageId, set[str]] = {}
+    for value in graph.parts[0].outputs:
+        if isinstance(value, View):
+            wanted.setdefault(root(value.base), set()).add(WIDE)
+    for op in reversed(graph.ops):
+        if op.creates and op.creates[0] in rectified:
+            continue
+        for at, storage in _read(op):
+            wanted.setdefault(root(storage), set()).update(_formats(op, at, wanted))
+    shared: dict[str, dict[StorageId, frozenset[StorageId]]] = {NARROW: {}, WIDE: {}}
+    for dtype, groups in shared.items():
+        for op in graph.ops:
+            _join(groups, [root(s) for s in _alike(op, dtype)])
+    return Demands({s: frozenset(found) for s, found in wanted.items()}, rectified, shared)
+
+
+def _rectified(graph: Graph) -> dict[StorageId, StorageId]:
+    makers = {storage: op for op in graph.ops for storage in op.creates}
+    readers: dict[StorageId, list[OpId]] = {}
+    for op in graph.ops:
+        for storage in op.reads:
+            readers.setdefault(storage, []).append(op.id)
+    found = {}
+    for op in graph.ops:
+        if op.target == "micro.relu" and readers[op.reads[0]] == [op.id]:
+            maker = makers.get(op.reads[0])
+            if maker is not None and maker.target in _CLAMPED:
+                found[op.creates[0]] = op.reads[0]
+    return found
+
+
+def _read(op: Op) -> list[tuple[int, StorageId]]:
+    values = enumerate(op.arguments)
+    return [(at, v.base) for at, v in values if isinstance(v, View) and v.base != EMPTY]
+
+
+def _formats(op: Op, at: int, wanted: Mapping[StorageId, set[str]]) -> set[str]:
+    if op.target in _SUMS or (op.target.endswith("_add") and at == 0):
+        return {WIDE}
+    if op.target in ("micro.layer_norm", "micro.row_stats"):
+        return {WIDE} if at == 0 else set()
+    if op.target in _COPIES:
+        formats = wanted.get(op.creates[0], {NARROW})
+        return {WIDE} if op.target == "micro.relu" and WIDE in formats else set(formats)
+    return {NARROW}
+
+
+def _alike(op: Op, dtype: str) -> list[StorageId]:
+    """Storages of an op that share their unit."""
+    read, made = _read(op), op.creates[:1]
+    if op.target in _COPIES or (dtype == WIDE and op.target in _SUMS):
+        return [*made, *(storage for _, storage in read)]
+    if dtype == WIDE and op.target.endswith("_add"):
+        return [*made, read[0][1]]
+    if dtype == NARROW and op.target == "micro.max_pool2d_only":
+        return [*made, read[0][1]]
+    return []
+
+
+def _join(groups: dict[StorageId, frozenset[StorageId]], members: list[StorageId]) -> None:
+    joined = frozenset().union(*(groups.get(one, frozenset((one,))) for one in members))
+    if len(joined) > 1:
+        groups.update(dict.fromkeys(joined, joined))

@@ -1,0 +1,34 @@
+"""Real ranks: numbers against the serial model, plans with the bits of the module."""
+
+from typing import Any
+
+import pytest
+import workers
+
+from benchmarks.sequence.ranks import on_ranks
+
+MODES = ("sequence", "sequence again", "tensor")
+
+
+def check(found: dict[str, Any], modes: tuple[str, ...]) -> None:
+    for mode in modes:
+        assert found[mode]["bits"]
+        assert found[mode]["error"] < 1e-6
+        assert found[mode]["again"] > 0
+    assert "hold different plans" in found["differ"]
+
+
+def test_two_ranks_give_what_one_gives_and_different_plans_do_not_run() -> None:
+    for found in on_ranks(2, workers.several, 2, ["sequence"]):
+        check(found, ("sequence",))
+        assert found["sequence"]["counted True"]["gather"] >= found["sequence"]["counted False"]["gather"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_give_what_one_gives_in_every_mode(ranks: int) -> None:
+    for found in on_ranks(ranks, workers.several, ranks, list(MODES)):
+        check(found, MODES)
+        once = found["sequence"]["counted False"]["gather"]
+        norms = 2 * workers.L
+        assert found["sequence again"]["counted False"]["gather"] == once + norms
