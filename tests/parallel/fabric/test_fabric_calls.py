@@ -116,7 +116,7 @@ def test_pages_on_another_node(fabric: SharedFabric) -> None:
     for key in keys:
         memory.drop(key)
     assert memory.held == 0
-    with pytest.raises(PagingError, match="KeyError"):
+    with pytest.raises(PagingError, match="there is no page"):
         memory.page_in(keys[0], out)
 
 
