@@ -84,6 +84,7 @@ def r1(quick: bool = False) -> list[Row]:
 def r3(quick: bool = False) -> list[Row]:
     """What is left after many calls and handles, how late time-outs are, when the end of a node is told."""
     num = 1000 if quick else 10_000
+    _prefer()
     rows = []
     with SharedFabric(3, modules=_MODULES) as fabric:
         value = torch.randn(1000)
