@@ -1,6 +1,7 @@
 """`python -m benchmarks evict`: eager loops under eviction (see `eager`).
 
-With ``--simulated``: eviction policies on recorded and synthetic logs.
+With ``--simulated``: eviction policies on recorded and synthetic logs. With ``--planned``: `planned` beside
+`coop` on logs of the eleven nets (see `foreseen`).
 """
 
 import argparse
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.evict.eager import main as eager
 from benchmarks.evict.families import FAMILIES, synthetic
+from benchmarks.evict.foreseen import main as foreseen
 from benchmarks.evict.record import record_steps
 from benchmarks.evict.simulated import (
     ABLATIONS,
@@ -30,7 +32,6 @@ from benchmarks.evict.simulated import (
     lowest,
     measure,
     monotone,
-    planned_ratio,
     rows,
     search_time,
     totals,
@@ -52,6 +53,8 @@ _LEAVES = 24
 
 def run(arguments: list[str], console: Console) -> int:
     """Measure eager loops; or record or read the logs, simulate, print the tables, write the file."""
+    if "--planned" in arguments:
+        return foreseen(arguments, console)
     if "--simulated" not in arguments:
         return eager(arguments)
     options = _options(arguments)
@@ -74,10 +77,6 @@ def run(arguments: list[str], console: Console) -> int:
                 policy: lowest(compared, name, policy) for policy in dict.fromkeys(p.policy for p in compared)
             }
             for name in names
-        },
-        "planned": {
-            "steps that repeat": planned_ratio(points, [name for name in names if name != RANDOM]),
-            "steps that differ": planned_ratio(points, [RANDOM]),
         },
         "search": {policy.name: search_time(2000, policy) for policy in (COOP, COOP_AS_PUBLISHED, DTR, DTE)},
         "monotonicity": monotone(grid),

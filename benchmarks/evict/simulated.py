@@ -1,6 +1,5 @@
 """Policies on logs: what each recomputes at which memory ratio, and what follows from that."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -16,7 +15,6 @@ from tightrope.run.evict.policies import (
     DTE,
     DTR,
     LRU,
-    PLANNED,
     SIZE,
     Policy,
     Score,
@@ -28,7 +26,7 @@ ALL_RATIOS: Final = (90, 80, 70, 60, 50, 40, 30, 20, 10)
 FINE: Final = tuple(range(95, 5, -5))
 ON_GRID: Final = (COOP, DTR, DTE)
 """Measured at every ratio of `FINE`."""
-POLICIES: Final = (COOP, DTR, DTE, LRU, SIZE, PLANNED)
+POLICIES: Final = (COOP, DTR, DTE, LRU, SIZE)
 ABLATIONS: Final = (
     replace(COOP, name="without moves", relocate=False),
     replace(COOP, name="without two ends", two_ends=False),
@@ -62,7 +60,6 @@ class Point:
         finished: whether it ran; the rest is 0 otherwise.
         again_s: recomputed operator seconds.
         moved_s: seconds of moves, at the policy's copy rate.
-        last_again_s: recomputed seconds of the steps after the first.
         overhead: recomputed and moved over operator seconds.
         fragmentation: mean free share of the arena when something had to be evicted.
         search_us: per eviction.
@@ -76,7 +73,6 @@ class Point:
     finished: bool
     again_s: float = 0.0
     moved_s: float = 0.0
-    last_again_s: float = 0.0
     overhead: float = 0.0
     fragmentation: float = 0.0
     search_us: float = 0.0
@@ -99,7 +95,7 @@ def measure(log: EvictionLog, policy: Policy, ratio: int) -> Point:
     again = sum(found.again_ns) / 1e9
     moved = counted.moved_bytes / policy.copy_rate / 1e6
     return Point(
-        *(log.name, policy.name, ratio, True, again, moved, sum(found.again_ns[1:]) / 1e9),
+        *(log.name, policy.name, ratio, True, again, moved),
         (again + moved) * 1e9 / max(1, found.operator_ns),
         counted.fragmentation,
         counted.search_ns / 1e3 / counted.evictions if counted.evictions else 0.0,
@@ -195,32 +191,6 @@ def ablated(points: Sequence[Point]) -> dict[str, Any]:
             "baseline_fragmentation": fmean([b.fragmentation for _, b in both] or [0.0]),
         }
     return rows
-
-
-def planned_ratio(points: Sequence[Point], logs: Sequence[str]) -> dict[str, Any]:
-    """Compare planned with coop on the steps after the first: sums, geometric mean, and the worst."""
-    found = {(p.log, p.policy, p.ratio): p for p in points}
-    rows: list[tuple[str, int, float, float]] = []
-    alone = behind = 0
-    for (log, policy, ratio), mine in found.items():
-        coop = found.get((log, "coop", ratio))
-        if policy != "planned" or log not in logs or coop is None:
-            continue
-        alone += mine.finished and not coop.finished
-        behind += coop.finished and not mine.finished
-        if mine.finished and coop.finished and max(mine.last_again_s, coop.last_again_s) > 0:
-            rows.append((log, ratio, mine.last_again_s, coop.last_again_s))
-    shares = [max(mine, 1e-6) / max(coop, 1e-6) for _, _, mine, coop in rows]
-    mean = math.exp(sum(map(math.log, shares)) / len(shares)) if shares else None
-    worst = max(rows, key=lambda row: max(row[2], 1e-6) / max(row[3], 1e-6), default=None)
-    return {
-        "points": len(shares),
-        "geometric_mean": mean,
-        "seconds": (sum(row[2] for row in rows), sum(row[3] for row in rows)),
-        "worst": worst,
-        "only_planned_finishes": alone,
-        "only_coop_finishes": behind,
-    }
 
 
 def monotone(points: Sequence[Point]) -> dict[str, dict[str, Any]]:

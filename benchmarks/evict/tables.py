@@ -30,16 +30,6 @@ def print_tables(console: Console, result: dict[str, Any], points: Sequence[Poin
             f"{times['us_per_request']:.1f} us per request, longest {times['us_per_request_longest']:.1f}",
             soft_wrap=True,
         )
-    for what, found in result["planned"].items():
-        ratio = found["geometric_mean"]
-        console.print(
-            f"planned against coop, later steps, {what}: {found['points']} points where both finish and one "
-            f"recomputes, {'-' if ratio is None else f'{ratio:.3f}'} x in the geometric mean, "
-            f"{found['seconds'][0]:.4f} s against {found['seconds'][1]:.4f} s in all; worst: "
-            f"{_worst(found['worst'])}; only planned finishes at {found['only_planned_finishes']}, only coop "
-            f"at {found['only_coop_finishes']}",
-            soft_wrap=True,
-        )
     for policy, found in result["monotonicity"].items():
         console.print(
             f"not monotone on the 5 % grid, {policy}: fails where the next lower ratio does not: "

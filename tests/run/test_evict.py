@@ -422,8 +422,6 @@ def test_an_eviction_is_used_once_and_alone() -> None:
         pass
     with pytest.raises(TightropeError, match="policy"):
         evict("1MiB", policy="none")
-    with pytest.raises(TightropeError, match="needs forecasts"):
-        evict("1MiB", policy="planned")
 
 
 def test_an_op_draws_again_from_its_own_generator() -> None:

@@ -155,6 +155,21 @@ int64_t tr_evict_forgotten(Evicting* self) {
   return forgotten;
 }
 
+// From now on, releases are noted.
+void tr_evict_note_released(Evicting* self) { self->arena().note_released = true; }
+
+// Writes ids that were released since the last call into the row of keys; returns how many.
+int64_t tr_evict_released(Evicting* self) {
+  Lock lock(state->mutex);
+  return self->arena().take_released(self->row(Evicting::kKeys), Evicting::kColumns);
+}
+
+// Drops the bytes of a record where it may go now.
+void tr_evict_evict_idle(Evicting* self, int64_t id) {
+  Lock lock(state->mutex);
+  self->arena().evict_idle(static_cast<tightrope_evict::Id>(id));
+}
+
 // Returns what it was.
 int64_t tr_evict_suspend(Evicting* self, int64_t suspended) {
   Lock lock(state->mutex);

@@ -131,6 +131,7 @@ class Arena : public RoomMaker {
     // something that is held could not be made again without them, until the record is forgotten).
     bool release(Id id) {
         Record& record = records_[id];
+        if (note_released && record.named) released_.push_back(id);
         record.held = false;
         record.pins = 0;
         if (!record.named || record.children.empty()) {
@@ -218,6 +219,16 @@ class Arena : public RoomMaker {
         return found;
     }
 
+    // --- named storages that were released since the last call, where they are noted.
+    std::int64_t take_released(std::int64_t* out, std::int64_t capacity) {
+        const std::int64_t count = std::min<std::int64_t>(capacity, static_cast<std::int64_t>(released_.size()));
+        std::copy_n(released_.begin(), count, out);
+        released_.erase(released_.begin(), released_.begin() + count);
+        return count;
+    }
+
+    bool note_released = false;
+
     // --- records that are gone since the last call; their ids are used again only after this.
     std::int64_t take_forgotten(Id* out, std::int64_t capacity) {
         std::int64_t count = 0;
@@ -266,6 +277,7 @@ class Arena : public RoomMaker {
         return options_.best_fit ? main_.best_fit(need, right) : main_.fit(need, right);
     }
 
+    std::vector<Id> released_;
     bool right_ = true;
     Cost total_cost_ = 0;
     Bytes total_bytes_ = 0;

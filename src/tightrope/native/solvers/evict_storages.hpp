@@ -56,6 +56,11 @@ class Storages {
         tell(id);
     }
 
+    // --- the same where it may go now.
+    void evict_idle(Id id) {
+        if (records_.valid(id) && records_[id].piece != kNone && !piece_of(records_[id]).wall) evict(id);
+    }
+
   protected:
     Piece& piece_of(const Record& record) { return (record.small ? small_ : main_).at(record.piece); }
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tightrope.capture import capture_program
-from tightrope.core import Graph, Machine, Plan, TightropeError, parse_bytes
+from tightrope.core import DeviceLink, Graph, Machine, Plan, TightropeError, parse_bytes
 from tightrope.judge.collectives import check_collectives, meetings
 from tightrope.lower import lower as lower_plan
 from tightrope.lower import peak_bytes, with_writes
@@ -95,8 +95,7 @@ def plan_rank(
     *,
     budget: str | int,
     machine: Machine,
-    latency: float,
-    bandwidth: float,
+    link: DeviceLink,
     seconds: float | None = None,
 ) -> PlannedRank:
     """Plan this rank's layers under a limit on what the step makes, and get them ready to run.
@@ -109,8 +108,7 @@ def plan_rank(
         budget: bytes for what ops make (activations, gradients), beside parameters and inputs: ``"64MiB"``,
             or a share of what the step takes where nothing runs again but gathers, such as ``"40%"``.
         machine: profile that prices ops.
-        latency: of a message between ranks, seconds.
-        bandwidth: likewise, bytes per second.
+        link: between neighbours of the group.
         seconds: of search, None = a fixed effort, so that equal ranks find equal plans.
 
     Raises:
@@ -118,9 +116,7 @@ def plan_rank(
         TightropeError: ranks hold different plans.
     """
     program, real = capture_program(model, (rows,))
-    graph = priced(
-        collectives_again(with_writes(program.graph)), machine, latency=latency, bandwidth=bandwidth
-    )
+    graph = priced(collectives_again(with_writes(program.graph)), machine, link)
     least = peak_bytes(lower_plan(graph, schedule_of(graph, gather_again(graph))))
     size = parse_bytes(budget, whole=least)
     plan = solve(graph, budget=graph.persistent + size, machine=None, seconds=seconds)

@@ -39,6 +39,7 @@ class Again:
         self._waiting: list[Version] = []
         self.num_calls = self.ns = 0
         self.most_again: float | None = None
+        self.kept: set[int] = set()  # of results of an op that runs again by a plan
         self._since = 0
 
     def begin(self) -> None:
@@ -146,6 +147,7 @@ class Again:
                 f"{self._window.size(version.id)}: a setting that it depends on changed in the block."
             )
         needed = any(one.call is not None and version in one.call.inputs for one in self._waiting)
+        needed = needed or version.id in self.kept
         if version is wanted or needed or self._window.call("is_held", version.id):
             self._window.call("restore", version.id, storage._cdata)
 

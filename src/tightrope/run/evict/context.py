@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tightrope.capture._eager import innermost_mode
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
@@ -26,7 +27,7 @@ from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.evicting import EvictionWindow
 from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.run.evict.core import EvictionArena, Statistics, options_block
-from tightrope.run.evict.policies import Policy
+from tightrope.run.evict.policies import COOP, Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
 from tightrope.run.evict.records import without_collections
@@ -48,6 +49,7 @@ class Eviction:
         num_recomputed: ops that ran again.
         recomputed_ns: what those took, by the times of `operator_ns`.
         operator_ns: what all ops took in their first runs, each by the least time so far on such sizes.
+        num_followed: training steps that followed a plan to their end.
         lost: tensors that an error left without bytes.
         advise: says what to do about a request of so many bytes, with a budget to try.
     """
@@ -93,6 +95,11 @@ class Eviction:
         return self._operator_ns
 
     @property
+    def num_followed(self) -> int:
+        """Training steps that followed a plan to their end, with ``policy="planned"``."""
+        return self._watch.num_followed if self._watch else 0
+
+    @property
     def num_held_calls(self) -> int:
         """Records of storages that are kept now, with the calls that make them."""
         return len(self._watch.versions) if self._watch else 0
@@ -101,6 +108,20 @@ class Eviction:
     def is_innermost(self) -> bool:
         """Whether the block is the last that was entered of all that see this thread's ops."""
         return self._watch is not None and innermost_mode() is self._watch
+
+    def end_step(self) -> None:
+        """Say that a training step ends, where ``policy="planned"`` and no optimizer of torch says so.
+
+        Raises:
+            TightropeError: the block is not in use.
+        """
+        if self._watch is None or self._last is not None:
+            raise TightropeError(_NOT_OPEN)
+        self._watch.end_step()
+
+    def _stepped(self, *_: object) -> None:
+        if self._watch is not None and self._last is None and threading.get_ident() == self._thread:
+            self._watch.end_step()
 
     def statistics(self) -> Statistics:
         """Read the arena's counters; after the block, as they were at its end.
@@ -127,6 +148,10 @@ class Eviction:
         self._watch.again.most_again = self._most_again
         window.call("soft", int(self.policy.soft_pins))
         self._thread = threading.get_ident()
+        if self.policy.forecasts:
+            self._watch.follow(COOP, self._watch.arena.size)
+            hook = register_optimizer_step_post_hook(self._stepped)
+            self._stack.callback(hook.remove)
         self._stack.enter_context(watched_reads(self._reading))
         self._stack.enter_context(self._watch)
         return self
@@ -138,6 +163,7 @@ class Eviction:
         if watch is None:
             raise TightropeError(_NOT_OPEN)
         self._stack.close()
+        watch.unfollow()
         watch.again.most_again = None  # what lives must be brought back, however long that takes
         self._operator_ns = watch.arena.base
         self._last = watch.arena.statistics()
@@ -271,7 +297,9 @@ def evict(
 
     Args:
         budget: bytes, or text such as ``"200MiB"``.
-        policy: ``coop``, ``dtr``, ``dte``, ``lru`` or ``size``, or a `Policy` without forecasts.
+        policy: ``coop``, ``dtr``, ``dte``, ``lru``, ``size`` or ``planned``, or a `Policy`. ``planned`` is
+            ``coop`` until a training step has come twice; that one is planned to its end, and followed as
+            often as it comes again. Steps end with an optimizer's step, or at `Eviction.end_step`.
         most_again: how many times the ops' own time recomputation may take; beyond that the block raises.
             By default only what one op waits for is limited.
         poison: overwrite freed bytes, for tests.
@@ -281,7 +309,7 @@ def evict(
 
     Raises:
         BudgetSyntaxError: the budget cannot be read.
-        TightropeError: there is no such policy, or it needs forecasts; ``most_again`` is not above 0.
+        TightropeError: there is no such policy; ``most_again`` is not above 0.
         NativeError: on entry: there is no C++ compiler.
         OutOfBudgetError: in the block, where an op's inputs, results and workspace and what must stay do not
             fit together, or ops run again for too long; at its end, where what lives on is larger than the
@@ -295,9 +323,4 @@ def evict(
     chosen = policy if isinstance(policy, Policy) else find_policy(policy)
     if most_again is not None and not most_again > 0:
         raise TightropeError(f"most_again={most_again!r} must be above 0, as in most_again=2.")
-    if chosen.forecasts:
-        raise TightropeError(
-            f"policy={chosen.name!r} needs forecasts, which a block does not have yet: simulate it with "
-            'python -m benchmarks evict --simulated, or take policy="coop".'
-        )
     return Eviction(parse_bytes(budget), chosen, most_again=most_again, poison=poison)

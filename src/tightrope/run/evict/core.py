@@ -33,6 +33,7 @@ _CALLS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "forecast": ((_ID, INTEGER), None),
     "release": ((_ID,), INTEGER),
     "evict": ((_ID,), None),
+    "evict_idle": ((_ID,), None),
     "restored": ((_ID, _ID), None),
     "mutated": ((_ID, INTEGER, POINTER, INTEGER), _ID),
     "at_risk": ((_ID, POINTER, INTEGER), INTEGER),
@@ -304,6 +305,10 @@ class EvictionArena:
     def evict(self, storage: int) -> None:
         """Drop the bytes of a storage that can be made again."""
         self._native.tightrope_evict_evict(self._handle, storage)
+
+    def evict_idle(self, storage: int) -> None:
+        """Drop the bytes of a storage where no op uses it and it can be made again; else do nothing."""
+        self._native.tightrope_evict_evict_idle(self._handle, storage)
 
     def restored(self, storage: int, source: int) -> None:
         """Move the bytes of ``source`` to a storage that is evicted."""

@@ -15,8 +15,11 @@ from tightrope.core import Bytes, TightropeError
 from tightrope.native.hook.evicting import CHANGED, ELSEWHERE, FORGOTTEN, KEYS, OUTPUTS, EvictionWindow
 from tightrope.run.evict.again import Again
 from tightrope.run.evict.core import EvictionArena
+from tightrope.run.evict.follow import TINY, Follower
 from tightrope.run.evict.kinds import OpKind, classify, without_statistics
+from tightrope.run.evict.policies import Policy
 from tightrope.run.evict.records import Call, Place, Version, storage_of, tensors_of, without_collections
+from tightrope.run.evict.rehearse import rehearse
 
 _PAD: Final = [[0] * (4 - n) for n in range(5)]
 _PAD3: Final = [[0] * (3 - n) for n in range(4)]
@@ -29,8 +32,6 @@ _SPARSE: Final = (
 )
 _MOST: Final = 1 << 14
 """Tensors of one op."""
-_TINY: Final[Bytes] = 64
-"""What takes no more stays, as `kTiny` of ``evict_options.hpp`` says."""
 _DEEPEST: Final = 32
 """After so many changes in place a tensor stays, and what went into it may go."""
 _TENSOR: Final = torch.Tensor
@@ -52,6 +53,8 @@ class OpWatch(_Base):  # type: ignore[misc]
         self.num_ops = 0
         self.own = False  # ops that this package runs itself
         self.any_exposed = False
+        self.follower: Follower | None = None
+        self._num_followed = 0
         self.on_refusal: Callable[[torch.OutOfMemoryError, str], BaseException] | None = None
         native, handle = window.native, window.handle
         self._inputs, self._finish, self._handle = native.tr_evict_inputs, native.tr_evict_finish, handle
@@ -99,6 +102,8 @@ class OpWatch(_Base):  # type: ignore[misc]
             recipe = list(without_statistics(tuple(recipe)))
         sizes = tuple([place.size for place in places])
         shape = hash(sizes if count == len(args) else (sizes, _numbers(args))) >> 8
+        if self.follower is not None:
+            self.follower.before((kind.number, shape))
         if count <= 4:
             missing = self._inputs(
                 self._handle, kind.number, shape, writes & _LOW, aside, count, *keys, *_PAD[count]
@@ -121,11 +126,7 @@ class OpWatch(_Base):  # type: ignore[misc]
             place.version = version
         if writes:
             self._fill_blanks(ids, writes)
-        state = None
-        if kind.random:
-            given = (*args, *(kwargs or {}).values())
-            generator = next((g for g in given if isinstance(g, torch.Generator)), torch.default_generator)
-            state = generator, generator.clone_state()
+        state = _state(args, kwargs) if kind.random else None
         start = perf_counter_ns()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -301,20 +302,24 @@ class OpWatch(_Base):  # type: ignore[misc]
                 call.outputs.append(None)
                 continue
             stays = (kept and not kind.blank) or (
-                not kept and tensor.nbytes <= _TINY and storage_of(tensor).nbytes() <= _TINY
+                not kept and tensor.nbytes <= TINY and storage_of(tensor).nbytes() <= TINY
             )
             version = versions[identity] = Version(identity, None if stays else call)
             version.blank = kind.blank
             call.outputs.append(version)
+        olds = cells[CHANGED * width : CHANGED * width + len(changed)]
         if changed:
-            self._changed(call, changed, cells[CHANGED * width : CHANGED * width + len(changed)], aside, ids)
+            self._changed(call, changed, olds, aside, ids)
             if odd:
                 for identity in changed:
                     self.arena.settle(identity)
         if not kept:
             call.inputs = _read(places, aside)
+        gone_ids = cells[FORGOTTEN * width : FORGOTTEN * width + gone]
+        if self.follower is not None:
+            self._note(kind, call, ids, numbers, list(zip(changed, olds, strict=True)))
         if gone:
-            self.forget(cells[FORGOTTEN * width : FORGOTTEN * width + gone])
+            self.forget(gone_ids)
 
     def _changed(self, call: Call, changed: list[int], olds: list[int], aside: int, ids: list[int]) -> None:
         versions = self.versions
@@ -331,12 +336,72 @@ class OpWatch(_Base):  # type: ignore[misc]
             after.depth = before.depth + 1
             if identity in outside:
                 self.arena.settle(identity)  # the op runs again without it
-            elif after.depth == _DEEPEST or self.window.size(identity) <= _TINY:
+            elif after.depth == _DEEPEST or self.window.size(identity) <= TINY:
                 after.depth = 0
                 self.arena.settle(identity)
             else:
                 after.call = call
                 call.changed.append((before, after))
+
+    def _note(
+        self, kind: OpKind, call: Call, ids: list[int], made: list[int], changed: list[tuple[int, int]]
+    ) -> None:
+        """Tell the follower what was let go since the last op, and what this one did."""
+        follower = self.follower
+        assert follower is not None
+        self._note_released(follower)
+        creates = [one for one in made if one >= 0]
+        reads = list(dict.fromkeys(ids))
+        follower.after(kind.name, call.ns, call.size, reads, creates, changed)
+
+    def _note_released(self, follower: Follower) -> None:
+        while count := self.window.call("released"):
+            for identity in self._cells[:count]:
+                follower.released(identity)
+
+    def follow(self, chosen: Policy, size: Bytes) -> None:
+        """From the next op on, record steps and follow plans made for them."""
+        self.window.call("note_released")
+        self.follower = Follower(
+            *(self.arena, self._describe, self._make_again, self._let_go, torch.OutOfMemoryError),
+            *(lambda record: rehearse(record, size), self._use),
+        )
+        self._use(chosen)
+
+    @property
+    def num_followed(self) -> int:
+        """Steps that followed a plan to their end."""
+        return self._num_followed + (self.follower.planned_steps if self.follower else 0)
+
+    def unfollow(self) -> None:
+        """Record and follow nothing from now on."""
+        self._num_followed, self.follower = self.num_followed, None
+
+    def end_step(self) -> None:
+        """End a step of the loop, where steps are followed."""
+        if self.follower is not None:
+            self._note_released(self.follower)
+            self.follower.end_step()
+
+    def _describe(self, identity: int) -> tuple[Bytes, bool]:
+        return self.window.size(identity), not self.window.call("is_inside", identity)
+
+    def _let_go(self, identity: int) -> None:
+        self.window.call("evict_idle", identity)
+
+    def _make_again(self, ids: list[int]) -> None:
+        self.again.begin()
+        self.again.kept = set(ids)
+        try:
+            with without_collections():
+                for identity in ids:
+                    self.again.restore(identity)
+        finally:
+            self.again.kept = set()
+
+    def _use(self, chosen: Policy) -> None:
+        self.arena.set_policy(chosen)
+        self.window.call("soft", int(chosen.soft_pins))
 
     def find(self, tensor: torch.Tensor) -> int:
         """Find the record of a tensor's storage; -1: the arena does not hold it."""
@@ -374,6 +439,8 @@ class OpWatch(_Base):  # type: ignore[misc]
         """Drop the calls that made what nobody can ask for any more."""
         for identity in ids:
             version = self.versions.pop(identity, None)
+            if self.follower is not None:
+                self.follower.forgotten(identity)
             if version is not None:
                 version.id, version.call = -1, None
 
@@ -393,6 +460,13 @@ def _numbers(args: tuple[Any, ...]) -> tuple[Any, ...]:
         elif isinstance(one, _ROWS) and one and type(one[0]) is int:
             found.append(tuple(one))
     return tuple(found)
+
+
+def _state(args: Any, kwargs: Any) -> tuple[torch.Generator, torch.Generator]:
+    """Find the generator that an op draws from, and copy its state."""
+    given = (*args, *(kwargs or {}).values())
+    generator = next((g for g in given if isinstance(g, torch.Generator)), torch.default_generator)
+    return generator, generator.clone_state()
 
 
 def _read(places: list[Place], aside: int) -> list[Version]:
