@@ -6,7 +6,7 @@ bit, which are compared with PyTorch.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,8 @@ from benchmarks.micro.rows import Row
 from tightrope.cli.machines import find_machine
 from tightrope.core import Bytes, InfeasibleError
 from tightrope.micro import run_on_host
-from tightrope.micro.infer import CompiledNet, capture_net, compile_net, ranges_of
-from tightrope.micro.integer.quantize import quantize
+from tightrope.micro.infer import CompiledNet, FloatNet, capture_net, compile_net, ranges_of
+from tightrope.micro.integer.quantize import IntegerNet, quantize
 
 _PLANNED, _EQUAL, _CLOSE = 196_608, 1e-5, 0.05
 _STEP: Bytes = 1024
@@ -42,9 +42,10 @@ def t2(peer: str) -> list[Row]:
     with torch.no_grad():
         wanted = np.stack([model(*one).numpy().ravel() for one in samples[:8]])
     rows = []
-    for kind, found, equal in (("float32", net, _EQUAL), ("integers", whole, _CLOSE)):
-        plain = _least(lambda ram, net=found: compile_net(net, _BOARD, ram=ram, bands=False, pages=False))
-        banded = _least(lambda ram, net=found: compile_net(net, _BOARD, ram=ram, pages=False))
+    forms: tuple[tuple[str, FloatNet | IntegerNet, float], ...]
+    forms = (("float32", net, _EQUAL), ("integers", whole, _CLOSE))
+    for kind, found, equal in forms:
+        plain, banded = _least(found, bands=False), _least(found, bands=True)
         one, other = (_outputs(compiled, samples[:8]) for compiled in (plain, banded))
         apart = float(np.abs(np.stack([plain.scores(out) for out in one]) - wanted).max())
         apart = apart if kind == "float32" else apart / float(np.abs(wanted).max())
@@ -61,14 +62,14 @@ def t2(peer: str) -> list[Row]:
 _BOARD = find_machine("stm32h743")
 
 
-def _least(compiled: Callable[[Bytes], CompiledNet]) -> CompiledNet:
+def _least(net: FloatNet | IntegerNet, *, bands: bool) -> CompiledNet:
     """The compilation with the least RAM, to a KiB."""
-    best = compiled(_BOARD.tiers[0].bytes)
+    best = compile_net(net, _BOARD, ram=_BOARD.tiers[0].bytes, bands=bands, pages=False)
     low, high = 0, best.manifest.total
     while high - low > _STEP:
         middle = (low + high) // 2
         try:
-            found = compiled(middle)
+            found = compile_net(net, _BOARD, ram=middle, bands=bands, pages=False)
         except InfeasibleError:
             low = middle
             continue
@@ -76,7 +77,7 @@ def _least(compiled: Callable[[Bytes], CompiledNet]) -> CompiledNet:
     return best
 
 
-def _outputs(compiled: CompiledNet, samples: list[tuple[torch.Tensor, ...]]) -> tuple[bytes, ...]:
+def _outputs(compiled: CompiledNet, samples: Sequence[tuple[torch.Tensor, ...]]) -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = compiled.write(Path(scratch) / "out")
         return run_on_host(folder, [compiled.sample(*one) for one in samples]).outputs
