@@ -31,15 +31,15 @@ _PLAIN: Final = ("add", "relu", "q_add", "q_narrow", "q_relu_int16", "q_relu_int
 _NUM_BANDS: Final = (2, 4, 8, 16)
 
 
-class Rows(NamedTuple):
+class MapRows(NamedTuple):
     """Rows of a map, half open."""
 
     first: int
     end: int
 
-    def hull(self, other: "Rows") -> "Rows":
+    def hull(self, other: "MapRows") -> "MapRows":
         """The smallest range that has both."""
-        return Rows(min(self.first, other.first), max(self.end, other.end))
+        return MapRows(min(self.first, other.first), max(self.end, other.end))
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ class _Writer:
         made = graph.ops[self.last].results[0].view
         height = made.shape[2]
         for band in range(self.num):
-            self._band(Rows(height * band // self.num, height * (band + 1) // self.num), made, band)
+            self._band(MapRows(height * band // self.num, height * (band + 1) // self.num), made, band)
         for op in graph.ops[self.last + 1 :]:
             self.ops.append(replace(op, id=len(self.ops), name=f"{op.name}_{len(self.ops)}"))
         return self._numbered()
 
-    def _needs(self, rows: Rows) -> dict[StorageId, Rows]:
+    def _needs(self, rows: MapRows) -> dict[StorageId, MapRows]:
         """Rows of every map that a band of the last one needs."""
         need = {self.graph.ops[self.last].creates[0]: rows}
         for op in reversed(self.graph.ops[: self.last + 1]):
@@ -149,13 +149,13 @@ class _Writer:
                 wanted = mine
                 if view.base == _windowed(op):
                     first, end = mine.first * stride - padding, (mine.end - 1) * stride - padding + kernel
-                    wanted = Rows(max(first, 0), min(end, view.shape[2]))
+                    wanted = MapRows(max(first, 0), min(end, view.shape[2]))
                 if self.graph.storages[view.base].external:
-                    wanted = Rows(0, view.shape[2])
+                    wanted = MapRows(0, view.shape[2])
                 need[view.base] = wanted.hull(need[view.base]) if view.base in need else wanted
         return need
 
-    def _band(self, rows: Rows, whole: View, band: int) -> None:
+    def _band(self, rows: MapRows, whole: View, band: int) -> None:
         need = self._needs(rows)
         here: dict[StorageId, View] = {}
         for op in self.graph.ops[: self.last + 1]:
@@ -188,7 +188,7 @@ class _Writer:
         else:
             self._append(last, "micro.put_rows", (found,), keywords, (Result(-1, whole),))
 
-    def _part(self, op: Op, view: View, has: Rows, wants: Rows) -> View:
+    def _part(self, op: Op, view: View, has: MapRows, wants: MapRows) -> View:
         """Copy the rows of a map that are wanted of those that are there."""
         _, channels, height, width = view.shape
         shape = (1, channels, wants.end - wants.first, width)
@@ -200,7 +200,7 @@ class _Writer:
         made = self._storage(view.dtype, shape, op)
         return self._put(op, "micro.gather", arguments, made)
 
-    def _map(self, view: View, rows: Rows, op: Op) -> View:
+    def _map(self, view: View, rows: MapRows, op: Op) -> View:
         shape = (1, view.shape[1], rows.end - rows.first, view.shape[3])
         return self._storage(view.dtype, shape, op)
 
