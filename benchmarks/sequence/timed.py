@@ -94,4 +94,4 @@ def one(shape: tuple[int, ...], dropout: float, num_pairs: int) -> Row:
 def a6(quick: bool) -> list[Row]:
     """Compare for every shape."""
     shapes = SHAPES[:1] if quick else SHAPES
-    return [one(shape, 0.0, 5 if quick else 11) for shape in shapes]
+    return [one(shape, 0.0, 5 if quick else 7) for shape in shapes]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tightrope.core import DeviceLink, Machine, Tier
+from tightrope.native.hook.allocator import allocator
 from tightrope.parallel.sequence.collectives import count_anew, counted
 from tightrope.parallel.sequence.layers import Division, Stack
 from tightrope.parallel.sequence.run import divide, part_of, plan_rank, sum_shared_gradients
@@ -55,8 +56,14 @@ def compare(rank: int, ranks: int, mode: str) -> dict[str, Any]:
             run = plan_rank(model, part, budget="60%", machine=HOST, link=LINK)
             found["again"] = run.prepared.executable.num_runs - len(run.graph.ops)
         count_anew()
+        gradient = along[mine].contiguous()
+        native = allocator()
+        native.reset_peaks()
+        before = native.stats().live
         made = run(part)
-        made.backward(along[mine])
+        made.backward(gradient)
+        if planned:
+            found["peak"] = native.stats().charged_peak - before, run.plan.forecast.peak
         found[f"counted {planned}"] = counted()
         sum_shared_gradients(model)
         results.append([made.detach(), part.grad, *(p.grad for p in model.parameters())])

@@ -1,8 +1,8 @@
 """Run one rank's plan: the judged executable as code, behind an autograd node.
 
-Idea        Capture the rank's model, price it by a machine's table (the same on every rank, where measured
-            times would not be), plan, compare with the other ranks, lower, judge, emit. Forward and backward
-            of the plan are the forward and backward of one autograd node.
+Idea        Capture the rank's model, measure what each op allocates, price it by a machine's table (the same
+            on every rank, where measured times would not be), plan, compare with the other ranks, lower,
+            judge, emit. Forward and backward of the plan are those of one autograd node.
 Guarantee   Before anything runs, all ranks know that they hold the same executable, so a gather that is run
             again is run again by all. Gradients are those of the module, bit for bit, where
             each rank's ops are deterministic.
@@ -16,17 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tightrope.capture import capture_program
+from tightrope.capture import capture_program, measured
 from tightrope.core import DeviceLink, Graph, Machine, Plan, TightropeError, parse_bytes
 from tightrope.judge.collectives import check_collectives, meetings
 from tightrope.lower import lower as lower_plan
-from tightrope.lower import peak_bytes, with_writes
-from tightrope.parallel.sequence.collectives import group_named
+from tightrope.lower import peak_bytes
+from tightrope.parallel.sequence.collectives import alone, group_named
 from tightrope.parallel.sequence.graph import collectives_again
 from tightrope.parallel.sequence.layers import Stack
 from tightrope.parallel.sequence.policies import gather_again, schedule_of
 from tightrope.parallel.sequence.price import priced
 from tightrope.plan import solve
+from tightrope.price import PriceStore
+from tightrope.run.accounts import accounts
 from tightrope.run.emit import Code
 from tightrope.run.prepared import Prepared, prepare
 
@@ -116,7 +118,10 @@ def plan_rank(
         TightropeError: ranks hold different plans.
     """
     program, real = capture_program(model, (rows,))
-    graph = priced(collectives_again(with_writes(program.graph)), machine, link)
+    store = PriceStore((*program.graph.environment, ("collectives", "alone")))
+    with alone():
+        program = measured(program, real, accounts().allocator, store=store)
+    graph = priced(collectives_again(program.graph), machine, link)
     least = peak_bytes(lower_plan(graph, schedule_of(graph, gather_again(graph))))
     size = parse_bytes(budget, whole=least)
     plan = solve(graph, budget=graph.persistent + size, machine=None, seconds=seconds)
