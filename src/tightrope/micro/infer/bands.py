@@ -67,7 +67,7 @@ def banded_forms(graph: Graph) -> Iterator[BandedGraph]:
         rows = graph.ops[last].results[0].view.shape[2]
         for bands in _NUM_BANDS:
             if bands <= rows:
-                yield BandedGraph(_Writer(graph, last, bands).written(), last, bands)
+                yield BandedGraph(_BandWriter(graph, last, bands).written(), last, bands)
 
 
 def _ends(graph: Graph) -> list[OpId]:
@@ -119,7 +119,7 @@ def _windowed(op: Op) -> int:
 
 
 @dataclass
-class _Writer:
+class _BandWriter:
     graph: Graph
     last: OpId
     num: int
