@@ -17,6 +17,7 @@ from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.ranks.main import run as ranks
+from benchmarks.sequence.main import run as sequence
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
@@ -42,6 +43,7 @@ _QUESTIONS = {
     "compress": compress,
     "evict": evict,
     "fleet": fleet,
+    "sequence": sequence,
     "ranks": ranks,
 }
 

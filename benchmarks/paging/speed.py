@@ -1,12 +1,14 @@
 """I3: recomputation alone, pages alone and both, as executed.
 
-*off* is the executed time of the joint plan over its forecast, *by pages* that over the same ratio of the
-plan that recomputes: what both leave out (the optimizer, other processes, ops slower than when measured
-alone) cancels, and what the forecast leaves out of pages is left.
+Times are of what a forecast is of: the parts of a step, forward and backward, by the clock on the wall; a
+loss outside the model and the optimizer are not in it. *off* is the executed time of the joint plan over its
+forecast, *by pages* that over the same ratio of the plan that recomputes, step by step: what both leave out
+(other processes, ops slower than when measured alone) cancels, and what the forecast leaves out of pages is
+left. *runs/best* is the time of what goes on over that of the better of the two alone, also step by step.
+Both are medians with their 95 % interval.
 """
 
 import gc
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from statistics import median
@@ -17,6 +19,7 @@ from rich.console import Console
 from torch import nn
 
 import tightrope
+from benchmarks._measure import bootstrap
 from benchmarks.zoo import build
 from tightrope.capture._torch import reset_dynamo
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, StorageId
@@ -43,7 +46,7 @@ def speed(
     """Print a row per net and budget."""
     console.print(
         f"{'net':10}{'of the way':>11}{'x budget':>9}  {'recompute':>10}{'pages':>10}{'joint':>10}"
-        f"{'forecast':>10}{'off':>6}{'by pages':>9}{'runs':>10}  runs/best  pages  bits",
+        f"{'forecast':>10}{'off':>6}{'by pages':>19}{'runs':>10}{'runs/best':>19}  pages  bits",
         highlight=False,
     )
     for name in nets:
@@ -98,17 +101,17 @@ def _row(name: str, above: Bytes, scale: Literal["bench", "test"], rounds: int, 
     for _ in range(rounds + 1):
         for way, prepared in ready.items():
             restore = unit.substitute(prepared)
-            start = time.perf_counter()
             seen.append(_stepped(step, update))
-            times[way].append(time.perf_counter() - start)
+            times[way].append((prepared.times.latest_wall_ns or 0) * 1e-9)
             restore()
     took = {way: median(spent[1:]) for way, spent in times.items()}
     said = plans["joint"].forecast.ns * 1e-9
     off = took["joint"] / said
-    by_pages = f"{'-':>9}"
+    by_pages = f"{'-':>19}"
     if "recompute" in plans:
-        by_pages = f"{off * plans['recompute'].forecast.ns * 1e-9 / took['recompute']:9.2f}"
-    best = min(seconds for way, seconds in took.items() if way in ("recompute", "pages"))
+        less = plans["recompute"].forecast.ns * 1e-9 / said
+        by_pages = _ratio([less * one for one in _over(times, "joint", "recompute")])
+    best = min((way for way in ("recompute", "pages") if way in took), key=took.__getitem__)
     cells = "".join(f"{1e3 * took[way]:8.0f}ms" if way in took else f"{'-':>10}" for way in _WAYS)
     graph = unit.graph
     ratio = _activations(graph) / compiled.calls.budget
@@ -116,8 +119,18 @@ def _row(name: str, above: Bytes, scale: Literal["bench", "test"], rounds: int, 
     bits = "equal" if seen == expected[: len(seen)] else "DIFFER"
     return (
         f"{ratio:9.1f}  {cells}{1e3 * said:8.0f}ms{off:6.2f}{by_pages}{1e3 * took['runs']:8.0f}ms"
-        f"{took['runs'] / best:11.2f}  {num:5}  {bits}"
+        f"{_ratio(_over(times, 'runs', best))}  {num:5}  {bits}"
     )
+
+
+def _over(times: dict[str, list[float]], way: str, other: str) -> list[float]:
+    """Divide the times of one plan by those of another, round by round; the first is not counted."""
+    return [one / base for one, base in zip(times[way][1:], times[other][1:], strict=True)]
+
+
+def _ratio(ratios: Sequence[float]) -> str:
+    found = bootstrap(ratios)
+    return f"{found.median:6.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 _WAYS: Final = ("recompute", "pages", "joint")

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from tightrope.capture import capture
-from tightrope.core import Announce, Executable, Graph, JudgeError, PlanFileError, Release, Resume, Run
+from tightrope.core import Announce, Executable, Graph, JudgeError, PlanFileError, Release, Resume, Run, View
 from tightrope.core.executable_check import check_executable
 from tightrope.judge import walk_executable
 from tightrope.lower import announced, groups, lower, place_at, planned
@@ -48,6 +48,29 @@ def test_groups_hold_every_gradient_once_in_the_order_of_the_backward() -> None:
         set(weights()).intersection(trained()), reverse=True
     )
     assert groups(graph, trained()[:1]) == ()
+
+
+def test_in_a_group_smaller_gradients_come_first() -> None:
+    graph, _ = step()
+    made = graph.parts[1].outputs
+    for group in groups(graph, trained()):
+        sizes = [graph.storages[value.base].size for at in group if isinstance(value := made[at], View)]
+        assert len(sizes) == len(group)
+        assert sizes == sorted(sizes)
+
+
+def test_no_step_has_many_groups_and_little_waits_for_the_end() -> None:
+    net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(40)))
+    graph = capture(net, torch.ones(4, WIDTH))
+    made = graph.parts[1].outputs
+    wanted = [at for at, value in enumerate(made) if value is not None]
+    found = groups(graph, wanted)
+    sizes = [
+        sum(graph.storages[value.base].size for at in group if isinstance(value := made[at], View))
+        for group in found
+    ]
+    assert 8 <= len(found) <= 11
+    assert sizes[-1] <= sum(sizes) / 8
 
 
 def test_what_runs_and_what_is_allocated_stay_as_they_were() -> None:

@@ -56,6 +56,29 @@ def test_torchs_profiler_still_sees_memory(native: Allocator, arena: int) -> Non
     del planned, heap
 
 
+def test_a_span_is_a_replay_between_two_looks_at_the_counters(native: Allocator, arena: int) -> None:
+    plan = native.register_plan([128, 256], [0, 128])
+    first = block(4096)
+    before = native.stats()
+    assert native.begin_span(arena, plan) == before
+    assert native.stats().live_peak == before.live
+    one = block(128)
+    end, after = native.end_span()
+    assert (end.reached, end.divergence) == (1, None)
+    assert (after.live_peak, after.live) == (before.live + 128, before.live + 128)
+    del one
+    assert native.stats().live_peak == after.live, "peaks start afresh"
+    native.begin_span(arena, plan, start=1)
+    other = block(64)
+    end, _ = native.end_span()
+    assert end.divergence is not None
+    assert (end.divergence.expected, end.divergence.got) == (256, 64)
+    with pytest.raises(NativeError, match="no replay is active"):
+        native.end_span()
+    native.drop_plan(plan)
+    del first, other
+
+
 def test_planned_addresses_are_used_and_charged_once(native: Allocator, arena: int) -> None:
     before = native.stats()
     replayed(native, arena, (100, 128), (300, 1024), (500, -1), (100, 128))

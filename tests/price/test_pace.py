@@ -51,6 +51,13 @@ def test_another_plan_of_the_graph_is_expected_at_its_pace_and_other_graphs_are_
     assert paced(140, graph="d" * 64, base_ns=99).found(clock=CLOCK).expected_ns is None, "other prices"
 
 
+def test_what_is_timed_by_the_wall_is_expected_at_the_pace_by_the_wall() -> None:
+    other, one = paced(100, graph="9" * 64), paced(150, graph="9" * 64)
+    other.ran(110, 200)
+    assert one.found(clock="wall time").expected_ns == 300
+    assert one.found(clock="thread CPU time").expected_ns == 165
+
+
 def test_a_recording_sets_no_pace() -> None:
     recorded = paced(100, graph="f" * 64, plain=False)
     recorded.ran(500, 500)

@@ -25,6 +25,7 @@ from tightrope.capture.announce import GradientGroups, groups_of, handed_on
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.frugal import hold_less
+from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.second import prepare_backward
@@ -241,19 +242,30 @@ class CapturedCall:
         program = build_program(part, kinds, user_outputs=outputs, name=name, environment=self.environment)
         return replace(program, changed=_changed(part, len(_flat(part))))
 
-    def traced_from(self, start: Arrived, inputs: Sequence[Any] = ()) -> Program:
+    def channels_last(self, real: Sequence[Any], start: Arrived) -> Program | None:
+        """Trace the call with convolutions that work channels-last; None where no input may lie so."""
+        module = channels_last(self.module)
+        return None if module is None else self.traced_from(start, _torch.without_values(real), module)
+
+    def traced_from(
+        self, start: Arrived, inputs: Sequence[Any] = (), module: torch.fx.GraphModule | None = None
+    ) -> Program:
         """Trace the call once more, with a backward that starts from these gradients alone.
 
         Args:
             start: see there.
             inputs: for other sizes than those of the first trace.
+            module: to trace in place of what Dynamo captured.
         """
         found: list[Program] = []
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-            found.append(self._program(joint, num_fwd_outputs, ends))
+            if module is not None:
+                gradients_as_inputs(joint, num_fwd_outputs)
+            again = partial(self.traced_from, inputs=inputs, module=module)
+            found.append(replace(self._program(joint, num_fwd_outputs, ends), traced_from=again))
             return _stubs(joint, num_fwd_outputs)
 
         def unused(*_: Any) -> Any:
@@ -268,7 +280,7 @@ class CapturedCall:
             for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
                 states.enter_context(state)
             states.enter_context(_torch.gradients_from(ends, self.uses.count, ends.layouts))
-            compiled(self.module, list(inputs or self.inputs))
+            compiled(module or self.module, list(inputs or self.inputs))
         (program,) = found
         return program
 
@@ -299,6 +311,7 @@ class CapturedCall:
             start=Arrived(ends.read, ends.layouts),
             terms=self.uses.split or (),
             traced_from=self.traced_from,
+            channels_last=self.channels_last,
         )
 
 

@@ -1,8 +1,9 @@
 """A captured program: the graph, and what only this process has of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
+from typing import Any
 
 import torch
 import torch.fx
@@ -58,6 +59,8 @@ class Program:
         terms: (input, number) for gradients that are returned term by term: all but the first of each stand
             behind the gradients of all inputs.
         traced_from: traces the same call with a backward that starts from others.
+        channels_last: traces the same call, given its inputs, with convolutions that work channels-last; its
+            result is None where no input can be laid out so.
         sizes: those of its sizes that may change, one per input that is a number.
         resizable: the call for other sizes; None = every size is fixed.
         codes: of the functions that were captured, where the whole call was captured at once.
@@ -75,6 +78,7 @@ class Program:
     start: Arrived = Arrived(frozenset())
     terms: tuple[tuple[int, int], ...] = ()
     traced_from: "Callable[[Arrived], Program] | None" = None
+    channels_last: "Callable[[Sequence[Any], Arrived], Program | None] | None" = None
     sizes: tuple[int, ...] = ()
     resizable: Resizable | None = None
     codes: tuple[CodeType, ...] = ()

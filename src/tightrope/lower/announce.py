@@ -34,9 +34,9 @@ from tightrope.core.values import EMPTY, views
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 """Numbers of outputs of a backward, which are gradients of the inputs with these numbers; in order."""
-_MOST: Final = 24
-"""Parts of all bytes. A group, which takes time of a step, is of that size, or one large gradient with
-at most a quarter of that in front of it."""
+_MOST: Final = 10
+"""Parts of all bytes. A group, which takes 0.1 ms of a step and more, is of that size, or one large gradient
+with at most a quarter of that in front of it; so at most a tenth, or one gradient, waits for the end."""
 _LEAST: Final[Bytes] = 128 * 1024
 """Bytes of a group: less is sent in less time than it takes to announce it."""
 
@@ -49,7 +49,8 @@ def groups(graph: Graph, wanted: Collection[int]) -> Groups:
         wanted: numbers of inputs whose gradients may be announced.
 
     Returns:
-        Nothing where one group would do.
+        Nothing where one group would do. In a group the smaller ones come first, as of a layer its bias does
+        in torch: in the other order large weights fill buckets alone, and what averages them sends more.
 
     Example:
         >>> from tightrope.core import Input, Op, Part, Storage
@@ -82,7 +83,8 @@ def groups(graph: Graph, wanted: Collection[int]) -> Groups:
             size = 0
         found[-1] += positions[storage]
         size += own
-    return tuple(map(tuple, found)) if len(found) > 1 else ()
+    sizes = {position: graph.storages[storage].size for storage in done for position in positions[storage]}
+    return tuple(tuple(sorted(group, key=sizes.__getitem__)) for group in found) if len(found) > 1 else ()
 
 
 def announced(graph: Graph, executable: Executable, part: int, groups: Groups) -> Executable:

@@ -68,6 +68,11 @@ class Paced:
         return median_low(ns for ns, _ in self._recent) if self._recent else None
 
     @property
+    def wall_ns(self) -> Nanoseconds | None:
+        """Median of the recent runs by the clock on the wall; None before the first."""
+        return median_low(wall for _, wall in self._recent) if self._recent else None
+
+    @property
     def latest_ns(self) -> Nanoseconds | None:
         """Of the latest run; None before the first."""
         return self._recent[-1][0] if self._recent else None
@@ -80,12 +85,16 @@ class Paced:
     def found(self, *, clock: str) -> "StepTime":
         """Collect what is known of the time of this plan's steps."""
         latest = _LATEST.get(self._key)
-        seen = None if latest is None else latest.ns
+        seen = None
+        if (
+            latest is not None
+        ):  # by the same clock: what pages is timed by the wall's, what does not may not be
+            seen = latest.wall_ns if clock == "wall time" else latest.ns
         expected = None
         if latest is not None and seen is not None and latest.forecast.ns:
             expected = round(self.forecast.ns * seen / latest.forecast.ns)
-        wall = median_low(wall for _, wall in self._recent) if self._recent else None
-        return StepTime(self.forecast.ns or None, expected, self.ns, wall, clock, len(self._recent))
+        found = self.forecast.ns or None, expected, self.ns, self.wall_ns
+        return StepTime(*found, clock, len(self._recent))
 
 
 _LATEST: Final[dict[tuple[str, Nanoseconds], Paced]] = {}

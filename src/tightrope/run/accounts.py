@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
-from tightrope.native.hook.allocator import Allocator, allocator
+from tightrope.native.hook.allocator import Allocator, MemoryStats, allocator
 from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
@@ -285,19 +285,21 @@ class Accounts:
                 yield found
             return
         start = self.allocator.stats()
-        found.before, found.heap_before = start.charged_peak + self.older, start.heap_peak
-        found.heap = start.heap_live
-        self._peak = max(self._peak, found.before)
         self.allocator.reset_peaks()
         try:
             yield found
         finally:
-            end = self.allocator.stats()
-            found.charged = end.charged_peak + self.older
-            found.above, found.left = end.live_peak - start.live, end.live - start.live
-            found.heap_left = end.heap_live
-            self._peak = max(self._peak, found.charged)
+            self.saw(found, start, self.allocator.stats())
             self.allocator.reset_peaks()
+
+    def saw(self, found: Observation, start: MemoryStats, end: MemoryStats) -> None:
+        """Fill an observation from the counters at its ends; behind each of them the peaks start afresh."""
+        older = self.older
+        found.before, found.heap_before = start.charged_peak + older, start.heap_peak
+        found.heap, found.heap_left = start.heap_live, end.heap_live
+        found.charged = end.charged_peak + older
+        found.above, found.left = end.live_peak - start.live, end.live - start.live
+        self._peak = max(self._peak, found.before, found.charged)
 
     def heap(self) -> Bytes:
         """Live bytes on the heap now."""

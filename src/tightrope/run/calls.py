@@ -27,7 +27,7 @@ from tightrope.capture.program import Arrived, Program
 from tightrope.core import Bytes, InfeasibleError, JudgeError, TightropeError, format_bytes
 from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts, Observation
-from tightrope.run.captured import Captured, ChunkedFrom
+from tightrope.run.captured import Captured, Rewritten
 from tightrope.run.foresee import Foresight
 from tightrope.run.forms import Forms
 from tightrope.run.gaps import Gaps
@@ -94,7 +94,7 @@ class Calls:
         why: str = "",
         *,
         finish: Callable[[Program], Program] = lambda program: program,
-        split: ChunkedFrom | None = None,
+        rewritten: Rewritten | None = None,
     ) -> int:
         """Measure a captured graph and return its number.
 
@@ -103,7 +103,7 @@ class Calls:
             real: what it is given.
             why: cause of its first plan; default: the graph is new.
             finish: completes the priced program.
-            split: what it computes in chunks; None = nothing.
+            rewritten: what it stands for; None = it is as captured.
         """
         self.accounts.note_tensors(real)
         self.accounts.note_tensors(tensor.grad for tensor in real if isinstance(tensor, torch.nn.Parameter))
@@ -113,7 +113,7 @@ class Calls:
         except InfeasibleError as error:  # an op does not fit alone
             whole = finish(program).graph
             raise self.prospects.unmeasured(whole, error, self._expected_need()) from None
-        one.why, one.split = why, split
+        one.why, one.rewritten = why, rewritten
         self.captured.append(one)
         self.accounts.hold_back(self, one.graph.hidden)
         self.prospects.raise_share([one], waiting=False)

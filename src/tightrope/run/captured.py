@@ -37,16 +37,18 @@ def _then_without_writes(finish: Callable[[Program], Program]) -> Callable[[Prog
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkedFrom:
-    """A graph of which a stretch runs in chunks of rows.
+class Rewritten:
+    """What a graph is, that computes what another one does.
 
     Attributes:
-        whole: the graph that it was made from.
-        num: of chunks.
+        source: the graph that it stands for.
+        num_chunks: of rows in which a stretch of it runs; 0 = none does.
+        channels_last: whether its convolutions work channels-last.
     """
 
-    whole: Graph
-    num: int
+    source: Graph
+    num_chunks: int = 0
+    channels_last: bool = False
 
 
 @dataclass
@@ -61,7 +63,8 @@ class Captured:
         num_measured: times that it was measured.
         finish: what to do to the program once it is priced.
         why: cause of its first plan, where it is not that the graph is new.
-        split: what it computes in chunks; None = nothing.
+        rewritten: what it stands for; None = it is as captured.
+        plain: the program that it stands for, where that may be needed in its place.
         bucket: number of the graph for the largest sizes of its bucket, whose plan it uses; None = its own.
         strict: whether to refuse where that plan does not fit.
         nearest: number of the graph for other sizes whose plan a search begins from; None = there is none.
@@ -75,7 +78,8 @@ class Captured:
     num_measured: int = 1
     finish: Callable[[Program], Program] = _unchanged
     why: str = ""
-    split: ChunkedFrom | None = None
+    rewritten: Rewritten | None = None
+    plain: Program | None = None
     bucket: int | None = None
     strict: bool = False
     nearest: int | None = None

@@ -33,6 +33,7 @@ from tightrope.run.eager import EagerTwin
 from tightrope.run.evicted import EvictedSteps, evicted_steps
 from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.foresee import Foresight
+from tightrope.run.layouts import add_fastest
 from tightrope.run.paging import paging_of
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
@@ -128,7 +129,7 @@ class CompiledModel:
         if many:
             number = self.buckets.add_alone(program, real) if alone else self.buckets.add(program)
         else:
-            number = self.calls.add(program, real)
+            number = add_fastest(self.calls, program, real)
         self.num_graphs += 1
         self.hold()
         graph = CompiledGraph(weakref.ref(self), number, many=many)

@@ -52,6 +52,7 @@ class Proof:
         lost: why no stretch runs fused, or nothing is paged, where that was asked for, in words.
         fused: how its fused stretches were compared with their ops, in words.
         num_chunks: in which a stretch of it runs; 0 = none does.
+        channels_last: whether its convolutions work channels-last.
         contest: what its steps took beside those of another form of the step, in words.
     """
 
@@ -68,6 +69,7 @@ class Proof:
     fused: str = ""
     lost: str = ""
     num_chunks: int = 0
+    channels_last: bool = False
     contest: str = ""
 
     def __str__(self) -> str:

@@ -60,6 +60,7 @@ class Report:
         proofs: every plan that was made so far, with the reason, the time that it took, and its checks.
         unread: dtype and shape of outputs that are taken to be read by no loss: no backward starts from them.
         num_chunks: chunks of rows in which the loss, or a stretch like it, ran; 0 = it ran whole.
+        channels_last: whether its convolutions worked channels-last, which is faster here.
         machine: with the tier that was paged to; None where nothing was.
         bucket: which bucket of shapes served the last call, where ``shapes`` was given.
         buckets: every bucket of shapes that was planned, and what it served.
@@ -90,6 +91,7 @@ class Report:
     time: StepTime = field(default_factory=StepTime)
     unread: tuple[str, ...] = ()
     num_chunks: int = 0
+    channels_last: bool = False
     machine: Machine | None = field(default=None, repr=False, compare=False)
     bucket: str = ""
     buckets: tuple[Bucket, ...] = ()
@@ -168,6 +170,11 @@ class Report:
             lines.append(
                 f"the loss ran in {self.num_chunks} chunks of rows: sums over rows, as the gradient of its "
                 "weight, are added in another order, so results are equal within a tolerance"
+            )
+        if self.channels_last:
+            lines.append(
+                "convolutions worked channels-last, which takes less time here: their sums are taken in "
+                "another order, so results are equal within a tolerance"
             )
         if self.unread:
             count = Counter(self.unread).items()
@@ -431,6 +438,7 @@ def _running_report(calls: Calls, running: Running) -> Report:
         planned=((graph, plan),),
         hidden=calls.accounts.hidden,
         num_chunks=prepared.proof.num_chunks,
+        channels_last=prepared.proof.channels_last,
         time=prepared.times.found(clock=prepared.clock[0]),
         machine=prepared.machine,
     )

@@ -5,7 +5,9 @@ from typing import Any, Protocol
 
 from tightrope.capture import _torch
 from tightrope.capture.announce import GradientGroups
+from tightrope.core import InfeasibleError
 from tightrope.run.calls import Calls
+from tightrope.run.layouts import add_plain
 from tightrope.run.running import Pending
 
 
@@ -40,7 +42,14 @@ class CompiledGraph:
     def forward(self, args: list[Any]) -> list[Any]:
         """Run the ops before the hand-over; return the outputs and then the token."""
         calls, number = self._asked(args)
-        return calls.forward(number, args)
+        try:
+            return calls.forward(number, args)
+        except InfeasibleError:  # before anything ran
+            plain = add_plain(calls, number, args) if args else None
+            if plain is None:
+                raise
+        self._number = plain
+        return calls.forward(plain, args)
 
     def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Run the rest; ``args`` is the token followed by the tangents."""

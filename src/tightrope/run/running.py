@@ -9,6 +9,7 @@ A part that allocates otherwise than planned still ends right, from the heap und
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, TypeVar, cast
@@ -19,7 +20,7 @@ from tightrope.core import Bytes, Graph, Nanoseconds, StorageId, TightropeError,
 from tightrope.lower import Groups
 from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
-from tightrope.native.hook.allocator import Divergence
+from tightrope.native.hook.allocator import Allocator, Divergence, MemoryStats, ReplayEnd
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
 from tightrope.run.check import RecomputeCheck
@@ -27,7 +28,7 @@ from tightrope.run.emit import Code
 from tightrope.run.pages import freed_by
 from tightrope.run.prepared import Prepared, Span
 from tightrope.run.reference import Reference
-from tightrope.run.sharded import shard_of
+from tightrope.run.sharded import any_shards, shard_of
 
 _Result = TypeVar("_Result")
 
@@ -64,7 +65,8 @@ class Pending:
         self.inputs = inputs
         self.num_backwards = 0
         self.dropped = False
-        self._unannounced: list[list[tuple[Any, tuple[int, int]]]] = []
+        self._unannounced: tuple[list[Any], list[tuple[int, int]]] = [], []
+        self._num_unannounced: list[int] = []
         self._droppable: tuple[frozenset[StorageId], Bytes] | None = None
         self.done: Callable[[Pending], None] = lambda _: None
         self._visible = running.prepared.code.visible[part]
@@ -105,10 +107,15 @@ class Pending:
     def begin_groups(self, kept: list[Any], tangents: list[Any], groups: Groups) -> None:
         """Begin the backward, so that each call of `run_group` hands a group of gradients over."""
         number_of = {id(self.inputs[one]): number for number, group in enumerate(groups) for one in group}
-        self._unannounced = [[] for _ in groups]
-        for position, version in zip(self._visible, self._versions, strict=True):
-            if id(kept[position]) in number_of:
-                self._unannounced[number_of[id(kept[position])]].append((kept[position], version))
+        mine = zip(self._visible, self._versions, strict=True)
+        known = ((id(kept[at]), kept[at], version) for at, version in mine)
+        found = sorted(
+            ((number_of[key], tensor, version) for key, tensor, version in known if key in number_of),
+            key=lambda one: one[0],
+        )
+        self._unannounced = [tensor for _, tensor, _ in found], [version for _, _, version in found]
+        of_group = Counter(number for number, _, _ in found)
+        self._num_unannounced = [of_group[number] for number in range(len(groups))]
         self.running.begin_groups(kept, tangents, groups)
 
     def run_group(self) -> tuple[list[Any], list[Any], Observation]:
@@ -117,9 +124,11 @@ class Pending:
         Raises:
             TightropeError: an input whose gradient has yet to come has changed.
         """
-        if any(version_of(tensor) != version for group in self._unannounced for tensor, version in group):
+        tensors, versions = self._unannounced
+        if versions_of(tensors) != versions:
             raise TightropeError(_CHANGED)
-        del self._unannounced[0]
+        num = self._num_unannounced.pop(0)
+        del tensors[:num], versions[:num]
         return self.running.run_group()
 
     def token(self) -> torch.Tensor:
@@ -240,7 +249,7 @@ class Running:
         held: Bytes = 0,
         storages: Mapping[tuple[int, StorageId], StorageId] | None = None,
         verify: str | None,
-        whole: Graph | None = None,
+        source: Graph | None = None,
     ) -> None:
         self.prepared, self.turns, self.accounts, self.held = prepared, turns, accounts, held
         self.storages = storages or {}
@@ -263,8 +272,8 @@ class Running:
         if verify is not None and not prepared.proof.checked:
             self._code, self._check = prepared.watched()
             if verify == "graph":
-                tolerant = bool(prepared.plan.stretches) or whole is not None
-                self._reference = Reference(whole or prepared.graph, accounts, tolerant=tolerant)
+                tolerant = bool(prepared.plan.stretches) or source is not None
+                self._reference = Reference(source or prepared.graph, accounts, tolerant=tolerant)
 
     @property
     def over(self) -> bool:
@@ -361,8 +370,12 @@ class Running:
         return self._groups is not None
 
     def _run_span(self, code: Callable[[], _Result], span: Span) -> tuple[_Result, Observation]:
-        with self.accounts.observed(profiled=self._profiled, held=span.live) as seen:
-            result = self._served(span, lambda: self._timed(code))
+        allocator = self.accounts.allocator
+        if allocator is None or self._arena is None or self._reached != span.start:
+            with self.accounts.observed(profiled=self._profiled, held=span.live) as seen:
+                result = self._timed(code)
+        else:
+            result, seen = self._served(allocator, self._arena, code, span)
         self.peak = max(self.peak, span.live + seen.above)
         self.prepared.proof.peak = max(self.prepared.proof.peak, self.peak)
         self.charged = max(self.charged, seen.before if self.position else 0, seen.charged)
@@ -396,23 +409,29 @@ class Running:
         if self.position == len(self.turns):
             proof.checked = time.time()
 
-    def _served(self, span: Span, run: Callable[[], _Result]) -> _Result:
-        allocator = self.accounts.allocator
-        if allocator is None or self._arena is None or self._reached != span.start:
-            return run()
-        allocator.begin_replay(self._arena, self.prepared.table, start=span.start)
+    def _served(
+        self, allocator: Allocator, arena: int, code: Callable[[], _Result], span: Span
+    ) -> tuple[_Result, Observation]:
+        """Run code at planned addresses."""
+        seen = Observation()
+        start = allocator.begin_span(arena, self.prepared.table, start=span.start)
         try:
-            result = run()
+            result = self._timed(code)
         except BaseException:
-            self._diverged(allocator.end_replay().divergence)
+            self._diverged(self._ended(allocator, seen, start).divergence)
             raise
-        end = allocator.end_replay()
+        end = self._ended(allocator, seen, start)
         self._reached = end.reached
         if end.divergence is not None:
             self._diverged(end.divergence)
         elif end.reached < span.end:
             self._diverged(Divergence(end.reached, 0, 0, "short", 0))
-        return result
+        return result, seen
+
+    def _ended(self, allocator: Allocator, seen: Observation, start: MemoryStats) -> ReplayEnd:
+        end, now = allocator.end_span()
+        self.accounts.saw(seen, start, now)
+        return end
 
     def _diverged(self, divergence: Divergence | None) -> None:
         if divergence is not None:
@@ -469,3 +488,10 @@ def version_of(tensor: Any) -> tuple[int, int]:
         return 0, 0
     shard = shard_of(tensor)
     return int(tensor._version), tensor.data_ptr() if shard is None else int(shard._version)
+
+
+def versions_of(tensors: list[Any]) -> list[tuple[int, int]]:
+    """What `version_of` says of each of many tensors, in a fifth of the time where none is gathered."""
+    if any_shards():
+        return [version_of(tensor) for tensor in tensors]
+    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]

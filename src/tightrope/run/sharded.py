@@ -73,6 +73,11 @@ def shard_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if found is None else found()
 
 
+def any_shards() -> bool:
+    """Whether some parameter of this process was gathered."""
+    return bool(_SHARD_OF)
+
+
 class InsideHooks:
     """Calls a divided model so that forwards run inside of its hooks, by ``run(forward, ...)``.
 

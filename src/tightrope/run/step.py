@@ -30,6 +30,7 @@ from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
+from tightrope.run.layouts import faster_layout
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.sharded import refuse_divided
@@ -39,6 +40,7 @@ from tightrope.run.units import ANOTHER_GRAPH
 from tightrope.run.whole import WholeStep
 
 _RECOMPILE_LIMIT = 256
+_UPDATES = "the optimizer updates other parameters, or in another way"
 """Shapes (and train/eval) that one step may be planned for."""
 
 
@@ -224,19 +226,23 @@ class TrainingStep:
         every = sorted((*self.past, *others, *found.proofs), key=lambda proof: proof.judged)
         return replace(found, proofs=tuple(every))
 
-    def renew(self, number: int, program: Program, real: Sequence[Any]) -> None:
-        """Take a captured graph in again, because the optimizer wants something else."""
+    def renew(
+        self, number: int, program: Program, real: Sequence[Any], *, why: str = _UPDATES, plain: bool = False
+    ) -> None:
+        """Take a captured graph in again."""
         self.past += proofs(self.wholes[number].calls)
         self.wholes[number].close()
-        why = "the optimizer updates other parameters, or in another way"
-        self.wholes[number] = self.whole(program, real, why=why)
+        self.wholes[number] = self.whole(program, real, why=why, plain=plain)
 
-    def whole(self, program: Program, real: Sequence[Any], *, why: str) -> WholeStep:
-        """Take a captured graph in."""
+    def whole(self, program: Program, real: Sequence[Any], *, why: str, plain: bool = False) -> WholeStep:
+        """Take a captured graph in; unless ``plain``, a fused one in the faster layout."""
+        other = None
+        if self.settings.fuse and not plain:
+            other = faster_layout(program, real, self.accounts.allocator, self.status)
         return WholeStep(
-            program, real, self.settings, self.accounts, self.status,
+            other or program, real, self.settings, self.accounts, self.status,
             updates=self.updates, parameters=_parameters(program, real, self.updates), labels=self._labels(),
-            why=why,
+            why=why, source=other and program,
         )  # fmt: skip
 
     def hold(self) -> None:
@@ -273,7 +279,16 @@ class _StepGraph:
         owner.hold()
         if owner.before_run is not None:
             owner.before_run(owner.last, args)
-        return [*owner.last.run(args), torch.empty(0)]
+        given = list(args) if owner.last.relaid else []
+        try:
+            return [*owner.last.run(args), torch.empty(0)]
+        except InfeasibleError:  # before anything ran
+            if not given:
+                raise
+        owner.renew(self.number, self.program, given, why="channels-last, it does not fit", plain=True)
+        owner.last = owner.wholes[self.number]
+        owner.hold()
+        return [*owner.last.run(given), torch.empty(0)]
 
     def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Not used: the loss is handed out detached."""

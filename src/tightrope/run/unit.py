@@ -22,7 +22,7 @@ from tightrope.plan.resize import resized, same_ops
 from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
-from tightrope.run.captured import ChunkedFrom
+from tightrope.run.captured import Rewritten
 from tightrope.run.contest import PAGED, Contest
 from tightrope.run.headroom import Headroom
 from tightrope.run.paging import Paging
@@ -121,14 +121,14 @@ class Unit:
         arenas: for its plans; None without a hook.
         prepared: what ran last, or runs next.
         proofs: one per plan that was made, in order.
-        split: what it computes in chunks; None = nothing.
+        rewritten: what its graph stands for; None = it is as captured.
         lender: whose plans it uses; None = its own.
         nearest: finds a unit for other sizes, from whose plan its search begins.
         lends: whether it stands for a bucket; then a kept plan for almost the same budget does.
     """
 
     lends: bool = False
-    split: ChunkedFrom | None = None
+    rewritten: Rewritten | None = None
     lender: Lender | None = None
     nearest: "Callable[[], Unit | None]" = staticmethod(lambda: None)
 
@@ -227,7 +227,7 @@ class Unit:
         return Running(
             prepared, turns, self.accounts, self.arenas, arena,
             held=self.room.held, storages=self.storages, verify=self.settings.verify,
-            whole=None if self.split is None else self.split.whole,
+            source=None if self.rewritten is None else self.rewritten.source,
         )  # fmt: skip
 
     def suit(self, room: Room, expected: Callable[[], Expected]) -> Prepared:
@@ -329,7 +329,9 @@ class Unit:
         made = prepare(
             self.graph, plan, self.accounts.allocator, cause=cause, began=began, paging=self.settings.pages
         )
-        made.proof.num_chunks = self.split.num if self.split is not None else 0
+        if self.rewritten is not None:
+            made.proof.num_chunks = self.rewritten.num_chunks
+            made.proof.channels_last = self.rewritten.channels_last
         return made
 
     def _without_pages(self, made: Prepared) -> Contest | None:

@@ -83,7 +83,7 @@ class Units:
             why = one.why or (self.why if len(self.captured) == 1 else ANOTHER_GRAPH)
             why = why if one.num_measured == 1 else "allocations differed from the plan: measured again"
             made = self._new(one.graph, headroom, why)
-            made.split, made.lends = one.split, one.lends
+            made.rewritten, made.lends = one.rewritten, one.lends
             if one.bucket is not None:
                 larger = tuple(replace(turn, graph=one.bucket) for turn in pattern)
                 made.lender = Lender(self.of(larger), strict=one.strict)

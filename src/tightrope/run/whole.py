@@ -15,7 +15,7 @@ from tightrope.core import InfeasibleError, TightropeError
 from tightrope.plan.bound import lower_bound
 from tightrope.run.accounts import Accounts
 from tightrope.run.calls import Calls
-from tightrope.run.captured import ChunkedFrom
+from tightrope.run.captured import Rewritten
 from tightrope.run.foresee import Foresight
 from tightrope.run.refusal import best_of
 from tightrope.run.status import StatusLine
@@ -35,6 +35,7 @@ class WholeStep:
         parameters: what is trained, by position in ``real``.
         labels: names of parameters.
         why: cause of its first plan, for the report.
+        source: what the program stands for, where it is rewritten: the same call in other layouts.
 
     Attributes:
         parts: the graph without its updates, and where its inputs and outputs stand.
@@ -57,6 +58,7 @@ class WholeStep:
         parameters: dict[int, torch.Tensor],
         labels: dict[torch.Tensor, str],
         why: str,
+        source: Program | None = None,
     ) -> None:
         self.updates, self.parameters, self.labels, self.accounts = updates, parameters, labels, accounts
         self.num_steps = 0
@@ -66,9 +68,9 @@ class WholeStep:
         self._updated = [parameters[at] for at in chosen]
         with _torch.real_tensors():
             wanted = self._wanted()
-        self.parts = whole_program(
-            program, dict(zip(chosen, wanted, strict=True)), updates.clip, self._stacked(chosen)
-        )
+        state, stacked = dict(zip(chosen, wanted, strict=True)), self._stacked(chosen)
+        self.parts = whole_program(program, state, updates.clip, stacked)
+        self._source = None if source is None else whole_program(source, state, updates.clip, stacked)
         others = [parameter for at, parameter in parameters.items() if at not in chosen]
         self.calls = Calls(settings, accounts, status, Foresight(others, accounts.allocator))
         self.calls.units.why = why
@@ -87,7 +89,9 @@ class WholeStep:
             )
         extended = self._extended(real)
         try:
-            self.number = self.calls.add(self.parts.program, extended, finish=self._with_updates)
+            self.number = self.calls.add(
+                self.parts.program, extended, finish=self._with_updates, rewritten=self._rewritten()
+            )
         except InfeasibleError as error:
             self._chunk(extended, error)
 
@@ -117,6 +121,11 @@ class WholeStep:
         if self._updated:
             self.updates.finish(self._updated)
         return results
+
+    @property
+    def relaid(self) -> bool:
+        """Whether its convolutions work in another layout than the model's."""
+        return self._source is not None
 
     @property
     def clips_by_norm(self) -> bool:
@@ -154,8 +163,9 @@ class WholeStep:
             limit = nullcontext() if self.num_steps else self.accounts.unlimited()  # as for the whole graph
             try:
                 with limit:
-                    whole = ChunkedFrom(self._with_updates(program).graph, num)
-                    self.number = self.calls.add(split, given, why, finish=self._with_updates, split=whole)
+                    self.number = self.calls.add(
+                        split, given, why, finish=self._with_updates, rewritten=self._rewritten(num)
+                    )
             except InfeasibleError as missed:
                 self._num_chunks = num
                 self._refused[num] = missed.with_traceback(None)
@@ -168,6 +178,13 @@ class WholeStep:
                 return
             self._refused[num] = floor
         raise best_of(self._refused, self._why_whole())
+
+    def _rewritten(self, num_chunks: int = 0) -> Rewritten | None:
+        """What a graph in so many chunks stands for."""
+        if self._source is None and not num_chunks:
+            return None
+        source = self._with_updates((self._source or self.parts).program)
+        return Rewritten(source.graph, num_chunks, self._source is not None)
 
     def _why_whole(self) -> str:
         if self._named == 0 or self._num_chunks > 1:

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
-from tightrope.core import Machine, Tier
+from tightrope.core import DeviceLink, Machine, Tier
+from tightrope.native.hook.allocator import allocator
 from tightrope.parallel.sequence.collectives import count_anew, counted
 from tightrope.parallel.sequence.layers import Division, Stack
 from tightrope.parallel.sequence.run import divide, part_of, plan_rank, sum_shared_gradients
 
 S, B, H, A, L = 64, 2, 32, 4, 2
+LINK = DeviceLink("loopback", latency=1e-4, bandwidth=1e8)
 HOST = Machine("host", (Tier("dram", 1 << 34, read=10e9),), {"matmul": 50e9})
 
 
@@ -51,11 +53,17 @@ def compare(rank: int, ranks: int, mode: str) -> dict[str, Any]:
         part = rows.detach()[mine].clone().requires_grad_()
         run: Any = model
         if planned:
-            run = plan_rank(model, part, budget="60%", machine=HOST, latency=1e-4, bandwidth=1e8)
+            run = plan_rank(model, part, budget="60%", machine=HOST, link=LINK)
             found["again"] = run.prepared.executable.num_runs - len(run.graph.ops)
         count_anew()
+        gradient = along[mine].contiguous()
+        native = allocator()
+        native.reset_peaks()
+        before = native.stats().live
         made = run(part)
-        made.backward(along[mine])
+        made.backward(gradient)
+        if planned:
+            found["peak"] = native.stats().charged_peak - before, run.plan.forecast.peak
         found[f"counted {planned}"] = counted()
         sum_shared_gradients(model)
         results.append([made.detach(), part.grad, *(p.grad for p in model.parameters())])
@@ -75,7 +83,7 @@ def differ(rank: int, ranks: int) -> str:
     model = _part(rank, whole, replace(division))
     part = rows.detach()[rank * S // ranks : (rank + 1) * S // ranks].requires_grad_()
     try:
-        plan_rank(model, part, budget="60%" if rank else "120%", machine=HOST, latency=1e-4, bandwidth=1e8)
+        plan_rank(model, part, budget="60%" if rank else "120%", machine=HOST, link=LINK)
     except Exception as error:
         return str(error)
     return ""

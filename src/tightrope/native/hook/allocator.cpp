@@ -402,6 +402,22 @@ int64_t tr_end_replay(int64_t* out) {
   return 0;
 }
 
+// tr_begin_replay behind a look at the counters, whose peaks start afresh; one call, as there is one for each group
+// of gradients that is announced.
+int64_t tr_begin_span(int64_t arena_id, int64_t plan_id, int64_t start, int64_t* out) {
+  tr_stats(out);
+  tr_reset_peaks();
+  return tr_begin_replay(arena_id, plan_id, start);
+}
+
+// tr_end_replay, tr_stats and tr_reset_peaks: writes what the first does, then what the second does.
+int64_t tr_end_span(int64_t* out) {
+  const int64_t ended = tr_end_replay(out);
+  tr_stats(out + 5);
+  tr_reset_peaks();
+  return ended;
+}
+
 // Counts what kernels take elsewhere; 1 where that can be counted.
 int64_t tr_attach_hidden() { return tightrope_hidden::attach() ? 1 : 0; }
 

@@ -160,6 +160,8 @@ class _Code(IntEnum):
 
 
 _REASONS = ("", "size", "past end", "overlap")
+_ENDED = 5
+"""Numbers that say how a replay ended."""
 _I64, _TABLE = ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
 _RELIEF = ctypes.CFUNCTYPE(_I64)
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
@@ -188,6 +190,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tr_drop_plan": (_I64, (_I64,)),
     "tr_begin_replay": (_I64, (_I64, _I64, _I64)),
     "tr_end_replay": (_I64, (_TABLE,)),
+    "tr_begin_span": (_I64, (_I64, _I64, _I64, _TABLE)),
+    "tr_end_span": (_I64, (_TABLE,)),
     "tr_attach_hidden": (_I64, ()),
     "tr_begin_hidden": (None, ()),
     "tr_end_hidden": (None, (_TABLE,)),
@@ -391,12 +395,21 @@ class Allocator:
 
     def end_replay(self) -> ReplayEnd:
         """Stop serving planned addresses; the arena stays leased, and a replay may go on in it."""
-        out = (_I64 * 5)()
+        out = (_I64 * _ENDED)()
         self._checked(self._native.tr_end_replay(out))
-        reached, reason, expected, got, outside = out
-        if not reason:
-            return ReplayEnd(reached, None)
-        return ReplayEnd(reached, Divergence(reached, expected, got, _REASONS[reason], outside))
+        return _replay_end(out[:])
+
+    def begin_span(self, arena: int, plan: int, *, start: int = 0) -> MemoryStats:
+        """Do what `stats`, `reset_peaks` and `begin_replay` do, at once."""
+        out = (_I64 * len(MemoryStats._fields))()
+        self._checked(self._native.tr_begin_span(arena, plan, start, out))
+        return MemoryStats(*out)
+
+    def end_span(self) -> tuple[ReplayEnd, MemoryStats]:
+        """Do what `end_replay`, `stats` and `reset_peaks` do, at once."""
+        out = (_I64 * (_ENDED + len(MemoryStats._fields)))()
+        self._checked(self._native.tr_end_span(out))
+        return _replay_end(out[:_ENDED]), MemoryStats(*out[_ENDED:])
 
     # what kernels take elsewhere
 
@@ -429,6 +442,14 @@ class Allocator:
         if code == misuse:
             raise NativeError(f"allocator: {self._native.tr_error().decode()}.")
         return code
+
+
+def _replay_end(found: Sequence[int]) -> ReplayEnd:
+    """Read what says how a replay ended."""
+    reached, reason, expected, got, outside = found
+    if not reason:
+        return ReplayEnd(reached, None)
+    return ReplayEnd(reached, Divergence(reached, expected, got, _REASONS[reason], outside))
 
 
 @functools.cache

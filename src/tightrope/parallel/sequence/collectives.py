@@ -17,6 +17,8 @@ Gaps        Nothing overlaps: the op blocks until the result is there.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -32,6 +34,18 @@ _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_
 _scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _groups: dict[str, dist.ProcessGroup] = {}
 _counted: Counter[str] = Counter()
+_alone: list[bool] = []
+"""Not empty while ranks measure ops on their own."""
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let collectives make their results, of zeros, without other ranks: for measuring what they allocate."""
+    _alone.append(True)
+    try:
+        yield
+    finally:
+        _alone.pop()
 
 
 def name_group(name: str, group: dist.ProcessGroup) -> None:
@@ -80,6 +94,8 @@ def gather(rows: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Put the rows of all ranks together, in the order of ranks."""
     rows = rows.contiguous()
     full = rows.new_empty((rows.shape[0] * ranks, *rows.shape[1:]))
+    if _alone:
+        return full.zero_()
     _gather(full, rows, group=group_named(group, ranks))
     _count("gather", full, ranks)
     return full
@@ -89,7 +105,10 @@ def gather(rows: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
 def scatter(term: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Add up the terms of all ranks; each keeps its rows of the sum."""
     rows = term.new_empty((term.shape[0] // ranks, *term.shape[1:]))
-    _scatter(rows, term.contiguous(), group=group_named(group, ranks))
+    term = term.contiguous()
+    if _alone:
+        return rows.zero_()
+    _scatter(rows, term, group=group_named(group, ranks))
     _count("scatter", rows, ranks)
     return rows
 
@@ -98,6 +117,8 @@ def scatter(term: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
 def total(term: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     """Add up the terms of all ranks; all of them have the sum."""
     found = term.clone(memory_format=torch.contiguous_format)
+    if _alone:
+        return found
     dist.all_reduce(found, group=group_named(group, ranks))
     _count("sum", found, ranks)
     return found

@@ -153,12 +153,12 @@ class DividedLayer(nn.Module):
         if self.division.attention == "fused":
             found = self._fused(split, batch)
         elif self.division.attention == "again":
-            found = checkpoint(self._core, split, use_reentrant=True)
+            found = _Again.apply(self, split)  # type: ignore[no-untyped-call]
         else:
-            found = self._core(split)
+            found = self.core(split)
         return found.reshape(sequence, batch, self.heads * size)
 
-    def _core(self, split: torch.Tensor) -> torch.Tensor:
+    def core(self, split: torch.Tensor) -> torch.Tensor:
         """Attend, head by head: ``[s, b a, 3 d]`` to ``[s, b a, d]``."""
         query, key, value = split.chunk(3, dim=-1)
         scores = torch.bmm(query.transpose(0, 1), key.permute(1, 2, 0))
@@ -172,6 +172,27 @@ class DividedLayer(nn.Module):
         query, key, value = heads.chunk(3, dim=-1)
         found = F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout, is_causal=True)
         return found.permute(2, 0, 1, 3).reshape(sequence, batch * self.heads, -1)
+
+
+class _Again(torch.autograd.Function):
+    """The core of attention, run again in the backward from the state of the generator that it began with."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: DividedLayer, split: torch.Tensor) -> torch.Tensor:
+        state = torch.get_rng_state() if layer.dropout > 0 else None
+        ctx.layer, ctx.drawn = layer, state is not None
+        ctx.save_for_backward(split, *([] if state is None else [state]))
+        return layer.core(split)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        split, *state = ctx.saved_tensors
+        again = split.detach().requires_grad_()
+        with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=ctx.drawn):
+            if ctx.drawn:
+                torch.set_rng_state(state[0])
+            found = ctx.layer.core(again)
+        return None, *torch.autograd.grad(found, again, grads[0])
 
 
 def _drop(value: torch.Tensor, p: float) -> torch.Tensor:

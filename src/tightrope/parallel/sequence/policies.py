@@ -61,6 +61,24 @@ def layers_again(graph: Graph, chosen: Callable[[int], bool] = lambda _: True) -
     return _again(graph, model, inner)
 
 
+def ops_again(graph: Graph, groups: Iterable[tuple[OpId, ...]]) -> tuple[Pair, ...]:
+    """Run groups of ops again, each before the first op of the backward that reads from one.
+
+    What other layers read stays, as where a layer is a region of its own.
+    """
+    layer_of = {op.id: found[1] for op in graph.ops if (found := _LAYER.search(op.module))}
+    producer = {storage: op.id for op in graph.ops for storage in op.creates}
+    borders = {
+        storage
+        for op in graph.ops
+        if op.phase is Phase.FORWARD
+        for storage in op.reads
+        if layer_of.get(producer.get(storage, -1)) != layer_of.get(op.id)
+    }
+    inner = [tuple(op for op in group if not borders.intersection(graph.ops[op].creates)) for group in groups]
+    return _again(graph, build(graph), inner)
+
+
 def schedule_of(graph: Graph, *sets: Iterable[Pair]) -> Schedule:
     """The schedule of several sets of re-runs together.
 

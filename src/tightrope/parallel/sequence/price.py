@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from tightrope.core import Graph, Machine, Nanoseconds, Op, View
+from tightrope.core import DeviceLink, Graph, Machine, Nanoseconds, Op, View
 from tightrope.core.graph import RETURN
 from tightrope.core.values import ITEM_BYTES, views
 from tightrope.parallel.sequence.graph import is_collective
@@ -24,39 +24,37 @@ _FUSED: Final = {"attention": 4.0, "attention_backward": 10.0}
 """Operations per query, key and value of a head: two products forward, five backward."""
 
 
-def priced(graph: Graph, machine: Machine, *, latency: float, bandwidth: float) -> Graph:
+def priced(graph: Graph, machine: Machine, link: DeviceLink) -> Graph:
     """Give every op of a rank its time.
 
     Args:
         graph: see `tightrope.parallel.sequence.capture_rank`.
         machine: rates of the rank's device.
-        latency: of a message between neighbours of the group, seconds.
-        bandwidth: likewise, bytes per second each way.
+        link: between neighbours of the group.
     """
 
     def price(op: Op) -> Op:
         if op.target == RETURN:
             return op
         if is_collective(op):
-            return replace(op, ns=collective_ns(graph, op, latency=latency, bandwidth=bandwidth))
+            return replace(op, ns=collective_ns(graph, op, link))
         return replace(op, ns=_compute_ns(op, machine))
 
     return replace(graph, ops=tuple(map(price, graph.ops)), variants=tuple(map(price, graph.variants)))
 
 
-def collective_ns(graph: Graph, op: Op, *, latency: float, bandwidth: float) -> Nanoseconds:
+def collective_ns(graph: Graph, op: Op, link: DeviceLink) -> Nanoseconds:
     """Time one collective on a ring.
 
     Args:
         graph: that it belongs to.
         op: a gather, scatter or sum.
-        latency: of a message, seconds.
-        bandwidth: of a link, bytes per second each way.
+        link: between neighbours.
     """
     ranks = ranks_of(op)
     whole = max(graph.storages[s].bytes for s in (*op.reads, *op.creates))
     turns = 2 if op.target.split(".")[1] == "sum" else 1
-    return int(1e9 * turns * (ranks - 1) * (latency + whole / ranks / bandwidth))
+    return turns * (ranks - 1) * link.message_ns(whole // ranks)
 
 
 def wire_bytes(graph: Graph, op: Op) -> int:

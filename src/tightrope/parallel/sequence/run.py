@@ -1,8 +1,8 @@
 """Run one rank's plan: the judged executable as code, behind an autograd node.
 
-Idea        Capture the rank's model, price it by a machine's table (the same on every rank, where measured
-            times would not be), plan, compare with the other ranks, lower, judge, emit. Forward and backward
-            of the plan are the forward and backward of one autograd node.
+Idea        Capture the rank's model, measure what each op allocates, price it by a machine's table (the same
+            on every rank, where measured times would not be), plan, compare with the other ranks, lower,
+            judge, emit. Forward and backward of the plan are those of one autograd node.
 Guarantee   Before anything runs, all ranks know that they hold the same executable, so a gather that is run
             again is run again by all. Gradients are those of the module, bit for bit, where
             each rank's ops are deterministic.
@@ -16,17 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tightrope.capture import capture_program
-from tightrope.core import Graph, Machine, Plan, TightropeError, parse_bytes
+from tightrope.capture import capture_program, measured
+from tightrope.core import DeviceLink, Graph, Machine, Plan, TightropeError, parse_bytes
 from tightrope.judge.collectives import check_collectives, meetings
 from tightrope.lower import lower as lower_plan
-from tightrope.lower import peak_bytes, with_writes
-from tightrope.parallel.sequence.collectives import group_named
+from tightrope.lower import peak_bytes
+from tightrope.parallel.sequence.collectives import alone, group_named
 from tightrope.parallel.sequence.graph import collectives_again
 from tightrope.parallel.sequence.layers import Stack
 from tightrope.parallel.sequence.policies import gather_again, schedule_of
 from tightrope.parallel.sequence.price import priced
 from tightrope.plan import solve
+from tightrope.price import PriceStore
+from tightrope.run.accounts import accounts
 from tightrope.run.emit import Code
 from tightrope.run.prepared import Prepared, prepare
 
@@ -95,8 +97,7 @@ def plan_rank(
     *,
     budget: str | int,
     machine: Machine,
-    latency: float,
-    bandwidth: float,
+    link: DeviceLink,
     seconds: float | None = None,
 ) -> PlannedRank:
     """Plan this rank's layers under a limit on what the step makes, and get them ready to run.
@@ -109,8 +110,7 @@ def plan_rank(
         budget: bytes for what ops make (activations, gradients), beside parameters and inputs: ``"64MiB"``,
             or a share of what the step takes where nothing runs again but gathers, such as ``"40%"``.
         machine: profile that prices ops.
-        latency: of a message between ranks, seconds.
-        bandwidth: likewise, bytes per second.
+        link: between neighbours of the group.
         seconds: of search, None = a fixed effort, so that equal ranks find equal plans.
 
     Raises:
@@ -118,9 +118,10 @@ def plan_rank(
         TightropeError: ranks hold different plans.
     """
     program, real = capture_program(model, (rows,))
-    graph = priced(
-        collectives_again(with_writes(program.graph)), machine, latency=latency, bandwidth=bandwidth
-    )
+    store = PriceStore((*program.graph.environment, ("collectives", "alone")))
+    with alone():
+        program = measured(program, real, accounts().allocator, store=store)
+    graph = priced(collectives_again(program.graph), machine, link)
     least = peak_bytes(lower_plan(graph, schedule_of(graph, gather_again(graph))))
     size = parse_bytes(budget, whole=least)
     plan = solve(graph, budget=graph.persistent + size, machine=None, seconds=seconds)
