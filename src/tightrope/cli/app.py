@@ -17,6 +17,7 @@ from tightrope.cli import (
     curve,
     estimating,
     integrity,
+    jobs,
     micro,
     place,
     report,
@@ -272,6 +273,7 @@ def doctor(json: Json = False) -> None:
 
 curve.register(app)
 integrity.register(app)
+jobs.register(app)
 micro.register(app)
 place.register(app)
 report.register(app)

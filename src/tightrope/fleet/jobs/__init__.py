@@ -1,1 +1,33 @@
-"""Jobs with predicted lifetimes."""
+"""Jobs with predicted lifetimes: placement on machines, predictions, and the twin on addresses."""
+
+from tightrope.fleet.jobs.allocator import BEST_FIT, AddressWay, Replayed, choose_way, replay_allocations
+from tightrope.fleet.jobs.bound import machine_time_bound
+from tightrope.fleet.jobs.exact import best_placement
+from tightrope.fleet.jobs.place import HedgedPlacer, JobPlacer, place_jobs
+from tightrope.fleet.jobs.policies import RULES
+from tightrope.fleet.jobs.predict import LifePredictor, LifetimeTable, Oracle
+from tightrope.fleet.jobs.sizes import JobShape, choose_shape
+from tightrope.fleet.jobs.traces import JobTrace, made_up_jobs, parse_jobs, read_jobs
+
+__all__ = [
+    "BEST_FIT",
+    "RULES",
+    "AddressWay",
+    "HedgedPlacer",
+    "JobPlacer",
+    "JobShape",
+    "JobTrace",
+    "LifePredictor",
+    "LifetimeTable",
+    "Oracle",
+    "Replayed",
+    "best_placement",
+    "choose_shape",
+    "choose_way",
+    "machine_time_bound",
+    "made_up_jobs",
+    "parse_jobs",
+    "place_jobs",
+    "read_jobs",
+    "replay_allocations",
+]

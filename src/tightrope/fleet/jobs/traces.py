@@ -1,0 +1,227 @@
+"""Jobs from CSV files, and made-up ones with the marginals of published traces.
+
+Formats, told apart by their columns:
+
+plain     ``name,start,end,size...``: whole numbers; every further column is a resource
+pods      Alibaba's cluster-trace-gpu-v2023: ``name,cpu_milli,memory_mib,num_gpu,gpu_milli,qos,
+          creation_time,deletion_time``; seconds; pods without an end are left out
+rows      Azure packing rows: ``vmId,vmTypeId,starttime,endtime,core,memory``: days, shares of a machine
+"""
+
+import csv
+import io
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tightrope.core import Bytes, TightropeError
+from tightrope.core.arguments import check_path
+from tightrope.core.work import WorkItem
+
+_MOST_BYTES: Bytes = 256 * 2**20
+_MILLION = 1_000_000
+POD_MACHINE = (96_000, 393_216, 8_000)
+"""CPU in thousandths, MiB, GPUs in thousandths: the machine that is there most often in that trace."""
+_PODS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time")
+_ROWS = ("vmId", "vmTypeId", "starttime", "endtime", "core", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class JobTrace:
+    """Jobs by start, with what is known of each when it comes.
+
+    Attributes:
+        items: the jobs.
+        features: per job, the most specific last; what a `LifetimeTable` groups by.
+        capacity: of a machine that they are meant for; empty where the file does not say.
+        num_left_out: rows without an end, or larger than the machine.
+    """
+
+    items: tuple[WorkItem, ...]
+    features: tuple[tuple[str, ...], ...]
+    capacity: tuple[int, ...] = ()
+    num_left_out: int = 0
+
+
+def read_jobs(path: str | Path, *, compress: float = 1.0, since: int = 0) -> JobTrace:
+    """Read jobs from a CSV file of at most 256 MiB.
+
+    Args:
+        path: the file.
+        compress: divide arrival times by this, and leave lifetimes as they are: more jobs at once.
+        since: leave out jobs that arrive before, in the file's own seconds.
+
+    Raises:
+        TightropeError: no such file, a missing column, or a value that cannot be; names the line.
+    """
+    check_path(path, "the path of a CSV file of jobs")
+    file = Path(path)
+    if not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        raise TightropeError(f"no jobs at {str(path)!r}: give a CSV file of at most 256 MiB.")
+    try:
+        text = file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TightropeError(f"{str(path)!r} cannot be read: {error}. Give a CSV file in UTF-8.") from error
+    return parse_jobs(text, str(path), compress=compress, since=since)
+
+
+def parse_jobs(text: str, name: str, *, compress: float = 1.0, since: int = 0) -> JobTrace:
+    r"""Read jobs from text; see `read_jobs`.
+
+    Example:
+        >>> parse_jobs("name,start,end,gb\na,0,10,3\nb,2,4,1", "jobs.csv").items[1]
+        WorkItem(name='b', size=(1,), start=2, end=4)
+    """
+    if not 0 < compress < math.inf:
+        raise TightropeError(f"compress={compress}: give a number above 0.")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = [column.strip() for column in next(reader, [])]
+        rows = [(line, row) for line, row in enumerate(reader, start=2) if row]
+    except csv.Error as error:
+        raise TightropeError(f"{name} is not CSV: {error}.") from error
+    for line, row in rows:
+        if len(row) != len(header):
+            raise TightropeError(
+                f"{name}, line {line}: {len(row)} values; the header names {len(header)} columns."
+            )
+    table = _Table(name, header, rows)
+    capacity: tuple[int, ...]
+    if "creation_time" in header or "gpu_milli" in header:
+        read, capacity = _pods(table, since), POD_MACHINE
+    elif "vmId" in header or "starttime" in header:
+        read, capacity = _rows(table, since), (_MILLION, _MILLION)
+    else:
+        read, capacity = _plain(table, since), ()
+    kept = [
+        (item, feature)
+        for item, feature in read
+        if not capacity or all(size <= most for size, most in zip(item.size, capacity, strict=True))
+    ]
+    kept.sort(key=lambda one: one[0].start)
+    first = kept[0][0].start if kept else 0
+    items = []
+    for item, _ in kept:
+        start = int((item.start - first) / compress) if compress != 1 or since else item.start
+        items.append(WorkItem(item.name, item.size, start, start + item.end - item.start))
+    return JobTrace(tuple(items), tuple(f for _, f in kept), capacity, len(rows) - len(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    name: str
+    header: Sequence[str]
+    rows: Sequence[tuple[int, Sequence[str]]]
+
+    def need(self, columns: Sequence[str]) -> list[int]:
+        """Find columns."""
+        missing = [column for column in columns if column not in self.header]
+        if missing or len(set(self.header)) != len(self.header):
+            raise TightropeError(
+                f"{self.name}, line 1: missing or repeated columns: "
+                f"{', '.join(missing) or 'a name is there twice'}; "
+                f"it has {','.join(self.header)[:120]!r}. Formats: name,start,end,sizes; Alibaba's pods; "
+                "Azure's rows."
+            )
+        return [self.header.index(column) for column in columns]
+
+    def number(self, line: int, column: str, text: str) -> float:
+        """Read a number that is finite and not negative."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < 2**53:
+            raise TightropeError(
+                f"{self.name}, line {line}: {column} is {text[:40]!r}: give a number that is not negative."
+            )
+        return value
+
+
+def _plain(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]]]:
+    places = table.need(("name", "start", "end"))
+    sizes = [at for at in range(len(table.header)) if at not in places]
+    if not sizes:
+        raise TightropeError(
+            f"{table.name}, line 1: no column says how large jobs are; add one per resource."
+        )
+    for line, row in table.rows:
+        start, end = (
+            int(table.number(line, column, row[at]))
+            for column, at in zip(("start", "end"), places[1:], strict=True)
+        )
+        size = tuple(int(table.number(line, table.header[at], row[at])) for at in sizes)
+        if end <= start:
+            raise TightropeError(f"{table.name}, line {line}: ends at {end} and starts at {start}.")
+        if start >= since:
+            yield WorkItem(row[places[0]], size, start, end), ()
+
+
+def _pods(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]]]:
+    places = table.need(_PODS)
+    for line, row in table.rows:
+        name, cpu, memory, count, share, qos, born, died = (row[at] for at in places)
+        sizes = [
+            table.number(line, c, t) for c, t in zip(_PODS[1:5], (cpu, memory, count, share), strict=True)
+        ]
+        start = table.number(line, "creation_time", born)
+        end = table.number(line, "deletion_time", died) if died else start
+        if end <= start or start < since:
+            continue
+        gpu = sizes[2] * 1000 if sizes[2] > 1 else sizes[2] * sizes[3]
+        item = WorkItem(
+            name, (int(sizes[0]), int(sizes[1]), int(gpu)), int(start), int(start) + int(end - start)
+        )
+        if item.end > item.start:
+            yield item, (qos, count, f"{cpu} {memory} {share}")
+
+
+def _rows(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]]]:
+    places = table.need(_ROWS)
+    for line, row in table.rows:
+        name, kind, born, died, core, memory = (row[at] for at in places)
+        start = table.number(line, "starttime", born) * 86400 if not born.startswith("-") else 0.0
+        if not died or start < since:
+            continue
+        end = table.number(line, "endtime", died) * 86400
+        sizes = tuple(
+            math.ceil(table.number(line, c, t) * _MILLION) for c, t in (("core", core), ("memory", memory))
+        )
+        if int(end) > int(start):
+            yield WorkItem(name, sizes, int(start), int(end)), (kind,)
+
+
+def made_up_jobs(count: int, *, seed: int = 0, days: float = 1.25) -> JobTrace:
+    """Make jobs with the marginals of Alibaba's pods: a median of nine minutes, a long tail, shared GPUs.
+
+    Kinds of jobs come again and again; a kind tells a part of how long its jobs live, as there.
+
+    Args:
+        count: number of jobs.
+        seed: of everything random.
+        days: within which they arrive.
+
+    Example:
+        >>> trace = made_up_jobs(100)
+        >>> len(trace.items), trace.items == made_up_jobs(100).items
+        (100, True)
+    """
+    draw = random.Random(seed)
+    kinds = []
+    for kind in range(40):
+        gpus = draw.choices((0, 1, 2, 4, 8), (13, 84, 1, 1, 1))[0]
+        share = draw.choice((160, 230, 320, 470, 650, 810, 1000, 1000, 1000)) if gpus == 1 else 1000
+        cpu = draw.choice((3152, 6000, 8000, 11300, 11400, 11908)) * max(1, gpus if gpus > 1 else 1)
+        memory = int(cpu * draw.choice((1.8, 4.2, 4.3)))
+        size = (min(cpu, POD_MACHINE[0]), min(memory, POD_MACHINE[1]), gpus * share)
+        kinds.append((size, ("LS", "BE")[kind % 2], draw.gauss(0, 0.7), draw.paretovariate(1.1)))
+    made = []
+    for number in range(count):
+        size, qos, shift, _ = kinds[draw.choices(range(40), [kind[3] for kind in kinds])[0]]
+        life = max(1, int(540 * math.exp(shift + draw.gauss(0, 1.6))))
+        start = int(draw.random() * days * 86400)
+        made.append((WorkItem(f"job-{number}", size, start, start + life), (qos, str(size[2]), str(size))))
+    made.sort(key=lambda one: (one[0].start, one[0].name))
+    return JobTrace(tuple(item for item, _ in made), tuple(f for _, f in made), POD_MACHINE)

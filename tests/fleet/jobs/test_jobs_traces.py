@@ -1,0 +1,83 @@
+"""Files of jobs: three formats, and what is wrong with them."""
+
+from pathlib import Path
+
+import pytest
+
+from tightrope.core import InfeasibleError, TightropeError
+from tightrope.fleet.jobs import JobShape, choose_shape, made_up_jobs, parse_jobs, read_jobs
+
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+    "p0,12000,16384,1,1000,,LS,Running,0,600,0\n"
+    "p1,6000,12288,2,1000,,BE,Running,300,900,300\n"
+    "p2,6000,12288,1,460,,BE,Pending,400,,\n"
+    "p3,999000,12288,1,460,,BE,Running,500,900,\n"
+)
+
+
+def test_pods_are_read_with_gpus_and_features() -> None:
+    trace = parse_jobs(PODS, "pods.csv")
+    assert [item.size for item in trace.items] == [(12000, 16384, 1000), (6000, 12288, 2000)]
+    assert trace.num_left_out == 2
+    assert trace.features[0][0] == "LS"
+    faster = parse_jobs(PODS, "pods.csv", compress=30)
+    assert (faster.items[1].start, faster.items[1].end) == (10, 610)
+
+
+def test_azure_rows_are_read_in_seconds() -> None:
+    text = "vmId,vmTypeId,priority,starttime,endtime,core,memory,machineId\n"
+    text += "7,42,0,0.5,1.5,0.25,0.5,16\n8,1,0,0.5,,0.2,0.2,1\n"
+    trace = parse_jobs(text, "rows.csv")
+    assert trace.items[0].size == (250_000, 500_000)
+    assert (trace.items[0].start, trace.items[0].end) == (43_200, 129_600)
+    assert trace.num_left_out == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,start,size\na,0,1", "jobs.csv, line 1: missing or repeated columns: end"),
+        ("name,start,end\na,0,1", "line 1: no column says how large"),
+        ("name,start,end,gb\na,0,1,-4", "line 2: gb is '-4'"),
+        ("name,start,end,gb\na,0,x,4", "line 2: end is 'x'"),
+        ("name,start,end,gb\na,5,5,4", "line 2: ends at 5"),
+        ("name,start,end,gb\na,0,1", "line 2: 3 values; the header names 4"),
+        ("name,cpu_milli,gpu_milli\n", "missing or repeated columns: memory_mib"),
+        ("name,start,end,end\n", "a name is there twice"),
+    ],
+)
+def test_bad_files_are_named_by_line(text: str, said: str) -> None:
+    with pytest.raises(TightropeError) as caught:
+        parse_jobs(text, "jobs.csv")
+    assert said in str(caught.value)
+
+
+def test_files(tmp_path: Path) -> None:
+    with pytest.raises(TightropeError, match="give a CSV file"):
+        read_jobs(tmp_path / "none.csv")
+    file = tmp_path / "jobs.csv"
+    file.write_text("name,start,end,gb\nb,2,4,1\na,0,10,3\n")
+    assert [item.name for item in read_jobs(file).items] == ["a", "b"]
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(TightropeError, match="cannot be read"):
+        read_jobs(file)
+
+
+def test_made_up_jobs_have_the_marginals() -> None:
+    lives = sorted(item.end - item.start for item in made_up_jobs(4000, seed=2).items)
+    assert 300 < lives[2000] < 1000
+    assert lives[3960] > 6 * 3600
+
+
+def test_a_jobs_shape_is_a_choice() -> None:
+    shapes = [JobShape(40, 130.0, (0.125,)), JobShape(80, 100.0, (0.125,))]
+    assert choose_shape(shapes, memory=100).bytes == 40
+    assert choose_shape(shapes, memory=100, deadline=110).bytes == 80
+    assert choose_shape(shapes, memory=1000).bytes == 80
+    with pytest.raises(InfeasibleError, match="smallest takes 40"):
+        choose_shape(shapes, memory=30)
+    with pytest.raises(TightropeError, match="give ways"):
+        choose_shape([], memory=30)
+    with pytest.raises(TightropeError, match="seconds above 0"):
+        choose_shape([JobShape(1, 0.0)], memory=30)
