@@ -61,7 +61,6 @@ def train(rank: int, num_ranks: int, made: JointPlan, limit: int) -> list[float]
     whole, count = layers(), len(made.work.stages)
     cut = [len(whole) * k // count for k in range(count + 1)]
     mine = {s: torch.nn.Sequential(*whole[cut[s] : cut[s + 1]]) for s in made.work.local(rank)}
-    del whole
     run = PipelineRun(made, mine, loss, limit=limit)
     optimizer = torch.optim.SGD([p for one in mine.values() for p in one.parameters()], lr=0.5)
     ids, said = batch(), []
