@@ -6,11 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import integrity, jobs, streams, trees
+from benchmarks.fleet import devices, integrity, jobs, noise, streams, trees
 from benchmarks.micro.rows import Row, write
 
 TOPICS = (
+    devices.rows,
     integrity.rows,
+    noise.rows,
     streams.rows,
     jobs.rows,
     trees.rows,
