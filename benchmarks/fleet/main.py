@@ -6,12 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import integrity, jobs, streams, trees
+from benchmarks.fleet import integrity, jobs, streams, streams_real, trees
 from benchmarks.micro.rows import Row, write
 
 TOPICS = (
     integrity.rows,
     streams.rows,
+    streams_real.rows,
     jobs.rows,
     trees.rows,
 )
