@@ -9,6 +9,7 @@ from benchmarks import estimating, overlap, pace, page, placement_safety, record
 from benchmarks.compress.main import run as compress
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
+from benchmarks.fabric.main import run as fabric
 from benchmarks.fleet.main import run as fleet
 from benchmarks.floor.main import run as floor
 from benchmarks.micro import main as micro
@@ -41,6 +42,7 @@ _QUESTIONS = {
     "micro": micro.run,
     "micro_workflow": micro_workflow,
     "compress": compress,
+    "fabric": fabric,
     "evict": evict,
     "fleet": fleet,
     "sequence": sequence,

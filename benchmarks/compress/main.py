@@ -11,13 +11,17 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks.compress import planned
+from benchmarks.compress import planned, ranks
 from benchmarks.micro.rows import Row, write
 
 BARS: Final[dict[str, Callable[[bool], list[Row]]]] = {
     "C1": planned.c1,
     "C2": planned.c2,
     "C3": planned.c3,
+    "C4": ranks.c4,
+    "C5": ranks.c5,
+    "C6": ranks.c6,
+    "C7": ranks.c7,
 }
 
 

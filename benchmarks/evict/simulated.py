@@ -32,6 +32,7 @@ ABLATIONS: Final = (
     replace(COOP, name="without two ends", two_ends=False),
     replace(COOP, name="without in-place", in_place=False),
     replace(COOP, name="without soft pins", soft_pins=False),
+    replace(COOP, name="without dropping", keep_temporaries=1),
     COOP_AS_PUBLISHED,
     replace(COOP_AS_PUBLISHED, name="published, one end", two_ends=False),
     replace(COOP_AS_PUBLISHED, name="published, no in-place", in_place=False),

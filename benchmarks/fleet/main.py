@@ -6,11 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import integrity, jobs, streams, streams_real, trees
+from benchmarks.fleet import devices, integrity, jobs, noise, streams, streams_real, trees
 from benchmarks.micro.rows import Row, write
 
 TOPICS = (
+    devices.rows,
     integrity.rows,
+    noise.rows,
     streams.rows,
     streams_real.rows,
     jobs.rows,

@@ -55,13 +55,17 @@ def _trained(make: Callable[[], Made], ram: int, num_steps: int, *, classes: int
     return _Trained(compiled, run, worst(run, compiled, state), time.perf_counter() - start)
 
 
-def planned_by_peer(python: str, name: str) -> dict[str, int] | None:
+def planned_by_peer(python: str, name: str, *, infer: bool = False) -> dict[str, int] | None:
     """Ask ExecuTorch, by another interpreter, for its planned buffers; None without one."""
     if not python:
         return None
     script = Path(__file__).with_name("executorch_bytes.py")
     done = subprocess.run(
-        [python, str(script), name], capture_output=True, text=True, check=True, timeout=300
+        [python, str(script), name, *(["infer"] if infer else [])],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -23,7 +23,11 @@ P5: modelled energy at equal bytes, see `benchmarks.micro.energy`.
 P6: one address in the C of a plan is moved by four bytes, at random; weights or losses have to show it, or
 the run has to stop.
 
+K1: instructions of integer kernels beside strict float on an ARMv7 core, see `benchmarks.micro.neon`.
+
 K3, K4: integer kernels, see `benchmarks.micro.integer`.
+
+T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
 
 K5: whole nets in integers, and K4 of one, see `benchmarks.micro.whole`; with ``--onnx``, an interpreter of an
 environment with onnxruntime, beside its static int8.
@@ -40,7 +44,9 @@ from rich.console import Console
 
 from benchmarks.micro.beside import p2, p3, p7
 from benchmarks.micro.energy import p5
+from benchmarks.micro.inference import t2
 from benchmarks.micro.integer import k3, k4
+from benchmarks.micro.neon import k1
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.rows import Row, write
 from benchmarks.micro.trained import State, samples, train, worst
@@ -59,7 +65,7 @@ _LOSS_EQUAL = 1e-5
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
-    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,K3,K4,K5", help="bars to run")
+    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,K1,K3,K4,K5,T2", help="bars to run")
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
@@ -81,6 +87,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "P7": lambda: p7(asked.steps),
         "K3": lambda: [Row("K3", "error of at most one unit", "as above", k3(console))],
         "K4": lambda: [Row("K4", "proof of 32 bits, controls refused", "as above", k4(console))],
+        "K1": k1,
+        "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),
     }
     rows: list[Row] = []

@@ -127,6 +127,20 @@ def residual() -> Made:
     return model, (torch.randn(1, 3, 32, 32), torch.tensor([3])), torch.optim.SGD(model.parameters(), lr=0.01)
 
 
+class ResidualScores(Residual):
+    """The residual net without its loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        x = self.blocks(F.relu(self.stem(x)))
+        return cast(torch.Tensor, self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1)))
+
+
+def residual_scores() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """Inference of the residual net, batch 1."""
+    torch.manual_seed(0)
+    return ResidualScores((16, 32, 64)).eval(), (torch.randn(1, 3, 32, 32),)
+
+
 def normed() -> Made:
     """A small residual net with batch norm, batch 3."""
     torch.manual_seed(1)

@@ -7,14 +7,32 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.micro.rows import Row, write
-from benchmarks.ranks import forms, mutants
+from benchmarks.ranks import forms, gpt, grid, mutants, real, timed
+
+_TIMED: dict[bool, list[Row]] = {}
+
+
+def timed_row(name: str) -> Callable[[bool], list[Row]]:
+    """One bar of the run of timed stages, which is made once."""
+
+    def row(quick: bool) -> list[Row]:
+        if quick not in _TIMED:
+            _TIMED[quick] = timed.rows(quick)
+        return [one for one in _TIMED[quick] if one.bar == name]
+
+    return row
+
 
 BARS: dict[str, Callable[[bool], list[Row]]] = {
     "X1": lambda quick: mutants.rows(count=500 if quick else 2000),
+    "P1": real.rows,
     "P3": forms.bubbles,
+    "P4": grid.rows,
     "P5": forms.claims,
     "P6": forms.gathers,
 }
+BARS |= {"X2": gpt.rows_limit, "X3": gpt.rows_killed}
+BARS |= {name: timed_row(name) for name in ("P2", "P7", "P8")}
 """Bars by name; the argument says whether to be quick."""
 
 

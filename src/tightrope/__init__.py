@@ -80,6 +80,8 @@ class _Surface(ModuleType):
     """The public surface: imports names when they are used, keeps two above packages of that name."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "parallel":
+            return import_module("tightrope.parallel")
         if name not in _WHERE:
             raise AttributeError(f"module 'tightrope' has no attribute {name!r}")
         value = _found(name)

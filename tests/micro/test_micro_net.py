@@ -30,6 +30,7 @@ from tightrope.micro.infer import (
     evaluate_net,
     ranges_of,
 )
+from tightrope.micro.infer.bands import banded_forms
 from tightrope.micro.integer.epilogue import requantized, requantizing, rescale
 from tightrope.micro.integer.evaluate import evaluate
 from tightrope.micro.integer.kernels import i_exp_softmax, plain_layer_norm
@@ -281,6 +282,34 @@ def test_shifts_are_the_best_that_fit_and_their_error_is_what_is_said() -> None:
                     assert found.error <= off * (1 + 1e-9)
     with pytest.raises(TightropeError, match="no shifts keep a sum"):
         rescale(np.array([2**31 - 1]), np.array([2.0**20]), "a sum")
+
+
+@needs_cc
+@pytest.mark.parametrize("form", ["float", "integer"])
+def test_bands_of_rows_have_the_same_bits_in_fewer_bytes(form: str, board: Machine, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    layers = [nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), Sum(8, 8), nn.MaxPool2d(3, 2, 1), Sum(8, 16)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 16, 3)).eval()
+    samples = [[torch.randn(1, 2, 16, 16)] for _ in range(4)]
+    found: Any = capture_net(model, samples[0])
+    if form == "integer":
+        found = quantize(found, ranges_of(found, samples))
+    plain = compile_net(found, board, ram=60_000, pages=False)
+    outputs = run_on_host(plain.write(tmp_path / "plain"), [plain.sample(*one) for one in samples]).outputs
+    beside = plain.manifest.total - plain.manifest.arena
+    for share in (0.65,):
+        ram = beside + int(share * plain.manifest.arena)
+        with pytest.raises(InfeasibleError):
+            compile_net(found, board, ram=ram, bands=False, pages=False)
+        banded = compile_net(found, board, ram=ram, pages=False)
+        assert banded.manifest.total <= ram
+        assert banded.manifest.pages.pages_out == 0
+        run = run_on_host(
+            banded.write(tmp_path / str(ram)), [plain.sample(*one) for one in samples], flags=SANITIZER
+        )
+        assert run.outputs == outputs
+        check_bytes(banded, run.arena, run.pages, len(samples), board)
+    assert {one.bands for one in banded_forms(found.graph)} == {2, 4, 8, 16}
 
 
 class Causal(nn.Module):

@@ -15,7 +15,7 @@ from tightrope.run.evict.simulate import live_peak, simulate
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the arena is native")
 
-POLICIES = (COOP, COOP_AS_PUBLISHED, DTR, DTE, LRU, SIZE, replace(COOP, name="drop", keep_temporaries=False))
+POLICIES = (COOP, COOP_AS_PUBLISHED, DTR, DTE, LRU, SIZE, replace(COOP, name="drop", keep_temporaries=0))
 
 
 def program(seed: int, *, num_ops: int = 60) -> EvictionLog:

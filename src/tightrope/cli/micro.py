@@ -71,6 +71,9 @@ def compile_command(
         bool, typer.Option("--integer", help="Inference in integers, quantized after training.")
     ] = False,
     flash: Annotated[str | None, typer.Option(help="Bytes that constants of inference may take.")] = None,
+    pages: Annotated[
+        bool, typer.Option(help="Of inference, let activations go to the slower tier; else bands alone.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
@@ -79,7 +82,7 @@ def compile_command(
     code 3: an op needs more than the limit, or the step more time or energy.
     """
     if infer or integer:
-        found = _inference(target, machine, ram, stack, flash, integer=integer)
+        found = _inference(target, machine, (ram, stack), flash, integer=integer, pages=pages)
         found.write(output)
         return _say(output, found, json)
     if flash is not None:
@@ -108,7 +111,7 @@ def _say(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> No
 
 
 def _inference(
-    target: str, machine: str, ram: str, stack: str, flash: str | None, *, integer: bool
+    target: str, machine: str, limits: tuple[str, str], flash: str | None, *, integer: bool, pages: bool
 ) -> "CompiledNet":
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_calibrated
@@ -129,7 +132,8 @@ def _inference(
             found = quantize(net, ranges_of(net, made.samples))
     limit = None if flash is None else parse_bytes(flash)
     with StatusLine().slow("planning the net"):
-        return compile_net(found, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), flash=limit)
+        ram, stack = map(parse_bytes, limits)
+        return compile_net(found, profile, ram=ram, stack=stack, flash=limit, pages=pages)
 
 
 def profile_command(

@@ -12,8 +12,8 @@ def call_of(run: Run, pointer: Pointer) -> str:
     """Write the call of a run's kernel.
 
     Example:
+        >>> from tightrope.core import Result, View
         >>> views = [View(k, "float32", (2, 3), (3, 1)) for k in range(2)]
-        >>> from tightrope.core import Result
         >>> run = Run(0, "micro.relu", (views[0],), results=(Result(-1, views[1]),))
         >>> call_of(run, lambda view: f"b{view.base}")
         'k_relu(b0, b1, 6);'

@@ -85,12 +85,22 @@ def _cat(a: Given) -> _Found:
     return [*a.at(0, 1), *a.made(), *sizes]
 
 
+def _put_rows(a: Given) -> _Found:
+    _, planes, rows, width = a.shape(0)
+    named = dict(a.run.keywords)
+    first, every = named["first"], named["rows"]
+    assert isinstance(first, int)
+    assert isinstance(every, int)
+    return [*a.at(0), *a.made(), planes, rows, width * ITEM_BYTES[a.made_view().dtype], first, every]
+
+
 NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
     "cat": _cat,
     "conv2d_add": _float_conv_add,
     "gather": _gather,
     "linear_add": lambda a: [*a.at(0, 1, 2, 3), *a.made(), *_rows(a, 1)],
     "max_pool2d_only": lambda a: [*a.at(0), *a.made(), *_planes(a), *a.pairs(1, 2, 3)],
+    "put_rows": _put_rows,
     "q_add": lambda a: [*a.at(0, 1), *a.made(), prod(a.result()), *_whole(a, 2)],
     "q_add_rows": _row_sum,
     "q_attention": _attention,

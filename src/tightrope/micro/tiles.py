@@ -191,7 +191,9 @@ class _TileWriter:
         weight = op.arguments[at] if at is not None else None
         if not isinstance(weight, View) or weight.base not in self.cuts:
             arguments = tuple(self._argument(value, 0) for value in op.arguments)
-            self._put(op, op.target, arguments, op.keywords, op.results)
+            named = tuple((name, self._argument(value, 0)) for name, value in op.keywords)
+            into = next((value for _, value in named if isinstance(value, View)), None)
+            self._put(op, op.target, arguments, named, op.results, into)
             return
         cuts = self.cuts[weight.base]
         for tile, first in enumerate(cuts[:-1]):

@@ -3,6 +3,34 @@
 ``pipeline/`` orders the stages of a pipeline; packages beside it plan what goes between ranks. Each plans
 for runtimes that exist (`torch.distributed.pipelining`, DDP hooks, DTensor) and is checked by
 `tightrope.judge`.
+
+    plan = tightrope.parallel.plan(layers, x, y, loss, ranks=4, budget="2GiB")   # anywhere
+    run = tightrope.parallel.PipelineRun(plan, {stage: module, ...}, loss)       # on every rank
+
+Names are imported when they are first used: they need torch.
 """
 
-__all__: list[str] = []
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tightrope.parallel.pipeline.api import plan
+    from tightrope.parallel.pipeline.launch import run_ranks
+    from tightrope.parallel.pipeline.run import PipelineRun
+    from tightrope.parallel.pipeline.search import PipelineOptions
+
+_WHERE: Final = {
+    "PipelineOptions": "search",
+    "PipelineRun": "run",
+    "plan": "api",
+    "run_ranks": "launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'tightrope.parallel' has no attribute {name!r}")
+    return getattr(import_module(f"tightrope.parallel.pipeline.{_WHERE[name]}"), name)
+
+
+__all__ = ["PipelineOptions", "PipelineRun", "plan", "run_ranks"]

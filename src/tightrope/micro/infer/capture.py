@@ -49,7 +49,7 @@ def capture_net(model: torch.nn.Module, args: Sequence[torch.Tensor]) -> FloatNe
 
     Example:
         >>> net = capture_net(torch.nn.Linear(4, 2), (torch.zeros(1, 4),))
-        >>> [op.target for op in net.graph.ops], len(net.flash.data)
+        >>> [op.target for op in net.graph.ops], len(net.constants.data)
         (['micro.linear'], 40)
     """
     given = [value.detach().clone().contiguous() for value in args]

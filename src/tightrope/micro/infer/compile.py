@@ -12,19 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tightrope.core import Bytes, Machine, PageOut, TightropeError, View
+from tightrope.core import Bytes, Graph, InfeasibleError, Machine, PageOut, TightropeError, View
 from tightrope.core.codec import dump_graph
 from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
 from tightrope.core.values import ITEM_BYTES
 from tightrope.micro.compile import MANIFEST, Manifest, NetPromise, NumberFormat, sample_of, write_folder
 from tightrope.micro.emit import CSource, emit
+from tightrope.micro.infer.bands import BandedGraph, banded_forms
 from tightrope.micro.infer.capture import FloatNet
 from tightrope.micro.integer.emit import stack_bytes
+from tightrope.micro.integer.net_proof import prove_net
 from tightrope.micro.integer.quantize import Format, IntegerNet
 from tightrope.micro.net_text import NetText
-from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
+from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, num_macs, plan_step
 from tightrope.plan.paging.economy import Economy
+from tightrope.plan.paging.resident import floor_bytes
 
 Net = FloatNet | IntegerNet
 _FRAMES: Final[Bytes] = 700
@@ -93,6 +96,8 @@ def compile_net(
     ram: Bytes,
     stack: Bytes = STACK_RESERVE,
     flash: Bytes | None = None,
+    bands: bool = True,
+    pages: bool = True,
 ) -> CompiledNet:
     """Plan inference within ``ram`` bytes and write it as C; weights are read where they lie, in flash.
 
@@ -102,6 +107,8 @@ def compile_net(
         ram: bytes of all RAM: arena, counters and stack.
         stack: bytes of it for the stack.
         flash: bytes that the constants may take; None = any.
+        bands: whether the first layers may be computed in bands of rows where no plan of whole maps fits.
+        pages: whether activations may go to the slower tier; if not, bands are tried where they would.
 
     Raises:
         InfeasibleError: an op needs more RAM, named with its bytes and the next limit to try.
@@ -120,10 +127,13 @@ def compile_net(
             f"{stack} B of stack are kept; rows of a softmax or layer norm take {kept} B of it, and calls "
             f"{_FRAMES} B. Ask for a stack of {kept + _FRAMES} B."
         )
-    once = Economy(reruns=False)
-    planned = plan_step(net.graph, machine, ram=ram, stack=stack, tiles=False, economy=once)
-    if any(isinstance(step, PageOut) for step in planned.plan.schedule.steps):
-        planned = plan_step(net.graph, machine, ram=ram, stack=stack, tiles=False)
+    try:
+        planned = _planned(net.graph, machine, ram, stack, pages=pages)
+    except InfeasibleError:
+        found = _in_bands(net, machine, ram, stack, pages=pages) if bands else None
+        if found is None:
+            raise
+        planned = found
     inputs, output = _formats(net)
     (returned,) = net.graph.parts[0].outputs
     assert isinstance(returned, View)
@@ -142,6 +152,44 @@ def compile_net(
         planned.executable.fingerprint, net=promise,
     )  # fmt: skip
     return CompiledNet(net, planned, source, manifest, machine)
+
+
+def _planned(graph: Graph, machine: Machine, ram: Bytes, stack: Bytes, *, pages: bool) -> MicroPlan:
+    """Plan with ops run once; search re-runs where activations have to be paged.
+
+    Raises:
+        InfeasibleError: an op needs more, or activations would have to be paged and may not.
+    """
+    once = Economy(reruns=False)
+    planned = plan_step(graph, machine, ram=ram, stack=stack, tiles=False, economy=once)
+    if any(isinstance(step, PageOut) for step in planned.plan.schedule.steps):
+        if not pages:
+            raise InfeasibleError(
+                f"within {ram} B of RAM, {stack} B of them for the stack, activations have to go to the "
+                "slower tier: allow pages, or ask for more RAM.",
+                asked=ram,
+            )
+        return plan_step(graph, machine, ram=ram, stack=stack, tiles=False)
+    return planned
+
+
+def _in_bands(net: Net, machine: Machine, ram: Bytes, stack: Bytes, *, pages: bool) -> MicroPlan | None:
+    """The first form in bands that fits, of those that compute little twice first."""
+
+    def work(form: BandedGraph) -> int:
+        return sum(num_macs(form.graph, op) for op in form.graph.ops)
+
+    for form in sorted(banded_forms(net.graph), key=work):
+        if floor_bytes(form.graph)[0] + stack + STATIC_BYTES > ram:
+            continue
+        try:
+            planned = _planned(form.graph, machine, ram, stack, pages=pages)
+        except InfeasibleError:
+            continue
+        if isinstance(net, IntegerNet):
+            prove_net(form.graph, net.constants, net.programs)
+        return planned
+    return None
 
 
 def _formats(net: Net) -> tuple[tuple[Format, ...], Format]:

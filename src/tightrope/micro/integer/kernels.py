@@ -48,12 +48,13 @@ def finest(make: Callable[[int], RowProgram], name: str, *, least: int) -> RowPr
     raise TightropeError(f"no 32-bit format fits {name}: {why}")
 
 
-def softmax(scale: float, length: int) -> RowProgram:
+def softmax(scale: float, length: int, *, table: bool = False) -> RowProgram:
     """Make the softmax of rows of 8-bit scores, as ``uint8_t`` in units of 1/255.
 
     Args:
         scale: of a score of 1.
         length: of a row.
+        table: look powers up, in 1 KiB of flash, instead of computing them: fewer instructions on Arm cores.
 
     Raises:
         TightropeError: the scale is not positive, or no format fits.
@@ -68,7 +69,16 @@ def softmax(scale: float, length: int) -> RowProgram:
         raise TightropeError(
             f"softmax of rows of {length} scores in units of {scale}: both must be positive."
         )
-    return finest(lambda bits: _softmax(scale, length, bits), f"softmax of {length} scores", least=16)
+    make = _softmax_table if table else _softmax
+    return finest(lambda bits: make(scale, length, bits), f"softmax of {length} scores", least=16)
+
+
+def _softmax_table(scale: float, length: int, bits: int) -> RowProgram:
+    one = RowProgram(f"softmax_table_{length}", length, "int8_t", "uint8_t")
+    x = one.given(-128, 127)
+    below = one.add(RowKind.BELOW, one.add(RowKind.LARGEST, x), x)
+    table = tuple(min(round(math.exp(-k * scale) * 2**bits), 2**31 - 1) for k in range(256))
+    return _shares(one, one.lookup(table, below))
 
 
 def _softmax(scale: float, length: int, bits: int) -> RowProgram:
@@ -85,7 +95,11 @@ def _softmax(scale: float, length: int, bits: int) -> RowProgram:
     power = _polynomial(one, rest, _CUBIC)
     wide = bits - _POLYNOMIAL_BITS
     power = one.add(RowKind.SHL if wide >= 0 else RowKind.SHR, power, one.const(abs(wide)), unsigned=True)
-    power = one.add(RowKind.SHR, power, whole, unsigned=True)
+    return _shares(one, one.add(RowKind.SHR, power, whole, unsigned=True))
+
+
+def _shares(one: RowProgram, power: Number) -> RowProgram:
+    """Divide powers by their sum: one division per row."""
     total = one.add(RowKind.SUM, power, unsigned=True)
     lead = one.add(RowKind.LEAD, total, bits=16)
     divisor = one.add(RowKind.LED, total, lead, bits=16, unsigned=True)

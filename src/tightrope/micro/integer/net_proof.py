@@ -49,7 +49,7 @@ def prove_net(graph: Graph, constants: Constants, programs: Sequence[RowProgram]
     known = {program.name: program for program in programs}
     found = []
     for op in graph.ops:
-        rule = _RULES.get(op.target)
+        rule = _RULES.get(op.target.removesuffix(".into"))
         if rule is None:
             raise JudgeError(f"{op.describe()} is not an op whose integers can be bounded.")
         try:
@@ -83,7 +83,8 @@ class _Look(NamedTuple):
 
     @property
     def made(self) -> View:
-        return self.op.results[0].view
+        into = dict(self.op.keywords).get("out")
+        return into if isinstance(into, View) else self.op.results[0].view
 
 
 def _limits(view: View) -> tuple[int, int]:
@@ -207,7 +208,10 @@ def _same(look: _Look) -> int:
 
 _RULES: Final[Mapping[str, Callable[[_Look], int]]] = {
     **{f"micro.q_{name}": _layer for name in ("conv2d", "conv2d_add", "linear", "linear_add")},
-    **{f"micro.{name}": _same for name in ("cat", "gather", "q_max_pool2d", "q_relu_int8", "q_relu_int16")},
+    **{
+        f"micro.{name}": _same
+        for name in ("cat", "gather", "put_rows", "q_max_pool2d", "q_relu_int8", "q_relu_int16")
+    },
     "micro.q_add": _sum,
     "micro.q_add_rows": _sum,
     "micro.q_attention": _attention,

@@ -117,7 +117,10 @@ def _bounded(program: RowProgram, value: Value, ranges: list[IntegerRange]) -> I
         case RowKind.INPUT:
             low, high = _TYPES[program.source]
             return IntegerRange(max(low, value.numbers[0]), min(high, value.numbers[1]))
-        case RowKind.CONST | RowKind.PARAMETER | RowKind.LOOKUP:
+        case RowKind.LOOKUP:  # outside of the table, `_wrong_operands` refuses
+            found = value.numbers[max(reads[0].low, 0) : reads[0].high + 1] or value.numbers
+            return IntegerRange(min(found), max(found))
+        case RowKind.CONST | RowKind.PARAMETER:
             return IntegerRange(min(value.numbers), max(value.numbers))
         case RowKind.LARGEST:
             return reads[0]

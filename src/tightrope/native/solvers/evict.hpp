@@ -116,6 +116,9 @@ class Arena : public RoomMaker {
         settle(id);
     }
 
+    // --- its bytes stay when it is released, until they are evicted, as long as something is made from it.
+    void keep(Id id) { records_[id].kept = true; }
+
     void advance(Clock ns, bool again) {
         moment_.now += ns;
         if (!again) moment_.base += ns;
@@ -128,7 +131,7 @@ class Arena : public RoomMaker {
     }
 
     // --- nobody outside refers to it any more. Returns whether its bytes are free (else they stay, as
-    // something that is held could not be made again without them, until the record is forgotten).
+    // something that is held could not be made again without them or a plan keeps them, until the record is forgotten).
     bool release(Id id) {
         Record& record = records_[id];
         if (note_released && record.named) released_.push_back(id);
@@ -138,6 +141,10 @@ class Arena : public RoomMaker {
             free_piece(id);
             forget(id);
             return true;
+        }
+        if (record.kept && record.recomputable && record.piece != kNone) {
+            refresh(id);
+            return false;
         }
         if (record.recomputable || settle_instead(id)) {
             free_piece(id);

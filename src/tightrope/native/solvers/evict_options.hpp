@@ -18,7 +18,7 @@ struct Options {
     std::int64_t neighbours = 1;      // the cost of evicted neighbours counts (eq-classes)
     std::int64_t sample = 0;          // score only about sqrt(n) storages, drawn at random
     std::int64_t forecasts = 0;       // distance to the next use in place of staleness, where known
-    std::int64_t keep_temporaries = 1;  // what was made again for another stays until evicted
+    std::int64_t keep_temporaries = 1;  // what was made again for another: 0 = goes at once, 1 = stays, 2 = goes at `drop_temporaries`
     std::int64_t best_fit = 0;        // place into the smallest hole that fits; else into the first
     std::int64_t log = 0;             // keep decisions
     std::int64_t relocate = 0;        // storages may move: 1 = where `on_moved` is set, 2 = always (simulated)

@@ -28,6 +28,7 @@ struct Record {
     bool held = false;
     bool named = false;         // more than an allocation: an op's result, or something outside
     bool recomputable = false;
+    bool kept = false;          // stays after its release, for ops that a plan runs again
     bool rooted = false;        // somebody knows its address: it must not move
     std::uint64_t seen = 0;     // stamp of the last walk that met it
     std::vector<Id> parents, children;

@@ -61,6 +61,13 @@ class Storages {
         if (records_.valid(id) && records_[id].piece != kNone && !piece_of(records_[id]).wall) evict(id);
     }
 
+    // --- whatever waited for inputs has them: what was made again on the way to others goes.
+    void drop_temporaries() {
+        for (const Id id : temporaries_)
+            if (records_.valid(id) && is_temporary(id)) evict(id);
+        temporaries_.clear();
+    }
+
   protected:
     Piece& piece_of(const Record& record) { return (record.small ? small_ : main_).at(record.piece); }
 
@@ -215,7 +222,14 @@ class Storages {
     // Nobody holds it and no op uses it now: it stays only where it is still good for something.
     void unheld(Id id) {
         if (records_[id].children.empty()) forget(id);
-        else if (!options_.keep_temporaries && records_[id].recomputable && records_[id].piece != kNone) evict(id);
+        else if (options_.keep_temporaries == 0 && is_temporary(id)) evict(id);
+        else if (options_.keep_temporaries == 2 && is_temporary(id)) temporaries_.push_back(id);
+    }
+
+    // Bytes that nobody holds and that can be made again.
+    bool is_temporary(Id id) const {
+        const Record& record = records_[id];
+        return !record.held && record.pins == 0 && record.recomputable && record.piece != kNone;
     }
 
     // Visits what is made, directly or by way of records without bytes that nobody holds, from `id`.
@@ -274,7 +288,7 @@ class Storages {
     Clock total_reuse_ = 0;
     std::int64_t reuses_ = 0;
     Bytes used_bytes_ = 0;
-    std::vector<Id> forgotten_, last_victims_;
+    std::vector<Id> forgotten_, last_victims_, temporaries_;
 
   private:
     Evicted callback_ = nullptr;

@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
+from tightrope.parallel.compress.drawing import timeline_svg
 from tightrope.parallel.compress.forecast import forecast, seconds_of
+from tightrope.parallel.compress.planned import planned_stream
 from tightrope.parallel.compress.search import plan_exchange
 
 if TYPE_CHECKING:
@@ -17,7 +19,9 @@ __all__ = [
     "compress_gradients",
     "forecast",
     "plan_exchange",
+    "planned_stream",
     "seconds_of",
+    "timeline_svg",
 ]
 
 

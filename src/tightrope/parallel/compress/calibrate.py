@@ -42,7 +42,10 @@ def calibrate(
     """
     ranks = distributed.get_world_size(group)
     codecs = [CODECS[name] for name in names]
-    wires = {kind: _wire(kind, ranks, queue, group) for kind in sorted({_sum_of(one) for one in codecs})}
+    whole = 4 * sum(counts)
+    wires = {
+        kind: _wire(kind, whole, ranks, queue, group) for kind in sorted({_sum_of(one) for one in codecs})
+    }
     found = []
     for codec in codecs:
         encode, decode = _codec(codec, counts, ranks)
@@ -110,8 +113,10 @@ def _codec(
     return _line((size, quick), (whole, long)), _line((size, quick_back), (whole, long_back))
 
 
-def _wire(kind: str, ranks: int, queue: MessageQueue, group: Group | None) -> tuple[float, float]:
-    """Seconds of a message, and per byte that a rank encoded."""
+def _wire(
+    kind: str, whole: Bytes, ranks: int, queue: MessageQueue, group: Group | None
+) -> tuple[float, float]:
+    """Seconds of a message, and per byte that a rank encoded; no message is larger than ``whole``."""
 
     def seconds(size: Bytes) -> float:
         if kind == "gather":
@@ -124,7 +129,8 @@ def _wire(kind: str, ranks: int, queue: MessageQueue, group: Group | None) -> tu
         return _timed(lambda: wait(queue, lambda: exchange(encoded, group), f"a {kind} message", sent))
 
     tiny, small = seconds(_SMALL // 64), seconds(_SMALL)
-    guess = torch.tensor([_SMALL * max(2.0, min(_MOST / _SMALL, _SECONDS / _REPEATS / small))])
+    most = min(_MOST, max(whole, 2 * _SMALL)) / _SMALL
+    guess = torch.tensor([_SMALL * max(2.0, min(most, _SECONDS / _REPEATS / small))])
     wait(queue, lambda: distributed.broadcast(guess, group_src=0, group=group), "a size")
     large = int(guess) // 64 * 64
     return _line((_SMALL // 64, tiny), (large, seconds(large)))

@@ -31,14 +31,12 @@ from tightrope.core.exchange import (
     ExchangeLimits,
     ExchangePlan,
     ExchangeProblem,
-    GradientStream,
     Message,
-    dump_exchange,
-    load_exchange,
 )
 from tightrope.core.work import WorkEvent, WorkTrace
 from tightrope.judge.compress import check_exchange
-from tightrope.parallel.compress.calibrate import calibrate, wait
+from tightrope.parallel.compress import agree
+from tightrope.parallel.compress.calibrate import calibrate
 from tightrope.parallel.compress.codecs import CODECS, Encoded, exchange
 from tightrope.parallel.compress.queue import Link, MessageQueue, Ticket
 from tightrope.parallel.compress.search import plan_exchange
@@ -91,9 +89,11 @@ class GradientExchange:
         queue: MessageQueue,
         choose: Callable[[ExchangeProblem], ExchangePlan],
         feedback: bool,
+        trials: int,
     ) -> None:
         self.codecs, self.limits, self.queue, self.feedback = tuple(codecs), limits, queue, feedback
-        self._choose = choose
+        self._choose, self.trials = choose, trials
+        self._contest: agree.PlanContest | None = None
         self.problem: ExchangeProblem | None = None
         self.plan: ExchangePlan | None = None
         self.seconds: deque[float] = deque(maxlen=_KEPT)
@@ -124,7 +124,12 @@ class GradientExchange:
         if self.problem is None:
             raise TightropeError("no step has been watched yet: train a few steps before a plan is given.")
         check_exchange(self.problem, plan)
-        self.plan = plan
+        self.plan, self._contest = plan, None
+
+    @property
+    def trying(self) -> bool:
+        """Whether plans still run in turns."""
+        return self._contest is not None
 
     def trace(self) -> WorkTrace:
         """What the last step did, in nanoseconds from the start of its forward."""
@@ -225,11 +230,16 @@ class GradientExchange:
             for tensor in one.tensors
         )
         self.seconds.append(time.perf_counter() - self._begun)
+        if self._contest is not None:
+            self.plan = self._contest.next_plan(self.seconds[-1], self.queue, self._group)
+            if self._contest.over:
+                self._contest = None
+                self.seconds.clear()
         self._step += 1
         self._last = now
         stale = self.problem is not None and tuple(now.names) != self.problem.stream.names
         if stale:  # DDP made its buckets anew: messages stay a division, and are planned again
-            self.plan = self.problem = None
+            self.plan = self.problem = self._contest = None
         if self.plan is None:
             self._watch()
 
@@ -248,45 +258,19 @@ class GradientExchange:
 
     def _agree(self, times: Sequence[float]) -> None:
         """Measure, plan and judge, together with the other ranks."""
-        now = self._now
-        slowest = torch.tensor(times, dtype=torch.float64)
-        most = distributed.ReduceOp.MAX
-        wait(self.queue, lambda: distributed.all_reduce(slowest, most, self._group), "times of buckets")
-        before, *ready = slowest.tolist()
-        compute = [0.0] * len(now.names)
-        first, clock = 0, 0.0
-        for at, (_, end) in zip(ready, now.ready, strict=True):
-            compute[first] += max(at - clock, 0.0)
-            first, clock = end, max(at, clock)
-        sizes = tuple(one.nbytes for one in now.tensors)
-        stream = GradientStream(tuple(now.names), sizes, tuple(compute), before)
-        costs = calibrate([one.numel() for one in now.tensors], self.codecs, self.queue, self._group)
-        problem = ExchangeProblem(stream, costs, self.limits)
-        plan = self._shared(problem)
-        check_exchange(problem, plan)
-        self.problem, self.plan = problem, plan
+        now, counts = self._now, [one.numel() for one in self._now.tensors]
+        stream = agree.slowest_stream(
+            now.names, counts, [end for _, end in now.ready], times, self.queue, self._group
+        )
+        costs = calibrate(counts, self.codecs, self.queue, self._group)
+        self.problem = ExchangeProblem(stream, costs, self.limits)
+        several = self.trials > 0
+        plans = agree.shared_plans(self.problem, self._choose, self.queue, self._group, several=several)
+        for plan in plans:
+            check_exchange(self.problem, plan)
+        self.plan = plans[0]
+        self._contest = agree.PlanContest(plans, self.trials) if len(plans) > 1 else None
         self.seconds.clear()
-
-    def _shared(self, problem: ExchangeProblem) -> ExchangePlan:
-        """Plan on rank 0, and tell the others; a refusal is told to all."""
-        error: TightropeError | None = None
-        data = b""
-        if distributed.get_rank(self._group) == 0:
-            try:
-                data = dump_exchange(self._choose(problem))
-            except TightropeError as refused:
-                error = refused
-        size = torch.tensor([len(data)])
-        wait(self.queue, lambda: distributed.broadcast(size, group_src=0, group=self._group), "a plan's size")
-        if error is not None:
-            raise error
-        if not int(size):
-            raise TightropeError(
-                "rank 0 found no plan within the limits; its message names what is possible."
-            )
-        text = torch.frombuffer(bytearray(data or bytes(int(size))), dtype=torch.uint8)
-        wait(self.queue, lambda: distributed.broadcast(text, group_src=0, group=self._group), "the plan")
-        return load_exchange(bytes(text.numpy()))
 
 
 def compress_gradients(
@@ -298,6 +282,7 @@ def compress_gradients(
     link: Link | None = None,
     feedback: bool = True,
     timeout: float = 60.0,
+    trials: int = 4,
     choose: Callable[[ExchangeProblem], ExchangePlan] = plan_exchange,
 ) -> GradientExchange:
     """Send the gradients of a model in planned messages, each by the codec that the plan chose for it.
@@ -314,6 +299,8 @@ def compress_gradients(
         link: to hold the messages to a rate in user space; default: the network as it is.
         feedback: whether what a lossy codec left is added to the next gradient.
         timeout: seconds after which a message that is not through is an error.
+        trials: steps in which the plan, and the best plan of each codec alone, are tried in turns before the
+            one that was fastest goes on; 0 = trust the forecast.
         choose: the planner.
 
     Returns:
@@ -344,6 +331,7 @@ def compress_gradients(
         queue=MessageQueue(link=link, timeout=timeout),
         choose=choose,
         feedback=feedback,
+        trials=trials,
     )
     model.register_comm_hook(state, _hook)
     return state

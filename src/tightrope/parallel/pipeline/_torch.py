@@ -5,6 +5,7 @@ that a stage receives, and what has been sent until the step ends; `PlannedStage
 does.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -298,5 +299,11 @@ def runtime(
 def losses_of(step: Any, *args: Any, target: Any) -> list[torch.Tensor]:
     """Run a step of a runtime; return the losses of the micro-batches, where the last stage is."""
     losses: list[torch.Tensor] = []
-    step.step(*args, target=target, losses=losses, return_outputs=False)
+    log = logging.getLogger("torch.distributed.pipelining.schedules")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # where an action fails, torch writes the whole schedule, on every rank
+    try:
+        step.step(*args, target=target, losses=losses, return_outputs=False)
+    finally:
+        log.setLevel(level)
     return losses

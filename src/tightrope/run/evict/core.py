@@ -34,6 +34,8 @@ _CALLS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "release": ((_ID,), INTEGER),
     "evict": ((_ID,), None),
     "evict_idle": ((_ID,), None),
+    "keep": ((_ID,), None),
+    "drop_temporaries": ((), None),
     "restored": ((_ID, _ID), None),
     "mutated": ((_ID, INTEGER, POINTER, INTEGER), _ID),
     "at_risk": ((_ID, POINTER, INTEGER), INTEGER),
@@ -309,6 +311,14 @@ class EvictionArena:
     def evict_idle(self, storage: int) -> None:
         """Drop the bytes of a storage where no op uses it and it can be made again; else do nothing."""
         self._native.tightrope_evict_evict_idle(self._handle, storage)
+
+    def keep(self, storage: int) -> None:
+        """Let its bytes stay when it is released, until they are evicted, while others are made from it."""
+        self._native.tightrope_evict_keep(self._handle, storage)
+
+    def drop_temporaries(self) -> None:
+        """Evict what was made again on the way to others, where the policy says so, as nothing waits now."""
+        self._native.tightrope_evict_drop_temporaries(self._handle)
 
     def restored(self, storage: int, source: int) -> None:
         """Move the bytes of ``source`` to a storage that is evicted."""

@@ -53,6 +53,9 @@ class FollowedArena(Protocol):
     def recomputable(self, storage: int) -> bool:
         """Tell whether it can be made again."""
 
+    def keep(self, storage: int) -> None:
+        """Let the bytes of a storage stay when it is released."""
+
     def valid(self, storage: int) -> bool:
         """Tell whether the record exists."""
 
@@ -302,6 +305,9 @@ class Follower:
         self._slots[one] = slot
         self._ids[slot] = one
         self.record.uses[slot] = []
+        followed = self.following
+        if followed is not None and slot in followed.directives.keeps:
+            self._arena.keep(one)
 
     def _change(self) -> None:
         """Another plan is followed from now on, or none."""

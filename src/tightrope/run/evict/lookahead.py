@@ -50,11 +50,13 @@ class Directives:
     Attributes:
         before: what runs again before the first run of an op, by number.
         after: whose bytes go after it.
+        keeps: what runs again reads these: their bytes stay when the step lets go of them.
         ns: of all that runs again.
     """
 
     before: dict[int, tuple[Rerun, ...]] = field(default_factory=dict)
     after: dict[int, tuple[Slot, ...]] = field(default_factory=dict)
+    keeps: frozenset[Slot] = frozenset()
     ns: int = 0
 
 
@@ -200,6 +202,7 @@ def _directives(graph: Graph, reader: _StepReader, pairs: tuple[tuple[int, int],
     waiting: list[tuple[list[Slot], list[Slot]]] = []
     drops: list[Slot] = []
     seen, ns = 0, 0
+    keeps: set[Slot] = set()
     for step in expand(graph, pairs).steps:
         if isinstance(step, Free):
             if step.storage in reader.slots:
@@ -217,8 +220,10 @@ def _directives(graph: Graph, reader: _StepReader, pairs: tuple[tuple[int, int],
             drops = [reader.slots[one] for one in step.drop]
             waiting.append((makes, drops))
             ns += op.ns
+            keeps.update(reader.slots[one] for one in op.reads if one in reader.slots)
     return Directives(
         {at: tuple(rows) for at, rows in before.items()},
         {at: tuple(rows) for at, rows in after.items() if rows},
+        frozenset(keeps),
         ns,
     )

@@ -41,7 +41,8 @@ class Policy:
         neighbours: the cost of evicted neighbours counts.
         sample: score about sqrt(n) storages drawn at random, not all n.
         forecasts: use forecasts of the next use.
-        keep_temporaries: what was made again on the way to another storage stays until it is evicted.
+        keep_temporaries: what was made again on the way to another storage 0: goes once no op reads it,
+            1: stays until it is evicted, 2: goes when the op that waited for the other has all that it reads.
         soft_pins: inputs of ops that wait for other inputs may go where nothing else can.
         relocate: storages that no op uses may move, so that every free byte is of use.
         patience: percent of the mean time between two uses that is added to every staleness.
@@ -60,7 +61,7 @@ class Policy:
     neighbours: bool = True
     sample: bool = False
     forecasts: bool = False
-    keep_temporaries: bool = True
+    keep_temporaries: int = 1
     soft_pins: bool = False
     relocate: bool = False
     patience: int = 0
@@ -71,13 +72,13 @@ class Policy:
     small_limit: Bytes = 10 * 1024
 
 
-COOP: Final = Policy("coop", relocate=True, soft_pins=True, best_fit=True)
+COOP: Final = Policy("coop", relocate=True, soft_pins=True, best_fit=True, keep_temporaries=2)
 COOP_AS_PUBLISHED: Final = Policy("coop_as_published")
 DTR: Final = Policy("dtr", Score.COST_SIZE_STALENESS, window=False, two_ends=False)
 DTE: Final = Policy("dte", Score.COST_ROOM_STALENESS, window=False, two_ends=False)
 LRU: Final = Policy("lru", Score.STALENESS, window=False, two_ends=False)
 SIZE: Final = Policy("size", Score.SIZE, window=False, two_ends=False)
-PLANNED: Final = replace(COOP, name="planned", forecasts=True)
+PLANNED: Final = replace(COOP, name="planned", forecasts=True, keep_temporaries=1)
 
 CANDIDATES: Final = (
     replace(COOP, name="planned_coop"),

@@ -16,7 +16,7 @@ from tightrope.core.units import Bytes, Nanoseconds, StorageId, format_bytes, fo
 from tightrope.formats.eviction_log import EvictionLog, LoggedOp, Released, StepEnd
 from tightrope.run.evict.core import EvictionArena
 from tightrope.run.evict.follow import TINY, Follower, Lookahead, StepRecord
-from tightrope.run.evict.policies import Policy
+from tightrope.run.evict.policies import COOP, Policy
 
 MOST_AGAIN = 5
 """A run is given up when recomputation takes this many times the time of the ops themselves."""
@@ -91,6 +91,8 @@ class LogReplay:
                 *(self.arena, self.describe, self.make_again, self.arena.evict_idle, InfeasibleError),
                 *(choose, self.plan, fixed),
             )
+            if fixed is None:
+                self.plan(COOP)
         self.limit = MOST_AGAIN * max(1, log.operator_ns)
 
     # --- events
@@ -192,6 +194,8 @@ class LogReplay:
                 if missing >= 0:
                     self.stack.append(self._frame(missing))
                     continue
+                if top.target < 0:
+                    self.arena.drop_temporaries()
                 (self._run_first if top.target < 0 else self._run_again)(top)
                 for one in top.pinned:
                     self._unpin(one)
@@ -201,6 +205,8 @@ class LogReplay:
                 for one in left.pinned:
                     self._unpin(one)
             del self.stack[base:]
+        if not self.stack:
+            self.arena.drop_temporaries()
         self._forget()
 
     def _frame(self, target: int) -> WaitingOp:

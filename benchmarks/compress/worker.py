@@ -1,0 +1,224 @@
+"""One rank of C4 and C5: a net trained in turns by plans of ours and by hooks of torch; rank 0 prints JSON.
+
+Every turn runs one step of every configuration, so that whatever else the machine does falls on all alike.
+"""
+
+import argparse
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.compress.problems import NETS
+from tightrope.core.exchange import ExchangePlan, Message
+from tightrope.parallel.compress import GradientExchange, Link, compress_gradients, seconds_of
+from tightrope.parallel.compress.forecast import sent_of
+from tightrope.parallel.compress.simple import by_cap
+
+CODECS = ("none", "fp16", "bf16", "sign", "bits2", "bits4", "bits8")
+
+
+class Net(nn.Module):
+    """A small GPT: many tensors and little to compute, as a GPU has it."""
+
+    def __init__(self, *, layers: int = 16, width: int = 192, words: int = 1024) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(layers)
+        )
+        self.last = nn.LayerNorm(width)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.last(x) @ self.embed.weight.T
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+
+class Timed(nn.Module):
+    """A net whose forward and backward sleep instead of computing, so that ranks take no processor of others.
+
+    Gradients have the sizes of a net, and come at its pace.
+    """
+
+    def __init__(self, *, forward: float = 0.05, backward: float = 0.1, share: int = 4) -> None:
+        super().__init__()
+        counts = [max(count // share, 1) for count in NETS["ResNet-101"]]
+        self.weights = nn.ParameterList(torch.zeros(count) for count in counts)
+        self.gradients = [torch.randn(count) for count in counts]
+        self.before = forward
+        self.pauses = [0.5 * backward * (count / sum(counts) + 1 / len(counts)) for count in counts]
+
+    def forward(self, words: Tensor) -> Tensor:
+        time.sleep(self.before)
+        x = torch.zeros(1, requires_grad=True)
+        for weight, gradient, pause in zip(self.weights, self.gradients, self.pauses, strict=True):
+            x = _Pause.apply(x, weight, gradient, pause)  # type: ignore[no-untyped-call]
+        return x
+
+
+class _Pause(torch.autograd.Function):
+    """Pass a number on; its backward sleeps, and makes a gradient that is known."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, pause: float) -> Tensor:
+        ctx.known = gradient, pause
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, came: Tensor) -> Any:
+        gradient, pause = ctx.known
+        time.sleep(pause)
+        return came, gradient, None, None
+
+
+class Turns:
+    """Configurations, each a function that runs one step and returns its seconds."""
+
+    def __init__(self, link: Link | None, *, timed: bool) -> None:
+        self.net: type[nn.Module] = Timed if timed else Net
+        self.words = torch.randint(1024, (2, 32))
+        self.steps: dict[str, Callable[[], float]] = {}
+        self.forecast: dict[str, float] = {}
+        self.ours = self._wrapped(0.05)
+        self.exchange = compress_gradients(self.ours, codecs=CODECS, link=link)
+        self.stock = link is None  # hooks of torch send around a link in user space
+
+    def _wrapped(self, cap: float) -> DistributedDataParallel:
+        torch.manual_seed(1)
+        return DistributedDataParallel(self.net(), bucket_cap_mb=cap, gradient_as_bucket_view=True)
+
+    def _step(self, model: DistributedDataParallel) -> float:
+        model.zero_grad(set_to_none=False)
+        distributed.barrier()
+        start = time.perf_counter()
+        loss: Any = model(self.words)
+        loss.backward()
+        return time.perf_counter() - start
+
+    def plan(self) -> ExchangePlan:
+        """Let the ranks watch, measure and plan."""
+        while self.exchange.plan is None or self.exchange.trying:
+            self._step(self.ours)
+        return self.exchange.plan
+
+    def add_ours(self) -> None:
+        """Add the chosen plan and fixed divisions of several codecs."""
+        problem, chosen = self.exchange.problem, self.exchange.plan
+        assert problem is not None
+        assert chosen is not None
+        sizes = problem.stream.sizes
+        ends = {"layer-wise": tuple(range(1, len(sizes) + 1)), "single": (len(sizes),)}
+        ends |= {f"{cap} MB": by_cap(sizes, int(cap * 1e6)) for cap in (0.25, 1, 4)}
+        wanted = {
+            "sign": ("layer-wise", "0.25 MB", "1 MB", "4 MB", "single"),
+            "fp16": ("1 MB", "4 MB"),
+            "none": ("1 MB", "4 MB"),
+            "bits4": ("1 MB",),
+        }
+        self._add("chosen", chosen)
+        for codec, divisions in wanted.items():
+            for name in divisions:
+                messages = tuple(Message(end, codec) for end in ends[name])
+                seconds, sent = seconds_of(problem, messages), sent_of(problem, messages)
+                self._add(f"{codec}, {name}", ExchangePlan(messages, seconds, sent, 0.0, "given"))
+
+    def _add(self, name: str, plan: ExchangePlan) -> None:
+        exchange, model = self.exchange, self.ours
+
+        def run() -> float:
+            exchange.use(plan)
+            return self._step(model)
+
+        self.steps[name], self.forecast[name] = run, plan.seconds
+
+    def add_stock(self) -> None:
+        """Add hooks of torch; PowerSGD in one bucket, as it hangs with more."""
+        for name, cap in (("DDP, 25 MB", 25.0), ("DDP, 1 MB", 1.0), ("DDP fp16 hook, 25 MB", 25.0)):
+            model = self._wrapped(cap)
+            if "fp16" in name:
+                model.register_comm_hook(None, fp16_compress_hook)
+            self.steps[name] = lambda model=model: self._step(model)  # type: ignore[misc]
+        model = self._wrapped(1000.0)
+        state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook)
+        self.steps["DDP PowerSGD, 1 bucket"] = lambda: self._step(model)
+
+    def run(self, turns: int) -> dict[str, float]:
+        """Return the median seconds of each, on the rank that waited longest."""
+        seen: dict[str, list[float]] = {name: [] for name in self.steps}
+        for turn in range(turns + 3):  # DDP makes its buckets anew, PowerSGD begins
+            for name, step in self.steps.items():
+                seconds = step()
+                if turn >= 3:
+                    seen[name].append(seconds)
+        medians = torch.tensor([median(one) for one in seen.values()], dtype=torch.float64)
+        distributed.all_reduce(medians, distributed.ReduceOp.MAX)
+        return dict(zip(seen, medians.tolist(), strict=True))
+
+
+def main() -> None:
+    """Train and print."""
+    parser = argparse.ArgumentParser()
+    for name in ("rank", "ranks", "turns"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--meet", required=True)
+    parser.add_argument("--rate", type=float, default=0.0, help="bytes per second, in user space")
+    parser.add_argument("--timed", action="store_true", help="sleep instead of computing")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    with suppress(PermissionError):
+        os.nice(-15)  # where root may: less of what else the machine does
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{asked.meet}", rank=asked.rank, world_size=asked.ranks,
+        timeout=timedelta(seconds=120),
+    )  # fmt: skip
+    turns = Turns(Link(asked.rate) if asked.rate else None, timed=asked.timed)
+    plan = turns.plan()
+    turns.add_ours()
+    if turns.stock:
+        turns.add_stock()
+    gc.freeze()
+    observed = turns.run(asked.turns)
+    if asked.rank == 0:
+        print(json.dumps(_said(turns.exchange, plan, turns.forecast, observed)))
+    distributed.barrier()
+    turns.exchange.close()
+    distributed.destroy_process_group()
+
+
+def _said(
+    exchange: GradientExchange, plan: ExchangePlan, forecast: dict[str, float], observed: dict[str, float]
+) -> dict[str, Any]:
+    assert exchange.problem is not None
+    none = next(codec for codec in exchange.problem.codecs if codec.name == "none")
+    return {
+        "codecs": sorted({message.codec for message in plan.messages}),
+        "messages": len(plan.messages),
+        "gradients": len(exchange.problem.stream.sizes),
+        "bytes": sum(exchange.problem.stream.sizes),
+        "rate": 1 / none.wire[1],
+        "forecast": forecast,
+        "observed": observed,
+        "compute": exchange.problem.stream.before + sum(exchange.problem.stream.compute),
+        "costs": {one.name: [*one.encode, *one.wire, *one.decode] for one in exchange.problem.codecs},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""One node: it sends calls, and answers those of others whenever it waits.
+
+Idea        One socket per peer, one thread per node. Who waits for an answer serves every call that arrives
+            meanwhile, so nodes may call each other in circles. A tensor is copied once, into memory shared
+            with the peer; what comes back from there, or stays there, is not copied.
+Guarantee   A call ends: with its result, with the error of the other node, after its time-out, or when the
+            peer ends, which the kernel tells at once by closing its socket, however it ended.
+Complexity  One letter each way per call; one copy per tensor and direction, none where the peer returns what
+            it got.
+Gaps        A function that never returns blocks its node; its callers end by their time-outs.
+"""
+
+import array
+import itertools
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tightrope.core import Bytes, RankError, TightropeError
+from tightrope.parallel.fabric.arena import SharedArena, SharedArenas
+from tightrope.parallel.fabric.letters import (
+    DTYPES,
+    NAMES,
+    HandleItem,
+    InlineItem,
+    Letter,
+    LetterKind,
+    PlaceItem,
+    PlainItem,
+    decode,
+    encode,
+)
+from tightrope.parallel.fabric.references import References, RemoteTensor
+from tightrope.parallel.fabric.registry import function_of
+
+Item: TypeAlias = PlaceItem | InlineItem | HandleItem | PlainItem
+SHARED: Final[Bytes] = 4 * 2**30
+"""Bytes that a node shares with one peer, at most."""
+_LETTER: Final = 2**20
+_SMALL: Final[Bytes] = 2048
+"""Bytes of a tensor that goes in the letter."""
+_IDLE: Final = 0.02
+"""Seconds after which what is free is told to peers that are not written to anyway."""
+
+
+class Peer:
+    """Another node, as this one sees it.
+
+    Args:
+        number: of the node.
+        link: a socket that keeps the borders of letters.
+        shared: bytes that may be shared with it.
+    """
+
+    def __init__(self, number: int, link: socket.socket, shared: Bytes) -> None:
+        self.number, self.link = number, link
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            link.setsockopt(socket.SOL_SOCKET, option, 2 * _LETTER)
+        self.own = SharedArenas(shared)
+        self.theirs: list[SharedArena] = []
+        self.freed: list[deque[int]] = []
+        self.released: list[deque[int]] = []
+        self.alive = True
+
+    def take_freed(self) -> tuple[tuple[int, int], ...]:
+        """Blocks of the peer that nobody here reads any more."""
+        return tuple(
+            (number, blocks.popleft()) for number, blocks in enumerate(self.freed) for _ in range(len(blocks))
+        )
+
+    def close(self) -> None:
+        """Give its socket and all memory back."""
+        self.own.close()
+        for one in (self.theirs, self.freed, self.released):
+            one.clear()
+        self.link.close()
+
+    def settle_own(self) -> None:
+        """Let go of own blocks that nobody here reads any more."""
+        for number, blocks in enumerate(self.released):
+            while blocks:
+                self.own.arenas[number].drop(blocks.popleft())
+
+
+class Reply:
+    """A call under way."""
+
+    def __init__(self, node: "FabricNode", peer: int, name: str) -> None:
+        self._node, self._peer, self._name = node, peer, name
+        self.value: Any = None
+        self.error: RankError | None = None
+        self.done = False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the result, serving others meanwhile.
+
+        Args:
+            timeout: seconds; None = that of the node.
+
+        Raises:
+            RankError: the function raised, the node ended, or the time is over.
+        """
+        limit = self._node.timeout if timeout is None else timeout
+        if not self._node.pump(lambda: self.done, limit):
+            raise RankError(
+                f"{self._name!r} on node {self._peer} took more than {limit:g} s. Give it more (timeout=), "
+                "or end "
+                "that node."
+            )
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class FabricNode:
+    """One process of a fabric.
+
+    Args:
+        number: of this node.
+        links: socket of every other node.
+        timeout: seconds of a call where none are given.
+        shared: bytes that this node shares with one peer, at most.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        links: Mapping[int, socket.socket],
+        *,
+        timeout: float = 60.0,
+        shared: Bytes = SHARED,
+    ) -> None:
+        self.number, self.timeout = number, timeout
+        self.peers = {peer: Peer(peer, link, shared) for peer, link in links.items()}
+        self.references = References()
+        self._let_go: deque[tuple[int, int]] = deque()
+        self._calls = itertools.count(1)
+        self._replies: dict[tuple[int, int], Reply] = {}
+        self._poll = select.poll()
+        self._by_socket = {peer.link.fileno(): peer for peer in self.peers.values()}
+        for file in self._by_socket:
+            self._poll.register(file, select.POLLIN)
+        self.stopped = False
+
+    # --- calls
+
+    def call(self, node: int, name: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """Call a registered function on a node and return its result.
+
+        Args:
+            node: number; this one's own is called here.
+            name: as registered.
+            arguments: tensors, handles, plain values.
+            timeout: seconds; None = that of the node.
+
+        Raises:
+            RankError: the function raised, the node ended, or the time is over.
+        """
+        return self.call_async(node, name, *arguments).wait(timeout)
+
+    def call_async(self, node: int, name: str, *arguments: Any) -> Reply:
+        """Begin a call; `Reply.wait` ends it."""
+        return self._begin(LetterKind.CALL, node, name, arguments)
+
+    def remote(self, node: int, name: str, *arguments: Any, timeout: float | None = None) -> RemoteTensor:
+        """Call a function that returns one tensor, which stays there; return its handle."""
+        found = self._begin(LetterKind.KEEP, node, name, arguments).wait(timeout)
+        if not isinstance(found, RemoteTensor):
+            raise TightropeError(f"{name!r} on node {node} returned no tensor: only tensors can stay there.")
+        return found
+
+    def fetch(self, handle: RemoteTensor, timeout: float | None = None) -> Tensor:
+        """Return the tensor of a handle."""
+        if handle.owner == self.number:
+            found = self.references.get(handle.key)
+        else:
+            found = self.call(handle.owner, "tightrope.fetch", handle, timeout=timeout)
+        if not isinstance(found, Tensor):
+            raise RankError(f"node {handle.owner} no longer has the tensor {handle.key}.")
+        return found
+
+    def _begin(self, kind: LetterKind, node: int, name: str, arguments: Sequence[Any]) -> Reply:
+        reply = Reply(self, node, name)
+        if node == self.number:
+            found = function_of(name)(*arguments)
+            reply.value = self._handle(found) if kind == LetterKind.KEEP else found
+            reply.done = True
+            return reply
+        peer = self._living(node)
+        number = next(self._calls)
+        self._replies[node, number] = reply
+        self.send(peer, Letter(kind, number, name, tuple(self._packed(peer, one) for one in arguments)))
+        return reply
+
+    def _handle(self, value: Tensor) -> RemoteTensor:
+        return RemoteTensor(self.number, self.references.keep(value, self.number), self._let_go)
+
+    def _living(self, node: int) -> Peer:
+        peer = self.peers.get(node)
+        if peer is None:
+            raise TightropeError(f"there is no node {node}; there are {sorted((*self.peers, self.number))}.")
+        if not peer.alive:
+            raise RankError(f"node {node} ended.")
+        return peer
+
+    # --- waiting
+
+    def pump(self, done: Any = None, timeout: float | None = None) -> bool:
+        """Take in letters until ``done()``; tell whether that is before the time is over.
+
+        Args:
+            done: what ends it; None = only the time, or an order to stop.
+            timeout: seconds; None = any.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not (done() if done is not None else self.stopped):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            wait = left if not self._untold() else _IDLE if left is None else min(_IDLE, left)
+            ready = self._poll.poll(None if wait is None else wait * 1e3)
+            for file, _ in ready:
+                self._take_in(self._by_socket[file])
+            if not ready:
+                self.tell()
+        return True
+
+    def _untold(self) -> bool:
+        if self._let_go:
+            return True
+        return any(blocks for one in self.peers.values() for blocks in one.freed)
+
+    def tell(self) -> None:
+        """Tell peers what nobody here needs any more."""
+        while self._let_go:
+            owner, key = self._let_go.popleft()
+            self.count(owner, key, self.number, -1)
+        for peer in self.peers.values():
+            peer.settle_own()
+            if peer.alive and any(peer.freed):
+                self.send(peer, Letter(LetterKind.FREED))
+
+    def count(self, owner: int, key: int, holder: int, change: int) -> None:
+        """Change the count of a node's handles on a tensor, where it is kept."""
+        if owner == self.number:
+            self.references.count(key, holder, change)
+        elif self.peers[owner].alive:
+            values = (PlainItem(key), PlainItem(holder), PlainItem(change))
+            self.send(self.peers[owner], Letter(LetterKind.COUNT, items=values))
+
+    # --- letters
+
+    def send(self, peer: Peer, letter: Letter) -> None:
+        """Send a letter, with what is free, and the descriptors of new arenas."""
+        new, peer.own.new = peer.own.new, []
+        arenas = tuple((number, peer.own.arenas[number].size) for number in new)
+        freed = peer.take_freed()
+        if arenas or freed:
+            letter = Letter(
+                letter.kind, letter.number, letter.name, letter.items, letter.single, arenas, freed
+            )
+        data = encode(letter)
+        if len(data) > _LETTER:
+            raise TightropeError(
+                f"{letter.name!r}: {len(data)} bytes of plain values; at most {_LETTER}. Send a tensor of "
+                "bytes."
+            )
+        descriptors = [peer.own.arenas[number].descriptor for number in new]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if new else []
+        try:
+            peer.link.sendmsg([data], rights)
+        except OSError:  # it ended; who waits is told when its socket is read
+            self._lost(peer)
+
+    def _take_in(self, peer: Peer) -> None:
+        try:
+            data, rights, _, _ = peer.link.recvmsg(_LETTER + 4096, socket.CMSG_SPACE(64 * 4))
+        except OSError:
+            data, rights = b"", []
+        if not data:
+            self._lost(peer)
+            return
+        letter = decode(data)
+        descriptors = [
+            one for _, _, raw in rights for one in array.array("i", raw[: len(raw) // 4 * 4]).tolist()
+        ]
+        for (_, size), descriptor in zip(letter.arenas, descriptors, strict=True):
+            peer.theirs.append(SharedArena(size, descriptor))
+            peer.freed.append(deque())
+        for number, block in letter.freed:
+            peer.own.arenas[number].drop(block)
+        self._obey(peer, letter)
+
+    def _obey(self, peer: Peer, letter: Letter) -> None:
+        match letter.kind:
+            case LetterKind.CALL | LetterKind.KEEP:
+                self._serve(peer, letter)
+            case LetterKind.RESULT:
+                values = [self._unpacked(peer, item) for item in letter.items]
+                self._end((peer.number, letter.number), values[0] if letter.single else tuple(values), None)
+            case LetterKind.ERROR:
+                error = RankError(f"node {peer.number}: {letter.name}")
+                self._end((peer.number, letter.number), None, error)
+            case LetterKind.COUNT:
+                key, holder, change = (item.value for item in letter.items if isinstance(item, PlainItem))
+                if holder == self.number or self.peers[holder].alive:  # the handles of others are forgotten
+                    self.references.count(key, holder, change)
+            case LetterKind.STOP:
+                self.stopped = True
+            case LetterKind.FREED:
+                pass
+
+    def _serve(self, peer: Peer, letter: Letter) -> None:
+        try:
+            found = function_of(letter.name)(*[self._unpacked(peer, item) for item in letter.items])
+            if letter.kind == LetterKind.KEEP:
+                key = self.references.keep(found, peer.number) if isinstance(found, Tensor) else 0
+                answer = (HandleItem(self.number, key) if key else PlainItem(None),)
+                single = True
+            else:
+                single = not isinstance(found, tuple | list)
+                values = [found] if single else found
+                answer = tuple(self._packed(peer, one) for one in values)  # type: ignore[assignment]
+            del found
+            result = Letter(LetterKind.RESULT, letter.number, items=answer, single=single)
+        except Exception as error:  # the caller gets it, whatever it is; this node goes on
+            said = f"{letter.name!r} raised {type(error).__name__}: {error}"
+            result = Letter(LetterKind.ERROR, letter.number, said[:2000])
+        if peer.alive:
+            self.send(peer, result)
+
+    def _end(self, call: tuple[int, int], value: Any, error: RankError | None) -> None:
+        reply = self._replies.pop(call, None)
+        if reply is not None:
+            reply.value, reply.error, reply.done = value, error, True
+
+    def _lost(self, peer: Peer) -> None:
+        if not peer.alive:
+            return
+        peer.alive = False
+        self._poll.unregister(peer.link.fileno())
+        self.references.forget(peer.number)
+        for call in [call for call in self._replies if call[0] == peer.number]:
+            name = self._replies[call]._name
+            self._end(call, None, RankError(f"node {peer.number} ended during {name!r}."))
+        peer.close()
+
+    # --- values
+
+    def _packed(self, peer: Peer, value: Any) -> Item:
+        if isinstance(value, RemoteTensor):
+            if value.owner != peer.number:
+                self.count(value.owner, value.key, peer.number, 1)
+            return HandleItem(value.owner, value.key)
+        if not isinstance(value, Tensor):
+            return PlainItem(value)
+        if value.device.type != "cpu" or value.dtype not in NAMES:
+            raise TightropeError(
+                f"a tensor of {value.dtype} on {value.device} cannot be sent; move it to cpu."
+            )
+        one = value.detach().contiguous()
+        size, dtype, shape = one.nbytes, NAMES[one.dtype], tuple(one.shape)
+        if size > _SMALL:
+            for number, arena in enumerate(peer.theirs):  # it came from there
+                at = one.data_ptr() - arena.address
+                block = one.untyped_storage().data_ptr() - arena.address
+                if 0 <= at < arena.size:
+                    return PlaceItem(True, number, block, at, dtype, shape)
+        if size <= _SMALL:
+            return InlineItem(one.view(-1).view(torch.uint8).numpy().tobytes() if size else b"", dtype, shape)
+        peer.settle_own()
+        number, block = peer.own.take(size)
+        peer.own.arenas[number].tensor(block, size).copy_(one.view(-1).view(torch.uint8))
+        return PlaceItem(False, number, block, block, dtype, shape)
+
+    def _unpacked(self, peer: Peer, item: Item) -> Any:
+        if isinstance(item, PlainItem):
+            return item.value
+        if isinstance(item, HandleItem):
+            if item.owner == self.number:
+                return self.references.get(item.key)
+            return RemoteTensor(item.owner, item.key, self._let_go)
+        if isinstance(item, InlineItem):
+            if not item.data:
+                return torch.empty(item.shape, dtype=DTYPES[item.dtype])
+            return torch.frombuffer(bytearray(item.data), dtype=DTYPES[item.dtype]).view(item.shape)
+        if item.dtype not in DTYPES or (item.own and item.arena >= len(peer.own.arenas)):
+            raise TightropeError(f"node {peer.number} sent a tensor that cannot be: {item}.")
+        dtype = DTYPES[item.dtype]
+        size = dtype.itemsize
+        for length in item.shape:
+            size *= length
+        if item.own:
+            arena = peer.own.arenas[item.arena]
+            arena.hold(item.block)
+            while len(peer.released) < len(peer.own.arenas):
+                peer.released.append(deque())
+            gone = peer.released[item.arena]
+        else:
+            arena, gone = peer.theirs[item.arena], peer.freed[item.arena]
+        # the storage begins where the block does: it names the block when it is gone, or comes back
+        storage = arena.tensor(item.block, item.at - item.block + size, gone)
+        return storage[item.at - item.block :].view(dtype).view(item.shape)
+
+    def close(self) -> None:
+        """Close all sockets; peers see that this node ended."""
+        for peer in self.peers.values():
+            if peer.alive:
+                peer.alive = False
+                peer.close()
+        self.stopped = True

@@ -1,0 +1,172 @@
+"""What the layers of a model take: measured here with the allocator that counts, or told from shapes alone.
+
+Idea        `measure_layers` runs one micro-batch through every layer, twice, forward and backward, and reads
+            the counters around each. `shape_layers` runs it on the meta device, where nothing is computed,
+            and counts what autograd keeps, and floating-point operations for a machine's rates.
+Guarantee   Measured bytes are those of torch's allocator. From shapes: kept tensors to the byte, each storage
+            once; nothing of what a kernel takes for itself.
+Gaps        From shapes, a backward takes twice its forward. Dropout's masks are those of the meta device.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tightrope.core import Machine, StageCost, TightropeError
+from tightrope.core.units import Bytes, round_up
+from tightrope.native.hook.allocator import allocator
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def measure_layers(
+    layers: Sequence[torch.nn.Module],
+    example: torch.Tensor,
+    target: torch.Tensor,
+    loss: Loss,
+    *,
+    states: float = 0.0,
+) -> tuple[StageCost, ...]:
+    """Measure every layer on one micro-batch.
+
+    Args:
+        layers: each takes what the one before returns, a tensor.
+        example: one micro-batch for the first.
+        target: for the loss.
+        loss: of the last layer's output and the target.
+        states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+    """
+    found: list[StageCost] = []
+    x = example
+    for position, layer in enumerate(layers):
+        last = position + 1 == len(layers)
+        before = [p.grad for p in layer.parameters()]
+        for _ in range(2):  # the first run makes the gradients that the second one adds to
+            given = x.detach()
+            if given.is_floating_point():
+                given = given.clone().requires_grad_(position > 0)
+            cost, output = _measured(layer, given, target if last else None, loss)
+        for parameter, grad in zip(layer.parameters(), before, strict=True):
+            parameter.grad = grad
+        found.append(_with_state(cost, layer, states, first=position == 0, last=last))
+        x = output
+    return tuple(found)
+
+
+def _measured(
+    layer: torch.nn.Module, given: torch.Tensor, target: torch.Tensor | None, loss: Loss
+) -> tuple[StageCost, torch.Tensor]:
+    hook = allocator()
+    start = hook.stats().heap_live
+    hook.reset_peaks()
+    begin = time.thread_time_ns()
+    output = layer(given)
+    result = output if target is None else loss(output, target)
+    forward = time.thread_time_ns() - begin
+    kept = hook.stats().heap_live - start
+    spare = hook.stats().heap_peak - start - kept
+    along = torch.ones_like(result)
+    before = hook.stats().heap_live
+    hook.reset_peaks()
+    begin = time.thread_time_ns()
+    result.backward(along)
+    backward = time.thread_time_ns() - begin
+    came = _size(given) if given.requires_grad else 0
+    spare = max(spare, hook.stats().heap_peak - before - came)
+    own = _size(output) if target is None else 0
+    saved = max(0, kept - own)
+    cost = StageCost(
+        max(1, forward),
+        backward // 2,
+        backward - backward // 2,
+        _size(given),
+        own,
+        saved,
+        saved,
+        max(0, spare),
+    )
+    return cost, output.detach()
+
+
+def _size(tensor: torch.Tensor) -> Bytes:
+    return round_up(tensor.untyped_storage().nbytes())
+
+
+def _with_state(
+    cost: StageCost, layer: torch.nn.Module, states: float, *, first: bool, last: bool
+) -> StageCost:
+    size = sum(round_up(p.numel() * p.element_size()) for p in layer.parameters())
+    return StageCost(
+        forward=cost.forward,
+        backward=cost.backward,
+        weight=cost.weight,
+        input=0 if first else cost.input,
+        output=0 if last else cost.output,
+        saved=cost.saved,
+        half=cost.half,
+        work=cost.work,
+        parameters=size,
+        state=math.ceil(size * (1 + states)),
+    )
+
+
+def shape_layers(
+    layers: Sequence[torch.nn.Module],
+    example: torch.Tensor,
+    machine: Machine,
+    *,
+    states: float = 0.0,
+) -> tuple[StageCost, ...]:
+    """Tell what layers take from shapes alone; nothing is computed, and no memory is taken.
+
+    Args:
+        layers: each takes what the one before returns, a tensor.
+        example: one micro-batch for the first, on any device.
+        machine: whose ``flops.matmul`` and memory bandwidth give times.
+        states: what the optimizer keeps, in multiples of the parameters' bytes.
+
+    Raises:
+        TightropeError: the machine has no rates.
+    """
+    rate = machine.flops.get("matmul", 0.0)
+    if not rate:
+        raise TightropeError(
+            f"machine {machine.name!r} has no flops.matmul: times of layers follow from it. Add [flops] with "
+            "matmul = operations per second."
+        )
+    found: list[StageCost] = []
+    x = example.to("meta")
+    for position, layer in enumerate(layers):
+        meta = layer if all(p.is_meta for p in layer.parameters()) else copy.deepcopy(layer).to("meta")
+        given = x.detach()
+        if given.is_floating_point():
+            given = given.requires_grad_(position > 0)
+        kept: dict[int, Bytes] = {}
+
+        def keep(tensor: torch.Tensor, kept: dict[int, Bytes] = kept) -> torch.Tensor:
+            kept[tensor.untyped_storage()._cdata] = _size(tensor)
+            return tensor
+
+        skip = [given, *meta.parameters(), *meta.buffers()]
+        with FlopCounterMode(display=False) as count, torch.autograd.graph.saved_tensors_hooks(keep, _same):
+            output = meta(given)
+        for tensor in (*skip, output):
+            kept.pop(tensor.untyped_storage()._cdata, None)
+        saved = sum(kept.values())
+        moved = (saved + _size(given) + _size(output)) / machine.tiers[0].read
+        ns = max(1, round(1e9 * (count.get_total_flops() / rate + moved)))
+        size = sum(round_up(p.numel() * p.element_size()) for p in meta.parameters())
+        cost = StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
+        last = position + 1 == len(layers)
+        found.append(_with_state(cost, meta, states, first=position == 0, last=last))
+        x = output
+    return tuple(found)
+
+
+def _same(tensor: Any) -> Any:
+    return tensor

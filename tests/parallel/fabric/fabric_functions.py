@@ -1,0 +1,61 @@
+"""Functions that nodes of the tests serve."""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tightrope.parallel.fabric import RemoteTensor, register, this_node
+
+
+@register("test.add")
+def add(one: Tensor, other: Tensor | float) -> Tensor:
+    return one + other
+
+
+@register("test.both")
+def both(one: Tensor) -> tuple[Tensor, Tensor, dict[str, int]]:
+    return one[1:], one * 2, {"rows": len(one)}
+
+
+@register("test.fail")
+def fail() -> None:
+    raise ValueError("no such thing")
+
+
+@register("test.sleep")
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@register("test.ask")
+def ask(node: int, name: str, *arguments: Any) -> Any:
+    return this_node().call(node, name, *arguments)
+
+
+@register("test.sum_of")
+def sum_of(handle: Any) -> float:
+    value = this_node().fetch(handle) if isinstance(handle, RemoteTensor) else handle
+    return float(value.sum())
+
+
+@register("test.kept")
+def kept() -> list[int]:
+    node = this_node()
+    node.pump(lambda: False, 0.1)
+    return [len(node.references), sum(peer.own.live for peer in node.peers.values())]
+
+
+@register("test.linear")
+def linear(seed: int, *widths: int) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+    return nn.Sequential(*(one for layer in layers for one in (layer, nn.Tanh())))
+
+
+@register("test.table")
+def table(seed: int, rows: int, width: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.EmbeddingBag(rows, width, mode="sum")

@@ -1,0 +1,187 @@
+"""Calls between processes: values, errors, circles, handles, time-outs, and the end of a node."""
+
+import gc
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import fabric_functions
+import pytest
+import torch
+
+from tightrope.core import PagingError, RankError, TightropeError
+from tightrope.parallel.fabric import LocalFabric, RemoteMemory, RemoteModule, SharedFabric, register
+from tightrope.parallel.fabric.arena import SharedArena, SharedArenas
+
+_ = fabric_functions
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 500, 513, 5000, 300_000])
+def test_tensors_go_and_come_back(fabric: SharedFabric, size: int) -> None:
+    one = torch.randn(size)
+    assert torch.equal(fabric.call(1, "test.add", one, 1.0), one + 1.0)
+    assert torch.equal(fabric.call(2, "tightrope.echo", one), one)
+    assert torch.equal(fabric.call(0, "tightrope.echo", one), one)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.float64])
+def test_every_dtype_and_shape_arrives(fabric: SharedFabric, dtype: torch.dtype) -> None:
+    one = torch.randint(0, 2, (40, 30, 2)).to(dtype).transpose(0, 1)
+    found = fabric.call(1, "tightrope.echo", one)
+    assert found.dtype == dtype
+    assert torch.equal(found, one)
+
+
+def test_results_may_be_several_and_look_into_what_was_given(fabric: SharedFabric) -> None:
+    one = torch.randn(1000, 3)
+    rest, double, said = fabric.call(1, "test.both", one)
+    assert torch.equal(rest, one[1:])
+    assert torch.equal(double, one * 2)
+    assert said == {"rows": 1000}
+
+
+def test_what_comes_back_stays_right_while_other_calls_run(fabric: SharedFabric) -> None:
+    found = [(one, fabric.call(1, "tightrope.echo", one)) for one in (torch.randn(2000) for _ in range(30))]
+    kept = found[::3]
+    del found
+    for _ in range(40):
+        fabric.call(1, "test.add", torch.randn(2000), 1.0)
+    assert all(torch.equal(one, other) for one, other in kept)
+
+
+def test_calls_may_go_in_circles(fabric: SharedFabric) -> None:
+    one = torch.ones(4)
+    found = fabric.call(1, "test.ask", 2, "test.ask", 0, "test.ask", 1, "test.add", one, 1.0)
+    assert torch.equal(found, one + 1)
+
+
+def test_several_calls_may_be_under_way(fabric: SharedFabric) -> None:
+    replies = [
+        fabric.call_async(1 + number % 2, "test.add", torch.full((3,), number), 0.5) for number in range(20)
+    ]
+    for number, reply in reversed(list(enumerate(replies))):
+        assert float(reply.wait()[0]) == number + 0.5
+
+
+def test_errors_of_functions_and_names_come_to_the_caller(fabric: SharedFabric) -> None:
+    with pytest.raises(RankError, match=r"node 1: 'test.fail' raised ValueError: no such thing"):
+        fabric.call(1, "test.fail")
+    with pytest.raises(RankError, match=r"no function is registered as 'os.system'"):
+        fabric.call(1, "os.system", "true")
+    with pytest.raises(TightropeError, match="there is no node 9"):
+        fabric.call(9, "test.fail")
+    with pytest.raises(TightropeError, match="cannot be sent"):
+        fabric.call(1, "tightrope.echo", object())
+
+
+def test_handles_are_counted_wherever_they_go(fabric: SharedFabric) -> None:
+    gc.collect()
+    fabric.node.tell()
+    before = fabric.call(1, "test.kept")[0]
+    handle = fabric.remote(1, "test.add", torch.ones(5), 1.0)
+    assert fabric.call(1, "test.sum_of", handle) == 10.0
+    assert fabric.call(2, "test.sum_of", handle) == 10.0
+    assert fabric.call(1, "test.kept")[0] == before + 1
+    again = fabric.call(2, "tightrope.fetch", handle)
+    del handle
+    fabric.node.tell()
+    assert fabric.call(1, "test.kept")[0] == before + 1
+    assert torch.equal(fabric.fetch(again), torch.full((5,), 2.0))
+    del again
+    fabric.node.tell()
+    fabric.call(2, "test.kept")
+    assert fabric.call(1, "test.kept")[0] == before
+
+
+def test_time_outs_are_kept(fabric: SharedFabric) -> None:
+    start = time.perf_counter()
+    with pytest.raises(RankError, match=r"'test.sleep' on node 2 took more than 0\.5 s"):
+        fabric.call(2, "test.sleep", 1.0, timeout=0.5)
+    assert 0.49 < time.perf_counter() - start < 0.7
+    assert fabric.call(2, "tightrope.ping") > 0
+
+
+def test_pages_on_another_node(fabric: SharedFabric) -> None:
+    memory = RemoteMemory(fabric, 1, 3 * 2**20)
+    pages = [torch.randn(2**18) for _ in range(3)]
+    keys = [memory.page_out(page) for page in pages]
+    assert memory.held == 3 * 2**20
+    with pytest.raises(PagingError, match=r"does not fit on node 1.*3\.00 MiB of 3\.00 MiB"):
+        memory.page_out(pages[0])
+    out = torch.empty(2**18)
+    for key, page in zip(keys, pages, strict=True):
+        memory.page_in(key, out)
+        assert torch.equal(out, page)
+    for key in keys:
+        memory.drop(key)
+    assert memory.held == 0
+    with pytest.raises(PagingError, match="there is no page"):
+        memory.page_in(keys[0], out)
+
+
+def test_modules_on_other_nodes_train_to_the_bit(fabric: SharedFabric) -> None:
+    found = []
+    for one in (fabric, LocalFabric(3)):
+        first = RemoteModule(one, 1, "first", "test.linear", 1, 8, 16)
+        second = RemoteModule(one, 2, "second", "test.linear", 2, 16, 4)
+        optimizers = [module.optimizer("Adam", lr=0.1) for module in (first, second)]
+        for step in range(3):
+            x = torch.randn(6, 8, generator=torch.Generator().manual_seed(step))
+            second(first(x)).square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        found.append([*first.fetch(), *second.fetch()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def files() -> set[str]:
+    return {str(path) for path in (*Path("/dev/shm").glob("*tightrope*"), *Path("/tmp").glob("*.sock"))}
+
+
+def test_a_killed_node_is_told_at_once_and_nothing_is_left() -> None:
+    before, descriptors = files(), len(os.listdir("/proc/self/fd"))
+    fabric = SharedFabric(3, modules=["fabric_functions"])
+    handle = fabric.call(2, "tightrope.fetch", fabric.remote(1, "test.add", torch.ones(1000), 1.0))
+    fabric.call(2, "test.sum_of", handle)
+    reply = fabric.call_async(2, "test.sleep", 30.0)
+    start = time.perf_counter()
+    fabric.processes[1].kill()
+    with pytest.raises(RankError, match=r"node 2 ended during 'test\.sleep'"):
+        reply.wait()
+    with pytest.raises(RankError, match="node 2 ended"):
+        fabric.call(2, "tightrope.ping")
+    assert time.perf_counter() - start < 2
+    del handle
+    fabric.node.tell()
+    assert fabric.call(1, "test.kept")[0] == 0
+    pids = [process.pid for process in fabric.processes]
+    fabric.close()
+    assert files() == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert all(not Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_blocks_are_reused_and_never_while_somebody_reads_them() -> None:
+    arena = SharedArena(1 << 16)
+    taken = [arena.take(1000) for _ in range(10)]
+    assert None not in taken
+    spans = sorted((at, at + 1024) for at in taken if at is not None)
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
+    arena.hold(spans[0][0])
+    arena.drop(spans[0][0])
+    assert arena.take(1 << 15) is not None
+    assert arena.take(1 << 15) is None
+    for at, _ in spans:
+        arena.drop(at)
+    assert arena.take(1 << 13) == 0
+    arena.close()
+    with pytest.raises(PagingError, match="raise shared="):
+        SharedArenas(1 << 20).take(1 << 21)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(TightropeError, match=r"'tightrope\.echo' is registered by"):
+
+        @register("tightrope.echo")
+        def other() -> None: ...
