@@ -6,12 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import integrity, jobs, streams, trees
+from benchmarks.fleet import devices, integrity, jobs, noise, streams, streams_real, trees
 from benchmarks.micro.rows import Row, write
 
 TOPICS = (
+    devices.rows,
     integrity.rows,
+    noise.rows,
     streams.rows,
+    streams_real.rows,
     jobs.rows,
     trees.rows,
 )

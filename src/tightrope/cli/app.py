@@ -16,6 +16,7 @@ import typer
 from tightrope.cli import (
     curve,
     estimating,
+    fleet,
     integrity,
     jobs,
     micro,
@@ -272,6 +273,7 @@ def doctor(json: Json = False) -> None:
 
 
 curve.register(app)
+fleet.register(app)
 integrity.register(app)
 jobs.register(app)
 micro.register(app)

@@ -1,0 +1,237 @@
+"""The commands ``fleet``, federated training on many devices, and ``select``, the best under noise."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.cli.sound import check_outputs
+from tightrope.core import TightropeError, parse_bytes
+from tightrope.core.work import broken, promise_table
+
+_FLEET = """\b
+Examples:
+  tightrope fleet phones.toml --devices 400 --size 26KB --samples 150 --cohort 10 --steps 120
+  tightrope fleet phones.toml --step train.py:build --able-limit 0.5 --hours-limit 4 --json
+  tightrope fleet phones.toml --mode async --fashion --error-limit 0.25 --drawing curve.svg"""
+_SELECT = """\b
+Examples:
+  tightrope select timings.csv --logs
+  tightrope select errors.csv --noise-sd 0.03 --tolerance 0.01 --json"""
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("fleet", short_help="Forecast federated training on a fleet, and run it.", epilog=_FLEET)(
+        fleet
+    )
+    app.command("select", short_help="Choose among candidates by noisy measurements.", epilog=_SELECT)(select)
+
+
+def fleet(
+    profile: Annotated[Path, typer.Argument(metavar="FLEET", help="Kinds of devices, TOML.")],
+    devices: Annotated[int, typer.Option(min=2, max=100_000, help="Devices of the fleet.")] = 400,
+    step: Annotated[
+        str | None, typer.Option(help="A graph, or FILE.py:FUNCTION: planned under the bytes of every kind.")
+    ] = None,
+    size: Annotated[str, typer.Option(help="Bytes of the model, each way.")] = "26KB",
+    samples: Annotated[int, typer.Option(min=1, help="Samples of a task.")] = 150,
+    mode: Annotated[str, typer.Option(help="sync (FedAvg) or async (FedBuff).")] = "sync",
+    cohort: Annotated[int, typer.Option(help="Results that make a step.")] = 10,
+    steps: Annotated[int, typer.Option(help="Steps of the server.")] = 120,
+    concurrency: Annotated[int, typer.Option(help="Devices that train at any time, async.")] = 20,
+    hours: Annotated[
+        float, typer.Option(min=0.1, max=10_000, help="How long availability is drawn for.")
+    ] = 48,
+    fashion: Annotated[bool, typer.Option("--fashion", help="Train on Fashion-MNIST, in truth.")] = False,
+    hours_limit: Annotated[float | None, typer.Option(help="Virtual hours at most.")] = None,
+    bytes_limit: Annotated[str | None, typer.Option(help="Bytes at most, all devices, both ways.")] = None,
+    joules_limit: Annotated[float | None, typer.Option(help="Joules of devices at most.")] = None,
+    able_limit: Annotated[float | None, typer.Option(help="Share of devices with room, at least.")] = None,
+    error_limit: Annotated[
+        float | None, typer.Option(help="Share of wrong answers at most, --fashion.")
+    ] = None,
+    drawing: Annotated[Path | None, typer.Option(help="Write right answers over time here, SVG.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,
+    json: Json = False,
+) -> None:
+    """Forecast federated training on a fleet: who can take part, time, bytes, energy; and train, if asked.
+
+    Exit code 0: go, all limits hold; 3: no-go; 2: error.
+    """
+    import msgspec
+
+    from tightrope.fleet.devices.drawing import draw_curves
+    from tightrope.fleet.devices.fleet import make_devices, read_fleet
+    from tightrope.fleet.devices.job import FleetLimits, run_fleet
+    from tightrope.fleet.devices.rounds import RoundPlan
+
+    check_outputs([drawing])
+    if drawing is not None and not fashion:
+        raise TightropeError("--drawing shows what was learnt: add --fashion.")
+    kinds = read_fleet(profile)
+    made = make_devices(kinds, devices, hours=hours, seed=seed)
+    fits = _fits(step, kinds)
+    amount = parse_bytes(size, name="--size")
+    counts = [samples] * devices
+    training = None
+    if fashion:
+        training, counts = _fashion(devices, samples, seed, every=max(steps // 60, 1))
+        amount = 4 * training.shape.size
+    plan = RoundPlan(
+        mode, cohort, steps, amount, samples, concurrency=concurrency, seed=seed,  # type: ignore[arg-type]
+        factors=tuple(fit.factor for fit in fits),
+    )  # fmt: skip
+    total = None if bytes_limit is None else parse_bytes(bytes_limit, name="--bytes-limit")
+    limits = FleetLimits(hours_limit, total, joules_limit, error_limit, able_limit)
+    if sys.stderr.isatty() and fashion:
+        sys.stderr.write("training ...\n")
+    result = run_fleet(made, counts, plan, limits, fits=fits, training=training)
+    if drawing is not None:
+        drawing.write_text(draw_curves({mode: result.curve}), encoding="utf-8")
+    go = not broken(result.promises)
+    if json:
+        emit_json(
+            {
+                "go": go, "seed": seed, "log": result.log.hash, "promises":
+                msgspec.to_builtins(result.promises),
+                "tasks": {name: getattr(result.log, name) for name in ("started", "succeeded", "interrupted",
+                "stale", "running")},
+                "kinds": [{"kind": f.kind, "bytes": f.bytes, "whole": f.whole, "planned": f.planned, "factor":
+                f.factor} for f in fits],
+            }
+        )  # fmt: skip
+    else:
+        _say(result, fits, go, seed)
+    if not go:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _say(result: Any, fits: Any, go: bool, seed: int) -> None:
+    from tightrope.cli.show import rows
+
+    for fit in fits:
+        state = (
+            "as it is"
+            if fit.factor == 1
+            else f"planned, {fit.factor:.2f} times as long"
+            if fit.factor
+            else "no room"
+        )
+        console().print(f"{fit.kind}: {fit.bytes} bytes, the step takes {fit.whole}: {state}", markup=False)
+    rows(console(), ("limit", "asked", "forecast", "observed", "state"), promise_table(result.promises))
+    log = result.log
+    console().print(
+        f"{'go' if go else 'no-go'}: {log.started} tasks = {log.succeeded} succeeded + "
+        f"{log.interrupted} interrupted + "
+        f"{log.stale} stale + {log.running} running; seed {seed}, log {log.hash[:16]}"
+    )
+
+
+def _fits(step: str | None, kinds: Any) -> Any:
+    if step is None:
+        return ()
+    from tightrope.cli.target import source_of
+    from tightrope.fleet.devices.memory import fit_kinds
+
+    return fit_kinds(source_of(step).graph, kinds)
+
+
+def _fashion(devices: int, samples: int, seed: int, *, every: int) -> tuple[Any, list[int]]:
+    import torch
+
+    from tightrope.fleet.devices.learning import ClientPool, NetShape, read_fashion, share_samples
+    from tightrope.fleet.devices.train import FederatedTraining
+
+    (x, y), (xt, yt) = read_fashion(), read_fashion(kind="t10k")
+    parts = share_samples(y, devices, 0.1, seed)
+    pool = ClientPool(torch.from_numpy(x), torch.from_numpy(y), parts, 10)
+    test = torch.from_numpy(xt), torch.from_numpy(yt)
+    training = FederatedTraining(NetShape(196, 32, 10), pool, test, samples, every=every, seed=seed)
+    return training, [len(part) for part in parts]
+
+
+def select(
+    table: Annotated[
+        Path,
+        typer.Argument(metavar="CSV", help="Columns candidate and value, a row per measurement; predicted."),
+    ],
+    noise_sd: Annotated[float, typer.Option(help="Of one measurement, until repeated ones tell.")] = 0.05,
+    prior_sd: Annotated[float, typer.Option(help="Of predictions around the truth.")] = 0.1,
+    tolerance: Annotated[float, typer.Option(help="How much worse the choice may be.")] = 0.02,
+    confidence: Annotated[float, typer.Option(help="At which it is enough.")] = 0.95,
+    logs: Annotated[
+        bool, typer.Option("--logs", help="Values are positive, errors relative: times.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Choose among candidates by noisy measurements, lower is better; say what to measure next.
+
+    An empty value means not measured yet. Exit code 0: sure enough; 3: measure on; 2: error.
+    """
+    import math
+
+    from tightrope.fleet.select import Selector
+
+    names, prior, looks = _measurements(table)
+    selector = Selector(
+        len(names), prior=prior, prior_sd=prior_sd if prior else math.inf, noise_sd=noise_sd,
+        tolerance=tolerance, confidence=confidence, logs=logs, max_looks=10**9,
+    )  # fmt: skip
+    for candidate, value in looks:
+        selector.tell(candidate, value)
+    chosen, following = selector.choose(), selector.ask()
+    more = None if following is None else names[following]
+    if json:
+        emit_json(
+            {
+                "choice": names[chosen.candidate], "confidence": chosen.confidence, "looks": chosen.looks,
+                "regret_bound": chosen.regret_bound if math.isfinite(chosen.regret_bound) else None,
+                "measure": more,
+            }
+        )  # fmt: skip
+    else:
+        console().print(
+            f"{names[chosen.candidate]}: nobody is better by more than {tolerance:g} with "
+            f"{chosen.confidence:.1%}, "
+            f"after {chosen.looks} measurements" + (f"; measure {more} next" if more else ""),
+            markup=False,
+        )
+    if more is not None:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _measurements(path: Path) -> tuple[list[str], list[float] | None, list[tuple[int, float]]]:
+    import csv
+
+    from tightrope.core.files import read_file
+
+    reader = csv.DictReader(read_file(path, limit=64 * 2**20).decode("utf-8", "replace").splitlines())
+    for name in ("candidate", "value"):
+        if name not in (reader.fieldnames or ()):
+            raise TightropeError(
+                f"{str(path)!r}, line 1: no column {name!r}; it has "
+                f"{', '.join(reader.fieldnames or ())[:200]!r}."
+            )
+    names: list[str] = []
+    looks, predicted = [], {}
+    for line, row in enumerate(reader, 2):
+        name = row["candidate"] or ""
+        if name not in names:
+            names.append(name)
+        try:
+            if row["value"]:
+                looks.append((names.index(name), float(row["value"])))
+            if row.get("predicted"):
+                predicted[name] = float(row["predicted"])
+        except ValueError as error:
+            raise TightropeError(
+                f"{str(path)!r}, line {line}: {str(row['value'])[:40]!r} is no number."
+            ) from error
+    if predicted and (lacking := [name for name in names if name not in predicted]):
+        raise TightropeError(f"{str(path)!r}: {lacking[0]!r} has no prediction, and others have one.")
+    return names, [predicted[name] for name in names] if predicted else None, looks

@@ -1,0 +1,89 @@
+"""The commands ``fleet`` and ``select``: go or no-go, what to measure next, and what is refused."""
+
+import json
+
+import pytest
+from command import run
+
+FLEET = """
+[[kinds]]
+name = "old phone"
+share = 2
+bytes = 50_000_000
+ms_per_sample = 20
+joules_per_sample = 0.05
+down = 1e6
+up = 5e5
+
+[[kinds]]
+name = "new phone"
+share = 1
+bytes = 200_000_000
+ms_per_sample = 4
+joules_per_sample = 0.02
+down = 4e6
+up = 2e6
+"""
+SMALL = ("--devices", "60", "--steps", "6", "--cohort", "5", "--hours", "12")
+
+
+@pytest.fixture
+def phones(tmp_path):
+    (tmp_path / "phones.toml").write_text(FLEET)
+    return tmp_path / "phones.toml"
+
+
+def test_a_forecast_repeats_and_decides(phones):
+    done = [run("fleet", phones, *SMALL, "--seed", "3", "--json") for _ in "ab"]
+    assert [one.code for one in done] == [0, 0]
+    found = json.loads(done[0].out)
+    assert found == json.loads(done[1].out)
+    tasks = found["tasks"]
+    assert tasks.pop("started") == sum(tasks.values())
+    assert "no-go" in run("fleet", phones, *SMALL, "--hours-limit", "0.001").out
+    assert run("fleet", phones, *SMALL, "--mode", "async", "--bytes-limit", "1KB").code == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("bytes = 50_000_000\n", "", "missing required field `bytes`"),
+        ("up = 5e5", "up = -1", "kind 'old phone': up = -1.0: a profile has a number above 0"),
+        ('"new phone"', '"old phone"', "of different names"),
+        ("[[kinds]]", "[[kinds", "fleet.toml"),
+    ],
+)
+def test_a_damaged_profile_is_refused(tmp_path, old, new, message):
+    path = tmp_path / "fleet.toml"
+    path.write_text(FLEET.replace(old, new, 1))
+    done = run("fleet", path, *SMALL)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_choice_and_what_to_measure_next(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text("candidate,value\n" + "a,1.0\nb,1.3\n" * 3)
+    done = run("select", path, "--logs", "--noise-sd", "0.02", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["choice"] == "a"
+    path.write_text("candidate,value,predicted\na,1.0,1.0\nb,,0.9\n")
+    done = run("select", path, "--logs")
+    assert done.code == 3
+    assert "measure b next" in done.out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("candidate\na\n", "no column 'value'"),
+        ("candidate,value\na,x\n", "line 2: 'x' is no number"),
+        ("candidate,value,predicted\na,1,1\nb,1,\n", "'b' has no prediction"),
+    ],
+)
+def test_damaged_measurements_are_refused(tmp_path, text, message):
+    path = tmp_path / "times.csv"
+    path.write_text(text)
+    done = run("select", path)
+    assert done.code == 2
+    assert message in done.err
