@@ -2,9 +2,9 @@
 
 Idea        Each model is captured and planned under a byte limit of its own (`tightrope.compile`). A profile,
             the mean CPU time of calls that take turns, is what the plan is made from: a model that runs after
-            another one finds its data out of the caches, and alone it would look faster than it is. Then every frame of the plan
-            runs: its measured CPU time is how long it took on the virtual clock, whatever else the computer
-            does meanwhile.
+            another one finds its data out of the caches, and alone it would look faster than it is. Then
+            every frame of the plan runs: its measured CPU time is how long it took on the virtual clock,
+            whatever else the computer does meanwhile.
 Guarantee   Which frame runs where and in which order is the plan's. No model ever holds more than its limit:
             the allocator refuses.
 Gaps        Processors of the plan are one and the same computer, one frame at a time. Weights stay where they
