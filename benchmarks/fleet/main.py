@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import devices, integrity, jobs, noise, streams, trees
+from benchmarks.fleet import devices, integrity, jobs, noise, streams, streams_real, trees
 from benchmarks.micro.rows import Row, write
 
 TOPICS = (
@@ -14,6 +14,7 @@ TOPICS = (
     integrity.rows,
     noise.rows,
     streams.rows,
+    streams_real.rows,
     jobs.rows,
     trees.rows,
 )

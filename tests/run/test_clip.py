@@ -256,8 +256,9 @@ def scaled(graph: Graph) -> dict[int, int]:
 @enforced
 @pytest.mark.parametrize("net", ["resnet18", "unet"])
 def test_clipping_by_value_takes_no_more_bytes_than_no_clipping(net: str) -> None:
-    plain, by_value = graphs(net, {}, {"clip_value": 0.01})
-    assert smallest(by_value).forecast.total <= 1.001 * smallest(plain).forecast.total  # both are searched
+    plain, by_value = (smallest(graph).forecast for graph in graphs(net, {}, {"clip_value": 0.01}))
+    assert by_value.peak <= 1.001 * plain.peak
+    assert by_value.total <= 1.05 * plain.total  # what placing adds to the peak hangs on measured times
 
 
 @enforced

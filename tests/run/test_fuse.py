@@ -37,6 +37,7 @@ from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.judge import compare_traces, walk_executable
 from tightrope.lower import lower
 from tightrope.lower.writes import written as written_over
+from tightrope.price.measure import Measured
 from tightrope.record.forecast import forecast
 from tightrope.record.planned import record_run
 from tightrope.run.accounts import accounts
@@ -549,7 +550,12 @@ def image_net() -> nn.Module:
     return nn.Sequential(*(layer for block in blocks for layer in block))
 
 
-def test_batch_norm_joins_its_neighbours() -> None:
+def test_batch_norm_joins_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(before: int, measured: Measured | str) -> Measured | str:
+        """Take any stretch that compiles, whatever the processor makes of it."""
+        return measured if isinstance(measured, str) else replace(measured, ns=before // 2)
+
+    monkeypatch.setattr("tightrope.fuse.choose._faster", half)
     batch = torch.rand(4, 3, 64, 64)
     plain, model = image_net(), tightrope.compile(image_net(), budget="64MiB", fuse=True, verify="graph")
     for _ in range(2):

@@ -28,7 +28,7 @@ def best_placement(items: Sequence[WorkItem], capacity: Sequence[int]) -> JobPla
     Example:
         >>> jobs = [WorkItem("a", (2,), 0, 10), WorkItem("b", (2,), 0, 90), WorkItem("c", (2,), 1, 9)]
         >>> best_placement(jobs, (4,)).machine_time
-        100
+        98
     """
     jobs, size = tuple(items), tuple(capacity)
     check_items(jobs, size)

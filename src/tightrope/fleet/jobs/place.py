@@ -28,6 +28,8 @@ from tightrope.fleet.jobs.predict import LifePredictor
 
 _BLOCK = 64
 _REVIEW = 32
+_FIRST = 1000
+"""Jobs before the first review: a percent is noise before that."""
 LEAD = 0.01
 """Share of machine time by which a rule has to be ahead."""
 HEDGED = "hedged"
@@ -201,7 +203,7 @@ class HedgedPlacer:
             shadow.place(position, item)
         self._last = item.start
         self._count += 1
-        if self._count % _REVIEW == 0:
+        if self._count >= _FIRST and self._count % _REVIEW == 0:
             best = min(self._taken, key=lambda rule: self._taken[rule])
             if self._taken[best] < (1 - LEAD) * self._taken[self._leader]:
                 self._leader = best
