@@ -88,10 +88,13 @@ def _steps(changes: Sequence[tuple[int, float]], until: int | None) -> tuple[tup
     for at, change in sorted(changes):
         if until is not None and at > until:
             break
+        points.append((at / 3600, max(0.0, level)))
         level += change
         points.append((at / 3600, max(0.0, level)))
+    if until is not None and points:
+        points.append((until / 3600, points[-1][1]))
     stride = max(1, len(points) // 4000)
-    return tuple(points[::stride])
+    return (*points[:-1:stride], *points[-1:])
 
 
 def _tenth(share: float) -> str:
