@@ -63,7 +63,7 @@ def test_replicas_alone_take_their_share_and_one_ring(sharded: bool) -> None:
     (take,) = found.takes
     ring = sum(
         ring_ns(BETWEEN, one.parameters, 8, rounds=1 if sharded else 2)
-        for one in shape_layers(layers(), X, cluster())
+        for one in shape_layers(tuple(layers()), X, cluster())
     )
     assert take.exchange_ns == ring * (2 if sharded else 1)  # divided: they are gathered first
     assert found.plan.ns == take.compute_ns + take.exchange_ns
@@ -80,7 +80,7 @@ def test_a_ring_takes_what_its_steps_take() -> None:
 
 
 def test_replicas_within_a_node_use_its_link() -> None:
-    costs = shape_layers(layers(), X, cluster())
+    costs = shape_layers(tuple(layers()), X, cluster())
     near = exchanged(costs, cluster(), Layout(2, 4, 4), sharded=False)
     far = exchanged(costs, cluster(), Layout(1, 8, 2), sharded=False)
     assert near[0].reduce == ring_ns(INSIDE, costs[0].parameters, 4, rounds=2)
