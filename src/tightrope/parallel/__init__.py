@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from tightrope.parallel.pipeline.launch import run_ranks
     from tightrope.parallel.pipeline.run import PipelineRun
     from tightrope.parallel.pipeline.search import PipelineOptions
+    from tightrope.parallel.pipeline.trace import ranks_trace
 
 _WHERE: Final = {
     "PipelineOptions": "search",
     "PipelineRun": "run",
     "plan": "api",
+    "ranks_trace": "trace",
     "run_ranks": "launch",
 }
 
@@ -33,4 +35,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"tightrope.parallel.pipeline.{_WHERE[name]}"), name)
 
 
-__all__ = ["PipelineOptions", "PipelineRun", "plan", "run_ranks"]
+__all__ = ["PipelineOptions", "PipelineRun", "plan", "ranks_trace", "run_ranks"]
