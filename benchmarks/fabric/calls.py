@@ -154,30 +154,40 @@ def _told(run: Callable[[], object]) -> float:
     raise RuntimeError("the call ended")
 
 
+def _paged(fabric: SharedFabric, memory: RemoteMemory, size: int, turns: int) -> dict[str, list[float]]:
+    """Seconds of a copy, of paging out and of paging in, in turns; each begins with an equal share of time."""
+    page, out = torch.randn(size // 4), torch.empty(size // 4)
+    keys: list[int] = []
+    runs: dict[str, Callable[[], object]] = {
+        "copy": lambda: out.copy_(page),
+        "out": lambda: keys.append(memory.page_out(page)),
+        "in": lambda: memory.page_in(keys[-1], out),
+    }
+    seen: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(turns):
+        for name, run in runs.items():
+            fabric.node.pump(lambda: False, 0.02)
+            if name == "in":
+                out.zero_()
+                fabric.node.pump(lambda: False, 0.02)
+            start = time.perf_counter()
+            run()
+            if turn >= 3:
+                seen[name].append(time.perf_counter() - start)
+        if not torch.equal(page, out):
+            raise RuntimeError("another page came back")
+        memory.drop(keys[-1])
+    memory.trim()
+    return seen
+
+
 def r5(quick: bool = False) -> list[Row]:
     """Pages to the memory of another node and back, against one copy in this process."""
     _prefer()
     rows = []
     with SharedFabric(2) as fabric:
-        for size in (2**22, 2**24, 2**26):
-            memory = RemoteMemory(fabric, 1, 2 * size)
-            page, out = torch.randn(size // 4), torch.empty(size // 4)
-            seen: dict[str, list[float]] = {"copy": [], "out": [], "in": []}
-            for turn in range(6 if quick else 24):
-                start = time.perf_counter()
-                out.copy_(page)
-                copied = time.perf_counter()
-                key = memory.page_out(page)
-                gone = time.perf_counter()
-                memory.page_in(key, out)
-                back = time.perf_counter()
-                memory.drop(key)
-                fabric.node.pump(lambda: False, 0.05)
-                if turn >= 3:
-                    for name, seconds in zip(seen, (copied - start, gone - copied, back - gone), strict=True):
-                        seen[name].append(seconds)
-            if not torch.equal(page, out):
-                raise RuntimeError("another page came back")
+        for size in (2**20, 2**22, 2**24, 2**26):
+            seen = _paged(fabric, RemoteMemory(fabric, 1, 2 * size), size, 6 if quick else 24)
             rate = {name: size / median(seconds) for name, seconds in seen.items()}
             shares = rate["out"] / rate["copy"], rate["in"] / rate["copy"]
             rows.append(
