@@ -314,7 +314,7 @@ class GradientExchange:
             (one.encoding[1] - one.encoding[0], one.ticket.end - one.ticket.start, one.decoding)
             for one in now.sent
         )
-        return StepSeen(messages, (self._forward_ended - self._begun, *backward))
+        return StepSeen(self.seconds[-1], messages, (self._forward_ended - self._begun, *backward))
 
 
 def compress_gradients(

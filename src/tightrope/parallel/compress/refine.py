@@ -4,16 +4,19 @@ Idea        Costs that are measured alone miss what happens when everything runs
             the processors' time, memory is cold, the other rank is late. So each codec first runs twice for a
             few steps, in its own plan and in one with many more messages, or far fewer. What all messages of
             a plan took is messages times a fixed cost plus bytes times a rate: two plans give both. The
-            backward is what passed between buckets, less what was encoded there.
-Guarantee   All ranks return equal problems; costs are finite and not negative, and reproduce what both plans
-            of a codec took to encode, send and decode, but where more messages took less.
+            backward is what passed between buckets, less what was encoded there. Ranks also wait for each
+            other, and threads for processors: costs are scaled until both plans of a codec forecast the steps
+            that were seen, the fixed ones by the plan with more messages, rates by the other one.
+Guarantee   All ranks return equal problems; costs are finite and not negative.
 Complexity  A few steps per codec, which train like any other.
 Gaps        One rate per codec: that the first bytes after a pause travel faster, or that one codec slows the
             backward more than another, is averaged.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Final, TypeAlias
 
@@ -32,9 +35,11 @@ from tightrope.parallel.compress.simple import CAPS, by_cap, even
 
 Planner: TypeAlias = Callable[[ExchangeProblem], ExchangePlan]
 Cost: TypeAlias = tuple[float, float]
-ROUNDS: Final = 3
+ROUNDS: Final = 5
 """Steps of each plan; their medians count."""
 _MANY: Final = 512
+_SCALINGS: Final = 6
+_MOST_SCALE: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,12 @@ class StepSeen:
     """What one step took on this rank.
 
     Attributes:
+        seconds: of all.
         messages: seconds to encode, to send and to decode each message.
         backward: seconds of the forward, then of the backward in front of each bucket.
     """
 
+    seconds: float
     messages: tuple[tuple[float, float, float], ...]
     backward: tuple[float, ...]
 
@@ -88,34 +95,58 @@ class Rehearsal:
             queue: of this rank.
             group: of all ranks.
         """
-        steps = [step for some in self._seen for step in some]
-        times = [median(step.backward[at] for step in steps) for at in range(len(ends) + 1)]
-        ready = [sum(times[1 : at + 1]) for at in range(1, len(times))]
+        steps = [list(accumulate(step.backward[1:])) for some in self._seen for step in some]
+        before = median(step.backward[0] for some in self._seen for step in some)
+        ready = [median(step[at] for step in steps) for at in range(len(ends))]
         stream, counts = problem.stream, [size // 4 for size in problem.stream.sizes]
-        stream = slowest_stream(stream.names, counts, ends, (times[0], *ready), queue, group)
-        totals = self._totals(queue, group)
+        stream = slowest_stream(stream.names, counts, ends, (before, *ready), queue, group)
+        totals, seconds = self._totals(queue, group)
         codecs = tuple(self._fitted(cost, totals, sum(stream.sizes)) for cost in problem.codecs)
-        return replace(problem, stream=stream, codecs=codecs)
+        found = replace(problem, stream=stream, codecs=codecs)
+        return replace(found, codecs=tuple(self._scaled(found, cost, seconds) for cost in codecs))
 
-    def _totals(self, queue: MessageQueue, group: Group) -> list[list[float]]:
-        """Seconds to encode, send and decode all messages of each plan.
+    def _totals(self, queue: MessageQueue, group: Group) -> tuple[list[list[float]], list[float]]:
+        """Seconds to encode, send and decode all messages of each plan, and of its steps; medians of rounds.
 
         A message has arrived everywhere when the rank that was last has sent it: the shortest time is the
         wire's, the longer ones have waited for that rank. The processor's times are those of the slowest.
         """
-        rows = [
-            [median(step.messages[at][part] for step in some) for part in range(3)]
-            for some in self._seen
-            for at in range(len(some[0].messages))
-        ]
-        table = torch.tensor(rows, dtype=torch.float64)
-        wire = table[:, 1].clone()
+        steps = [step for some in self._seen for step in some]
+        slowest = torch.tensor(
+            [row for step in steps for row in (*step.messages, (step.seconds, 0.0, 0.0))], dtype=torch.float64
+        )
+        wire = slowest[:, 1].clone()
         most, least = distributed.ReduceOp.MAX, distributed.ReduceOp.MIN
-        wait(queue, lambda: distributed.all_reduce(table, most, group), "seconds of messages")
+        wait(queue, lambda: distributed.all_reduce(slowest, most, group), "seconds of messages")
         wait(queue, lambda: distributed.all_reduce(wire, least, group), "seconds of messages")
-        table[:, 1] = wire
-        parts: Sequence[torch.Tensor] = torch.split(table, [len(plan.messages) for plan in self.plans])
-        return [part.sum(0).tolist() for part in parts]
+        slowest[:, 1] = wire
+        parts: Sequence[torch.Tensor] = torch.split(slowest, [len(step.messages) + 1 for step in steps])
+        sums = torch.stack([part[:-1].sum(0) for part in parts]).unflatten(0, (len(self.plans), ROUNDS))
+        whole = torch.stack([part[-1, 0] for part in parts]).unflatten(0, (len(self.plans), ROUNDS))
+        return sums.median(1).values.tolist(), whole.median(1).values.tolist()
+
+    def _scaled(self, problem: ExchangeProblem, cost: CodecCost, seconds: Sequence[float]) -> CodecCost:
+        """Scale the costs of a codec until its plans forecast what their steps took."""
+        own = [
+            (len(plan.messages), took, plan.messages)
+            for plan, took in zip(self.plans, seconds, strict=True)
+            if plan.messages[0].codec == cost.name
+        ]
+        if not own:
+            return cost
+        few, many = min(own, key=lambda one: one[0]), max(own, key=lambda one: one[0])
+        scale = [1.0, 1.0]
+        for _ in range(_SCALINGS):
+            for part, (_, took, messages) in ((1, few), (0, many)):
+                low, high = 1 / _MOST_SCALE, _MOST_SCALE
+                for _ in range(20):
+                    scale[part] = math.sqrt(low * high)
+                    trial = replace(problem, codecs=(times(cost, *scale),))
+                    if seconds_of(trial, messages) < took:
+                        low = scale[part]
+                    else:
+                        high = scale[part]
+        return times(cost, *scale)
 
     def _fitted(self, cost: CodecCost, totals: Sequence[Sequence[float]], size: Bytes) -> CodecCost:
         rows = [
@@ -130,6 +161,12 @@ class Rehearsal:
             for part, old in enumerate((cost.encode, cost.wire, cost.decode))
         )
         return replace(cost, encode=encode, wire=wire, decode=decode)
+
+
+def times(cost: CodecCost, fixed: float, rate: float) -> CodecCost:
+    """Return costs with all fixed ones, and all rates, so many times as large."""
+    encode, wire, decode = ((fixed * one[0], rate * one[1]) for one in (cost.encode, cost.wire, cost.decode))
+    return replace(cost, encode=encode, wire=wire, decode=decode)
 
 
 def fitted(rows: Sequence[tuple[int, float]], size: Bytes, old: Cost) -> Cost:

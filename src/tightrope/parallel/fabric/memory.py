@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tightrope.core import Bytes, PagingError, RankError, Tier, format_bytes
 from tightrope.parallel.fabric.registry import register
-from tightrope.parallel.fabric.window import Window
+from tightrope.parallel.fabric.window import SharedWindow
 
 _PAGES: Final[dict[tuple[str, int], Tensor]] = {}
 _names = itertools.count()
@@ -57,17 +57,17 @@ def drop(store: str, key: int) -> None:
 
 
 @dataclass(slots=True)
-class _Place:
+class _RemotePlace:
     """Where a page is: its key on the node, and the window, or None where the backend has none."""
 
     key: int
     size: Bytes
-    window: Window | None
+    window: SharedWindow | None
 
 
 @dataclass(slots=True)
-class _Page:
-    place: _Place
+class _RemotePage:
+    place: _RemotePlace
     dtype: torch.dtype
     shape: torch.Size
 
@@ -98,8 +98,8 @@ class RemoteMemory:
         apart = node != getattr(fabric, "number", None)
         self._shared: Any = fabric if windows and apart and hasattr(fabric, "window") else None
         self._keys = itertools.count()
-        self._pages: dict[int, _Page] = {}
-        self._spare: dict[Bytes, list[_Place]] = {}
+        self._pages: dict[int, _RemotePage] = {}
+        self._spare: dict[Bytes, list[_RemotePlace]] = {}
         self._told: dict[int, Any] = {}
 
     def page_out(self, tensor: Tensor) -> int:
@@ -122,7 +122,7 @@ class RemoteMemory:
         if place.window is not None:
             place.window.data.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
         key = next(self._keys)
-        self._pages[key] = _Page(place, tensor.dtype, tensor.shape)
+        self._pages[key] = _RemotePage(place, tensor.dtype, tensor.shape)
         self.held += size
         return key
 
@@ -178,7 +178,7 @@ class RemoteMemory:
         """Describe it to a planner, with rates that were measured (bytes per second, and seconds)."""
         return Tier(f"node-{self.node}", self.limit, read=read, write=write, latency=latency)
 
-    def _registered(self, size: Bytes, tensor: Tensor) -> _Place:
+    def _registered(self, size: Bytes, tensor: Tensor) -> _RemotePlace:
         while self._spare and self.registered + size > self.limit:
             self._give_back(self._spare_one(max(self._spare)))
         key = next(self._keys)
@@ -195,15 +195,15 @@ class RemoteMemory:
         except RankError as error:
             raise PagingError(f"pages on node {self.node}: {error}") from error
         self.registered += size
-        return _Place(key, size, window)
+        return _RemotePlace(key, size, window)
 
-    def _spare_one(self, size: Bytes) -> _Place:
+    def _spare_one(self, size: Bytes) -> _RemotePlace:
         place = self._spare[size].pop()
         if not self._spare[size]:
             del self._spare[size]
         return place
 
-    def _give_back(self, place: _Place) -> None:
+    def _give_back(self, place: _RemotePlace) -> None:
         self._call("drop", place.key)
         self._settle(place.key)
         self.registered -= place.size

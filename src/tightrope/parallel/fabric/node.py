@@ -38,7 +38,7 @@ from tightrope.parallel.fabric.letters import (
 )
 from tightrope.parallel.fabric.references import References, RemoteTensor
 from tightrope.parallel.fabric.registry import function_of
-from tightrope.parallel.fabric.window import Window
+from tightrope.parallel.fabric.window import SharedWindow
 
 Item: TypeAlias = PlaceItem | InlineItem | HandleItem | PlainItem
 SHARED: Final[Bytes] = 4 * 2**30
@@ -192,8 +192,8 @@ class FabricNode:
             raise RankError(f"node {handle.owner} no longer has the tensor {handle.key}.")
         return found
 
-    def window(self, node: int, size: Bytes) -> Window:
-        """Share bytes with another node before there is anything in them; see `Window`.
+    def window(self, node: int, size: Bytes) -> SharedWindow:
+        """Share bytes with another node before there is anything in them; see `SharedWindow`.
 
         Raises:
             RankError: the node ended.
@@ -203,7 +203,7 @@ class FabricNode:
         peer.settle_own()
         number, block = peer.own.take(size)
         data = peer.own.arenas[number].tensor(block, size, peer.gone(number))
-        return Window(node, number, block, data)
+        return SharedWindow(node, number, block, data)
 
     def lives(self, node: int) -> bool:
         """Tell whether a node lives, as far as the kernel has told by now; takes in what has arrived."""
@@ -384,7 +384,7 @@ class FabricNode:
             if value.owner != peer.number:
                 self.count(value.owner, value.key, peer.number, 1)
             return HandleItem(value.owner, value.key)
-        if isinstance(value, Window):
+        if isinstance(value, SharedWindow):
             if value.node != peer.number:
                 return self._packed(peer, value.data)
             peer.own.arenas[value.arena].hold(value.block)

@@ -21,7 +21,7 @@ from tightrope.parallel.fabric import basic, current
 from tightrope.parallel.fabric.letters import Letter, LetterKind
 from tightrope.parallel.fabric.node import SHARED, FabricNode, Reply
 from tightrope.parallel.fabric.references import RemoteTensor
-from tightrope.parallel.fabric.window import Window
+from tightrope.parallel.fabric.window import SharedWindow
 
 _PACKAGE = Path(__file__).parents[3]
 
@@ -96,7 +96,7 @@ class SharedFabric:
         """Return the tensor of a handle."""
         return self.node.fetch(handle)
 
-    def window(self, node: int, size: Bytes) -> Window:
+    def window(self, node: int, size: Bytes) -> SharedWindow:
         """Share bytes with another node; what is written into them needs no message."""
         return self.node.window(node, size)
 

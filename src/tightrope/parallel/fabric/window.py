@@ -8,7 +8,7 @@ from tightrope.core import Offset
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
+class SharedWindow:
     """Memory shared with one node: who is given it as an argument reads what is written here, uncopied.
 
     Both sides hold the block; it is free again when neither does.
