@@ -62,7 +62,7 @@ FAMILIES: Final[dict[str, Callable[[np.random.Generator], NDArray[np.float64]]]]
 
 def by_contest(truth: Steps, noise: Iterator[float]) -> Chosen:
     """Let the contest of the runtime decide."""
-    forms: list[Any] = [
+    forms: list[Any] = [  # stand for prepared steps
         SimpleNamespace(
             times=SimpleNamespace(num_runs=0, latest_ns=None), proof=SimpleNamespace(lost="", contest="")
         )
@@ -70,7 +70,7 @@ def by_contest(truth: Steps, noise: Iterator[float]) -> Chosen:
     ]
     contest, steps = Contest(forms[0], lambda: forms[1]), 0
     while True:
-        turn = contest.next(lambda _: True)
+        turn: Any = contest.next(lambda _: True)
         number = forms.index(turn)
         if contest.over:
             return number, steps
