@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tightrope.parallel.pipeline.launch import run_ranks
     from tightrope.parallel.pipeline.run import PipelineRun
     from tightrope.parallel.pipeline.search import PipelineOptions
+    from tightrope.parallel.pipeline.trace import ranks_trace
 
 _WHERE: Final = {
     "PipelineOptions": "search",
@@ -27,10 +28,9 @@ _WHERE: Final = {
     "RanksEstimate": "estimate",
     "estimate": "estimate",
     "plan": "api",
+    "ranks_trace": "trace",
     "run_ranks": "launch",
 }
-
-
 _AS: Final = {"estimate": "estimate_ranks"}
 
 
@@ -40,4 +40,12 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"tightrope.parallel.pipeline.{_WHERE[name]}"), _AS.get(name, name))
 
 
-__all__ = ["PipelineOptions", "PipelineRun", "RanksEstimate", "estimate", "plan", "run_ranks"]
+__all__ = [
+    "PipelineOptions",
+    "PipelineRun",
+    "RanksEstimate",
+    "estimate",
+    "plan",
+    "ranks_trace",
+    "run_ranks",
+]
