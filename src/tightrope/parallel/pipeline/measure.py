@@ -154,7 +154,7 @@ def shape_layers(
 
         skip = [given, *meta.parameters(), *meta.buffers()]
         with FlopCounterMode(display=False) as count, torch.autograd.graph.saved_tensors_hooks(keep, _same):
-            output = meta(given)
+            output = _called(meta, given, position)
         for tensor in (*skip, output):
             kept.pop(tensor.untyped_storage()._cdata, None)
         saved = sum(kept.values())
@@ -166,6 +166,26 @@ def shape_layers(
         found.append(_with_state(cost, meta, states, first=position == 0, last=last))
         x = output
     return tuple(found)
+
+
+def _called(layer: torch.nn.Module, given: torch.Tensor, position: int) -> torch.Tensor:
+    """Call a layer on what the one before returned.
+
+    Raises:
+        TightropeError: it fails, or returns no tensor.
+    """
+    name = f"layer {position} ({type(layer).__name__})"
+    try:
+        output = layer(given)
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0][:300]
+        raise TightropeError(
+            f"{name} fails on a tensor of shape {tuple(given.shape)}: {type(error).__name__}: {first}. Each "
+            "layer must take the tensor that the one before returns, on shapes alone."
+        ) from error
+    if not isinstance(output, torch.Tensor):
+        raise TightropeError(f"{name} returns {type(output).__name__}: a layer must return one tensor.")
+    return output
 
 
 def _same(tensor: Any) -> Any:
