@@ -56,7 +56,8 @@ def rows_many(quick: bool) -> list[Row]:
             "shapes, judged, within 80 GB",
             f"pipeline of {layout.pipeline} times {layout.replicas} replicas, {found.plan.method}: "
             f"{verdict.ns / 1e6:.0f} ms, {max(verdict.peaks) / 1e9:.1f} GB at most, "
-            f"{len(found.tried)} layouts in {seconds:.1f} CPU-seconds, {grown:.0f} MiB for a model of {held / 1e9:.0f} GB (simulated)",
+            f"{len(found.tried)} layouts in {seconds:.1f} CPU-seconds, "
+            f"{grown:.0f} MiB for a model of {held / 1e9:.0f} GB (simulated)",
             fits and all(one.ns is None or one.ns >= verdict.ns for one in found.tried),
         )
     ]
