@@ -84,6 +84,7 @@ def run(script: str | Path) -> str:
     ("example", "prints"),
     [
         ("compile_a_model.py", "enforced"),
+        ("frames_before_deadlines.py", "within its limit: True"),
         ("place_a_file.py", "optimal: 512 bytes, at least 512 are needed"),
         ("plan_a_graph.py", "smallest feasible found"),
         ("replay_any_loop.py", "0 elsewhere"),

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import devices, integrity, jobs, noise, streams, streams_real, trees
+from benchmarks.fleet import devices, integrity, jobs, noise, streams, streams_real, trees, two_forms
 from benchmarks.micro.rows import Row, write
 
 TOPICS = (
     devices.rows,
     integrity.rows,
     noise.rows,
+    two_forms.rows,
     streams.rows,
     streams_real.rows,
     jobs.rows,

@@ -1,8 +1,8 @@
 """S5: streams of captured models that run, beside the forecast.
 
 Three convolutional models, planned under byte limits by `tightrope.compile`, at rates that fill about two
-thirds of a processor. Forecast: the median CPU time of earlier calls. Observed: the mean over the frames of a
-plan.
+thirds of a processor. Forecast: the mean CPU time of earlier calls, in turns. Observed: the mean over the
+frames of a plan.
 """
 
 from collections.abc import Callable

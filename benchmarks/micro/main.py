@@ -25,6 +25,9 @@ the run has to stop.
 
 K1: instructions of integer kernels beside strict float on an ARMv7 core, see `benchmarks.micro.neon`.
 
+K2: instructions of all forms of kernels on four cores beside those of the one that is chosen, see
+`benchmarks.micro.forms`; ``--fit`` writes the tables of costs anew instead.
+
 K3, K4: integer kernels, see `benchmarks.micro.integer`.
 
 T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
@@ -44,6 +47,7 @@ from rich.console import Console
 
 from benchmarks.micro.beside import p2, p3, p7
 from benchmarks.micro.energy import p5
+from benchmarks.micro.forms import k2
 from benchmarks.micro.inference import t2
 from benchmarks.micro.integer import k3, k4
 from benchmarks.micro.neon import k1
@@ -65,12 +69,15 @@ _LOSS_EQUAL = 1e-5
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
-    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,K1,K3,K4,K5,T2", help="bars to run")
+    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,K1,K2,K3,K4,K5,T2", help="bars to run")
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
     parser.add_argument("--onnx", default="", help="a Python interpreter that has torch and onnxruntime")
+    parser.add_argument(
+        "--fit", action="store_true", help="with K2: count anew and write the tables of costs"
+    )
     parser.add_argument("--json", type=Path, help="file for the rows")
     asked = parser.parse_args(arguments)
     wanted = asked.only.split(",")
@@ -88,6 +95,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "K3": lambda: [Row("K3", "error of at most one unit", "as above", k3(console))],
         "K4": lambda: [Row("K4", "proof of 32 bits, controls refused", "as above", k4(console))],
         "K1": k1,
+        "K2": lambda: k2(console, fit=asked.fit),
         "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),
     }

@@ -44,6 +44,16 @@ def test_a_forecast_repeats_and_decides(phones):
     assert run("fleet", phones, *SMALL, "--mode", "async", "--bytes-limit", "1KB").code == 3
 
 
+def test_a_page_shows_limits_and_progress_offline(phones, tmp_path):
+    page = tmp_path / "phones.html"
+    assert run("fleet", phones, *SMALL, "--page", page).code == 0
+    text = page.read_text()
+    assert "Content-Security-Policy" in text
+    assert "versions of the model at" in text
+    assert "time, min" in text
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

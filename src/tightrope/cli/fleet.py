@@ -15,7 +15,7 @@ _FLEET = """\b
 Examples:
   tightrope fleet phones.toml --devices 400 --size 26KB --samples 150 --cohort 10 --steps 120
   tightrope fleet phones.toml --step train.py:build --able-limit 0.5 --hours-limit 4 --json
-  tightrope fleet phones.toml --mode async --fashion --error-limit 0.25 --drawing curve.svg"""
+  tightrope fleet phones.toml --mode async --fashion --error-limit 0.25 --page phones.html"""
 _SELECT = """\b
 Examples:
   tightrope select timings.csv --logs
@@ -56,6 +56,7 @@ def fleet(
         float | None, typer.Option(help="Share of wrong answers at most, --fashion.")
     ] = None,
     drawing: Annotated[Path | None, typer.Option(help="Write right answers over time here, SVG.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a page with curves and limits here.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,
     json: Json = False,
 ) -> None:
@@ -65,12 +66,12 @@ def fleet(
     """
     import msgspec
 
-    from tightrope.fleet.devices.drawing import draw_curves
+    from tightrope.fleet.devices.drawing import draw_curves, fleet_page
     from tightrope.fleet.devices.fleet import make_devices, read_fleet
     from tightrope.fleet.devices.job import FleetLimits, run_fleet
     from tightrope.fleet.devices.rounds import RoundPlan
 
-    check_outputs([drawing])
+    check_outputs([drawing, page])
     if drawing is not None and not fashion:
         raise TightropeError("--drawing shows what was learnt: add --fashion.")
     kinds = read_fleet(profile)
@@ -93,6 +94,8 @@ def fleet(
     result = run_fleet(made, counts, plan, limits, fits=fits, training=training)
     if drawing is not None:
         drawing.write_text(draw_curves({mode: result.curve}), encoding="utf-8")
+    if page is not None:
+        page.write_text(fleet_page(result, mode), encoding="utf-8")
     go = not broken(result.promises)
     if json:
         emit_json(

@@ -19,7 +19,8 @@ Examples:
   tightrope micro compile train.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json
   tightrope micro compile train.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/
   tightrope micro compile net.py:build --infer --ram 128KiB -o OUT/
-  tightrope micro compile net.py:build --integer --ram 32KiB --flash 256KiB -o OUT/"""
+  tightrope micro compile net.py:build --integer --ram 32KiB --flash 256KiB -o OUT/
+  tightrope micro compile net.py:build --integer --core cortex-m3 --ram 32KiB -o OUT/"""
 _PROFILE = """\b
 Examples:
   tightrope micro profile OUT/
@@ -74,6 +75,20 @@ def compile_command(
     pages: Annotated[
         bool, typer.Option(help="Of inference, let activations go to the slower tier; else bands alone.")
     ] = True,
+    core: Annotated[
+        str,
+        typer.Option(
+            help="Of --integer: whose counted costs choose each kernel: cortex-m4f, cortex-m3, armv7-neon, "
+            "x86-64-v3, auto (the machine's) or none."
+        ),
+    ] = "auto",
+    floats: Annotated[
+        bool,
+        typer.Option(
+            "--float-kernels",
+            help="Of --integer: take float softmax, GELU and layer norm where they cost less.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
@@ -81,8 +96,11 @@ def compile_command(
     With --infer or --integer: a forward instead of a step. The folder is written whole or not at all. Exit
     code 3: an op needs more than the limit, or the step more time or energy.
     """
+    if not integer and (core != "auto" or floats):
+        raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
     if infer or integer:
-        found = _inference(target, machine, (ram, stack), flash, integer=integer, pages=pages)
+        kernels = (core, floats) if integer else None
+        found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)
         found.write(output)
         return _say(output, found, json)
     if flash is not None:
@@ -111,25 +129,34 @@ def _say(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> No
 
 
 def _inference(
-    target: str, machine: str, limits: tuple[str, str], flash: str | None, *, integer: bool, pages: bool
+    target: str,
+    machine: str,
+    limits: tuple[str, str],
+    flash: str | None,
+    kernels: tuple[str, bool] | None,
+    *,
+    pages: bool,
 ) -> "CompiledNet":
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_calibrated
     from tightrope.micro.infer import capture_net, compile_net, ranges_of
+    from tightrope.micro.integer.costs import core_of
     from tightrope.micro.integer.quantize import quantize
     from tightrope.run.status import StatusLine
 
     profile, made = find_machine(machine), build_calibrated(target)
     net = capture_net(made.model, made.args)
     found: Any = net
-    if integer:
+    if kernels is not None:
         if not made.samples:
             raise TightropeError(
                 f"{target!r} returns no samples, from which ranges come: return (model, inputs, "
                 "samples), some hundred inputs like those that the device will get."
             )
+        asked = {"auto": core_of(profile.name), "none": ""}
+        core = asked.get(kernels[0], kernels[0])
         with StatusLine().slow("quantizing the net"):
-            found = quantize(net, ranges_of(net, made.samples))
+            found = quantize(net, ranges_of(net, made.samples), core=core, floats=kernels[1])
     limit = None if flash is None else parse_bytes(flash)
     with StatusLine().slow("planning the net"):
         ram, stack = map(parse_bytes, limits)
@@ -160,7 +187,7 @@ def profile_command(
 
 def _promises(compiled: "CompiledStep | CompiledNet") -> dict[str, Any]:
     manifest = compiled.manifest
-    net = manifest.net
+    net, forms = manifest.net, getattr(getattr(compiled, "net", None), "forms", {})
     return {
         "machine": manifest.machine,
         "ram_limit": manifest.ram,
@@ -178,6 +205,7 @@ def _promises(compiled: "CompiledStep | CompiledNet") -> dict[str, Any]:
         "seconds_modelled": round(manifest.seconds, 6),
         "joules_modelled": round(manifest.joules, 6),
         **({} if net is None else {"constants": net.constants, "output": f"{net.output.dtype}"}),
+        **({"forms": {op: str(form) for op, form in forms.items()}} if forms else {}),
     }
 
 

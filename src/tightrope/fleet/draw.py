@@ -7,6 +7,7 @@ host 2 |   [===B===]  x          a bar per event, coloured by what it is; crosse
 
 import base64
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,10 +20,12 @@ _RIGHT: Final = 20
 _TOP: Final = 34
 _BOTTOM: Final = 30
 _MOST: Final = 20_000
+_HOVERED: Final = 1000
+"""Points that show their values under the pointer; with more, the page would grow."""
 _STYLE: Final = (
     "text{font:12px system-ui,sans-serif;fill:#334}rect.b{stroke:#fff;stroke-width:.5}"
     "rect.b:hover{stroke:#111;stroke-width:1.5}.x{stroke:#c33;stroke-width:1.5}.a{stroke:#99a}"
-    ".c{fill:none;stroke-width:1.5}"
+    ".c{fill:none;stroke-width:1.5}.g{stroke:#dde}.p{fill:transparent}.p:hover{fill:#111}"
 )
 _PAGE_STYLE: Final = (
     "body{font:14px system-ui,sans-serif;color:#223;margin:24px auto;max-width:1100px;padding:0 16px}"
@@ -97,14 +100,14 @@ def draw_lanes(lanes: Sequence[Lane], *, unit: str, title: str = "", width: int 
     low = min((bar.start for lane in lanes for bar in lane.bars), default=0.0)
     high = max((bar.end for lane in lanes for bar in lane.bars), default=1.0)
     across = (width - _LEFT - _RIGHT) / ((high - low) or 1.0)
-    names = sorted({bar.what for lane in lanes for bar in lane.bars})
+    names = sorted({bar.what for lane in lanes for bar in lane.bars}, key=_by_number)
     floor = _TOP + row * len(lanes)
     parts = _head(width, floor + _BOTTOM + 18 * -(-len(names) // 5), title)
+    parts += _axis(width, floor, low, high, unit)
     for at, lane in enumerate(lanes):
         y = _TOP + row * at
         parts.append(_text(_LEFT - 8, y + row * 0.65, lane.name[:24], "end"))
         parts += [_bar(bar, _LEFT + (bar.start - low) * across, across, y, row) for bar in lane.bars]
-    parts += _axis(width, floor, low, high, unit)
     for at, name in enumerate(names):
         x, y = _LEFT + 180 * (at % 5), floor + _BOTTOM + 18 * (at // 5)
         parts.append(f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colour(name)}"/>')
@@ -143,17 +146,26 @@ def draw_curves(
     across = (width - _LEFT - _RIGHT) / ((high - low) or 1.0)
     floor = height - _BOTTOM
     parts = _head(width, height + 18, title)
+    parts += _axis(width, floor, low, high, unit)
+    for value in ticks(0.0, top, 4):
+        y = floor - (floor - _TOP) * value / top
+        parts.append(f'<line class="g" x1="{_LEFT}" y1="{y:.1f}" x2="{width - _RIGHT}" y2="{y:.1f}"/>')
+        parts.append(_text(_LEFT - 8, y + 4, f"{value:g}", "end"))
     for at, curve in enumerate(curves):
         shown = " ".join(
             f"{_LEFT + (x - low) * across:.1f},{floor - (floor - _TOP) * y / top:.1f}"
             for x, y in curve.points
         )
         parts.append(f'<polyline class="c" stroke="{colour(curve.name)}" points="{shown}"/>')
-        x = _LEFT + 180 * at
+        if len(points) <= _HOVERED:
+            parts += [
+                _point(curve.name, one, place.split(","), (unit, label))
+                for one, place in zip(curve.points, shown.split(), strict=False)
+            ]
+        x = _LEFT + 260 * at
         parts.append(f'<rect x="{x}" y="{height + 1}" width="10" height="10" fill="{colour(curve.name)}"/>')
-        parts.append(_text(x + 14, height + 10, curve.name[:24]))
-    parts += _axis(width, floor, low, high, unit)
-    parts += [_text(_LEFT - 8, _TOP + 4, f"{top:g}", "end"), _text(_LEFT - 8, floor, f"0 {label}", "end")]
+        parts.append(_text(x + 14, height + 10, curve.name[:36]))
+    parts.append(_text(8, _TOP / 2 + 4, label))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -197,6 +209,12 @@ def work_page(
     return "\n".join([*parts, "</body></html>", ""])
 
 
+def _by_number(name: str) -> tuple[int, str]:
+    """Sort names that begin with whole numbers by these."""
+    first = name.split(" ", 1)[0]
+    return (int(first) if first.isascii() and first.isdigit() else 0, name)
+
+
 def _head(width: int, height: float, title: str) -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
@@ -221,13 +239,35 @@ def _bar(bar: Bar, x: float, across: float, y: float, row: int) -> str:
     )
 
 
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """List round numbers between two, at most ``most`` + 1 of them.
+
+    >>> ticks(0, 700, 8)
+    [0.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0]
+    """
+    raw = (high - low) / most
+    if not 0 < raw < math.inf:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
+
+
 def _axis(width: int, floor: float, low: float, high: float, unit: str) -> list[str]:
     end = width - _RIGHT
-    return [
-        f'<line class="a" x1="{_LEFT}" y1="{floor}" x2="{end}" y2="{floor}"/>',
-        _text(_LEFT, floor + 15, f"{low:g}"),
-        _text(end, floor + 15, f"{high:g} {unit}", "end"),
-    ]
+    across = (end - _LEFT) / ((high - low) or 1.0)
+    parts = [f'<line class="a" x1="{_LEFT}" y1="{floor}" x2="{end}" y2="{floor}"/>']
+    for value in ticks(low, high, 8):
+        x = _LEFT + (value - low) * across
+        parts.append(f'<line class="g" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{floor}"/>')
+        parts.append(_text(x, floor + 15, f"{value:g}", "middle"))
+    return [*parts, _text(_LEFT - 8, floor + 15, f"time, {unit}", "end")]
+
+
+def _point(name: str, value: tuple[float, float], place: Sequence[str], units: tuple[str, str]) -> str:
+    tip = f"{name}: {value[1]:.4g} {units[1]} at {value[0]:.4g} {units[0]}"
+    return f'<circle class="p" cx="{place[0]}" cy="{place[1]}" r="4"><title>{_safe(tip)}</title></circle>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

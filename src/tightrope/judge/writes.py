@@ -51,6 +51,7 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
             ("q_add", 2),
             ("q_add_rows", 1),
             ("q_conv2d_add", 1),
+            ("q_gelu", 1),
             ("q_linear_add", 1),
             ("q_relu_int16", 1),
             ("q_relu_int8", 1),

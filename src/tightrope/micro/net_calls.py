@@ -107,6 +107,7 @@ NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
     "q_avg_pool2d": lambda a: [*a.at(0), *a.made(), *_planes(a), *a.pairs(1, 2), *_whole(a, 3)],
     "q_conv2d": _conv,
     "q_conv2d_add": _conv_add,
+    "q_gelu": lambda a: [*a.at(0), *a.made(), prod(a.result()) // _whole(a, 2)[0], _name(a, 1)],
     "q_layer_norm": lambda a: [*a.at(0), *a.made(), prod(a.shape(0)) // a.shape(0)[-1], _name(a, 1)],
     "q_linear": lambda a: [*a.at(0, 1, 2, 3), *a.made(), _wide(a), *_rows(a, 0), *_whole(a, 4)],
     "q_linear_add": lambda a: [*a.at(0, 1, 2, 3, 4), *a.made(), *_rows(a, 1), *_whole(a, 5)],

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tightrope.micro.integer.emit import HEADER, emitted
-from tightrope.micro.integer.program import RowProgram
+from tightrope.micro.integer.floats import FloatRows, float_section
+from tightrope.micro.integer.forms import RowKernel
 
 _BYTES_PER_LINE: Final = 24
 
@@ -22,7 +23,7 @@ class NetText:
     """
 
     constants: bytes
-    programs: Sequence[RowProgram]
+    programs: Sequence[RowKernel]
     returned: str
     header: str
 
@@ -30,7 +31,7 @@ class NetText:
 def net_texts(net: NetText) -> Mapping[str, str]:
     """File name -> text."""
     kernels = [
-        f"void {one.name}(const {one.source} *x, {one.target} *y, uint32_t rows);" for one in net.programs
+        f"void {one.name}(const {one.source} *x, {_written(one)} *y, uint32_t rows);" for one in net.programs
     ]
     pointers = [
         f"#define K{letter}(at) ((const {kind} *)(const void *)(tr_constants + (at)))"
@@ -43,10 +44,16 @@ def net_texts(net: NetText) -> Mapping[str, str]:
         *pointers, *kernels, "",
     ]  # fmt: skip
     body = [HEADER if net.programs else "#include <stdint.h>\n", '#include "net.h"\n']
+    whole = [emitted(one) for one in net.programs if not isinstance(one, FloatRows)]
+    floats = float_section(one for one in net.programs if isinstance(one, FloatRows))
     return {
         "net.h": "\n".join(header),
-        "net.c": "\n".join([*body, *(emitted(one) for one in net.programs), _array(net.constants)]),
+        "net.c": "\n".join([*body, *whole, floats, _array(net.constants)]),
     }
+
+
+def _written(kernel: RowKernel) -> str:
+    return kernel.into if isinstance(kernel, FloatRows) else kernel.target
 
 
 def _array(data: bytes) -> str:

@@ -5,10 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.fleet.two_forms import by_contest, by_selector, measure
 from tightrope.core import TightropeError
 from tightrope.fleet.select import Selector, shrink
 from tightrope.fleet.select.methods import hyperband, proxy_search, random_search, select_configuration
 from tightrope.fleet.select.noise import NoisyOracle, TuningLog, elimination_scale, release_scale
+from tightrope.run.contest import STEPS
 
 
 def _run(selector, truth, noise, random):
@@ -135,3 +137,20 @@ def test_methods_keep_to_their_budgets_and_a_proxy_helps(clients, epsilon):
         > random_search(NoisyOracle(log, clients, epsilon)).looks
     )
     assert proxy_search(NoisyOracle(log, clients, epsilon), proxy).looks == 0
+
+
+def test_two_forms_are_told_apart_without_noise_in_the_steps_that_the_contest_takes():
+    for truth, faster in (((10.0, 10.5), 0), ((10.5, 10.0), 1)):
+        assert by_contest(truth, iter([1.0] * STEPS)) == (faster, STEPS)
+        for block in (1, 3):
+            chosen, steps = by_selector(truth, iter([1.0] * STEPS), block=block)
+            assert chosen == faster
+            assert steps <= STEPS
+
+
+def test_one_outlier_per_form_misleads_neither_way():
+    late = [1.0] * STEPS
+    late[4], late[9] = 20.0, 20.0
+    assert by_contest((10.0, 12.0), iter(late))[0] == 0
+    assert by_selector((10.0, 12.0), iter(late), block=3)[0] == 0
+    assert measure("calm", 0.1, range(4)) == measure("calm", 0.1, range(4))

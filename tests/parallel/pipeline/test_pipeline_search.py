@@ -13,10 +13,12 @@ from tightrope.parallel.pipeline.search import (
     PipelineOptions,
     PipelineTask,
     bound,
+    placements,
     plan_pipeline,
     smallest,
     staged,
 )
+from tightrope.parallel.pipeline.starts import bare, shipped
 
 QUICK = PipelineOptions(seconds=1.0)
 
@@ -46,7 +48,14 @@ def test_a_budget_below_all_is_refused_with_figures() -> None:
 
 def test_every_technique_can_be_switched_off() -> None:
     off = PipelineOptions(
-        (1,), fold=False, split=False, again=False, listing=False, improve=False, ascending=True
+        (1,),
+        fold=False,
+        split=False,
+        again=False,
+        listing=False,
+        shipped=False,
+        improve=False,
+        ascending=True,
     )
     plan = plan_pipeline(task(), off)
     assert {action.kind for row in orders_of(plan) for action in row} <= {
@@ -88,3 +97,33 @@ def test_computing_again_goes_below_what_any_order_keeps() -> None:
     with pytest.raises(InfeasibleError) as further:
         plan_pipeline(task(budget=1), QUICK)
     assert (further.value.smallest_found or 0) < least
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("share", [1.0, 1.5, 4.0])
+def test_no_schedule_of_torch_that_fits_is_faster(sharded: bool, share: float) -> None:
+    """Also where the search has no time at all: torch's are tried whatever that takes."""
+    free = task(micro=8, sharded=sharded)
+    known = [
+        simulate(work, free.machine, wired)
+        for work in (staged(free, owners) for owners in placements(free, PipelineOptions()))
+        for _, wired in shipped(work)
+    ]
+    assert len(known) == 7
+    budget = round(share * min(max(one.peaks) for one in known))
+    asked = task(micro=8, budget=budget, sharded=sharded)
+    fits = [one.ns for one in known if max(one.peaks) <= budget]
+    plan = plan_pipeline(asked, PipelineOptions(seconds=0.0))
+    assert judge_ranks(plan).ns == plan.ns <= min(fits)
+
+
+def test_schedules_of_torch_obey_what_is_switched_off() -> None:
+    only = PipelineOptions(seconds=0.0, split=False, ascending=True)
+    plan = plan_pipeline(task(), only)
+    rows = [bare((row,))[0] for row in orders_of(plan)]
+    assert {action.kind for row in rows for action in row} == {"F", "B"}
+    for row in rows:
+        backs = [action for action in row if action.kind == "B"]
+        for stage in {action.stage for action in backs}:
+            micros = [action.micro_batch for action in backs if action.stage == stage]
+            assert micros == sorted(micros)

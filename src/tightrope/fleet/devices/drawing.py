@@ -1,8 +1,12 @@
-"""Draw what is right against virtual time, as SVG: one line per run."""
+"""Draw what is right against virtual time, as SVG: one line per run; and a page of a run."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
+
+from tightrope.core.work import promise_table
+from tightrope.fleet import draw
+from tightrope.fleet.devices.job import FleetResult
 
 _COLOURS: Final = ("#0b62a8", "#b3450b", "#3d7a2a", "#7a3d8f")
 _WIDE, _HIGH, _EDGE = 640, 360, 48
@@ -37,6 +41,30 @@ def draw_curves(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
             f'<text x="{_WIDE - 150}" y="{_HIGH - 60 - 18 * place}" fill="{colour}">{escape(name)}</text>'
         )
     return "\n".join([*lines, "</svg>", ""])
+
+
+def fleet_page(result: FleetResult, mode: str) -> str:
+    """Put limits, tasks and curves against virtual time on one page that opens from disk."""
+    log = result.log
+    pictures = []
+    if result.curve:
+        right = tuple((t / 60, 100 * (1 - e)) for t, e in result.curve)
+        curve = draw.Curve(f"{mode}, trained", right)
+        pictures.append(("Accuracy", draw.draw_curves([curve], unit="min", label="right answers, %")))
+    # the virtual clock counts milliseconds
+    made = tuple((at / 60_000, float(n)) for n, at in enumerate(log.steps, 1))
+    curve = draw.Curve(f"{mode}, versions made", made)
+    pictures.append(("Progress", draw.draw_curves([curve], unit="min", label="versions of the model")))
+    tasks = (log.started, log.succeeded, log.interrupted, log.stale, log.running)
+    names = ("started", "succeeded", "interrupted", "stale", "running")
+    return draw.work_page(
+        f"Federated training, {mode}",
+        pictures,
+        [
+            ("Limits", ("limit", "asked", "forecast", "observed", ""), promise_table(result.promises)),
+            ("Tasks", names, [[str(count) for count in tasks]]),
+        ],
+    )
 
 
 def _y(share: float) -> float:

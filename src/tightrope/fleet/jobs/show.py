@@ -31,14 +31,18 @@ def job_promises(plan: JobPlan, *, most_time: float | None = None) -> tuple[Prom
 
 
 def draw_jobs(items: Sequence[WorkItem], plan: JobPlan, *, title: str = "") -> str:
-    """Draw which machine ran which job when: a lane per machine, the first 40, as SVG."""
+    """Draw which machine ran which job when: a lane per machine, the first 40, as SVG.
+
+    Nothing is drawn after the time until which machine time counts.
+    """
     rows: list[list[Bar]] = [[] for _ in range(min(_MOST_LANES, max(plan.hosts, default=-1) + 1))]
     count = 0
     for item, host in zip(items, plan.hosts, strict=True):
-        if 0 <= host < len(rows) and count < _MOST_BARS:
+        end = item.end if plan.until is None else min(item.end, plan.until)
+        if 0 <= host < len(rows) and count < _MOST_BARS and item.start < end:
             share = max(size / most for size, most in zip(item.size, plan.capacity, strict=True))
             text = f"{item.name}: [{item.start}, {item.end}), {100 * share:.0f} % of a machine"
-            rows[host].append(Bar(item.start / 3600, item.end / 3600, f"{_tenth(share)} of a machine", text))
+            rows[host].append(Bar(item.start / 3600, end / 3600, f"{_tenth(share)} of a machine", text))
             count += 1
     lanes = [Lane(f"machine {number}", tuple(bars)) for number, bars in enumerate(rows)]
     return draw_lanes(lanes, unit="h", title=title or "Jobs by machine", row=14)
@@ -68,7 +72,8 @@ def draw_occupancy(items: Sequence[WorkItem], plan: JobPlan, *, title: str = "")
         for item in items
         for at, sign, size in ((item.start, 1, item.size[r]), (item.end, -1, item.size[r]))
     ]
-    curves = [Curve("machines in use", _steps(used)), Curve("load of the scarcest resource", _steps(loads))]
+    named = (("machines in use", used), ("load of the scarcest resource", loads))
+    curves = [Curve(name, _steps(changes, plan.until)) for name, changes in named]
     return draw_curves(curves, unit="h", label="machines", title=title or "Occupancy")
 
 
@@ -77,14 +82,19 @@ def _scarcest(items: Sequence[WorkItem], capacity: Sequence[int]) -> int:
     return max(range(len(totals)), key=totals.__getitem__, default=0)
 
 
-def _steps(changes: Sequence[tuple[int, float]]) -> tuple[tuple[float, float], ...]:
+def _steps(changes: Sequence[tuple[int, float]], until: int | None) -> tuple[tuple[float, float], ...]:
     """Turn changes into points of a curve, at most some thousand."""
     level, points = 0.0, list[tuple[float, float]]()
     for at, change in sorted(changes):
+        if until is not None and at > until:
+            break
+        points.append((at / 3600, max(0.0, level)))
         level += change
         points.append((at / 3600, max(0.0, level)))
+    if until is not None and points:
+        points.append((until / 3600, points[-1][1]))
     stride = max(1, len(points) // 4000)
-    return tuple(points[::stride])
+    return (*points[:-1:stride], *points[-1:])
 
 
 def _tenth(share: float) -> str:

@@ -27,7 +27,17 @@ from tightrope.micro.translator import contiguous, whole_numbers
 
 _CONVOLUTIONS: Final = ("conv2d", "conv2d_add", "q_conv2d", "q_conv2d_add")
 _POOLS: Final = ("max_pool2d_only", "q_max_pool2d")
-_PLAIN: Final = ("add", "relu", "q_add", "q_narrow", "q_relu_int16", "q_relu_int8", "q_table", "q_widen")
+_PLAIN: Final = (
+    "add",
+    "relu",
+    "q_add",
+    "q_gelu",
+    "q_narrow",
+    "q_relu_int16",
+    "q_relu_int8",
+    "q_table",
+    "q_widen",
+)
 _NUM_BANDS: Final = (2, 4, 8, 16)
 
 

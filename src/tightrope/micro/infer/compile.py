@@ -21,7 +21,7 @@ from tightrope.micro.compile import MANIFEST, Manifest, NetPromise, NumberFormat
 from tightrope.micro.emit import CSource, emit
 from tightrope.micro.infer.bands import BandedGraph, banded_forms
 from tightrope.micro.infer.capture import FloatNet
-from tightrope.micro.integer.emit import stack_bytes
+from tightrope.micro.integer.forms import rows_on_stack
 from tightrope.micro.integer.net_proof import prove_net
 from tightrope.micro.integer.quantize import Format, IntegerNet
 from tightrope.micro.net_text import NetText
@@ -121,7 +121,7 @@ def compile_net(
             "what the code takes, quantize the net, or take a smaller model."
         )
     programs = net.programs if isinstance(net, IntegerNet) else ()
-    kept = max((stack_bytes(one) for one in programs), default=0)
+    kept = max((rows_on_stack(one) for one in programs), default=0)
     if kept + _FRAMES > stack:
         raise TightropeError(
             f"{stack} B of stack are kept; rows of a softmax or layer norm take {kept} B of it, and calls "

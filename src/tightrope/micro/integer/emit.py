@@ -16,9 +16,13 @@ _WORD = 4
 HEADER = """#include <stdint.h>
 
 static inline int32_t tr_length(uint32_t a) {
+#ifdef __GNUC__
+  return a == 0 ? 0 : 32 - __builtin_clz(a);
+#else
   int32_t bits = 0;
   for (; a != 0; a >>= 1) ++bits;
   return bits;
+#endif
 }
 
 static inline int32_t tr_excess(uint32_t a, int32_t bits) {
@@ -74,7 +78,8 @@ class _Emitter:
             if value.kind in REDUCTIONS:
                 self._reduce(number, value, filled)
             elif not value.per_element and value.kind is not RowKind.CONST:
-                self.lines.append(f"    const {self._type(value)} v{number} = {self._value(value)};")
+                one_row = self._element(number, value, filled)
+                self.lines.append(f"    const {self._type(value)} v{number} = {one_row};")
         self._loop(len(values) - 1, filled, [f"      y[i] = ({one.target})v{len(values) - 1};"])
         return "\n".join([*self.lines, "  }", "}", ""])
 

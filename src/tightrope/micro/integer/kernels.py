@@ -16,13 +16,19 @@ Gaps        Inputs of 8 bits for softmax and GELU, of 16 bits for layer norm, wh
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from tightrope.core import JudgeError, TightropeError
+from tightrope.micro.integer.costs import RowOp
+from tightrope.micro.integer.evaluate import evaluate
+from tightrope.micro.integer.floats import FloatRows, bump, exact
 from tightrope.micro.integer.program import Number, RowKind, RowProgram
 from tightrope.micro.integer.proof import proved
 
 _CUBIC = (1.0, -0.69280, 0.23444, -0.04164)
 """Of 2^-f for f from 0 to 1, exact at both ends; its largest error is 1.1e-4."""
 _POLYNOMIAL_BITS = 15
+_INVERSE_BITS = 9
 
 
 def finest(make: Callable[[int], RowProgram], name: str, *, least: int) -> RowProgram:
@@ -146,13 +152,68 @@ def gelu(scale: float, target: float, length: int) -> RowProgram:
     return one
 
 
-def layer_norm(gamma: Iterable[float], beta: Iterable[float], target: float) -> RowProgram:
+def gelu_polynomial(scale: float, target: float, length: int) -> RowProgram:
+    """Make GELU of 8-bit numbers without a table: a ramp less a polynomial of the size of the number.
+
+    Args:
+        scale: of an input of 1.
+        target: of a result of 1.
+        length: of a row.
+
+    Raises:
+        TightropeError: a scale is not positive, or nothing that is within a unit of the exact function, at
+            each of the 256 inputs, fits 32 bits.
+    """
+    if not (scale > 0 and target > 0):
+        raise TightropeError(f"GELU from units of {scale} to units of {target}: both must be positive.")
+    name = f"GELU from units of {scale} to units of {target}"
+    one = finest(lambda bits: _gelu_polynomial(scale, target, length, bits), name, least=8)
+    every = np.arange(-128, 128)[:, None]
+    wanted = np.clip(exact(FloatRows("", 1, RowOp.GELU, scale, target), every), -128, 127)
+    if np.abs(evaluate(one, every) - wanted).max() > 1:
+        raise TightropeError(f"no polynomial is within a unit of {name}: take the table.")
+    return one
+
+
+def _gelu_polynomial(scale: float, target: float, length: int, bits: int) -> RowProgram:
+    one, (end, coefficients) = (
+        RowProgram(f"gelu_polynomial_{length}", length, "int8_t", "int8_t"),
+        bump(target),
+    )
+    rate, near = scale / end * 2**bits, one.const(2**bits)
+    x = one.given(-128, 127)
+    ramp = one.add(RowKind.MAX, x, one.const(0))
+    size = one.add(RowKind.MAX, ramp, one.add(RowKind.SUB, one.const(0), x))
+    shift = max(0, min(20, math.floor(math.log2(2**30 / (128 * rate)))))
+    far = one.add(
+        RowKind.SHR, one.add(RowKind.MUL, size, one.const(round(rate * 2**shift))), one.const(shift)
+    )
+    left = one.add(RowKind.MAX, one.add(RowKind.SUB, near, far), one.const(0))
+    fixed = [round(value * 2**bits) for value in coefficients]
+    found = one.const(fixed[-1])
+    for coefficient in reversed(fixed[:-1]):
+        found = one.add(RowKind.SHR, one.add(RowKind.MUL, found, left), one.const(bits))
+        found = one.add(RowKind.ADD, found, one.const(coefficient))
+    found = one.add(RowKind.MIN, one.add(RowKind.MAX, found, one.const(0)), one.const(2 ** (bits - 2)))
+    by = min(24, math.floor(math.log2(2**29 / max(128 * scale / target, 0.25 / target, 1))))
+    bumped = one.add(RowKind.MUL, found, one.const(round(2.0 ** (by - bits) / target)))
+    whole = one.add(RowKind.MUL, ramp, one.const(round(scale / target * 2**by)))
+    whole = one.add(RowKind.SUB, one.add(RowKind.ADD, whole, one.const((1 << by) >> 1)), bumped)
+    whole = one.add(RowKind.SHR, whole, one.const(by))
+    one.add(RowKind.MIN, one.add(RowKind.MAX, whole, one.const(-128)), one.const(127))
+    return one
+
+
+def layer_norm(
+    gamma: Iterable[float], beta: Iterable[float], target: float, *, table: bool = False
+) -> RowProgram:
     """Make layer norm of rows of 16-bit numbers, as ``int8_t``.
 
     Args:
         gamma: weight, one per element of a row.
         beta: bias, likewise.
         target: of a result of 1.
+        table: look the inverse of a deviation up, in 768 B of flash, instead of a root and a division.
 
     Raises:
         TightropeError: the lengths differ, the scale is not positive, or no format fits.
@@ -164,12 +225,14 @@ def layer_norm(gamma: Iterable[float], beta: Iterable[float], target: float) -> 
             "of both, and a positive unit."
         )
     name = f"layer norm of {len(weights)} numbers"
-    return finest(lambda bits: _layer_norm(weights, biases, target, bits), name, least=9)
+    return finest(lambda bits: _layer_norm(weights, biases, target, bits, table=table), name, least=9)
 
 
-def _layer_norm(gamma: Sequence[float], beta: Sequence[float], target: float, bits: int) -> RowProgram:
+def _layer_norm(
+    gamma: Sequence[float], beta: Sequence[float], target: float, bits: int, *, table: bool = False
+) -> RowProgram:
     length = len(gamma)
-    one = RowProgram(f"layer_norm_{length}", length, "int16_t", "int8_t")
+    one = RowProgram(f"layer_norm{'_table' * table}_{length}", length, "int16_t", "int8_t")
     x = one.given(-(2**15), 2**15 - 1)
     off = one.add(
         RowKind.SUB, one.add(RowKind.MUL, x, one.const(length)), one.add(RowKind.SUM, x)
@@ -178,8 +241,7 @@ def _layer_norm(gamma: Sequence[float], beta: Sequence[float], target: float, bi
     squares = one.add(RowKind.SUM, one.add(RowKind.MUL, fitted, fitted), unsigned=True)
     even = one.add(RowKind.EVEN, squares, bits=30)
     level = one.add(RowKind.LEVEL, squares, even, bits=30, unsigned=True)
-    root = one.add(RowKind.MAX, one.add(RowKind.ROOT, level, unsigned=True), one.const(2**14), unsigned=True)
-    inverse = one.add(RowKind.DIV, one.const(2**31, unsigned=True), root, unsigned=True)
+    inverse = _inverse_looked_up(one, level) if table else _inverse(one, level)
     part = one.add(RowKind.MUL, fitted, inverse)
     part = one.add(RowKind.SHR, part, one.add(RowKind.SUB, one.const(16), even))
     part = one.add(RowKind.MIN, one.add(RowKind.MAX, part, one.const(-(2**15))), one.const(2**15))
@@ -193,6 +255,23 @@ def _layer_norm(gamma: Sequence[float], beta: Sequence[float], target: float, bi
     found = one.add(RowKind.SHR, found, one.const(shift))
     one.add(RowKind.MIN, one.add(RowKind.MAX, found, one.const(-128)), one.const(127))
     return one
+
+
+def _inverse(one: RowProgram, level: Number) -> Number:
+    """2^31 over the root of a level of 30 bits."""
+    root = one.add(RowKind.MAX, one.add(RowKind.ROOT, level, unsigned=True), one.const(2**14), unsigned=True)
+    return one.add(RowKind.DIV, one.const(2**31, unsigned=True), root, unsigned=True)
+
+
+def _inverse_looked_up(one: RowProgram, level: Number) -> Number:
+    """The same from the first 9 bits of the level, within one part in 512."""
+    first, middle = 2 ** (_INVERSE_BITS - 2), 3 * 2**15
+    level = one.add(RowKind.MAX, level, one.const(2**28), unsigned=True)
+    at = one.add(RowKind.SHR, level, one.const(30 - _INVERSE_BITS), unsigned=True)
+    at = one.add(RowKind.SUB, at, one.const(first), unsigned=True)
+    steps = range(first, 2**_INVERSE_BITS)
+    table = tuple(round(2**31 / math.sqrt((k + 0.5) * 2 ** (30 - _INVERSE_BITS))) - middle for k in steps)
+    return one.add(RowKind.ADD, one.lookup(table, at), one.const(middle))
 
 
 def i_exp_softmax(scale: float, length: int, *, bits: int = 30) -> RowProgram:

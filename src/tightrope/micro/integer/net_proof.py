@@ -5,14 +5,16 @@ Idea        Op by op. What a sum of products can be follows from the weights tha
             (softmax, layer norm) are programs already. Nothing is taken from whoever chose the formats: all
             is read from the graph and its constants.
 Source      interval arithmetic
-Guarantee   A net that passes computes the same in 32 bits as in unbounded integers, for all inputs.
+Guarantee   A net that passes computes the same in 32 bits as in unbounded integers, for all inputs. Of a
+            float kernel it is checked that it reads and writes the op's types and has finite numbers; what is
+            made whole there is clamped before, by every text of `floats`.
 Complexity  Linear in weights and channels.
 Gaps        Ranges are those of types, not of what earlier ops can give; kernels are taken to compute what
             `net_reference` computes, which tests compare bit by bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,7 +23,9 @@ from numpy.typing import NDArray
 from tightrope.core import Graph, Items, JudgeError, Op, View
 from tightrope.core.values import EMPTY
 from tightrope.micro.constants import Constants
+from tightrope.micro.integer.costs import RowOp
 from tightrope.micro.integer.epilogue import LIMITS, requantizing
+from tightrope.micro.integer.floats import FloatRows
 from tightrope.micro.integer.program import RowProgram
 from tightrope.micro.integer.proof import proved
 
@@ -40,7 +44,9 @@ class OpRange(NamedTuple):
     bits: int
 
 
-def prove_net(graph: Graph, constants: Constants, programs: Sequence[RowProgram]) -> tuple[OpRange, ...]:
+def prove_net(
+    graph: Graph, constants: Constants, programs: Sequence[RowProgram | FloatRows]
+) -> tuple[OpRange, ...]:
     """Bound every intermediate of every op.
 
     Raises:
@@ -62,7 +68,7 @@ def prove_net(graph: Graph, constants: Constants, programs: Sequence[RowProgram]
 class _Look(NamedTuple):
     op: Op
     constants: Constants
-    programs: Mapping[str, RowProgram]
+    programs: Mapping[str, RowProgram | FloatRows]
 
     def view(self, at: int) -> View:
         value = self.op.arguments[at]
@@ -164,19 +170,33 @@ def _average(look: _Look) -> int:
     return _epilogues(look, ends, np.array([factor]), (pre, shift, low, high), made.dtype)
 
 
+def _row_kernel(look: _Look, at: int, op: RowOp, length: int, types: tuple[str, str]) -> int:
+    """Prove the kernel of rows that an argument names; returns its bits."""
+    name = look.op.arguments[at]
+    program = look.programs.get(name) if isinstance(name, str) else None
+    if program is None or program.length != length:
+        raise JudgeError(f"{op} {name!r} of rows of {length} is not there.")
+    into = program.target if isinstance(program, RowProgram) else program.into
+    if (program.source, into) != types:
+        raise JudgeError(f"{op} {name!r} reads or writes another type.")
+    if isinstance(program, RowProgram):
+        return max(one.bits if one.low < 0 else one.high.bit_length() for one in proved(program))
+    many = (program.gamma, program.beta) if op is RowOp.LAYER_NORM else ()
+    numbers = [program.scale, program.target, *(one for values in many for one in values)]
+    if program.op is not op or not all(map(isfinite, numbers)) or min(numbers[:2]) <= 0:
+        raise JudgeError(f"float kernel {name!r} is another function, or has numbers that are none.")
+    if any(len(values) != length for values in many):
+        raise JudgeError(f"float kernel {name!r} has not as many weights as a row has elements.")
+    return 32
+
+
 def _attention(look: _Look) -> int:
     q, k, v = (look.view(at) for at in range(3))
     size, keys = q.shape[3], k.shape[1]
     first, second = look.numbers(3, 6), look.numbers(6, 9)
-    name = look.op.arguments[9]
-    program = look.programs.get(name) if isinstance(name, str) else None
-    if program is None or program.length != keys:
-        raise JudgeError(f"softmax {name!r} of rows of {keys} is not there.")
-    if (program.source, program.target) != ("int8_t", "uint8_t") or (q.dtype, k.dtype, v.dtype) != (
-        "int8",
-    ) * 3:
+    if (q.dtype, k.dtype, v.dtype) != ("int8",) * 3:
         raise JudgeError("attends to other types than 8 bits.")
-    bits = max(one.bits if one.low < 0 else one.high.bit_length() for one in proved(program))
+    bits = _row_kernel(look, 9, RowOp.SOFTMAX, keys, ("int8_t", "uint8_t"))
     for (factor, pre, shift), reach in ((first, size * 2**14), (second, keys * 255 * 2**7)):
         ends = np.array([[-reach, reach]])
         bits = max(bits, _epilogues(look, ends, np.array([factor]), (pre, shift, -128, 127), "int8"))
@@ -184,13 +204,16 @@ def _attention(look: _Look) -> int:
 
 
 def _norm(look: _Look) -> int:
-    name = look.op.arguments[1]
-    program = look.programs.get(name) if isinstance(name, str) else None
-    if program is None or program.length != look.view(0).shape[-1]:
-        raise JudgeError(f"layer norm {name!r} of rows of {look.view(0).shape[-1]} is not there.")
-    if (program.source, program.target) != (f"{look.view(0).dtype}_t", f"{look.made.dtype}_t"):
-        raise JudgeError(f"layer norm {name!r} reads or writes another type.")
-    return max(one.bits if one.low < 0 else one.high.bit_length() for one in proved(program))
+    types = (f"{look.view(0).dtype}_t", f"{look.made.dtype}_t")
+    return _row_kernel(look, 1, RowOp.LAYER_NORM, look.view(0).shape[-1], types)
+
+
+def _gelu(look: _Look) -> int:
+    (length,) = look.numbers(2)
+    if length < 1 or prod(look.made.shape) % length or look.made.shape != look.view(0).shape:
+        raise JudgeError(f"rows of {length} do not fill {look.made.shape}.")
+    types = (f"{look.view(0).dtype}_t", f"{look.made.dtype}_t")
+    return _row_kernel(look, 1, RowOp.GELU, length, types)
 
 
 def _table(look: _Look) -> int:
@@ -216,6 +239,7 @@ _RULES: Final[Mapping[str, Callable[[_Look], int]]] = {
     "micro.q_add_rows": _sum,
     "micro.q_attention": _attention,
     "micro.q_avg_pool2d": _average,
+    "micro.q_gelu": _gelu,
     "micro.q_layer_norm": _norm,
     "micro.q_mean_rows": _average,
     "micro.q_narrow": _convert,

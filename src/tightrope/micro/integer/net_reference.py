@@ -1,6 +1,7 @@
 """Compute an integer net with NumPy: the reference for its C, exact or cut to 32 bits.
 
 Guarantee   Uncut, exact: sums of products are formed in float64, where whole numbers below 2^53 are exact.
+            Float kernels are computed in float64 and rounded; those in C may differ from that by one unit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from tightrope.core.values import EMPTY
 from tightrope.micro.constants import Constants
 from tightrope.micro.integer.epilogue import Whole, requantized, wrap32
 from tightrope.micro.integer.evaluate import evaluate
+from tightrope.micro.integer.floats import FloatRows, nearest
 from tightrope.micro.integer.program import RowProgram
 from tightrope.micro.translator import whole_numbers
 
@@ -25,12 +27,17 @@ class NetEvaluator:
     Args:
         graph: quantized.
         constants: its weights, multipliers and tables.
-        programs: its softmax and layer norms.
+        programs: its kernels of rows.
         wrapped: cut every intermediate to 32 bits, as a kernel would compute that nobody has proved.
     """
 
     def __init__(
-        self, graph: Graph, constants: Constants, programs: Sequence[RowProgram], *, wrapped: bool = False
+        self,
+        graph: Graph,
+        constants: Constants,
+        programs: Sequence[RowProgram | FloatRows],
+        *,
+        wrapped: bool = False,
     ) -> None:
         self.graph, self.constants, self.wrapped = graph, constants, wrapped
         self.programs = {program.name: program for program in programs}
@@ -69,6 +76,8 @@ class NetEvaluator:
     def rows(self, name: str, x: Whole) -> Whole:
         """Run the kernel of a name over the rows of x."""
         program = self.programs[name]
+        if isinstance(program, FloatRows):
+            return nearest(program, x.reshape(-1, program.length)).reshape(x.shape)
         found = evaluate(program, x.reshape(-1, program.length), wrapped=self.wrapped)
         return found.reshape(x.shape)
 
@@ -142,6 +151,7 @@ _OPS: Final[Mapping[str, _Rule]] = {
     "q_avg_pool2d": _average,
     "q_conv2d": _conv,
     "q_conv2d_add": _added(_conv),
+    "q_gelu": lambda net, _, a: net.rows(a[1], a[0]),
     "q_layer_norm": lambda net, _, a: net.rows(a[1], a[0]),
     "q_linear": _linear,
     "q_linear_add": _added(_linear),

@@ -24,9 +24,10 @@ from tightrope.lower import with_writes
 from tightrope.micro.constants import Constants, is_constant
 from tightrope.micro.infer.capture import FloatNet
 from tightrope.micro.infer.reference import SCORES
+from tightrope.micro.integer.costs import KernelForm
 from tightrope.micro.integer.demands import Demands, demands_of
 from tightrope.micro.integer.epilogue import LIMITS, rescale
-from tightrope.micro.integer.kernels import gelu, layer_norm, softmax
+from tightrope.micro.integer.forms import KernelForms, RowKernel, form_of
 from tightrope.micro.integer.net_proof import prove_net
 from tightrope.micro.integer.program import RowKind, RowProgram
 from tightrope.micro.translator import HOME, Translator, contiguous
@@ -49,26 +50,30 @@ class IntegerNet:
     Attributes:
         graph: one part, of ops ``micro.q_...`` and of copies.
         constants: weights, multipliers and tables.
-        programs: kernels that are written for this net: softmax and layer norms.
+        programs: kernels that are written for this net: softmax, layer norms and GELUs without a table.
         inputs: formats of the inputs, in the order of the call.
         output: format of the result.
         formats: of every storage.
+        forms: op with more than one form of kernel -> the form that it has.
     """
 
     graph: Graph
     constants: Constants
-    programs: tuple[RowProgram, ...]
+    programs: tuple[RowKernel, ...]
     inputs: tuple[Format, ...]
     output: Format
     formats: Mapping[StorageId, Format] = field(default_factory=dict)
+    forms: Mapping[str, KernelForm] = field(default_factory=dict)
 
 
 def quantize(
     net: FloatNet,
     ranges: Mapping[str, float],
     *,
-    softmax_of: Callable[[float, int], RowProgram] = softmax,
-    norm_of: Callable[..., RowProgram] = layer_norm,
+    core: str = "",
+    floats: bool = False,
+    softmax_of: Callable[[float, int], RowKernel] | None = None,
+    norm_of: Callable[..., RowKernel] | None = None,
     prove: bool = True,
 ) -> IntegerNet:
     """Write a captured forward in integers.
@@ -76,8 +81,11 @@ def quantize(
     Args:
         net: captured.
         ranges: largest absolute values, as `infer.reference.ranges_of` finds them.
-        softmax_of: makes the kernel of a scale and a length.
-        norm_of: makes the kernel of weights, biases and a unit.
+        core: whose costs choose among polynomial, table and float, one of `costs.CORES`; empty = polynomials
+            for softmax and layer norm, tables for GELU.
+        floats: whether softmax, GELU and layer norm may compute in float where that costs less on the core.
+        softmax_of: makes the kernel of a scale and a length instead.
+        norm_of: makes the kernel of weights, biases and a unit instead.
         prove: refuse what may leave 32 bits; False is for controls alone.
 
     Raises:
@@ -85,7 +93,9 @@ def quantize(
         JudgeError: an intermediate may leave 32 bits; names op, value and range.
         TightropeError: no shifts fit an op.
     """
-    writer = _Quantizer(net, ranges, demands_of(net.graph), softmax_of, norm_of)
+    forms = KernelForms(core, floats)
+    makers = (softmax_of or forms.softmax, norm_of or forms.layer_norm, forms.gelu)
+    writer = _Quantizer(net, ranges, demands_of(net.graph), makers)
     found = writer.written()
     if prove:
         prove_net(found.graph, found.constants, found.programs)
@@ -98,14 +108,14 @@ class _Quantizer:
         net: FloatNet,
         ranges: Mapping[str, float],
         demands: Demands,
-        softmax_of: Callable[[float, int], RowProgram],
-        norm_of: Callable[..., RowProgram],
+        makers: tuple[Callable[[float, int], RowKernel], Callable[..., RowKernel], Callable[..., RowKernel]],
     ) -> None:
         self.net, self.ranges, self.demands = net, ranges, demands
-        self.softmax_of, self.norm_of = softmax_of, norm_of
+        self.softmax_of, self.norm_of, self.gelu_of = makers
         self.t = Translator(net.graph, {}, {}, ())
         self.flash = Constants()
-        self.programs: list[RowProgram] = []
+        self.programs: list[RowKernel] = []
+        self.chosen: dict[str, KernelForm] = {}
         self.forms: dict[tuple[StorageId, str], View] = {}
         self.formats: dict[StorageId, Format] = {}
         self.inputs: list[Format] = []
@@ -156,7 +166,8 @@ class _Quantizer:
             environment=(("device", "micro"), (CONSTANTS, str(len(self.flash.data)))), alignment=4,
         )  # fmt: skip
         inputs, output = tuple(self.inputs), self.formats[result.base]
-        return IntegerNet(with_writes(made), self.flash, tuple(self.programs), inputs, output, self.formats)
+        programs = tuple(self.programs)
+        return IntegerNet(with_writes(made), self.flash, programs, inputs, output, self.formats, self.chosen)
 
     def _input(self, one: Input) -> None:
         assert one.view is not None
@@ -272,7 +283,9 @@ class _Quantizer:
         name = self._program(self.norm_of(gamma, beta, self._scale(made, NARROW)), "layer_norm")
         self._emit("q_layer_norm", (self._read(x, WIDE), name), made, NARROW)
 
-    def _program(self, program: RowProgram, kind: str) -> str:
+    def _program(self, program: RowKernel, kind: str) -> str:
+        assert self.t.here is not None
+        self.chosen[self.t.here.name] = form_of(program)
         name = f"{kind}_{sum(one.name.startswith(kind) for one in self.programs)}"
         same = next(
             (one.name for one in self.programs if replace(one, name="") == replace(program, name="")), ""
@@ -313,7 +326,14 @@ class _Quantizer:
 
     def _gelu(self, op: Op) -> None:
         given, made = self._read(op.arguments[0], NARROW), op.creates[0]
-        program = gelu(self.formats[given.base].scale, self._scale(made, NARROW), 1)
+        length = self.shapes[made][-1]
+        program = self.gelu_of(self.formats[given.base].scale, self._scale(made, NARROW), length)
+        if form_of(program) is not KernelForm.TABLE:
+            name = self._program(program, "gelu")
+            self._emit("q_gelu", (given, name, length), made, NARROW)
+            return
+        assert isinstance(program, RowProgram)
+        self.chosen[op.name] = KernelForm.TABLE
         table = next(value.numbers for value in program.values if value.kind is RowKind.LOOKUP)
         self._emit("q_table", (given, self.flash.put(np.array(table, np.int8))), made, NARROW)
 

@@ -6,8 +6,9 @@ Idea        Try placements (how many stages per rank, looped or folded), orders 
             rank. Then let neighbours in a rank's order change places while that is faster.
 Source      Breadth-first (Lamy-Poirier 2023), zero bubble (Qi et al. 2024); see `generate` and `listing`.
 Guarantee   What is returned fits, was simulated message by message, and is at most `JointPlan.ns_bound`
-            away from the best; never slower than the published orders that fit. A larger budget admits every
-            plan of a smaller one, and the same candidates are tried for it first.
+            away from the best; never slower than the published orders that fit, nor than torch's own
+            schedules up to `starts.MOST` computations. A larger budget admits every plan of a smaller one,
+            and the same candidates are tried for it first.
 Complexity  Candidates times actions; `seconds` cuts the list short, cheapest and most promising first.
 Gaps        Stages of a rank are computed again for all micro-batches or for none. Layers are cut into stages
             of equal numbers. `exact` proves small cases optimal.
@@ -25,6 +26,7 @@ from tightrope.parallel.pipeline.language import Action, Orders
 from tightrope.parallel.pipeline.listing import ListRule, filled, list_orders
 from tightrope.parallel.pipeline.lower import lower
 from tightrope.parallel.pipeline.simulate import DeadlockError, simulate
+from tightrope.parallel.pipeline.starts import bare, shipped
 from tightrope.parallel.pipeline.wire import with_wires
 
 
@@ -38,6 +40,7 @@ class PipelineOptions:
         split: divide backwards into halves.
         again: compute stages again.
         listing: list scheduling beside the published orders.
+        shipped: begin from torch's own schedules, too.
         improve: let neighbours change places at the end.
         ascending: keep the backwards of every stage in ascending order of the micro-batches, so that
             gradients are those of one process to the bit.
@@ -50,6 +53,7 @@ class PipelineOptions:
     split: bool = True
     again: bool = True
     listing: bool = True
+    shipped: bool = True
     improve: bool = True
     ascending: bool = False
     seconds: float = 10.0
@@ -81,7 +85,7 @@ class PipelineTask:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A schedule that was tried."""
+    """A schedule that was tried; ``wired`` has its messages."""
 
     ns: Nanoseconds
     peak: Bytes
@@ -90,6 +94,7 @@ class Tried:
     wires: tuple[int, int]
     again: frozenset[tuple[int, int]]
     method: str
+    wired: Orders
 
 
 def merged(layers: Sequence[StageCost]) -> StageCost:
@@ -157,11 +162,10 @@ def plan_pipeline(task: PipelineTask, options: PipelineOptions | None = None) ->
             lower_bound=floor,
         )
     best = search.best
-    wired = with_wires(best.work, best.orders, ahead=best.wires[0], rooms=best.wires[1])
     return lower(
         best.work,
         task.machine,
-        wired,
+        best.wired,
         again=best.again,
         limits=(task.budget,) * task.num_ranks if task.budget else (),
         ns_bound=bound(best.work, task.machine),
@@ -217,6 +221,9 @@ class _PipelineSearch:
 
     def run(self) -> None:
         works = [staged(self.task, owners) for owners in placements(self.task, self.options)]
+        if self.options.shipped:
+            for work in works:
+                self._shipped(work)
         for work in works:
             for orders, method in self._published(work):
                 self._try(work, orders, frozenset(), method)
@@ -235,6 +242,15 @@ class _PipelineSearch:
 
     def over(self) -> bool:
         return time.process_time() > self.end
+
+    def _shipped(self, work: StageWork) -> None:
+        """Try torch's schedules, wired as torch does and as we do, whatever time that takes."""
+        for name, wired in shipped(work):
+            orders, method = bare(wired), f"torch's {name}"
+            halves = any(action.kind in "IW" for row in orders for action in row)
+            if (self.options.split or not halves) and not (self.options.ascending and not _ascends(orders)):
+                self._simulated(work, orders, (2, 3), frozenset(), method, wired)
+                self._try(work, orders, frozenset(), method)
 
     def _published(self, work: StageWork) -> Iterator[tuple[Orders, str]]:
         ranks, per_rank = self.task.num_ranks, len(work.stages) // self.task.num_ranks
@@ -331,13 +347,15 @@ class _PipelineSearch:
         wires: tuple[int, int],
         again: frozenset[tuple[int, int]],
         method: str,
+        wired: Orders | None = None,
     ) -> Tried | None:
         try:
-            wired = with_wires(work, orders, ahead=wires[0], rooms=wires[1])
+            if wired is None:
+                wired = with_wires(work, orders, ahead=wires[0], rooms=wires[1])
             timeline = simulate(work, self.task.machine, wired, again=again)
         except DeadlockError:
             return None
-        found = Tried(timeline.ns, max(timeline.peaks), work, orders, wires, again, method)
+        found = Tried(timeline.ns, max(timeline.peaks), work, orders, wires, again, method, wired)
         self.least = min(self.least, found.peak)
         fits = not self.task.budget or found.peak <= self.task.budget
         better = self.best is None or (found.ns, found.peak) < (self.best.ns, self.best.peak)
