@@ -36,6 +36,13 @@ def smooth():
 
 def without():
     return build()[:2]
+
+
+def block():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.LayerNorm(40), torch.nn.Linear(40, 40), torch.nn.GELU()).eval()
+    model[0].eps = 0.0
+    return model, (torch.randn(1, 40),), [(torch.randn(1, 40),) for _ in range(8)]
 """
 
 
@@ -79,6 +86,9 @@ def test_it_compiles_and_profiles_as_promised(train: Path, tmp_path: Path) -> No
         ("build", ("--ram", "6KiB", "--machine", "nrf99"), 2, "no machine 'nrf99'"),
         ("build", ("--ram", "1GiB"), 2, "has 262144 B"),
         ("build", ("--ram", "much"), 2, "much"),
+        ("build", ("--ram", "6KiB", "--core", "cortex-m3"), 2, "give --integer with them"),
+        ("block", ("--ram", "6KiB", "--integer", "--core", "z80"), 2, "are known for core 'z80'"),
+        ("block", ("--ram", "6KiB", "--integer", "--core", "none", "--float-kernels"), 2, "no core is named"),
     ],
 )
 def test_refusals_leave_no_folder(
@@ -88,6 +98,27 @@ def test_refusals_leave_no_folder(
     assert (done.code, says in done.err) == (code, True), done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "forms"),
+    [
+        (("--core", "none"), ["polynomial", "table"]),
+        (("--core", "cortex-m3"), ["table", "table"]),
+        (("--core", "x86-64-v3", "--float-kernels"), ["float", "float"]),
+    ],
+)
+def test_a_core_chooses_the_forms_of_kernels(
+    options: tuple[str, ...], forms: list[str], train: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = run(
+        "micro", "compile", f"{train}:block", "--integer", "--ram", "8KiB", *options, "-o", out, "--json"
+    )
+    assert done.code == 0, done.err
+    promised = json.loads(done.out)
+    assert list(promised["forms"].values()) == forms
+    assert ("float" in (out / "net.c").read_text()) == ("float" in forms)
 
 
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:

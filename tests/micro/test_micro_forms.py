@@ -1,6 +1,7 @@
 """Forms of row kernels: the cheapest is chosen, integers match NumPy to the bit, damaged nets are refused."""
 
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tightrope.micro.host import c_compiler
 from tightrope.micro.infer import FloatNet, capture_net, compile_net, ranges_of
 from tightrope.micro.integer.costs import CORES, KernelForm, RowOp, chosen, costs_of
 from tightrope.micro.integer.evaluate import evaluate
-from tightrope.micro.integer.floats import FloatRows
+from tightrope.micro.integer.floats import FloatRows, float_section, nearest
 from tightrope.micro.integer.forms import KernelForms, form_of
 from tightrope.micro.integer.kernels import gelu_polynomial, layer_norm
 from tightrope.micro.integer.net_proof import prove_net
@@ -117,3 +118,49 @@ def test_no_core_takes_what_was_always_taken_and_unknown_ones_are_refused() -> N
         KernelForms("z80")
     with pytest.raises(TightropeError, match="no core is named"):
         KernelForms(floats=True)
+
+
+MAIN = """#include <stdint.h>
+#include <stdio.h>
+{text}
+int main(void) {{
+  static {kernel.source} x[{size}];
+  static {kernel.into} y[{size}];
+  if (fread(x, sizeof *x, {size}, stdin) != {size}) return 1;
+  {kernel.name}(x, y, {rows});
+  return fwrite(y, sizeof *y, {size}, stdout) == {size} ? 0 : 1;
+}}
+"""
+
+
+@needs_cc
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        FloatRows("softmax", 197, RowOp.SOFTMAX, 0.07),
+        FloatRows("steep_softmax", 5, RowOp.SOFTMAX, 0.9),
+        FloatRows("gelu", 64, RowOp.GELU, 0.03, 0.02),
+        FloatRows("fine_gelu", 33, RowOp.GELU, 0.004, 0.002),
+        FloatRows("layer_norm", 96, RowOp.LAYER_NORM, 1.0, 0.03, (1.1,) * 96, (-0.3,) * 96),
+    ],
+    ids=lambda kernel: kernel.name,
+)
+def test_a_float_kernel_is_within_a_unit_and_has_no_undefined_behaviour(
+    kernel: FloatRows, tmp_path: Path
+) -> None:
+    source, into = (np.dtype(name.removesuffix("_t")) for name in (kernel.source, kernel.into))
+    limits = np.iinfo(source)
+    rows = np.random.default_rng(6).integers(limits.min, limits.max + 1, (64, kernel.length))
+    rows[0], rows[1], rows[2], rows[3, ::2] = limits.min, limits.max, 0, limits.max
+    (tmp_path / "kernel.c").write_text(
+        MAIN.format(text=float_section([kernel]), kernel=kernel, rows=len(rows), size=rows.size)
+    )
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    compiler = c_compiler()
+    assert compiler is not None
+    subprocess.run([compiler, *flags, "kernel.c", "-o", "kernel", "-lm"], cwd=tmp_path, check=True)
+    given = rows.astype(source).tobytes()
+    ran = subprocess.run([tmp_path / "kernel"], input=given, capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = np.frombuffer(ran.stdout, into).reshape(rows.shape)
+    assert np.abs(found - nearest(kernel, rows)).max() <= 1

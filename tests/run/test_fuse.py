@@ -147,6 +147,14 @@ def test_the_page_shows_a_fused_plan(fused: nn.Module) -> None:
     assert tightrope.report(fused).html()
 
 
+@pytest.fixture
+def ops_as_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the layouts and the kernels of the model, so that a step that is not fused has eager's bits."""
+    for module in ("fastest", "step"):
+        monkeypatch.setattr(f"tightrope.run.{module}.faster_form", lambda *_: None)
+
+
+@pytest.mark.usefixtures("ops_as_captured")
 def test_a_fused_step_is_recorded_to_the_byte_and_not_saved(tmp_path: Path) -> None:
     model, batch = net_with_lone_ops(), torch.randn(ROWS, WIDTH)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -395,7 +403,9 @@ def test_only_want_of_memory_leaves_a_stretch_uncompared(
 
 
 def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightrope.run.unit.compiler_missing", lambda: "torch finds no C++ compiler (none)")
+    for module in ("fastest", "unit"):
+        missing = f"tightrope.run.{module}.compiler_missing"
+        monkeypatch.setattr(missing, lambda: "torch finds no C++ compiler (none)")
     model = tightrope.compile(net(), budget="64MiB", fuse=True)
     assert all(map(torch.equal, train(model), train(net())))
     assert str(tightrope.report(model)).startswith("level L1 (not fused: torch finds no C++ compiler")
@@ -405,6 +415,7 @@ def _fails(every: list[object], **_: object) -> list[str]:
     return ["torch's compiler refuses it." for _ in every]
 
 
+@pytest.mark.usefixtures("ops_as_captured")
 def test_a_compiler_that_fails_leaves_the_step_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -501,6 +512,7 @@ def test_a_whole_step_runs_fused() -> None:
     assert max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True)) < 1e-4
 
 
+@pytest.mark.usefixtures("ops_as_captured")
 def test_a_fused_plan_that_is_slower_in_real_steps_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     real = tightrope.fuse.build.compiled
 

@@ -9,6 +9,7 @@ from torch import nn
 
 import tightrope
 import tightrope.run.calls
+import tightrope.run.fastest
 import tightrope.run.layouts
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, VerificationError
@@ -79,7 +80,7 @@ def test_without_fusing_layouts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("layouts were measured")
 
-    monkeypatch.setattr(tightrope.run.layouts, "faster_layout", never)
+    monkeypatch.setattr(tightrope.run.fastest, "faster_form", never)
     model = tightrope.compile(net(), budget="64MiB", progress=False)
     wanted, found = train(net()), train(model)
     assert all(map(torch.equal, found, wanted))
@@ -152,7 +153,7 @@ def test_another_computation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         assert other.rebuild is not None
         return other.rebuild(other.module)
 
-    monkeypatch.setattr(tightrope.run.layouts, "faster_layout", wrong)
+    monkeypatch.setattr(tightrope.run.fastest, "faster_layout", wrong)
     model = tightrope.compile(net(), budget="64MiB", fuse=True, verify="graph", progress=False)
     with pytest.raises(VerificationError, match="differs"):
         train(model, 1)

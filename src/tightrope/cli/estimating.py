@@ -11,6 +11,7 @@ import typer
 
 from tightrope.cli import show
 from tightrope.cli.curve import print_curve
+from tightrope.cli.estimating_ranks import AskedRanks, answer_ranks
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.core import TightropeError, format_bytes, format_time
 
@@ -37,7 +38,8 @@ def register(app: typer.Typer) -> None:
         "  tightrope estimate train.py:build --optimizer adamw --batch 1,2,4,8 --seq 512,1024\n"
         "  tightrope estimate train.py:build --machine rtx3060-12gb --curve\n"
         "  tightrope estimate train.py:build --machine rtx4090-24gb --largest batch\n"
-        "  tightrope estimate train.py:build --machines"
+        "  tightrope estimate train.py:build --machines\n"
+        "  tightrope estimate layers.py:build --ranks 64 --machine cluster.toml --budget 40GiB"
     )
     app.command("estimate", short_help="Tell whether a training step fits.", epilog=examples)(estimate)
 
@@ -60,6 +62,18 @@ def estimate(
     largest: Annotated[Sized | None, typer.Option(help="Find the largest batch or length that fits.")] = None,
     curve: Annotated[bool, typer.Option("--curve", help="Add what every budget costs in time.")] = False,
     machines: Annotated[bool, typer.Option("--machines", help="Add every profile: fits, and time.")] = False,
+    ranks: Annotated[
+        int | None, typer.Option(help="Plan for so many ranks of a cluster, at most 1024; budget: per rank.")
+    ] = None,
+    pipeline: Annotated[
+        int | None, typer.Option(help="With --ranks: how many of them stages live on; the rest: replicas.")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(help="With --ranks: of a step, over all replicas; default: 2 per rank.")
+    ] = None,
+    sharded: Annotated[
+        bool, typer.Option("--sharded", help="With --ranks: replicas divide parameters and state.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell whether a training step fits, at what price, and what to do if not.
@@ -67,7 +81,8 @@ def estimate(
     The function builds the model, on any device or on meta, and one batch; the forward returns the
     loss. The step is captured on shapes alone and never run; without --machine every op is measured here,
     alone. Exit code 0: it fits without a plan; 3: it, or one of the sizes, does not; with --largest, 3:
-    not even a size of 1 fits with a plan.
+    not even a size of 1 fits with a plan. With --ranks the model is a torch.nn.Sequential, and the
+    input one micro-batch; 3: no layout fits.
     """
     from tightrope.cli.estimate import Asked, describe, steps_of
     from tightrope.cli.machines import find_machine
@@ -81,6 +96,18 @@ def estimate(
             "as they are: give one or the other."
         )
     profile = find_machine(machine) if machine is not None else None
+    if ranks is not None:
+        if batches or lengths or largest or curve or machines:
+            raise TightropeError(
+                "--ranks is about one micro-batch as it is: leave out --batch, --seq, --largest, --curve and "
+                "--machines."
+            )
+        asked_ranks = AskedRanks(target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded)
+        return answer_ranks(asked_ranks, json=json)
+    if pipeline is not None or micro_batches is not None or sharded:
+        raise TightropeError(
+            "--pipeline, --micro-batches and --sharded need --ranks: say how many there are."
+        )
     asked = Asked(target, budget, profile, optimizer)
     if batches or lengths:
         found = [describe(step) for step in steps_of(asked, batches, lengths)]

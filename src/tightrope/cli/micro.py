@@ -96,6 +96,8 @@ def compile_command(
     With --infer or --integer: a forward instead of a step. The folder is written whole or not at all. Exit
     code 3: an op needs more than the limit, or the step more time or energy.
     """
+    if not integer and (core != "auto" or floats):
+        raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)

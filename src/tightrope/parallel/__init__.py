@@ -15,22 +15,37 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tightrope.parallel.pipeline.api import plan
+    from tightrope.parallel.pipeline.estimate import RanksEstimate
+    from tightrope.parallel.pipeline.estimate import estimate_ranks as estimate
     from tightrope.parallel.pipeline.launch import run_ranks
     from tightrope.parallel.pipeline.run import PipelineRun
     from tightrope.parallel.pipeline.search import PipelineOptions
+    from tightrope.parallel.pipeline.trace import ranks_trace
 
 _WHERE: Final = {
     "PipelineOptions": "search",
     "PipelineRun": "run",
+    "RanksEstimate": "estimate",
+    "estimate": "estimate",
     "plan": "api",
+    "ranks_trace": "trace",
     "run_ranks": "launch",
 }
+_AS: Final = {"estimate": "estimate_ranks"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'tightrope.parallel' has no attribute {name!r}")
-    return getattr(import_module(f"tightrope.parallel.pipeline.{_WHERE[name]}"), name)
+    return getattr(import_module(f"tightrope.parallel.pipeline.{_WHERE[name]}"), _AS.get(name, name))
 
 
-__all__ = ["PipelineOptions", "PipelineRun", "plan", "run_ranks"]
+__all__ = [
+    "PipelineOptions",
+    "PipelineRun",
+    "RanksEstimate",
+    "estimate",
+    "plan",
+    "ranks_trace",
+    "run_ranks",
+]

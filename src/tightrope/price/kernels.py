@@ -18,6 +18,8 @@ Kernel = Callable[..., Any]
 
 _OWN: Final[dict[str, Kernel]] = {}
 _SCRATCH: Final[dict[str, frozenset[int]]] = {}
+_MOST_COPIED: Final = 524_288
+"""Numbers of a matrix that are copied at a time."""
 _REFUSED: Final = frozenset({"aten.from_file", "aten._load_from_bytes", "aten._print", "aten.save"})
 """Ops that reach beyond their tensors."""
 _NAMESPACES: Final = ("aten", "prims")
@@ -290,3 +292,40 @@ def lstm_layer(*args: Any) -> tuple[torch.Tensor, ...]:
 def own_gradient(gradient: torch.Tensor, stride: list[int]) -> torch.Tensor:
     """Copy a gradient into memory of its own, laid out like its parameter, as autograd would."""
     return gradient.new_empty_strided(gradient.shape, stride).copy_(gradient)
+
+
+@functools.cache
+def onednn_missing() -> str:
+    """Say why oneDNN cannot compute products of float32 matrices here; empty where it can."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch is built without oneDNN"
+    try:
+        one = torch.eye(2)
+        found = onednn_addmm(one[0], one, one)
+    except (AttributeError, RuntimeError, TypeError) as error:
+        return f"torch {torch.__version__} has no linear layers of oneDNN that can be called ({error})"
+    return "" if torch.equal(found, one + one[0]) else "oneDNN's linear layer computes something else here"
+
+
+@register("tightrope.onednn_mm")
+def onednn_mm(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Multiply two matrices of float32 by oneDNN, whichever library torch would call.
+
+    The kernel copies a first matrix that lies by columns: of a large one some rows at a time.
+    """
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    rows = max(1, _MOST_COPIED // one.shape[1])
+    if one.is_contiguous() or rows >= one.shape[0]:
+        found: torch.Tensor = linear(one, other.t(), None, "none", [], "")
+        return found
+    found = one.new_empty(one.shape[0], other.shape[1])
+    for first in range(0, one.shape[0], rows):
+        found[first : first + rows] = linear(one[first : first + rows], other.t(), None, "none", [], "")
+    return found
+
+
+@register("tightrope.onednn_addmm")
+def onednn_addmm(bias: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Multiply two matrices of float32 and add a row to every row, by oneDNN."""
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(one, other.t(), bias, "none", [], "")
+    return found

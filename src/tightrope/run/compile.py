@@ -32,8 +32,8 @@ from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
 from tightrope.run.evicted import EvictedSteps, evicted_steps
 from tightrope.run.example import check_example, plan_ahead
+from tightrope.run.fastest import add_fastest
 from tightrope.run.foresee import Foresight
-from tightrope.run.layouts import add_fastest
 from tightrope.run.paging import paging_of
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE

@@ -3,8 +3,7 @@
 Idea        Kernels take channels-last images in less time on some nets, and in more on others. Where results
             need be equal within a tolerance only (`fuse=True`), the call is traced both ways, the ops of both
             are measured, and what takes less time is planned. Where that does not fit, the other is.
-Guarantee   A budget that suffices for the layouts of the model suffices with ``fuse=True``. Random results
-            lie as in the model's layouts, so that the same elements are drawn.
+Guarantee   Random results lie as in the model's layouts, so that the same elements are drawn.
 Complexity  One more trace, and prices of the ops that are not known.
 Gaps        Ops are compared one by one, not steps: what fusing gains in either layout may shift the balance.
 """
@@ -15,14 +14,11 @@ from typing import Any, Final
 import torch
 
 from tightrope.capture import measured
-from tightrope.capture._inductor import compiler_missing
 from tightrope.capture.program import Program
-from tightrope.core import Bytes, CaptureError, Flag, InfeasibleError, Nanoseconds
+from tightrope.core import Bytes, CaptureError, Flag, Graph, InfeasibleError, Nanoseconds
 from tightrope.lower import lower, simulate
 from tightrope.native.hook.allocator import Allocator
 from tightrope.plan import base_schedule
-from tightrope.run.calls import Calls
-from tightrope.run.captured import Rewritten
 from tightrope.run.status import StatusLine
 
 _LEAST_GAIN: Final = 0.1
@@ -43,7 +39,7 @@ def faster_layout(
         allocator: the hook that records allocations.
         status: where progress is shown.
     """
-    if program.channels_last is None or not program.has_backward or compiler_missing():
+    if program.channels_last is None or not program.has_backward:
         return None
     try:
         other = program.channels_last(real, program.start)
@@ -57,8 +53,8 @@ def faster_layout(
         torch.OutOfMemoryError,
     ):  # said of the model's own layouts, if at all
         return None
-    faster = _time(after) < (1 - _LEAST_GAIN) * _time(before)
-    return other if faster and _peak(after) <= (1 + _MOST_BYTES) * _peak(before) else None
+    faster = time_of(after.graph) < (1 - _LEAST_GAIN) * time_of(before.graph)
+    return other if faster and peak_of(after.graph) <= (1 + _MOST_BYTES) * peak_of(before.graph) else None
 
 
 def _drawn(program: Program) -> list[tuple[object, ...]]:
@@ -68,31 +64,11 @@ def _drawn(program: Program) -> list[tuple[object, ...]]:
     return [(view.shape, view.strides) for view in views]
 
 
-def _time(program: Program) -> Nanoseconds:
-    return sum(op.ns for op in program.graph.ops)
+def time_of(graph: Graph) -> Nanoseconds:
+    """Add up what the ops of a measured graph take."""
+    return sum(op.ns for op in graph.ops)
 
 
-def _peak(program: Program) -> Bytes:
-    return simulate(lower(program.graph, base_schedule(program.graph))).peak
-
-
-def add_fastest(calls: Calls, program: Program, real: Sequence[Any]) -> int:
-    """Add a captured graph and give its number; a fused one works in the faster of two layouts."""
-    settings = calls.settings
-    other = faster_layout(program, real, calls.accounts.allocator, calls.status) if settings.fuse else None
-    if other is None:
-        return calls.add(program, real)
-    rewritten = Rewritten(program.graph, channels_last=True)
-    try:
-        number = calls.add(other, real, rewritten=rewritten)
-    except InfeasibleError:
-        return calls.add(program, real)
-    calls.captured[number].plain = program
-    return number
-
-
-def add_plain(calls: Calls, number: int, args: Sequence[Any]) -> int | None:
-    """Add the graph in the model's own layouts after it was refused in others; None = it was not."""
-    one = calls.captured[number]
-    program, one.plain = one.plain, None
-    return None if program is None else calls.add(program, args, "channels-last, it does not fit")
+def peak_of(graph: Graph) -> Bytes:
+    """Find the most bytes that a measured graph needs at once with every op once."""
+    return simulate(lower(graph, base_schedule(graph))).peak

@@ -53,6 +53,7 @@ class Proof:
         fused: how its fused stretches were compared with their ops, in words.
         num_chunks: in which a stretch of it runs; 0 = none does.
         channels_last: whether its convolutions work channels-last.
+        num_products: matrix products that oneDNN computes.
         contest: what its steps took beside those of another form of the step, in words.
     """
 
@@ -70,7 +71,13 @@ class Proof:
     lost: str = ""
     num_chunks: int = 0
     channels_last: bool = False
+    num_products: int = 0
     contest: str = ""
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether other kernels than those of the captured ops compute some of it."""
+        return self.channels_last or self.num_products > 0
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.judged))

@@ -61,6 +61,7 @@ class Report:
         unread: dtype and shape of outputs that are taken to be read by no loss: no backward starts from them.
         num_chunks: chunks of rows in which the loss, or a stretch like it, ran; 0 = it ran whole.
         channels_last: whether its convolutions worked channels-last, which is faster here.
+        num_products: matrix products that oneDNN computed, which is faster here.
         machine: with the tier that was paged to; None where nothing was.
         bucket: which bucket of shapes served the last call, where ``shapes`` was given.
         buckets: every bucket of shapes that was planned, and what it served.
@@ -92,6 +93,7 @@ class Report:
     unread: tuple[str, ...] = ()
     num_chunks: int = 0
     channels_last: bool = False
+    num_products: int = 0
     machine: Machine | None = field(default=None, repr=False, compare=False)
     bucket: str = ""
     buckets: tuple[Bucket, ...] = ()
@@ -175,6 +177,11 @@ class Report:
             lines.append(
                 "convolutions worked channels-last, which takes less time here: their sums are taken in "
                 "another order, so results are equal within a tolerance"
+            )
+        if self.num_products:
+            lines.append(
+                f"oneDNN computed {self.num_products} matrix products, which takes less time here: their "
+                "sums are taken in another order, so results are equal within a tolerance"
             )
         if self.unread:
             count = Counter(self.unread).items()
@@ -418,7 +425,7 @@ def _running_report(calls: Calls, running: Running) -> Report:
         ((n, op) for op, n in counts.items() if n > 1), key=lambda item: -graph.ops[item[1]].ns * item[0]
     )
     return Report(
-        level="L2" if plan.stretches else "L1",
+        level="L2" if plan.stretches or prepared.proof.rewritten else "L1",
         why=prepared.proof.lost,
         enforced=calls.accounts.allocator is not None,
         budget=calls.budget,
@@ -439,6 +446,7 @@ def _running_report(calls: Calls, running: Running) -> Report:
         hidden=calls.accounts.hidden,
         num_chunks=prepared.proof.num_chunks,
         channels_last=prepared.proof.channels_last,
+        num_products=prepared.proof.num_products,
         time=prepared.times.found(clock=prepared.clock[0]),
         machine=prepared.machine,
     )

@@ -7,7 +7,7 @@ from tightrope.capture import _torch
 from tightrope.capture.announce import GradientGroups
 from tightrope.core import InfeasibleError
 from tightrope.run.calls import Calls
-from tightrope.run.layouts import add_plain
+from tightrope.run.fastest import add_plain
 from tightrope.run.running import Pending
 
 

@@ -11,6 +11,7 @@ as soon as the update has used it, so the step needs less memory than a planned 
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
-from tightrope.run.layouts import faster_layout
+from tightrope.run.fastest import faster_form
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.sharded import refuse_divided
@@ -235,15 +236,18 @@ class TrainingStep:
         self.wholes[number] = self.whole(program, real, why=why, plain=plain)
 
     def whole(self, program: Program, real: Sequence[Any], *, why: str, plain: bool = False) -> WholeStep:
-        """Take a captured graph in; unless ``plain``, a fused one in the faster layout."""
-        other = None
+        """Take a captured graph in; unless ``plain``, a fused one in the form that takes least time."""
+        form = None
         if self.settings.fuse and not plain:
-            other = faster_layout(program, real, self.accounts.allocator, self.status)
-        return WholeStep(
-            other or program, real, self.settings, self.accounts, self.status,
+            form = faster_form(program, real, self.accounts.allocator, self.status)
+        make = partial(
+            WholeStep, program, real, self.settings, self.accounts, self.status,
             updates=self.updates, parameters=_parameters(program, real, self.updates), labels=self._labels(),
-            why=why, source=other and program,
         )  # fmt: skip
+        if form is not None:
+            with suppress(InfeasibleError):
+                return make(why=why, form=form)
+        return make(why=why)
 
     def hold(self) -> None:
         """Hold the process to the budget."""
@@ -279,13 +283,14 @@ class _StepGraph:
         owner.hold()
         if owner.before_run is not None:
             owner.before_run(owner.last, args)
-        given = list(args) if owner.last.relaid else []
+        said = owner.last.rewritten_as
+        given = list(args) if said else []
         try:
             return [*owner.last.run(args), torch.empty(0)]
         except InfeasibleError:  # before anything ran
             if not given:
                 raise
-        owner.renew(self.number, self.program, given, why="channels-last, it does not fit", plain=True)
+        owner.renew(self.number, self.program, given, why=f"{said}, it does not fit", plain=True)
         owner.last = owner.wholes[self.number]
         owner.hold()
         return [*owner.last.run(given), torch.empty(0)]

@@ -332,6 +332,7 @@ class Unit:
         if self.rewritten is not None:
             made.proof.num_chunks = self.rewritten.num_chunks
             made.proof.channels_last = self.rewritten.channels_last
+            made.proof.num_products = self.rewritten.num_products
         return made
 
     def _without_pages(self, made: Prepared) -> Contest | None:

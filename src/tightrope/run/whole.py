@@ -16,6 +16,7 @@ from tightrope.plan.bound import lower_bound
 from tightrope.run.accounts import Accounts
 from tightrope.run.calls import Calls
 from tightrope.run.captured import Rewritten
+from tightrope.run.fastest import FasterForm
 from tightrope.run.foresee import Foresight
 from tightrope.run.refusal import best_of
 from tightrope.run.status import StatusLine
@@ -35,7 +36,7 @@ class WholeStep:
         parameters: what is trained, by position in ``real``.
         labels: names of parameters.
         why: cause of its first plan, for the report.
-        source: what the program stands for, where it is rewritten: the same call in other layouts.
+        form: the same call in the form that takes least time; None = as captured.
 
     Attributes:
         parts: the graph without its updates, and where its inputs and outputs stand.
@@ -58,7 +59,7 @@ class WholeStep:
         parameters: dict[int, torch.Tensor],
         labels: dict[torch.Tensor, str],
         why: str,
-        source: Program | None = None,
+        form: FasterForm | None = None,
     ) -> None:
         self.updates, self.parameters, self.labels, self.accounts = updates, parameters, labels, accounts
         self.num_steps = 0
@@ -69,8 +70,10 @@ class WholeStep:
         with _torch.real_tensors():
             wanted = self._wanted()
         state, stacked = dict(zip(chosen, wanted, strict=True)), self._stacked(chosen)
-        self.parts = whole_program(program, state, updates.clip, stacked)
-        self._source = None if source is None else whole_program(source, state, updates.clip, stacked)
+        self.parts = whole_program(form.program if form else program, state, updates.clip, stacked)
+        self._form, self._source = form, self.parts
+        if form is not None:
+            self._source = whole_program(program, state, updates.clip, stacked)
         others = [parameter for at, parameter in parameters.items() if at not in chosen]
         self.calls = Calls(settings, accounts, status, Foresight(others, accounts.allocator))
         self.calls.units.why = why
@@ -123,9 +126,9 @@ class WholeStep:
         return results
 
     @property
-    def relaid(self) -> bool:
-        """Whether its convolutions work in another layout than the model's."""
-        return self._source is not None
+    def rewritten_as(self) -> str:
+        """How the step differs from the one that was captured, in words; empty where it does not."""
+        return rewritten.said if (rewritten := self.calls.captured[self.number].rewritten) else ""
 
     @property
     def clips_by_norm(self) -> bool:
@@ -152,6 +155,8 @@ class WholeStep:
         Raises:
             InfeasibleError: no more chunks can be made: the best of what was found.
         """
+        if self._form is not None:  # as captured it may fit whole
+            raise error
         program = self.parts.program
         self._refused[self._num_chunks] = error.with_traceback(None)
         while num := self._next_count():
@@ -180,11 +185,13 @@ class WholeStep:
         raise best_of(self._refused, self._why_whole())
 
     def _rewritten(self, num_chunks: int = 0) -> Rewritten | None:
-        """What a graph in so many chunks stands for."""
-        if self._source is None and not num_chunks:
+        """What a graph in so many chunks, or the form of the step, stands for."""
+        if self._form is None and not num_chunks:
             return None
-        source = self._with_updates((self._source or self.parts).program)
-        return Rewritten(source.graph, num_chunks, self._source is not None)
+        source = self._with_updates(self._source.program).graph
+        if self._form is None:
+            return Rewritten(source, num_chunks)
+        return Rewritten(source, channels_last=self._form.channels_last, num_products=self._form.num_products)
 
     def _why_whole(self) -> str:
         if self._named == 0 or self._num_chunks > 1:

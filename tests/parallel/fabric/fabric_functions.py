@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tightrope.parallel.fabric import RemoteTensor, register, this_node
+from tightrope.parallel.fabric import RemoteTensor, memory, register, this_node
 
 
 @register("test.add")
@@ -46,6 +46,11 @@ def kept() -> list[int]:
     node = this_node()
     node.pump(lambda: False, 0.1)
     return [len(node.references), sum(peer.own.live for peer in node.peers.values())]
+
+
+@register("test.pages")
+def pages() -> list[int]:
+    return [len(memory._PAGES), sum(page.nbytes for page in memory._PAGES.values())]
 
 
 @register("test.linear")

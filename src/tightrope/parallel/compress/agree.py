@@ -4,16 +4,14 @@ Every function here is called by all ranks at the same place, through their queu
 """
 
 from collections.abc import Callable, Sequence
-from statistics import median
+from typing import Final
 
 import torch
-from msgspec.structs import replace
 from torch import distributed
 
-from tightrope.core import InfeasibleError, TightropeError
+from tightrope.core import TightropeError
 from tightrope.core.exchange import (
     ExchangePlan,
-    ExchangeProblem,
     GradientStream,
     dump_exchange,
     load_exchange,
@@ -21,8 +19,14 @@ from tightrope.core.exchange import (
 from tightrope.parallel.compress.calibrate import wait
 from tightrope.parallel.compress.codecs import Group
 from tightrope.parallel.compress.queue import MessageQueue
+from tightrope.price.select import Selector
 
-_REFUSED = "rank 0 found no plan within the limits; its message names what is possible."
+_DOUBT: Final = 0.15
+"""Of forecasts, relative, before plans are compared."""
+_NOISE: Final = 0.1
+"""Of the seconds of one step, relative, until steps of a plan have told."""
+_TOLERANCE: Final = 0.01
+_REFUSED: Final = "rank 0 found no plan within the limits; its message names what is possible."
 
 
 def slowest_stream(
@@ -56,21 +60,14 @@ def slowest_stream(
 
 
 def shared_plans(
-    problem: ExchangeProblem,
-    choose: Callable[[ExchangeProblem], ExchangePlan],
-    queue: MessageQueue,
-    group: Group,
-    *,
-    several: bool,
+    make: Callable[[], list[ExchangePlan]], queue: MessageQueue, group: Group
 ) -> list[ExchangePlan]:
     """Plan on rank 0, and tell the others; a refusal is told to all.
 
     Args:
-        problem: equal on all ranks.
-        choose: the planner.
+        make: plans, at least one; called on rank 0.
         queue: of this rank.
         group: of all ranks.
-        several: whether to add the best plan of each codec alone.
 
     Raises:
         TightropeError: no plan keeps the limits.
@@ -79,7 +76,7 @@ def shared_plans(
     error: TightropeError | None = None
     if distributed.get_rank(group) == 0:
         try:
-            plans = _planned(problem, choose, several=several)
+            plans = make()
         except TightropeError as refused:
             error = refused
     num = torch.tensor([len(plans)])
@@ -92,21 +89,6 @@ def shared_plans(
     return [load_exchange(_told(text, queue, group)) for text in texts]
 
 
-def _planned(
-    problem: ExchangeProblem, choose: Callable[[ExchangeProblem], ExchangePlan], *, several: bool
-) -> list[ExchangePlan]:
-    plans = [choose(problem)]
-    for codec in problem.codecs if several else ():
-        try:
-            plan = choose(replace(problem, codecs=(codec,)))
-        except InfeasibleError:
-            continue
-        bound = min(plan.bound, plans[0].bound)  # that of all codecs holds for the problem, a codec's may not
-        if plan.messages not in [one.messages for one in plans]:
-            plans.append(replace(plan, bound=bound))
-    return plans
-
-
 def _told(text: bytes, queue: MessageQueue, group: Group) -> bytes:
     size = torch.tensor([len(text)])
     wait(queue, lambda: distributed.broadcast(size, group_src=0, group=group), "a plan's size")
@@ -116,29 +98,36 @@ def _told(text: bytes, queue: MessageQueue, group: Group) -> bytes:
 
 
 class PlanContest:
-    """Plans that run in turns, each a few steps, until the fastest is known.
+    """Plans that run until one is known to be the fastest, those most often that may be it.
 
     Args:
-        plans: the first one begins.
-        trials: steps of each.
+        plans: with forecasts, which say where to look first.
+        trials: steps per plan at most, on average.
     """
 
     def __init__(self, plans: Sequence[ExchangePlan], trials: int) -> None:
-        self.plans, self.trials = tuple(plans), trials
-        self._seen: list[float] = []
+        self.plans = tuple(plans)
+        self._selector = Selector(
+            len(plans), prior=[plan.seconds for plan in plans], prior_sd=_DOUBT, noise_sd=_NOISE, logs=True,
+            tolerance=_TOLERANCE, max_looks=trials * len(plans),
+        )  # fmt: skip
+        self._next = self._selector.ask()
 
     @property
     def over(self) -> bool:
-        """Whether every plan had its steps."""
-        return len(self._seen) == self.trials * len(self.plans)
+        """Whether it is known."""
+        return self._next is None
 
-    def next_plan(self, seconds: float, queue: MessageQueue, group: Group) -> ExchangePlan:
-        """Take the seconds of a step, and return the plan of the next one."""
-        self._seen.append(seconds)
-        if not self.over:
-            return self.plans[len(self._seen) % len(self.plans)]
-        num = len(self.plans)
-        medians = torch.tensor([median(self._seen[at::num]) for at in range(num)], dtype=torch.float64)
+    @property
+    def plan(self) -> ExchangePlan:
+        """What runs next; once it is over, what was fastest."""
+        return self.plans[self._selector.choose().candidate if self._next is None else self._next]
+
+    def note(self, seconds: float, queue: MessageQueue, group: Group) -> None:
+        """Take the seconds of the step that ran `plan`; every rank calls it, and the slowest counts."""
+        assert self._next is not None
+        slowest = torch.tensor([seconds], dtype=torch.float64)
         most = distributed.ReduceOp.MAX
-        wait(queue, lambda: distributed.all_reduce(medians, most, group), "seconds of plans")
-        return self.plans[int(medians.argmin())]
+        wait(queue, lambda: distributed.all_reduce(slowest, most, group), "seconds of a plan")
+        self._selector.tell(self._next, float(slowest))
+        self._next = self._selector.ask()

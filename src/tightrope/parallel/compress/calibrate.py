@@ -76,10 +76,17 @@ def _sum_of(codec: Codec) -> str:
     return codec.name if codec.kind == "reduce" else "gather"
 
 
-def _line(small: tuple[float, float], large: tuple[float, float]) -> tuple[float, float]:
-    """The straight line through two points of bytes and seconds, which starts at 0 or above and rises."""
-    rate = max(0.0, (large[1] - small[1]) / max(large[0] - small[0], 1))
-    fixed = max(0.0, small[1] - rate * small[0])
+def line(small: tuple[float, float], large: tuple[float, float]) -> tuple[float, float]:
+    """Return the straight line through two points of bytes and seconds; it begins at 0 or above, and rises.
+
+    Where noise has the larger message faster than the smaller one, both take what the larger one took.
+
+    >>> line((10, 2.0), (30, 4.0)), line((10, 3.0), (20, 2.0))
+    ((1.0, 0.1), (2.0, 0.0))
+    """
+    fixed = min(small[1], large[1])
+    if large[1] > small[1]:
+        fixed = max(0.0, small[1] - (large[1] - small[1]) / max(large[0] - small[0], 1) * small[0])
     return fixed, (large[1] - fixed) / large[0]
 
 
@@ -110,7 +117,7 @@ def _codec(
         decode = _timed(partial(codec.decode, encoded, chosen, ranks))
         points.append((4.0 * sum(one.numel() for one in chosen), encode, decode))
     (size, quick, quick_back), (whole, long, long_back) = points
-    return _line((size, quick), (whole, long)), _line((size, quick_back), (whole, long_back))
+    return line((size, quick), (whole, long)), line((size, quick_back), (whole, long_back))
 
 
 def _wire(
@@ -133,4 +140,4 @@ def _wire(
     guess = torch.tensor([_SMALL * max(2.0, min(most, _SECONDS / _REPEATS / small))])
     wait(queue, lambda: distributed.broadcast(guess, group_src=0, group=group), "a size")
     large = int(guess) // 64 * 64
-    return _line((_SMALL // 64, tiny), (large, seconds(large)))
+    return line((_SMALL // 64, tiny), (large, seconds(large)))

@@ -1,8 +1,10 @@
 """DistributedDataParallel with planned messages: one line after the model is wrapped.
 
 Idea        DDP hands over its buckets as they become ready. A few steps are watched; then all ranks measure
-            codecs and link together, rank 0 plans, every rank judges the plan, and from the next step on it
-            runs. A message is encoded in the thread of the backward as soon as its last gradient is there,
+            codecs and link together, rank 0 plans each codec alone, and these plans run in turns, which
+            measures again what they take while everything runs (`tightrope.parallel.compress.refine`).
+            Rank 0 plans with that, every rank judges the plans, and the fastest is found by running them. A
+            message is encoded in the thread of the backward as soon as its last gradient is there,
             and goes into the one queue of the rank. The hook of the last bucket waits for the messages in
             order and decodes.
 Guarantee   All ranks start the same collectives in the same order, whatever the buckets: none waits for ever.
@@ -39,6 +41,7 @@ from tightrope.parallel.compress import agree
 from tightrope.parallel.compress.calibrate import calibrate
 from tightrope.parallel.compress.codecs import CODECS, Encoded, exchange
 from tightrope.parallel.compress.queue import Link, MessageQueue, Ticket
+from tightrope.parallel.compress.refine import Rehearsal, StepSeen, compared, rehearsed
 from tightrope.parallel.compress.search import plan_exchange
 
 WATCHED: Final = 4
@@ -55,6 +58,7 @@ class _Sent:
     encoded: Encoded
     ticket: Ticket
     encoding: tuple[float, float]
+    decoding: float = 0.0
 
 
 @dataclass(slots=True)
@@ -93,6 +97,7 @@ class GradientExchange:
     ) -> None:
         self.codecs, self.limits, self.queue, self.feedback = tuple(codecs), limits, queue, feedback
         self._choose, self.trials = choose, trials
+        self._rehearsal: Rehearsal | None = None
         self._contest: agree.PlanContest | None = None
         self.problem: ExchangeProblem | None = None
         self.plan: ExchangePlan | None = None
@@ -124,12 +129,12 @@ class GradientExchange:
         if self.problem is None:
             raise TightropeError("no step has been watched yet: train a few steps before a plan is given.")
         check_exchange(self.problem, plan)
-        self.plan, self._contest = plan, None
+        self.plan, self._rehearsal, self._contest = plan, None, None
 
     @property
     def trying(self) -> bool:
         """Whether plans still run in turns."""
-        return self._contest is not None
+        return self._rehearsal is not None or self._contest is not None
 
     def trace(self) -> WorkTrace:
         """What the last step did, in nanoseconds from the start of its forward."""
@@ -216,7 +221,9 @@ class GradientExchange:
         now = self._now
         for one in now.sent:
             self.queue.wait(one.ticket)
+            arrived = time.perf_counter()
             CODECS[one.message.codec].decode(one.encoded, one.tensors, self._ranks)
+            one.decoding = time.perf_counter() - arrived
         for future, buffer in now.futures:
             future.set_result(buffer)
         starts = [0, *(one.message.end for one in now.sent)]
@@ -230,16 +237,12 @@ class GradientExchange:
             for tensor in one.tensors
         )
         self.seconds.append(time.perf_counter() - self._begun)
-        if self._contest is not None:
-            self.plan = self._contest.next_plan(self.seconds[-1], self.queue, self._group)
-            if self._contest.over:
-                self._contest = None
-                self.seconds.clear()
         self._step += 1
         self._last = now
         stale = self.problem is not None and tuple(now.names) != self.problem.stream.names
         if stale:  # DDP made its buckets anew: messages stay a division, and are planned again
-            self.plan = self.problem = self._contest = None
+            self.plan = self.problem = self._rehearsal = self._contest = None
+        self._compare()
         if self.plan is None:
             self._watch()
 
@@ -263,14 +266,55 @@ class GradientExchange:
             now.names, counts, [end for _, end in now.ready], times, self.queue, self._group
         )
         costs = calibrate(counts, self.codecs, self.queue, self._group)
-        self.problem = ExchangeProblem(stream, costs, self.limits)
-        several = self.trials > 0
-        plans = agree.shared_plans(self.problem, self._choose, self.queue, self._group, several=several)
+        self.problem = problem = ExchangeProblem(stream, costs, self.limits)
+        if self.trials:
+            rehearsal = Rehearsal(self._shared(lambda: rehearsed(problem, self._choose)))
+            self._rehearsal, self.plan = rehearsal, rehearsal.plan
+        else:
+            self.plan = self._shared(lambda: [self._choose(problem)])[0]
+        self.seconds.clear()
+
+    def _shared(self, make: Callable[[], list[ExchangePlan]]) -> list[ExchangePlan]:
+        assert self.problem is not None
+        plans = agree.shared_plans(make, self.queue, self._group)
         for plan in plans:
             check_exchange(self.problem, plan)
-        self.plan = plans[0]
-        self._contest = agree.PlanContest(plans, self.trials) if len(plans) > 1 else None
-        self.seconds.clear()
+        return plans
+
+    def _compare(self) -> None:
+        """Take what the step took, where plans run in turns, and say what runs next."""
+        if self._rehearsal is not None and self.problem is not None:
+            rehearsal = self._rehearsal
+            rehearsal.note(self._seen())
+            self.plan = rehearsal.plan
+            if rehearsal.over:
+                ends = [end for _, end in self._now.ready]
+                problem = rehearsal.refined(self.problem, ends, self.queue, self._group)
+                self.problem, self._rehearsal = problem, None
+                plans = self._shared(lambda: compared(problem, self._choose))
+                self._contest = agree.PlanContest(plans, self.trials)
+                self.plan = self._contest.plan
+        elif self._contest is not None:
+            self._contest.note(self.seconds[-1], self.queue, self._group)
+            self.plan = self._contest.plan
+            if self._contest.over:
+                self._contest = None
+                self.seconds.clear()
+
+    def _seen(self) -> StepSeen:
+        now, clock, encoded, backward = self._now, self._forward_ended, 0, []
+        for at, end in now.ready:
+            backward.append(at - clock)
+            clock = at
+            while encoded < len(now.sent) and now.sent[encoded].message.end <= end:
+                begun, ended = now.sent[encoded].encoding
+                clock += ended - begun
+                encoded += 1
+        messages = tuple(
+            (one.encoding[1] - one.encoding[0], one.ticket.end - one.ticket.start, one.decoding)
+            for one in now.sent
+        )
+        return StepSeen(self.seconds[-1], messages, (self._forward_ended - self._begun, *backward))
 
 
 def compress_gradients(
@@ -282,13 +326,13 @@ def compress_gradients(
     link: Link | None = None,
     feedback: bool = True,
     timeout: float = 60.0,
-    trials: int = 4,
+    trials: int = 8,
     choose: Callable[[ExchangeProblem], ExchangePlan] = plan_exchange,
 ) -> GradientExchange:
     """Send the gradients of a model in planned messages, each by the codec that the plan chose for it.
 
     Call it on every rank, once, after wrapping the model. The first steps send everything as it is; then the
-    ranks measure, plan, and go on with the plan.
+    ranks measure, plan, compare plans in steps that train like any other, and go on with the fastest.
 
     Args:
         model: wrapped; with small buckets (``bucket_cap_mb=0.25``), which the plan joins.
@@ -299,8 +343,8 @@ def compress_gradients(
         link: to hold the messages to a rate in user space; default: the network as it is.
         feedback: whether what a lossy codec left is added to the next gradient.
         timeout: seconds after which a message that is not through is an error.
-        trials: steps in which the plan, and the best plan of each codec alone, are tried in turns before the
-            one that was fastest goes on; 0 = trust the forecast.
+        trials: steps per plan, at most, in which the plan and the best plans of each codec alone are
+            compared before the one that was fastest goes on; 0 = trust costs that are measured alone.
         choose: the planner.
 
     Returns:

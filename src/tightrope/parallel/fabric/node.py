@@ -38,6 +38,7 @@ from tightrope.parallel.fabric.letters import (
 )
 from tightrope.parallel.fabric.references import References, RemoteTensor
 from tightrope.parallel.fabric.registry import function_of
+from tightrope.parallel.fabric.window import SharedWindow
 
 Item: TypeAlias = PlaceItem | InlineItem | HandleItem | PlainItem
 SHARED: Final[Bytes] = 4 * 2**30
@@ -80,6 +81,12 @@ class Peer:
         for one in (self.theirs, self.freed, self.released):
             one.clear()
         self.link.close()
+
+    def gone(self, arena: int) -> deque[int]:
+        """Where own blocks of an arena are put when nobody here reads them any more."""
+        while len(self.released) < len(self.own.arenas):
+            self.released.append(deque())
+        return self.released[arena]
 
     def settle_own(self) -> None:
         """Let go of own blocks that nobody here reads any more."""
@@ -184,6 +191,25 @@ class FabricNode:
         if not isinstance(found, Tensor):
             raise RankError(f"node {handle.owner} no longer has the tensor {handle.key}.")
         return found
+
+    def window(self, node: int, size: Bytes) -> SharedWindow:
+        """Share bytes with another node before there is anything in them; see `SharedWindow`.
+
+        Raises:
+            RankError: the node ended.
+            PagingError: that is more than may be shared with it.
+        """
+        peer = self._living(node)
+        peer.settle_own()
+        number, block = peer.own.take(size)
+        data = peer.own.arenas[number].tensor(block, size, peer.gone(number))
+        return SharedWindow(node, number, block, data)
+
+    def lives(self, node: int) -> bool:
+        """Tell whether a node lives, as far as the kernel has told by now; takes in what has arrived."""
+        for file, _ in self._poll.poll(0):
+            self._take_in(self._by_socket[file])
+        return node == self.number or (node in self.peers and self.peers[node].alive)
 
     def _begin(self, kind: LetterKind, node: int, name: str, arguments: Sequence[Any]) -> Reply:
         reply = Reply(self, node, name)
@@ -358,6 +384,11 @@ class FabricNode:
             if value.owner != peer.number:
                 self.count(value.owner, value.key, peer.number, 1)
             return HandleItem(value.owner, value.key)
+        if isinstance(value, SharedWindow):
+            if value.node != peer.number:
+                return self._packed(peer, value.data)
+            peer.own.arenas[value.arena].hold(value.block)
+            return PlaceItem(False, value.arena, value.block, value.block, "uint8", (value.data.numel(),))
         if not isinstance(value, Tensor):
             return PlainItem(value)
         if value.device.type != "cpu" or value.dtype not in NAMES:
@@ -399,9 +430,7 @@ class FabricNode:
         if item.own:
             arena = peer.own.arenas[item.arena]
             arena.hold(item.block)
-            while len(peer.released) < len(peer.own.arenas):
-                peer.released.append(deque())
-            gone = peer.released[item.arena]
+            gone = peer.gone(item.arena)
         else:
             arena, gone = peer.theirs[item.arena], peer.freed[item.arena]
         # the storage begins where the block does: it names the block when it is gone, or comes back

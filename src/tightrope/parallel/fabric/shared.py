@@ -21,6 +21,7 @@ from tightrope.parallel.fabric import basic, current
 from tightrope.parallel.fabric.letters import Letter, LetterKind
 from tightrope.parallel.fabric.node import SHARED, FabricNode, Reply
 from tightrope.parallel.fabric.references import RemoteTensor
+from tightrope.parallel.fabric.window import SharedWindow
 
 _PACKAGE = Path(__file__).parents[3]
 
@@ -94,6 +95,14 @@ class SharedFabric:
     def fetch(self, handle: RemoteTensor) -> Any:
         """Return the tensor of a handle."""
         return self.node.fetch(handle)
+
+    def window(self, node: int, size: Bytes) -> SharedWindow:
+        """Share bytes with another node; what is written into them needs no message."""
+        return self.node.window(node, size)
+
+    def lives(self, node: int) -> bool:
+        """Tell whether a node lives, as far as the kernel has told by now."""
+        return self.node.lives(node)
 
     def close(self, seconds: float = 5.0) -> None:
         """Stop all nodes, those that do not stop by force."""

@@ -127,7 +127,8 @@ def shape_layers(
     Args:
         layers: each takes what the one before returns, a tensor.
         example: one micro-batch for the first, on any device.
-        machine: whose ``flops.matmul`` and memory bandwidth give times.
+        machine: whose ``flops.matmul``, or that of the dtype of a layer's output, and memory bandwidth give
+            times.
         states: what the optimizer keeps, in multiples of the parameters' bytes.
 
     Raises:
@@ -154,18 +155,39 @@ def shape_layers(
 
         skip = [given, *meta.parameters(), *meta.buffers()]
         with FlopCounterMode(display=False) as count, torch.autograd.graph.saved_tensors_hooks(keep, _same):
-            output = meta(given)
+            output = _called(meta, given, position)
         for tensor in (*skip, output):
             kept.pop(tensor.untyped_storage()._cdata, None)
         saved = sum(kept.values())
         moved = (saved + _size(given) + _size(output)) / machine.tiers[0].read
-        ns = max(1, round(1e9 * (count.get_total_flops() / rate + moved)))
+        own = machine.flops.get(f"matmul-{str(output.dtype).removeprefix('torch.')}", rate)
+        ns = max(1, round(1e9 * (count.get_total_flops() / own + moved)))
         size = sum(round_up(p.numel() * p.element_size()) for p in meta.parameters())
         cost = StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
         last = position + 1 == len(layers)
         found.append(_with_state(cost, meta, states, first=position == 0, last=last))
         x = output
     return tuple(found)
+
+
+def _called(layer: torch.nn.Module, given: torch.Tensor, position: int) -> torch.Tensor:
+    """Call a layer on what the one before returned.
+
+    Raises:
+        TightropeError: it fails, or returns no tensor.
+    """
+    name = f"layer {position} ({type(layer).__name__})"
+    try:
+        output = layer(given)
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0][:300]
+        raise TightropeError(
+            f"{name} fails on a tensor of shape {tuple(given.shape)}: {type(error).__name__}: {first}. Each "
+            "layer must take the tensor that the one before returns, on shapes alone."
+        ) from error
+    if not isinstance(output, torch.Tensor):
+        raise TightropeError(f"{name} returns {type(output).__name__}: a layer must return one tensor.")
+    return output
 
 
 def _same(tensor: Any) -> Any:

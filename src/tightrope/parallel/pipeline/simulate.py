@@ -31,6 +31,8 @@ class Timeline:
         peaks: most bytes of every rank.
         curves: per rank, bytes after each action.
         busy: per rank, time in which it computes.
+        tops: per rank, most bytes during each action.
+        held: per rank, bytes before the step.
     """
 
     ns: Nanoseconds
@@ -38,6 +40,8 @@ class Timeline:
     peaks: tuple[Bytes, ...]
     curves: tuple[tuple[Bytes, ...], ...]
     busy: tuple[Nanoseconds, ...]
+    tops: tuple[tuple[Bytes, ...], ...]
+    held: tuple[Bytes, ...]
 
 
 class DeadlockError(TightropeError):
@@ -66,6 +70,8 @@ def simulate(work: StageWork, machine: Machine, orders: Orders, *, again: Again 
         tuple(one.peak for one in counted),
         tuple(tuple(one.curve) for one in counted),
         tuple(clock.busy),
+        tuple(tuple(one.tops) for one in counted),
+        tuple(work.held(rank) for rank in range(len(orders))),
     )
 
 
@@ -220,16 +226,20 @@ class Count:
         self.work, self.rank = work, rank
         self.live = self.peak = work.held(rank)
         self.curve: list[Bytes] = []
+        self.top: Bytes = self.live
+        self.tops: list[Bytes] = []
         self.leaving: list[tuple[int, Bytes]] = []  # (end of the transfer, bytes) of gradients being sent
         self.grown: set[int] = set()
         for at, action in enumerate(row):
             begin, end = clock.spans[rank][at]
+            self.top = 0
             self._take(action, begin, end, clock.again)
             self.curve.append(self.live)
+            self.tops.append(max(self.top, self.live))
 
     def _change(self, size: Bytes) -> None:
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self._inside(0)
 
     def _take(self, action: Action, begin: int, end: int, again: frozenset[tuple[int, int]]) -> None:
         stage, kind, micro = action
@@ -261,7 +271,8 @@ class Count:
                 pass
 
     def _inside(self, size: Bytes) -> None:
-        self.peak = max(self.peak, self.live + size)
+        self.top = max(self.top, self.live + size)
+        self.peak = max(self.peak, self.top)
 
     def _backward(self, action: Action, again: frozenset[tuple[int, int]], owners: tuple[int, ...]) -> None:
         stage, kind, micro = action

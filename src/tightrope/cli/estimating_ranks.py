@@ -1,0 +1,192 @@
+"""`tightrope estimate --ranks`: layout, schedule, bytes and time per rank, without running anything."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from tightrope.cli import show
+from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes, format_time
+from tightrope.core.units import shown
+
+if TYPE_CHECKING:
+    from tightrope.parallel.pipeline.estimate import RanksEstimate
+
+STATES: Final = {"none": 0.0, "sgd": 0.0, "momentum": 1.0, "adam": 2.0, "adamw": 2.0}
+"""What optimizers keep, in multiples of the parameters' bytes."""
+NOTE: Final = (
+    "times are modelled and not measured: the profile's rates, reached in full, a backward twice its "
+    "forward; gradients of replicas are summed in one ring per layer, over the slowest link that a group "
+    "spans, once a step; kept tensors are exact, the kernels' own work space, a loss outside the model and "
+    "the update are not included"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRanks:
+    """What is asked about a step on many ranks; see `tightrope.parallel.estimate`."""
+
+    target: str
+    ranks: int
+    machine: Machine | None
+    budget: str | None
+    optimizer: str
+    pipeline: int | None
+    micro_batches: int | None
+    sharded: bool
+
+
+def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
+    """Print the answer; leave with 3 where no layout fits.
+
+    Raises:
+        TightropeError: the question cannot be answered; says what to give.
+    """
+    try:
+        found = _estimated(asked)
+    except InfeasibleError as error:
+        if not json:
+            raise
+        emit_json(
+            {
+                "fits": False,
+                "ranks": asked.ranks,
+                "limit_bytes": error.asked,
+                "smallest_found_bytes": error.smallest_found,
+                "reason": str(error),
+            }
+        )
+        raise typer.Exit(DOES_NOT_FIT) from error
+    if json:
+        emit_json(described(found))
+    else:
+        _print(found)
+
+
+def _estimated(asked: AskedRanks) -> "RanksEstimate":
+    if asked.machine is None:
+        raise TightropeError(
+            "--ranks needs --machine: a TOML profile with devices, [[links]] and [flops], from which times "
+            "and messages follow."
+        )
+    if asked.optimizer not in STATES:
+        raise TightropeError(f"no optimizer {asked.optimizer!r}: there are {', '.join(STATES)}.")
+    from tightrope.cli.target import build
+    from tightrope.parallel.pipeline.estimate import estimate_ranks
+    from tightrope.run.status import StatusLine
+
+    status = StatusLine(lines=True)
+    with StatusLine().slow(f"building the model of {shown(asked.target)}"):
+        built = build(asked.target)
+    if len(built.args) != 1 or built.kwargs:
+        raise TightropeError(
+            f"{asked.target!r} must return (model, tensor): with --ranks the model is a sequence of layers, "
+            "and the tensor is one micro-batch for the first of them."
+        )
+    with status.task(f"looking for a layout of {asked.ranks} ranks", 1) as tick:
+        return estimate_ranks(
+            built.model,
+            built.args[0],
+            ranks=asked.ranks,
+            machine=asked.machine,
+            budget=asked.budget,
+            pipeline=asked.pipeline,
+            micro_batches=asked.micro_batches,
+            optimizer_states=STATES[asked.optimizer],
+            sharded=asked.sharded,
+            progress=tick,
+        )
+
+
+def described(found: "RanksEstimate") -> dict[str, Any]:
+    """Write an estimate as plain values; ``orders`` are the computations of every rank of the pipeline."""
+    from tightrope.parallel.pipeline.emit import orders_of
+    from tightrope.parallel.pipeline.starts import bare
+
+    layout, plan = found.layout, found.plan
+    return {
+        "fits": True,
+        "ranks": found.ranks,
+        "machine": plan.machine.name,
+        "limit_bytes": found.limit,
+        "pipeline_ranks": layout.pipeline,
+        "replicas": layout.replicas,
+        "sharded": plan.work.sharded,
+        "micro_batches": layout.micro_batches * layout.replicas,
+        "micro_batches_per_replica": layout.micro_batches,
+        "stages": len(plan.work.stages),
+        "schedule": plan.method,
+        "estimated_seconds": plan.ns / 1e9,
+        "bound_seconds": plan.ns_bound / 1e9,
+        "peak_bytes": max(one.peak for one in found.takes),
+        "per_rank": [
+            {
+                "rank": one.rank,
+                "devices": [one.rank * layout.replicas, (one.rank + 1) * layout.replicas - 1],
+                "stages": list(one.stages),
+                "layers": [list(some) for some in one.layers],
+                "peak_bytes": one.peak,
+                "held_bytes": one.held,
+                "compute_seconds": one.compute_ns / 1e9,
+                "exchange_seconds": one.exchange_ns / 1e9,
+                "computed_again": one.again,
+            }
+            for one in found.takes
+        ],
+        "layouts": [
+            {
+                "pipeline_ranks": one.layout.pipeline,
+                "replicas": one.layout.replicas,
+                "micro_batches_per_replica": one.layout.micro_batches,
+                "fits": one.ns is not None,
+                "estimated_seconds": None if one.ns is None else one.ns / 1e9,
+                "bytes": one.peak,
+                "said": one.said,
+            }
+            for one in found.tried
+        ],
+        "orders": [" ".join(map(str, row)) for row in bare(orders_of(plan))],
+        "note": NOTE,
+    }
+
+
+def _print(found: "RanksEstimate") -> None:
+    target, layout, plan = console(), found.layout, found.plan
+    divided = ", parameters, gradients and state divided among them" if plan.work.sharded else ""
+    lines = (
+        f"fits: {found.ranks} ranks as a pipeline of {layout.pipeline} times {layout.replicas} replicas"
+        f"{divided}; limit {format_bytes(found.limit)} per rank on {plan.machine.name}",
+        f"schedule: {plan.method}, {len(plan.work.stages)} stages, {layout.micro_batches} micro-batches per "
+        "replica",
+        f"time of a step: {format_time(plan.ns)}; with these stages none takes less than "
+        f"{format_time(plan.ns_bound)}",
+    )
+    for line in lines:
+        target.print(line, markup=False)
+    cells = [
+        (
+            str(one.rank),
+            f"{one.rank * layout.replicas}-{(one.rank + 1) * layout.replicas - 1}",
+            ", ".join(f"{a}-{b - 1}" for a, b in one.layers),
+            format_bytes(one.peak),
+            format_bytes(one.held),
+            format_time(one.compute_ns),
+            format_time(one.exchange_ns),
+            str(one.again),
+        )
+        for one in found.takes
+    ]
+    heads = ("rank", "devices", "layers", "most bytes", "held", "computes", "exchanges", "forwards again")
+    show.rows(target, heads, cells)
+    tried = [
+        (
+            f"{one.layout.pipeline} x {one.layout.replicas}",
+            "no" if one.ns is None else format_time(one.ns),
+            "" if one.peak is None else format_bytes(one.peak),
+            one.said,
+        )
+        for one in found.tried
+    ]
+    show.rows(target, ("pipeline x replicas", "time", "bytes per rank", "how"), tried)
+    target.print(NOTE, markup=False)

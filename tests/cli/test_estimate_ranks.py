@@ -1,0 +1,106 @@
+"""`tightrope estimate --ranks`: what it prints, and how it leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import run
+
+LAYERS = """
+import torch
+
+
+def build():
+    with torch.device("meta"):
+        return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))), torch.zeros(32, 64)
+
+
+def model():
+    return torch.nn.Linear(4, 4), torch.zeros(2, 4)
+
+
+def two():
+    return build()[0], (torch.zeros(32, 64), torch.zeros(32, 64))
+"""
+CLUSTER = """
+name = "small"
+devices = 4
+flops = { matmul = 1e12 }
+tiers = [{ name = "hbm", bytes = 1073741824 }]
+links = [{ name = "ethernet", latency = 1e-5, bandwidth = 1e9 }]
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+    """A file with layers, and the options that name a cluster of four."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    (folder / "layers.py").write_text(LAYERS)
+    (folder / "small.toml").write_text(CLUSTER)
+    return f"{folder}/layers.py", ["--machine", str(folder / "small.toml"), "--ranks"]
+
+
+def test_one_json_object_says_what_every_rank_takes(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    done = run("estimate", f"{file}:build", *on, "4", "--pipeline", "2", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["pipeline_ranks"], found["replicas"], found["micro_batches"]) == (2, 2, 8)
+    assert [one["devices"] for one in found["per_rank"]] == [[0, 1], [2, 3]]
+    assert max(one["peak_bytes"] for one in found["per_rank"]) == found["peak_bytes"] <= found["limit_bytes"]
+    assert found["estimated_seconds"] >= found["bound_seconds"] > 0
+    forwards = [word for row in found["orders"] for word in row.split() if "F" in word]
+    assert len(forwards) == found["stages"] * found["micro_batches_per_replica"]
+
+
+def test_people_read_layout_schedule_bytes_and_times(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    done = run("estimate", f"{file}:build", *on, "2", "--budget", "1MiB")
+    assert done.code == 0, done.err
+    for said in (
+        "fits: 2 ranks as a pipeline of",
+        "limit 1.00 MiB per rank on small",
+        "schedule: ",
+        "modelled",
+    ):
+        assert said in done.out
+
+
+def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    asked = ("estimate", f"{file}:build", *on, "2", "--pipeline", "2", "--budget", "1KiB")
+    done = run(*asked)
+    assert done.code == 3
+    assert "smallest plan found" in done.err
+    done = run(*asked, "--json")
+    assert done.code == 3
+    found = json.loads(done.out)
+    assert not found["fits"]
+    assert found["limit_bytes"] == 1024 < found["smallest_found_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("model", ["2"], "no sequence of layers"),
+        ("two", ["2"], "must return (model, tensor)"),
+        ("build", ["8"], "which has devices = 4"),
+        ("build", ["2", "--batch", "1,2"], "leave out --batch"),
+        ("build", ["2", "--optimizer", "best"], "no optimizer 'best'"),
+    ],
+)
+def test_errors_leave_with_two(
+    here: tuple[str, list[str]], function: str, options: list[str], message: str
+) -> None:
+    file, on = here
+    done = run("estimate", f"{file}:{function}", *on, *options)
+    assert done.code == 2
+    assert message in " ".join(done.err.split())
+
+
+def test_options_of_ranks_need_ranks_and_ranks_need_a_machine(here: tuple[str, list[str]]) -> None:
+    file, _ = here
+    for options, message in ((["--pipeline", "2"], "need --ranks"), (["--ranks", "2"], "needs --machine")):
+        done = run("estimate", f"{file}:build", *options)
+        assert done.code == 2
+        assert message in done.err
