@@ -94,7 +94,7 @@ def exact_orders(
             f"most {MOST} without divided parameters are searched. Leave out exact, or take fewer "
             "micro-batches."
         )
-    model = _Model(work, machine, budget, split)
+    model = _OrderModel(work, machine, budget, split)
     with Worker() as worker:
         found = worker.solve(model.program, effort=effort, seed=seed, seconds=seconds)
     least = round(found.bound)
@@ -115,7 +115,7 @@ def exact_orders(
 
 
 @dataclass(slots=True)
-class _Rank:
+class _RankLoad:
     """Intervals of one rank: what it computes, and what it keeps."""
 
     computes: list[int] = field(default_factory=list)
@@ -124,14 +124,14 @@ class _Rank:
     sums: list[int] = field(default_factory=list)
 
 
-class _Model:
+class _OrderModel:
     """The constraint program of a pipeline."""
 
     def __init__(self, work: StageWork, machine: Machine, budget: Bytes, split: bool) -> None:
         self.work, self.machine, self.split = work, machine, split
         self.program = ConstraintProgram()
         self.start: dict[Action, int] = {}
-        self.ranks = [_Rank() for _ in range(work.num_ranks)]
+        self.ranks = [_RankLoad() for _ in range(work.num_ranks)]
         self.links: dict[tuple[int, int], list[int]] = {}
         self.back = "I" if split else "B"
         self.horizon = self._horizon()
