@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from benchmarks.compress.cluster import cluster, refusal, run_ranks
+from benchmarks.compress.planned import as_published
 from benchmarks.micro.rows import Row
 
 _LINKS = {"200 Mbit/s": 200e6, "1 Gbit/s": 1e9}
@@ -13,10 +14,11 @@ _UNSEEN = 77_000
 
 
 @cache
-def _measured(link: str, timed: bool, quick: bool) -> tuple[str, Any]:
+def _measured(link: str, timed: bool, quick: bool, latency: float = 0.0) -> tuple[str, Any]:
     """Run all configurations in turns; say on what, and what rank 0 found."""
-    arguments = [f"--turns={4 if quick else 8}", *(["--timed"] if timed else [])]
+    arguments = [f"--turns={4 if quick else 8}", *(["--timed"] if timed else []), f"--latency={latency}"]
     layer = "real network and codecs, timed backward" if timed else "real ranks and network"
+    layer += f", every message held to {latency * 1e3:g} ms in user space" if latency else ""
     why = refusal()
     if why:
         rate = [f"--rate={_LINKS[link] / 8}"]
@@ -36,15 +38,19 @@ def _net(timed: bool, found: Any) -> str:
 def c4(quick: bool = False) -> list[Row]:
     """200 Mbit/s, 2 ranks: against no compression and against a message per gradient."""
     rows = []
-    for timed in (True, False):
-        layer, found = _measured("200 Mbit/s", timed, quick)
+    for name, timed, latency in (
+        ("C4", True, 0.0),
+        ("C4, real backward", False, 0.0),
+        ("C4, messages of 1 ms", True, 1e-3),
+    ):
+        layer, found = _measured("200 Mbit/s", timed, quick, latency)
         seen = found["observed"]
         chosen, layerwise = seen["chosen"], seen["sign, layer-wise"]
         none = seen.get(_STOCK, seen["none, 4 MB"])
-        peers = [f"{name} {seen[name] * 1e3:.0f} ms" for name in seen if name.startswith("DDP")]
+        peers = [f"{peer} {seen[peer] * 1e3:.0f} ms" for peer in seen if peer.startswith("DDP")]
         rows.append(
             Row(
-                "C4" if timed else "C4, real backward",
+                name,
                 ">= 2.03x over none, >= 1.3x over a message per gradient",
                 f"{chosen * 1e3:.0f} ms: {none / chosen:.2f}x over none, {layerwise / chosen:.2f}x over "
                 "sign per "
@@ -54,7 +60,7 @@ def c4(quick: bool = False) -> list[Row]:
                 ", ".join(peers),
             )
         )
-    return rows
+    return [*rows, as_published()]
 
 
 def c5(quick: bool = False) -> list[Row]:

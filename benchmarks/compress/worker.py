@@ -172,6 +172,10 @@ class Turns:
         return dict(zip(seen, medians.tolist(), strict=True))
 
 
+def _link(rate: float, latency: float) -> Link | None:
+    return Link(rate or None, latency) if rate or latency else None
+
+
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser()
@@ -179,6 +183,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--meet", required=True)
     parser.add_argument("--rate", type=float, default=0.0, help="bytes per second, in user space")
+    parser.add_argument(
+        "--latency", type=float, default=0.0, help="least seconds of a message, in user space"
+    )
     parser.add_argument("--timed", action="store_true", help="sleep instead of computing")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -188,7 +195,7 @@ def main() -> None:
         "gloo", init_method=f"file://{asked.meet}", rank=asked.rank, world_size=asked.ranks,
         timeout=timedelta(seconds=120),
     )  # fmt: skip
-    turns = Turns(Link(asked.rate) if asked.rate else None, timed=asked.timed)
+    turns = Turns(_link(asked.rate, asked.latency), timed=asked.timed)
     plan = turns.plan()
     turns.add_ours()
     if turns.stock:

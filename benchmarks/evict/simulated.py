@@ -32,12 +32,13 @@ ABLATIONS: Final = (
     replace(COOP, name="without two ends", two_ends=False),
     replace(COOP, name="without in-place", in_place=False),
     replace(COOP, name="without soft pins", soft_pins=False),
-    replace(COOP, name="without dropping", keep_temporaries=1),
+    replace(COOP, name="without dependence", neighbours=1),
+    replace(COOP, name="without order", unheld=1),
     COOP_AS_PUBLISHED,
     replace(COOP_AS_PUBLISHED, name="published, one end", two_ends=False),
     replace(COOP_AS_PUBLISHED, name="published, no in-place", in_place=False),
     replace(COOP_AS_PUBLISHED, name="published, no window", score=Score.COST_SIZE_STALENESS, window=False),
-    replace(DTR, name="dtr, own cost only", neighbours=False),
+    replace(DTR, name="dtr, own cost only", neighbours=0),
     replace(DTR, name="dtr, sampling", sample=True),
 )
 

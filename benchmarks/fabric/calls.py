@@ -159,10 +159,15 @@ def _paged(fabric: SharedFabric, memory: RemoteMemory, size: int, turns: int) ->
     pages = [torch.randn(size // 4) for _ in range(2**26 // size)]
     outs = [torch.empty(size // 4) for _ in pages]
     keys: list[int] = []
+
+    def back() -> None:
+        for key, out in zip(keys, outs, strict=True):
+            memory.page_in(key, out)
+
     runs: dict[str, Callable[[], object]] = {
         "copy": lambda: [out.copy_(page) for page, out in zip(pages, outs, strict=True)],
         "out": lambda: keys.extend([memory.page_out(page) for page in pages]),
-        "in": lambda: [memory.page_in(key, out) for key, out in zip(keys, outs, strict=True)],
+        "in": back,
     }
     seen: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(turns):

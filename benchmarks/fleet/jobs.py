@@ -1,7 +1,7 @@
 """J1 to J7: jobs with predicted lifetimes.
 
 Jobs: Alibaba's GPU pods where TIGHTROPE_PODS names the file ``openb_pod_list_default.csv`` of its
-cluster-trace-gpu-v2023; without, made-up ones with the same marginals, and rows say so. Pods that arrive from
+cluster-trace-gpu-v2023; without, made-up ones that resemble them, and rows say so. Pods that arrive from
 day 112 on, when the trace is in full flow; arrivals 30 times as fast; machines of 8 GPUs, 96 cores and 384
 GiB; machine time is counted until the last arrival.
 

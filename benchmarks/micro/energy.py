@@ -11,6 +11,7 @@ below that.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -71,7 +72,7 @@ def p5(console: Console, seconds: float) -> list[Row]:
         "P5 joules modelled per step: net, RAM, everything paged, paging only, re-runs only, ours, least"
     )
     machine = find_machine("poet-cortex-m4f")
-    good = total = possible = closed = beside = 0
+    good = total = possible = closed = beside = nothing = opened = 0
     worst = 0.0
     for make, limits in (*_SMALL, *_LARGE):
         graph = capture_step(*make()).graph
@@ -92,7 +93,8 @@ def p5(console: Console, seconds: float) -> list[Row]:
             if (make, limits) in _SMALL:
                 answer, fixed = program(planned.tiled.graph, planned.plan.budget, machine, seconds)
                 line += f"  program {_said(answer, fixed)}"
-                if answer.proved:
+                nothing, opened = nothing + (answer.bound == inf), opened + (not answer.proved)
+                if answer.proved and answer.bound < inf:
                     closed += 1
                     ratio = figures.ours / (answer.bound + fixed)
                     worst, beside = max(worst, ratio), beside + (ratio <= _WITHIN)
@@ -101,7 +103,8 @@ def p5(console: Console, seconds: float) -> list[Row]:
         Row(
             "P5 program",
             f"joules <= {_WITHIN}x of the program's optimum where it is proved",
-            f"at {beside} of {closed} points, worst {worst:.4f}x",
+            f"at {beside} of {closed} points, worst {worst:.4f}x; at {nothing} more the program has no plan, "
+            f"at {opened} it is not solved within {seconds:.0f} s",
             beside == closed > 0,
         ),
         Row(
@@ -195,4 +198,6 @@ def _row(figures: Sequence[float | None]) -> str:
 
 
 def _said(answer: PoetAnswer, fixed: float) -> str:
+    if answer.bound == inf:
+        return "none fits"
     return f"{answer.bound + fixed:.4g} {'optimum' if answer.proved else 'at least (not closed)'}"

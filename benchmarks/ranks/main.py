@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.micro.rows import Row, write
-from benchmarks.ranks import forms, gpt, grid, mutants, real, timed
+from benchmarks.ranks import forms, gpt, grid, mutants, real, timed, told
 
 _TIMED: dict[bool, list[Row]] = {}
 
@@ -31,6 +31,7 @@ BARS: dict[str, Callable[[bool], list[Row]]] = {
     "P5": forms.claims,
     "P6": forms.gathers,
 }
+BARS |= {"E1": told.rows_many, "E2": told.rows_bytes}
 BARS |= {"X2": gpt.rows_limit, "X3": gpt.rows_killed}
 BARS |= {name: timed_row(name) for name in ("P2", "P7", "P8")}
 """Bars by name; the argument says whether to be quick."""

@@ -286,3 +286,37 @@ def test_moves_keep_pieces_apart_and_rooted_ones_in_place(seed: int) -> None:
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(TightropeError, match=r"no policy is called 'belady'; there are: coop, dtr"):
         policy("belady")
+
+
+def _evicted_behind(start: int, beside: dict[int, set[int]], evicted: set[int]) -> set[int]:
+    found: set[int] = set()
+    open_ = [start]
+    while open_:
+        new = (beside[open_.pop()] & evicted) - found
+        found |= new
+        open_ += new
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_cost_counts_only_what_depends_on_each_other(seed: int) -> None:
+    draw, count = random.Random(seed), 24
+    size = 64 * 2 * count
+    arena = EvictionArena(size, policy("coop"), simulated=True)
+    costs = [draw.randrange(1, 1000) for _ in range(count)]
+    parents = {one: set(draw.sample(range(one), min(one, draw.randrange(4)))) for one in range(count)}
+    children = {one: {other for other in parents if one in parents[other]} for one in parents}
+    ids = []
+    for one in range(count):
+        arena.begin_op(costs[one], 64)
+        ids.append(arena.place(64))
+        arena.produced(ids[one], costs[one], [ids[other] for other in sorted(parents[one])])
+        arena.advance(costs[one])
+    evicted = set(draw.sample(range(count), count // 2))
+    for one in sorted(evicted):
+        arena.evict(ids[one])
+    for one in set(range(count)) - evicted:
+        before = _evicted_behind(one, parents, evicted)
+        after = _evicted_behind(one, children, evicted)
+        again = int(sum(costs[other] for other in before) * (1 + 16 * (64 * len(before)) / size))
+        assert arena.cost_around(ids[one]) == costs[one] + again + sum(costs[other] for other in after)

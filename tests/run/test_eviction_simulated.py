@@ -145,7 +145,7 @@ def test_switches_change_what_is_evicted_and_never_what_is_computed() -> None:
         replace(COOP, two_ends=False),
         replace(COOP, relocate=False),
         replace(COOP, soft_pins=False),
-        replace(COOP, neighbours=False),
+        replace(COOP, neighbours=0),
         replace(DTR, sample=True),
     )
     for switched in switches:

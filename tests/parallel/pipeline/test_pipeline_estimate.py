@@ -88,6 +88,13 @@ def test_replicas_within_a_node_use_its_link() -> None:
     assert near[0].gather == 0 < exchanged(costs, cluster(), Layout(1, 8, 2), sharded=True)[0].gather
 
 
+def test_a_dtype_with_a_rate_of_its_own_is_timed_by_it() -> None:
+    fast = Machine("fast", (Tier("hbm", 2**30, read=1e15),), {"matmul": 1e9, "matmul-bfloat16": 1e12})
+    (slow,) = shape_layers(tuple(layers(1)), X, fast)
+    (quick,) = shape_layers(tuple(layers(1).bfloat16()), X.bfloat16(), fast)
+    assert abs(slow.forward / quick.forward - 1000) < 10
+
+
 def test_a_thousand_ranks_are_told_from_shapes() -> None:
     found = told(1024, 8, micro_batches=1024)
     assert found.layout.pipeline * found.layout.replicas == 1024

@@ -194,9 +194,10 @@ def _rows(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]
 
 
 def made_up_jobs(count: int, *, seed: int = 0, days: float = 1.25) -> JobTrace:
-    """Make jobs with the marginals of Alibaba's pods: a median of nine minutes, a long tail, shared GPUs.
+    """Make jobs that resemble Alibaba's pods: a median of nine minutes, a long tail, shared GPUs.
 
-    Kinds of jobs come again and again; a kind tells a part of how long its jobs live, as there.
+    They arrive steadily, and the tail beyond the longest hundredth is shorter than theirs. Kinds of jobs come
+    again and again; a kind tells a part of how long its jobs live, as there.
 
     Args:
         count: number of jobs.

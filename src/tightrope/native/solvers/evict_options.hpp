@@ -15,7 +15,7 @@ struct Options {
     std::int64_t score = 0;           // Score
     std::int64_t window = 1;          // evict a window; else one storage after another
     std::int64_t two_ends = 1;        // cheap storages from the right end; else all from the left
-    std::int64_t neighbours = 1;      // the cost of evicted neighbours counts (eq-classes)
+    std::int64_t neighbours = 1;      // the cost of evicted neighbours counts: 1 = by classes, 2 = by what depends on what
     std::int64_t sample = 0;          // score only about sqrt(n) storages, drawn at random
     std::int64_t forecasts = 0;       // distance to the next use in place of staleness, where known
     std::int64_t keep_temporaries = 1;  // what was made again for another: 0 = goes at once, 1 = stays, 2 = goes at `drop_temporaries`
@@ -25,6 +25,7 @@ struct Options {
     std::int64_t patience = 0;        // percent of the mean time between two uses, added to every staleness
     std::int64_t forecast_patience = 0;  // the same for the distance to a forecast use
     std::int64_t copy_rate = 10000;   // bytes per us, for the price of a move
+    std::int64_t unheld = 1;          // what nobody holds weighs one part in so many
 };
 
 // What takes no more stays: evicting it frees next to nothing, and a running total would keep all that went into it.

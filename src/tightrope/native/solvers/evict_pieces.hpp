@@ -32,6 +32,7 @@ struct Piece {
     bool wall = false;  // its storage must not be evicted now
     bool fixed = false;  // and must not move either while an op runs
     bool rooted = false;  // and never
+    bool unheld = false;  // nobody holds its storage: it is there for what is made from it
     bool stale = true;  // `cost` must be derived again
     Cost cost = 0;      // of its storage and what is evicted around it
     Clock touched = 0;
@@ -109,7 +110,7 @@ class Pieces {
         free_bytes_ += pieces_[piece].bytes;
         Piece& freed = pieces_[piece];
         freed.owner = kNone;
-        freed.wall = freed.fixed = freed.rooted = false;
+        freed.wall = freed.fixed = freed.rooted = freed.unheld = false;
         if (is_free(freed.after)) absorb(piece, freed.after);
         if (is_free(freed.before)) {
             const std::int32_t left = freed.before;

@@ -58,6 +58,7 @@ class RoomMaker : public Storages {
 
     void aim() {
         moment_.forecasts = options_.forecasts != 0;
+        moment_.unheld = 1.0 / static_cast<double>(std::max<std::int64_t>(1, options_.unheld));
         const Clock reuse = reuses_ == 0 ? 0 : total_reuse_ / reuses_;
         moment_.patience = reuse * options_.patience / 100;
         moment_.forecast_patience = reuse * options_.forecast_patience / 100;

@@ -33,6 +33,7 @@ struct Moment {
     Clock now = 0, base = 0;
     Clock patience = 0;      // added to every staleness: how soon storages are used again as a rule
     Clock forecast_patience = 0;  // the same for forecasts
+    double unheld = 1.0;     // factor of the weight of what nobody holds
     bool forecasts = false;  // use the distance to the next use where one is known
 
     // How long ago it was touched, or how far its next use is; at least 1.
@@ -44,7 +45,7 @@ struct Moment {
 };
 
 inline std::int64_t weight(const Moment& moment, const Piece& piece) {
-    const double value = static_cast<double>(piece.cost) / moment.distance(piece) * kScale;
+    const double value = static_cast<double>(piece.cost) / moment.distance(piece) * kScale * (piece.unheld ? moment.unheld : 1.0);
     return value >= static_cast<double>(kHeaviest) ? kHeaviest : static_cast<std::int64_t>(value);
 }
 

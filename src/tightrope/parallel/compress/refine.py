@@ -121,8 +121,8 @@ class Rehearsal:
         wait(queue, lambda: distributed.all_reduce(wire, least, group), "seconds of messages")
         slowest[:, 1] = wire
         parts: Sequence[torch.Tensor] = torch.split(slowest, [len(step.messages) + 1 for step in steps])
-        sums = torch.stack([part[:-1].sum(0) for part in parts]).unflatten(0, (len(self.plans), ROUNDS))
-        whole = torch.stack([part[-1, 0] for part in parts]).unflatten(0, (len(self.plans), ROUNDS))
+        sums = torch.stack([part[:-1].sum(0) for part in parts]).view(len(self.plans), ROUNDS, 3)
+        whole = torch.stack([part[-1, 0] for part in parts]).view(len(self.plans), ROUNDS)
         return sums.median(1).values.tolist(), whole.median(1).values.tolist()
 
     def _scaled(self, problem: ExchangeProblem, cost: CodecCost, seconds: Sequence[float]) -> CodecCost:

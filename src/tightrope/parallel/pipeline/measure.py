@@ -127,7 +127,8 @@ def shape_layers(
     Args:
         layers: each takes what the one before returns, a tensor.
         example: one micro-batch for the first, on any device.
-        machine: whose ``flops.matmul`` and memory bandwidth give times.
+        machine: whose ``flops.matmul``, or that of the dtype of a layer's output, and memory bandwidth give
+            times.
         states: what the optimizer keeps, in multiples of the parameters' bytes.
 
     Raises:
@@ -159,7 +160,8 @@ def shape_layers(
             kept.pop(tensor.untyped_storage()._cdata, None)
         saved = sum(kept.values())
         moved = (saved + _size(given) + _size(output)) / machine.tiers[0].read
-        ns = max(1, round(1e9 * (count.get_total_flops() / rate + moved)))
+        own = machine.flops.get(f"matmul-{str(output.dtype).removeprefix('torch.')}", rate)
+        ns = max(1, round(1e9 * (count.get_total_flops() / own + moved)))
         size = sum(round_up(p.numel() * p.element_size()) for p in meta.parameters())
         cost = StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
         last = position + 1 == len(layers)

@@ -11,7 +11,7 @@ Guarantee   What is returned fits, was simulated message by message, and is at m
             and the same candidates are tried for it first.
 Complexity  Candidates times actions; `seconds` cuts the list short, cheapest and most promising first.
 Gaps        Stages of a rank are computed again for all micro-batches or for none. Layers are cut into stages
-            of equal numbers. `exact` proves small cases optimal.
+            of equal numbers. What `exact` proves leaves out computing again.
 """
 
 import random
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from tightrope.core import InfeasibleError, JointPlan, Machine, StageCost, StageWork
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes
+from tightrope.parallel.pipeline.exact import MOST, exact_orders
 from tightrope.parallel.pipeline.generate import breadth_first, folded, gpipe, interleaved, looped
 from tightrope.parallel.pipeline.language import Action, Orders
 from tightrope.parallel.pipeline.listing import ListRule, filled, list_orders
@@ -42,6 +43,8 @@ class PipelineOptions:
         listing: list scheduling beside the published orders.
         shipped: begin from torch's own schedules, too.
         improve: let neighbours change places at the end.
+        exact: search all orders of small cases by constraint programming (``tightrope[exact]``); that takes
+            its own time, and proves what it finds where it can.
         ascending: keep the backwards of every stage in ascending order of the micro-batches, so that
             gradients are those of one process to the bit.
         seconds: of search, in CPU time of this process.
@@ -55,6 +58,7 @@ class PipelineOptions:
     listing: bool = True
     shipped: bool = True
     improve: bool = True
+    exact: bool = False
     ascending: bool = False
     seconds: float = 10.0
     seed: int = 0
@@ -239,9 +243,35 @@ class _PipelineSearch:
         self._wires()
         if self.options.improve and self.best is not None:
             self._improve()
+        if self.options.exact:
+            for work in works:
+                self._exact(work)
 
     def over(self) -> bool:
         return time.process_time() > self.end
+
+    def _exact(self, work: StageWork) -> None:
+        """Try the best order of a placement, where there are few enough to look at all."""
+        kinds = 3 if self.options.split else 2
+        if work.sharded or len(work.stages) * work.num_micro_batches * kinds > MOST:
+            return
+        found = exact_orders(
+            work,
+            self.task.machine,
+            budget=self.task.budget,
+            split=self.options.split,
+            seed=self.options.seed,
+        )
+        if found.orders:
+            said = ", proved best with these stages" if found.proved else ""
+            self._simulated(
+                work,
+                found.orders,
+                (found.ahead, 3),
+                frozenset(),
+                f"constraint programming{said}",
+                found.wired,
+            )
 
     def _shipped(self, work: StageWork) -> None:
         """Try torch's schedules, wired as torch does and as we do, whatever time that takes."""

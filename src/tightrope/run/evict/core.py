@@ -62,7 +62,7 @@ class _Options(ctypes.Structure):
         for name in (
             *("bytes", "small_bytes", "small_limit", "score", "window", "two_ends", "neighbours"),
             *("sample", "forecasts", "keep_temporaries", "best_fit", "log"),
-            *("relocate", "patience", "forecast_patience", "copy_rate"),
+            *("relocate", "patience", "forecast_patience", "copy_rate", "unheld"),
         )
     ]
 
@@ -198,6 +198,7 @@ def options_block(
             policy.patience,
             policy.forecast_patience,
             policy.copy_rate,
+            policy.unheld,
         ),
     )
 

@@ -7,7 +7,10 @@
     size      one by one: the largest
     planned   as coop, with the distance to the next use in place of staleness where a forecast holds
 
-The cost of a storage is that of its op and of the classes of evicted storages beside it.
+The cost of a storage is that of its op and of the classes of evicted storages beside it. With `coop` it is
+that of the evicted storages alone that it depends on or that depend on it: in a backward pass nearly all that
+is evicted becomes one class, and then a sum of gradients, which takes the whole pass to make again, counts no
+more than an activation does. What was made again only on the way to others goes before what the loop holds.
 """
 
 import enum
@@ -38,7 +41,9 @@ class Policy:
         window: evict the cheapest window of neighbours; else one storage after another.
         two_ends: place what is cheap to make per byte from the right end, the rest from the left.
         in_place: ops in place leave a record of the old version; else a storage is copied first.
-        neighbours: the cost of evicted neighbours counts.
+        neighbours: the cost of evicted neighbours counts: 0: not, 1: that of the classes of evicted storages
+            beside it, 2: that of those alone that it depends on or that depend on it, the former the more,
+            the more of the arena they take.
         sample: score about sqrt(n) storages drawn at random, not all n.
         forecasts: use forecasts of the next use.
         keep_temporaries: what was made again on the way to another storage 0: goes once no op reads it,
@@ -48,6 +53,7 @@ class Policy:
         patience: percent of the mean time between two uses that is added to every staleness.
         forecast_patience: the same for the distance to a forecast use.
         copy_rate: bytes per microsecond of a move.
+        unheld: what nobody holds, and is there only to make others from it, weighs one part in so many.
         best_fit: place into the smallest hole that fits; else into the first from the storage's end.
         small_share: one part in so many of the arena is for small storages, which stay; 0: no such area.
         small_limit: bytes of the largest small storage.
@@ -58,7 +64,7 @@ class Policy:
     window: bool = True
     two_ends: bool = True
     in_place: bool = True
-    neighbours: bool = True
+    neighbours: int = 1
     sample: bool = False
     forecasts: bool = False
     keep_temporaries: int = 1
@@ -67,18 +73,19 @@ class Policy:
     patience: int = 0
     forecast_patience: int = 0
     copy_rate: int = 10_000
+    unheld: int = 1
     best_fit: bool = False
     small_share: int = 0
     small_limit: Bytes = 10 * 1024
 
 
-COOP: Final = Policy("coop", relocate=True, soft_pins=True, best_fit=True, keep_temporaries=2)
+COOP: Final = Policy("coop", relocate=True, soft_pins=True, best_fit=True, neighbours=2, unheld=64)
 COOP_AS_PUBLISHED: Final = Policy("coop_as_published")
 DTR: Final = Policy("dtr", Score.COST_SIZE_STALENESS, window=False, two_ends=False)
 DTE: Final = Policy("dte", Score.COST_ROOM_STALENESS, window=False, two_ends=False)
 LRU: Final = Policy("lru", Score.STALENESS, window=False, two_ends=False)
 SIZE: Final = Policy("size", Score.SIZE, window=False, two_ends=False)
-PLANNED: Final = replace(COOP, name="planned", forecasts=True, keep_temporaries=1)
+PLANNED: Final = replace(COOP, name="planned", forecasts=True)
 
 CANDIDATES: Final = (
     replace(COOP, name="planned_coop"),
