@@ -245,7 +245,13 @@ class Accounts:
         )
 
     def _relieved(self) -> bool:
-        return not self.turn.taken and self._own is None and self._relief()
+        return not self.turn.taken and self._own is None and (self._relief() or self._collected())
+
+    def _collected(self) -> bool:
+        """Collect garbage, a model that nobody holds and its limit with it; tell whether that made room."""
+        limit, charged = self.budget, self.charged()
+        gc.collect()
+        return self.budget != limit or self.charged() < charged
 
     @property
     def older(self) -> Bytes:

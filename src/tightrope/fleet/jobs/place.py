@@ -64,7 +64,7 @@ class JobPlacer:
         most_hosts: int = 0,
     ) -> None:
         if rule not in RULES:
-            raise TightropeError(f"rule={rule!r:.40}: there are: {', '.join(RULES)}.")
+            raise TightropeError(f"rule={rule!r:.40}: there are: {', '.join((*RULES, HEDGED))}.")
         if rule in PREDICTING and predictor is None:
             raise TightropeError(
                 f"rule {rule!r} looks at predicted ends: give a predictor, or take best-fit."
