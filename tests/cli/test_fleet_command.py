@@ -97,3 +97,21 @@ def test_damaged_measurements_are_refused(tmp_path, text, message):
     done = run("select", path)
     assert done.code == 2
     assert message in done.err
+
+
+def test_a_cohort_larger_than_the_fleet_is_refused(phones):
+    done = run("fleet", phones, "--devices", "5", "--cohort", "10")
+    assert done.code == 2
+    assert "--cohort 10: the fleet has 5 devices" in done.err
+
+
+def test_bytes_of_the_model_are_those_of_the_step(phones, tmp_path):
+    script = tmp_path / "net.py"
+    script.write_text("import torch\ndef build(): return torch.nn.Linear(100, 100), (torch.ones(2, 100),)\n")
+    step = ("--step", f"{script}:build", "--json")
+    found, said, small = (
+        json.loads(run("fleet", phones, *SMALL, *more).out)["promises"]
+        for more in (step, (*step, "--size", "40448"), (*step, "--size", "26KB"))
+    )
+    assert found == said
+    assert found != small

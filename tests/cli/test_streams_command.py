@@ -62,3 +62,10 @@ def test_bad_input_is_named(arguments: tuple[str, ...], said: str) -> None:
     found = run("streams", *arguments)
     assert found.code == 2
     assert said in found.err
+
+
+def test_a_machine_that_was_left_out_is_asked_for():
+    done = run("streams", "VR_gaming")
+    assert done.code == 2
+    assert "no machine was named for 'VR_gaming'" in done.err
+    assert "Dual_8K-WS_OS" in done.err

@@ -2,13 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
-from tightrope.core import TightropeError, parse_bytes
+from tightrope.core import Bytes, TightropeError, parse_bytes
 from tightrope.core.work import broken, promise_table
 
 _FLEET = """\b
@@ -21,6 +21,8 @@ Examples:
   tightrope select timings.csv --logs
   tightrope select errors.csv --noise-sd 0.03 --tolerance 0.01 --json"""
 
+_SMALL_MODEL: Final[Bytes] = 26_000
+"""Bytes of a model of which nothing is said."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -38,7 +40,9 @@ def fleet(
     step: Annotated[
         str | None, typer.Option(help="A graph, or FILE.py:FUNCTION: planned under the bytes of every kind.")
     ] = None,
-    size: Annotated[str, typer.Option(help="Bytes of the model, each way.")] = "26KB",
+    size: Annotated[
+        str | None, typer.Option(help="Bytes of the model, each way; default: those of --step, or 26KB.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of a task.")] = 150,
     mode: Annotated[str, typer.Option(help="sync (FedAvg) or async (FedBuff).")] = "sync",
     cohort: Annotated[int, typer.Option(help="Results that make a step.")] = 10,
@@ -74,10 +78,14 @@ def fleet(
     check_outputs([drawing, page])
     if drawing is not None and not fashion:
         raise TightropeError("--drawing shows what was learnt: add --fashion.")
+    if mode == "sync" and cohort > devices:
+        raise TightropeError(
+            f"--cohort {cohort}: the fleet has {devices} devices. Ask for fewer, or raise --devices."
+        )
     kinds = read_fleet(profile)
     made = make_devices(kinds, devices, hours=hours, seed=seed)
-    fits = _fits(step, kinds)
-    amount = parse_bytes(size, name="--size")
+    fits, weights = _fits(step, kinds)
+    amount = parse_bytes(size, name="--size") if size is not None else weights
     counts = [samples] * devices
     training = None
     if fashion:
@@ -135,13 +143,16 @@ def _say(result: Any, fits: Any, go: bool, seed: int) -> None:
     )
 
 
-def _fits(step: str | None, kinds: Any) -> Any:
+def _fits(step: str | None, kinds: Any) -> tuple[Any, Bytes]:
+    """Plan a step under the bytes of every kind; give the bytes of its parameters too."""
     if step is None:
-        return ()
+        return (), _SMALL_MODEL
     from tightrope.cli.target import source_of
+    from tightrope.core import Kind
     from tightrope.fleet.devices.memory import fit_kinds
 
-    return fit_kinds(source_of(step).graph, kinds)
+    graph = source_of(step).graph
+    return fit_kinds(graph, kinds), sum(one.size for one in graph.storages if one.kind is Kind.PARAMETER)
 
 
 def _fashion(devices: int, samples: int, seed: int, *, every: int) -> tuple[Any, list[int]]:

@@ -74,6 +74,10 @@ def streams(
     if policy != "search" and policy not in POLICIES:
         raise TightropeError(f"--policy {policy!r:.40}: take search, {', '.join(POLICIES)}.")
     check_outputs([output, page])
+    if not machine:
+        raise TightropeError(
+            f"no machine was named for {scenario!r:.40}: write one behind it: {', '.join(library.machines)}."
+        )
     board = library.machine(machine)
     if arena is not None:
         board = msgspec.structs.replace(board, arena=parse_bytes(arena, name="--arena"))

@@ -39,13 +39,11 @@ def read_file(path: str | Path, *, limit: Bytes = MAX_FILE_BYTES) -> bytes:
         PlanFileError: there is no such file, it is not a regular file, cannot be read, or is larger.
     """
     if not isinstance(path, str | Path):
-        raise PlanFileError(f"path={shown(path)}: give the path of a plan, graph or trace in JSON.")
+        raise PlanFileError(f"path={shown(path)}: give the path of a file.")
     try:
         file = Path(path)
         if not file.is_file():
-            raise PlanFileError(
-                f"{str(path)!r} is not a file: give the path of a plan, graph or trace in JSON."
-            )
+            raise PlanFileError(f"{str(path)!r} is not a file: give the path of one that is there.")
         with file.open("rb") as stream:
             data = stream.read(limit + 1)
     except (OSError, ValueError) as error:
