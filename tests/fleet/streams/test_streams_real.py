@@ -11,7 +11,9 @@ from tightrope.judge.streams import check_stream_run
 
 
 def test_planned_frames_run_and_their_cpu_time_is_the_clock() -> None:
+    others = torch.ones(2**21)  # what else the process holds takes nothing of the room
     real = prepare_model(torch.nn.Linear(64, 64), (torch.ones(8, 64),), room=2**20)
+    assert others.numel() == 2**21
     machine = profile_machine({"a": real}, runs=5)
     scenario = StreamScenario("one", (StreamModel("a", 100),))
     case = expand(scenario, machine, horizon=100_000_000)

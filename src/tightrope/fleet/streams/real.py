@@ -45,16 +45,18 @@ class RealModel:
 
 
 def prepare_model(model: torch.nn.Module, inputs: Sequence[torch.Tensor], *, room: Bytes) -> RealModel:
-    """Capture a model and plan its calls within ``room`` bytes beside its weights.
+    """Capture a model and plan its calls within ``room`` bytes beside its weights and all else that is held.
 
     Raises:
         InfeasibleError: the room is too small; says the smallest that is not.
     """
+    from tightrope.run.accounts import accounts
     from tightrope.run.compile import compile as compile_model
     from tightrope.run.report import report
 
-    held = sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers(), *inputs])
-    planned = compile_model(model.eval(), budget=held + room)
+    kept = [*model.parameters(), *model.buffers()]
+    accounts().note_tensors([*kept, *inputs])
+    planned = compile_model(model.eval(), budget=accounts().held() + room)
 
     def call() -> object:
         with torch.no_grad():
@@ -62,7 +64,7 @@ def prepare_model(model: torch.nn.Module, inputs: Sequence[torch.Tensor], *, roo
 
     for _ in range(_WARM):
         call()
-    weights = held - sum(t.numel() * t.element_size() for t in inputs)
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in kept)
     return RealModel(call, weights, lambda: report(planned).observed_peak, room)
 
 
