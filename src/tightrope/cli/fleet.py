@@ -68,8 +68,6 @@ def fleet(
 
     Exit code 0: go, all limits hold; 3: no-go; 2: error.
     """
-    import msgspec
-
     from tightrope.fleet.devices.drawing import draw_curves, fleet_page
     from tightrope.fleet.devices.fleet import make_devices, read_fleet
     from tightrope.fleet.devices.job import FleetLimits, run_fleet
@@ -78,10 +76,7 @@ def fleet(
     check_outputs([drawing, page])
     if drawing is not None and not fashion:
         raise TightropeError("--drawing shows what was learnt: add --fashion.")
-    if mode == "sync" and cohort > devices:
-        raise TightropeError(
-            f"--cohort {cohort}: the fleet has {devices} devices. Ask for fewer, or raise --devices."
-        )
+    _check_cohort(mode, cohort, devices)
     kinds = read_fleet(profile)
     made = make_devices(kinds, devices, hours=hours, seed=seed)
     fits, weights = _fits(step, kinds)
@@ -106,16 +101,7 @@ def fleet(
         page.write_text(fleet_page(result, mode), encoding="utf-8")
     go = not broken(result.promises)
     if json:
-        emit_json(
-            {
-                "go": go, "seed": seed, "log": result.log.hash, "promises":
-                msgspec.to_builtins(result.promises),
-                "tasks": {name: getattr(result.log, name) for name in ("started", "succeeded", "interrupted",
-                "stale", "running")},
-                "kinds": [{"kind": f.kind, "bytes": f.bytes, "whole": f.whole, "planned": f.planned, "factor":
-                f.factor} for f in fits],
-            }
-        )  # fmt: skip
+        emit_json(_facts(result, fits, go=go, seed=seed))
     else:
         _say(result, fits, go, seed)
     if not go:
@@ -141,6 +127,28 @@ def _say(result: Any, fits: Any, go: bool, seed: int) -> None:
         f"{log.interrupted} interrupted + "
         f"{log.stale} stale + {log.running} running; seed {seed}, log {log.hash[:16]}"
     )
+
+
+def _check_cohort(mode: str, cohort: int, devices: int) -> None:
+    if mode == "sync" and cohort > devices:
+        raise TightropeError(
+            f"--cohort {cohort}: the fleet has {devices} devices. Ask for fewer, or raise --devices."
+        )
+
+
+def _facts(result: Any, fits: Any, *, go: bool, seed: int) -> dict[str, Any]:
+    import msgspec
+
+    tasks = ("started", "succeeded", "interrupted", "stale", "running")
+    kinds = ("kind", "bytes", "whole", "planned", "factor")
+    return {
+        "go": go,
+        "seed": seed,
+        "log": result.log.hash,
+        "promises": msgspec.to_builtins(result.promises),
+        "tasks": {name: getattr(result.log, name) for name in tasks},
+        "kinds": [{name: getattr(fit, name) for name in kinds} for fit in fits],
+    }
 
 
 def _fits(step: str | None, kinds: Any) -> tuple[Any, Bytes]:
