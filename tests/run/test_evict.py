@@ -163,7 +163,7 @@ def test_a_tree_lstm_with_another_tree_in_every_step_runs_at_half_its_peak() -> 
 def test_a_thousand_steps_of_a_tree_lstm_neither_drift_nor_leak() -> None:
     peak = peak_of(tree_loop(5, 16, 64))
     expected, loop = tree_loop(1000, 16, 64)(), tree_loop(1000, 16, 64)
-    with evict(peak * 7 // 10) as eviction:
+    with evict(peak // 2) as eviction:
         found = loop()
         assert eviction.statistics().records < 200
     assert same(found, expected)

@@ -2,7 +2,7 @@
 
 Idea        torch gives float32 products on a CPU to the library that it is built with, mostly MKL. oneDNN,
             which is in every build too, computes the same products; which of the two takes less time depends
-            on the processor: on some of AMD's it takes less than half of MKL's.
+            on the processor: on some of AMD's it is oneDNN.
 Source      the fused layers that Inductor calls for inference
 Guarantee   The same products of the same values; sums inside of one may be taken in another order, so results
             are equal within rounding. Shapes, strides and dtypes are those of torch's ops.

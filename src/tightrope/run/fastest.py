@@ -26,15 +26,16 @@ class FasterForm:
 
     Attributes:
         program: that is planned.
-        source: that it stands for.
-        channels_last: whether its convolutions work channels-last.
-        num_products: matrix products that oneDNN computes.
+        rewritten: what it stands for, and how it differs.
     """
 
     program: Program
-    source: Program
-    channels_last: bool
-    num_products: int
+    rewritten: Rewritten
+
+    @property
+    def misfit(self) -> str:
+        """Why the call runs as captured, where the form was refused."""
+        return f"{self.rewritten.said}, it does not fit"
 
 
 def faster_form(
@@ -48,10 +49,10 @@ def faster_form(
         return None
     laid_out = faster_layout(program, real, allocator, status)
     products = faster_products(laid_out or program, real, allocator, status)
-    if products is not None:
-        made, num = products
-        return FasterForm(made, program, laid_out is not None, num)
-    return None if laid_out is None else FasterForm(laid_out, program, channels_last=True, num_products=0)
+    if laid_out is None and products is None:
+        return None
+    made, num = products or (laid_out or program, 0)
+    return FasterForm(made, Rewritten(program.graph, channels_last=laid_out is not None, num_products=num))
 
 
 def add_fastest(calls: Calls, program: Program, real: Sequence[Any]) -> int:
@@ -60,11 +61,10 @@ def add_fastest(calls: Calls, program: Program, real: Sequence[Any]) -> int:
     form = faster_form(program, real, allocator, calls.status) if fuse else None
     if form is None:
         return calls.add(program, real)
-    rewritten = Rewritten(program.graph, channels_last=form.channels_last, num_products=form.num_products)
     try:
-        number = calls.add(form.program, real, rewritten=rewritten)
+        number = calls.add(form.program, real, rewritten=form.rewritten)
     except InfeasibleError:
-        return calls.add(program, real)
+        return calls.add(program, real, form.misfit)
     calls.captured[number].plain = program
     return number
 

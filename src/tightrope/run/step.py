@@ -247,6 +247,7 @@ class TrainingStep:
         if form is not None:
             with suppress(InfeasibleError):
                 return make(why=why, form=form)
+            why = form.misfit
         return make(why=why)
 
     def hold(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -191,7 +192,7 @@ class WholeStep:
         source = self._with_updates(self._source.program).graph
         if self._form is None:
             return Rewritten(source, num_chunks)
-        return Rewritten(source, channels_last=self._form.channels_last, num_products=self._form.num_products)
+        return replace(self._form.rewritten, source=source)
 
     def _why_whole(self) -> str:
         if self._named == 0 or self._num_chunks > 1:
