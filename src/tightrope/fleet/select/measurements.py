@@ -17,7 +17,7 @@ _HEADER: Final = "candidate,value or candidate,value,predicted"
 
 
 @dataclass(slots=True)
-class Measurements:
+class SelectMeasurements:
     """What a file held.
 
     Attributes:
@@ -36,7 +36,7 @@ class Measurements:
         return [self.predicted[name] for name in self.names] if self.predicted else None
 
 
-def read_measurements(path: str | Path, *, logs: bool = False) -> Measurements:
+def read_measurements(path: str | Path, *, logs: bool = False) -> SelectMeasurements:
     """Read a CSV file with a row per measurement; an empty value is a candidate that was not measured yet.
 
     Args:
@@ -47,7 +47,7 @@ def read_measurements(path: str | Path, *, logs: bool = False) -> Measurements:
         TightropeError: a column is missing, a row has more or fewer values than the header, or a value
             cannot be; names file and line.
     """
-    found, where = Measurements(), repr(str(path))
+    found, where = SelectMeasurements(), repr(str(path))
     last = ""
     for line, row in _rows(path):
         at, name = f"{where}, line {line}", row["candidate"].strip()
