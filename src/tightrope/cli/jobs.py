@@ -183,7 +183,7 @@ def _progress() -> Callable[[float], None] | None:
 
 
 def _page(file: str, items: Any, plan: Any, promises: Any) -> str:
-    from tightrope.fleet.draw import work_page
+    from tightrope.draw import work_page
     from tightrope.fleet.jobs.show import draw_jobs, draw_occupancy
 
     return work_page(

@@ -17,7 +17,7 @@ _HEADER: Final = "candidate,value or candidate,value,predicted"
 
 
 @dataclass(slots=True)
-class CandidateTable:
+class SelectMeasurements:
     """What a file held.
 
     Attributes:
@@ -36,7 +36,7 @@ class CandidateTable:
         return [self.predicted[name] for name in self.names] if self.predicted else None
 
 
-def read_measurements(path: str | Path, *, logs: bool = False) -> CandidateTable:
+def read_measurements(path: str | Path, *, logs: bool = False) -> SelectMeasurements:
     """Read a CSV file with a row per measurement; an empty value is a candidate that was not measured yet.
 
     Args:
@@ -47,7 +47,7 @@ def read_measurements(path: str | Path, *, logs: bool = False) -> CandidateTable
         TightropeError: a column is missing, a row has more or fewer values than the header, or a value
             cannot be; names file and line.
     """
-    found, where = CandidateTable(), repr(str(path))
+    found, where = SelectMeasurements(), repr(str(path))
     last = ""
     for line, row in _rows(path):
         at, name = f"{where}, line {line}", row["candidate"].strip()
@@ -101,7 +101,7 @@ def _rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
             if row and len(row) != len(header):
                 raise TightropeError(
                     f"{where}, line {reader.line_num}: {len(row)} values, and the header names "
-                    f"{len(header)} columns, {','.join(header)[:200]}: give one per column, or nothing there."
+                    f"{len(header)} columns, {','.join(header)[:200]}: give one per column, empty where there is none."
                 )
             if row:
                 yield reader.line_num, dict(zip(header, row, strict=True))
