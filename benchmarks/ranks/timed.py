@@ -29,7 +29,7 @@ def machine(latency: float) -> Machine:
 
 
 IDLE = 0.25
-"""A computer is idle where its processors are busy for a smaller share: the ranks sleep nearly all the time."""
+"""A computer is idle where its processors are busy for a smaller share: the ranks mostly sleep."""
 LATENCY: list[float] = [1e-3]
 """Seconds per message, as measured."""
 
@@ -55,7 +55,7 @@ def calibrate(rank: int, num_ranks: int, rounds: int) -> tuple[list[float], list
 
 
 def processors() -> tuple[int, int]:
-    """Read how long all processors have been idle, and have been there, in ticks; both 0 where nothing says so."""
+    """Read how long all processors were idle, and were there, in ticks; both 0 where nothing says so."""
     file = Path("/proc/stat")
     if not file.exists():
         return 0, 0
