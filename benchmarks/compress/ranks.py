@@ -18,6 +18,10 @@ _UNSEEN = 77_000
 def _measured(link: str, timed: bool, quick: bool, latency: float = 0.0) -> tuple[str, Any]:
     """Run all configurations in turns; say on what, and what rank 0 found."""
     arguments = [f"--turns={4 if quick else 8}", *(["--timed"] if timed else []), f"--latency={latency}"]
+    if (
+        latency
+    ):  # a step of every codec in hundreds of messages of 1 ms takes minutes: those that are named by default
+        arguments.append("--codecs=none,fp16,sign")
     layer = "real network and codecs, timed backward" if timed else "real ranks and network"
     layer += f", every message held to {latency * 1e3:g} ms in user space" if latency else ""
     why = refusal()

@@ -97,13 +97,13 @@ class _Pause(torch.autograd.Function):
 class Turns:
     """Configurations, each a function that runs one step and returns its seconds."""
 
-    def __init__(self, link: Link | None, *, timed: bool) -> None:
+    def __init__(self, link: Link | None, *, timed: bool, codecs: Sequence[str] = CODECS) -> None:
         self.net: type[nn.Module] = Timed if timed else Net
         self.words = torch.randint(1024, (2, 32))
         self.steps: dict[str, Callable[[], float]] = {}
         self.forecast: dict[str, float] = {}
         self.ours = self._wrapped(0.05)
-        self.exchange = compress_gradients(self.ours, codecs=CODECS, link=link)
+        self.exchange = compress_gradients(self.ours, codecs=codecs, link=link)
         self.stock = link is None  # hooks of torch send around a link in user space
 
     def _wrapped(self, cap: float) -> DistributedDataParallel:
@@ -139,7 +139,8 @@ class Turns:
             "bits4": ("1 MB",),
         }
         self._add("chosen", chosen)
-        for codec, divisions in wanted.items():
+        named = {codec.name for codec in problem.codecs}
+        for codec, divisions in ((name, some) for name, some in wanted.items() if name in named):
             for name in divisions:
                 messages = tuple(Message(end, codec) for end in ends[name])
                 seconds, sent = seconds_of(problem, messages), sent_of(problem, messages)
@@ -181,7 +182,7 @@ class Turns:
         near = [name for name, seconds in found.items() if seconds <= NEAR * min(found.values())]
         again = self._turns([*dict.fromkeys((*near, "chosen"))], 4 * turns)
         found |= {name: median(seconds) for name, seconds in again.items()}
-        pairs = {}
+        pairs: dict[str, tuple[float, float, float]] = {}
         for name in again:
             more = [one / other - 1 for one, other in zip(again["chosen"], again[name], strict=True)]
             low, middle, high = quantiles(more, n=4)
@@ -212,7 +213,8 @@ class PlainSign:
 
 def _plain_sign(state: PlainSign, bucket: distributed.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
     """Sign with error feedback in torch and NumPy, for every bucket by itself: the plain way."""
-    buffer, ranks = bucket.buffer(), distributed.get_world_size()
+    buffer: Tensor = bucket.buffer()
+    ranks = distributed.get_world_size()
     key = id(bucket.parameters()[0]), buffer.numel()  # buckets are made anew after the first step
     value = buffer + state.left.get(key, 0.0)
     scale = value.abs().mean()
@@ -249,6 +251,7 @@ def main() -> None:
     parser.add_argument(
         "--latency", type=float, default=0.0, help="least seconds of a message, in user space"
     )
+    parser.add_argument("--codecs", default=",".join(CODECS))
     parser.add_argument("--timed", action="store_true", help="sleep instead of computing")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -258,7 +261,7 @@ def main() -> None:
         "gloo", init_method=f"file://{asked.meet}", rank=asked.rank, world_size=asked.ranks,
         timeout=timedelta(seconds=120),
     )  # fmt: skip
-    turns = Turns(_link(asked.rate, asked.latency), timed=asked.timed)
+    turns = Turns(_link(asked.rate, asked.latency), timed=asked.timed, codecs=asked.codecs.split(","))
     plan = turns.plan()
     turns.add_ours()
     if turns.stock:
