@@ -6,8 +6,9 @@ day 112 on, when the trace is in full flow; arrivals 30 times as fast; machines 
 GiB; machine time is counted until the last arrival.
 
 J1: small inputs against exhaustive search. J2: true ends. J3: log-normal errors, five seeds each; both also
-on made-up jobs of three seeds that nothing was set on. J4: learned from the first half, measured on the second. J5: relative to the bound. J6: CPU time of a decision. J7:
-addresses for tensors, beside an emulation of torch's caching allocator.
+on made-up jobs of three seeds that nothing was set on. J4: learned from the first half, measured on the
+second. J5: relative to the bound. J6: CPU time of a decision. J7: addresses for
+tensors, beside an emulation of torch's caching allocator.
 """
 
 import math
