@@ -43,7 +43,7 @@ SYNC = RoundPlan("sync", 10, 120, 4 * SHAPE.size, 150, seed=3)
 ASYNC = replace(SYNC, mode="async", concurrency=20)
 HURRIED = replace(SYNC, cohort=80, over=1.2)
 WIDE = replace(HURRIED, over=1.0, deadline_s=150, pause_s=1800)
-"""A round every half an hour, as long as devices stay, and none is left out for being slow: all get to train."""
+"""A round every half an hour, as long as devices stay; none is left out for being slow."""
 UNSEEN = range(21, 26)
 """Seeds that nothing was set on; 1, 2, 12 and 13 served for that."""
 
