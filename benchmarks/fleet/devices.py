@@ -44,7 +44,7 @@ ASYNC = replace(SYNC, mode="async", concurrency=20)
 HURRIED = replace(SYNC, cohort=80, over=1.2)
 WIDE = replace(HURRIED, over=1.0, deadline_s=150, pause_s=1800)
 """A round every half an hour, as long as devices stay; none is left out for being slow."""
-UNSEEN = range(21, 26)
+UNSEEN = range(21, 24)
 """Seeds that nothing was set on; 1, 2, 12 and 13 served for that."""
 
 
@@ -125,21 +125,24 @@ def buffered() -> list[Row]:
     return rows
 
 
-def gap() -> list[Row]:
-    """F3: quality beside central training, without pauses between rounds too."""
+def gap(console: Console) -> list[Row]:
+    """F3: quality beside central training; two seeds without pauses between rounds too."""
     rows = []
     for seed in (1, 2, *UNSEEN):
         here = world(seed)
         long = replace(here, devices=make_devices(FleetProfile(KINDS), 400, hours=120, seed=seed))
         central = 1 - train_central(SHAPE, here.pool, here.test, epochs=8, rate=0.02)
         log, training = long.run(WIDE, rate=0.1, momentum=0.8, every=120)
-        hurry, other = here.run(HURRIED, rate=0.05, momentum=0.9, every=120)
-        lost, before = (1 - (1 - one.averaged_error()) / central for one in (training, other))
+        lost = 1 - (1 - training.averaged_error()) / central
         text = (
             f"seed {seed}: {(1 - lost) * central:.4f} of {central:.4f} right after 120 rounds of 80, gap "
-            f"{lost:.2%}, {_num_seen(log)} of 400 devices seen in {log.steps[-1] / 3.6e6:.1f} virtual hours; "
-            f"without pauses {before:.2%}, {_num_seen(hurry)} in {hurry.steps[-1] / 3.6e6:.1f}"
+            f"{lost:.2%}, {_num_seen(log)} of 400 devices seen in {log.steps[-1] / 3.6e6:.1f} virtual hours"
         )
+        if seed not in UNSEEN:
+            log, training = here.run(HURRIED, rate=0.05, momentum=0.9, every=120)
+            before = 1 - (1 - training.averaged_error()) / central
+            text += f"; without pauses {before:.2%}, {_num_seen(log)} in {log.steps[-1] / 3.6e6:.1f}"
+        console.print(f"  {text}")
         rows.append(Row("F3", "within 2 % of central training in at most 120 rounds", text, lost <= 0.02))
     return rows
 
@@ -283,4 +286,11 @@ def _equal_losses(budget: int) -> tuple[int, bool]:
 
 def rows(console: Console) -> dict[str, Any]:
     """Bars by name."""
-    return {"F1": conservation, "F2": buffered, "F3": gap, "F4": forecast, "F5": beside_flower, "F6": memory}
+    return {
+        "F1": conservation,
+        "F2": buffered,
+        "F3": lambda: gap(console),
+        "F4": forecast,
+        "F5": beside_flower,
+        "F6": memory,
+    }
