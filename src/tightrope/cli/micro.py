@@ -18,6 +18,7 @@ Examples:
   tightrope micro compile train.py:build --machine nrf52840 --ram 240KiB -o OUT/
   tightrope micro compile train.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json
   tightrope micro compile train.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/
+  tightrope micro compile train.py:build --ram 64KiB --sparse --seconds 8 -o OUT/
   tightrope micro compile net.py:build --infer --ram 128KiB -o OUT/
   tightrope micro compile net.py:build --integer --ram 32KiB --flash 256KiB -o OUT/
   tightrope micro compile net.py:build --integer --core cortex-m3 --ram 32KiB -o OUT/"""
@@ -89,6 +90,12 @@ def compile_command(
             help="Of --integer: take float softmax, GELU and layer norm where they cost less.",
         ),
     ] = False,
+    sparse: Annotated[
+        bool,
+        typer.Option(
+            "--sparse", help="Of a step, update only the parameters that gain most within the limits."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
@@ -98,6 +105,8 @@ def compile_command(
     """
     if not integer and (core != "auto" or floats):
         raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
+    if sparse and (infer or integer):
+        raise TightropeError("--sparse chooses what a step updates: leave out --infer and --integer.")
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)
@@ -108,6 +117,7 @@ def compile_command(
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_trained
     from tightrope.micro import capture_step, compile_step
+    from tightrope.micro.choose import choose_updates, gains_of
     from tightrope.plan.paging.economy import Economy
     from tightrope.run.status import StatusLine
 
@@ -116,7 +126,15 @@ def compile_command(
     step = capture_step(made.model, made.args, made.optimizer, **made.kwargs)
     asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute)
     with StatusLine().slow("planning the step"):
-        compiled = compile_step(step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked)
+        if sparse:
+            gains = gains_of(made.model, [made.args], **made.kwargs)
+            compiled = choose_updates(
+                step, profile, gains, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked
+            ).compiled
+        else:
+            compiled = compile_step(
+                step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked
+            )
     compiled.write(output)
     _say(output, compiled, json)
 
@@ -204,6 +222,7 @@ def _promises(compiled: "CompiledStep | CompiledNet") -> dict[str, Any]:
         "run_again": manifest.num_ops - len(compiled.planned.tiled.graph.ops),
         "seconds_modelled": round(manifest.seconds, 6),
         "joules_modelled": round(manifest.joules, 6),
+        **({"updated": ", ".join(manifest.updated)} if manifest.updated else {}),
         **({} if net is None else {"constants": net.constants, "output": f"{net.output.dtype}"}),
         **({"forms": {op: str(form) for op, form in forms.items()}} if forms else {}),
     }
