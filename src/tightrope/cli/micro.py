@@ -12,6 +12,7 @@ from tightrope.core import TightropeError, parse_bytes
 if TYPE_CHECKING:
     from tightrope.micro import CompiledStep, Profile
     from tightrope.micro.infer import CompiledNet
+    from tightrope.plan.paging.economy import Economy
 
 _COMPILE = """\b
 Examples:
@@ -114,29 +115,32 @@ def compile_command(
         return _say(output, found, json)
     if flash is not None:
         raise TightropeError("--flash limits the constants of inference: give --infer or --integer with it.")
+    from tightrope.plan.paging.economy import Economy
+
+    asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute)
+    _say(output, _step(target, machine, (ram, stack), asked, output, sparse=sparse), json)
+
+
+def _step(
+    target: str, machine: str, limits: tuple[str, str], economy: "Economy", output: Path, *, sparse: bool
+) -> "CompiledStep":
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_trained
     from tightrope.micro import capture_step, compile_step
     from tightrope.micro.choose import choose_updates, gains_of
-    from tightrope.plan.paging.economy import Economy
     from tightrope.run.status import StatusLine
 
-    profile = find_machine(machine)
-    made = build_trained(target)
+    profile, made = find_machine(machine), build_trained(target)
     step = capture_step(made.model, made.args, made.optimizer, **made.kwargs)
-    asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute)
+    ram, stack = map(parse_bytes, limits)
     with StatusLine().slow("planning the step"):
         if sparse:
             gains = gains_of(made.model, [made.args], **made.kwargs)
-            compiled = choose_updates(
-                step, profile, gains, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked
-            ).compiled
+            found = choose_updates(step, profile, gains, ram=ram, stack=stack, economy=economy).compiled
         else:
-            compiled = compile_step(
-                step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked
-            )
-    compiled.write(output)
-    _say(output, compiled, json)
+            found = compile_step(step, profile, ram=ram, stack=stack, economy=economy)
+    found.write(output)
+    return found
 
 
 def _say(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> None:

@@ -125,7 +125,7 @@ def choose_updates(
     costs = {name: num_macs(step.graph, step.graph.ops[op]) for name, op in known.items()}
     order = sorted(gains, key=lambda name: (-gains[name] / max(1, costs[name]), name))
     usual = compiles or (lambda one: compile_step(one, machine, ram=ram, stack=stack, economy=economy))
-    search = _Search(step, {name: gains[name] for name in order}, usual, plans)
+    search = _SetSearch(step, {name: gains[name] for name in order}, usual, plans)
     search.descend(tuple(order), ())
     if search.best is None:
         assert search.refused is not None
@@ -137,7 +137,7 @@ def choose_updates(
 
 
 @dataclass
-class _Search:
+class _SetSearch:
     """Sets that were planned, and the best of them."""
 
     step: MicroStep
