@@ -25,7 +25,7 @@ from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
 from tightrope.plan.paging.economy import Economy
 
 _RATE, _BATCH, _EPOCHS, _NUM_GAINS = 0.02, 8, 12, 64
-_PLANS = 400
+_PLANS = 200
 _SEEDS = (0, 1, 2)
 _BESIDE = STACK_RESERVE + STATIC_BYTES
 

@@ -9,7 +9,7 @@ Source      Sparse update: Lin et al., On-Device Training Under 256KB Memory (Ne
 Guarantee   What is returned was planned within the limits, and its graph passed `tightrope.judge.sparse`.
             Where ``closed``, no set with more gain fits, as far as what does not fit does not fit with
             more in it.
-Complexity  At most ``plans`` plans.
+Complexity  At most ``plans`` plans, and 50 times as many sets that are looked at.
 Gaps        Gains are added up, as if parameters helped apart; plans are searched, so a set that does not
             fit may fit with more search.
 """
@@ -29,6 +29,8 @@ from tightrope.micro.step import MicroStep
 from tightrope.plan.paging.economy import Economy
 
 _SAME = 1e-12
+_SETS = 50
+"""Sets that are looked at per plan that may be made."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def choose_updates(
     total = sum(gains.values())
     names = tuple(name for name in known if name in search.best[1])
     share = search.best[0] / total if total else 1.0
-    return SparseChoice(names, share, search.best[2], search.num_plans, search.num_plans < plans)
+    return SparseChoice(names, share, search.best[2], search.num_plans, not search.ended)
 
 
 @dataclass
@@ -148,14 +150,21 @@ class _SetSearch:
     refused: InfeasibleError | None = None
     too_much: list[frozenset[str]] = field(default_factory=list)
     num_plans: int = 0
+    num_sets: int = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether a limit was reached: on plans, or on sets that were looked at."""
+        return self.num_plans >= self.plans or self.num_sets >= _SETS * self.plans
 
     def descend(self, left: tuple[str, ...], taken: tuple[str, ...]) -> None:
         """Try the next parameter in, then out."""
         most = sum(self.gains[name] for name in (*left, *taken))
         if not left or (self.best is not None and most <= self.best[0] * (1 + _SAME)):
             return
-        if self.num_plans >= self.plans:
+        if self.ended:
             return
+        self.num_sets += 1
         first, rest = left[0], left[1:]
         if self.fits((*taken, first)):
             self.descend(rest, (*taken, first))
