@@ -150,7 +150,7 @@ def _row(
         paced = bootstrap([less * one for one in _over(times, "joint", "recompute")])
     best = min((way for way in ("recompute", "pages") if way in took), key=took.__getitem__)
     over = bootstrap(_over(times, "runs", best))
-    runs = unit.prepared.executable.fingerprint
+    runs = ready["runs"].executable.fingerprint
     same = next((way for way in _WAYS if way in plans and ready[way].executable.fingerprint == runs), "-")
     cells = "".join(f"{1e3 * took[way]:8.0f}ms" if way in took else f"{'-':>10}" for way in _WAYS)
     graph = unit.graph

@@ -1,6 +1,8 @@
 """Kept prices that are compared with what the ops take now."""
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,12 +22,12 @@ NOW = 1000
 def test_prices_of_another_state_of_the_machine_are_measured_again(
     kept: int, check: bool, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightrope.price import ops
+    ops = import_module("tightrope.price.ops")
 
     real = ops.measure
 
-    def measure(*args: object) -> Measured:
-        return replace(real(*args), ns=NOW)  # type: ignore[arg-type]
+    def measure(*args: Any) -> Measured:
+        return replace(real(*args), ns=NOW)
 
     monkeypatch.setattr(ops, "measure", measure)
     monkeypatch.setattr(ops, "FreshPrices", lambda environment: PriceStore(environment, tmp_path / "new"))
@@ -44,7 +46,7 @@ def test_prices_of_another_state_of_the_machine_are_measured_again(
 def test_prices_that_were_all_measured_now_are_not_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightrope.price import ops
+    ops = import_module("tightrope.price.ops")
 
     monkeypatch.setattr(ops, "FreshPrices", None)
     model = torch.nn.Linear(4, 4)
