@@ -125,12 +125,14 @@ def _row(
     model, step = _made(name, scale)
     tightrope.compile(model, budget=budget, page_to=folder, progress=False)
     seen, update = _losses(model, step, 2)
-    seen += [_stepped(step, update) for _ in range(STEPS)]  # in which two forms take turns
     compiled = compiled_of(model)
     (unit,) = (unit for unit in compiled.calls.units.values() if unit.prepared is not None)
     pages = compiled.settings.pages
     assert pages is not None
-    plans = _plans(unit, pages)
+    assert unit.prepared is not None
+    planned = unit.prepared.plan
+    seen += [_stepped(step, update) for _ in range(STEPS)]  # in which two forms take turns
+    plans = _plans(unit, pages, planned)
     assert unit.prepared is not None
     times: dict[str, list[float]] = {way: [] for way in (*plans, "runs")}
     ready = {"runs": unit.prepared} | {
@@ -185,8 +187,8 @@ def _text(found: Ratio | None) -> str:
 _WAYS: Final = ("recompute", "pages", "joint")
 
 
-def _plans(unit: Unit, pages: Paging) -> dict[str, Plan]:
-    """Plan the same graph three ways under the budget of the plan that runs."""
+def _plans(unit: Unit, pages: Paging, planned: Plan) -> dict[str, Plan]:
+    """Plan the same graph three ways under the budget of the plan that runs; ``planned`` is the joint one."""
     assert unit.prepared is not None
     graph, budget = unit.graph, unit.prepared.plan.budget
     found: dict[str, Plan] = {}
@@ -204,7 +206,9 @@ def _plans(unit: Unit, pages: Paging) -> dict[str, Plan]:
         found["pages"] = plan_paging(
             graph, machine=pages.machine, budget=budget, knobs=knobs, can=may_page(graph)
         )
-    found["joint"] = solve_paged(graph, budget=budget, machine=pages.machine, alone=alone)
+    found["joint"] = planned
+    if planned.budget != budget:
+        found["joint"] = solve_paged(graph, budget=budget, machine=pages.machine, alone=alone)
     return found
 
 
