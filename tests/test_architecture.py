@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "tightrope"
 FILES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
     "core",
+    "draw",
     "formats",
     "native",
     "judge",
@@ -30,7 +31,7 @@ ORDER = (
     "cli",
 )
 """A room may import the rooms before it. Only the public surface, which has no room, imports freely."""
-TORCH_FREE = ("core", "formats", "integrity", "lower", "place", "plan")
+TORCH_FREE = ("core", "draw", "formats", "integrity", "lower", "place", "plan")
 FORBIDDEN = ("torchvision", "triton", "pytorch-triton")
 
 
@@ -76,6 +77,11 @@ def test_arrows_point_down_only() -> None:
 def test_rooms_import_rooms_and_never_the_public_surface() -> None:
     outside = {(a, b) for a, b in arrows() if b not in ORDER}
     assert not outside
+
+
+@pytest.mark.parametrize("line", ["fleet", "micro", "parallel"])
+def test_a_line_of_the_product_can_be_removed_with_its_commands_alone(line: str) -> None:
+    assert {a for a, b in arrows() if b == line} == {"cli"}
 
 
 def test_the_judge_imports_the_core_alone() -> None:

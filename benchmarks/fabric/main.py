@@ -6,13 +6,14 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.compress.main import run_bars
-from benchmarks.fabric import calls, training
+from benchmarks.fabric import calls, lines, training
 from benchmarks.micro.rows import Row
 
 BARS: Final[dict[str, Callable[[bool], list[Row]]]] = {
     "R1": calls.r1,
     "R2": training.r2,
     "R3": calls.r3,
+    "R4": lines.r4,
     "R5": calls.r5,
 }
 

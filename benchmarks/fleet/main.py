@@ -38,4 +38,4 @@ def run(arguments: Sequence[str], console: Console) -> int:
         found += rows
     if asked.json:
         write(found, asked.json)
-    return 0 if all(row.held for row in found) else 1
+    return 1 if any(row.missed for row in found) else 0

@@ -1,5 +1,7 @@
 """N6: which of two forms of a step is faster, by the contest of `run/contest.py` and by a `Selector`.
 
+A question of ours, and no bar.
+
 The contest itself runs, on made-up times of steps: two, five and ten percent apart, either form the faster
 one in half of the draws. Noise: 1 % and rare outliers; symmetric; one-sided with many outliers, as on a busy
 processor; drifting over some twenty steps. The selector is told the least of each block of three steps, or
@@ -130,11 +132,12 @@ def two_forms(seeds: range = range(1000, 1000 + _DRAWS)) -> list[Row]:
                 f"wrong {said['selector']} steps; told every step {said['every step']}",
                 held,
                 f"contest: {said['contest']} steps",
+                own=True,
             )
         )
     return rows
 
 
 def rows(console: Console) -> dict[str, Callable[[], list[Row]]]:
-    """The bar by name."""
+    """The question by name."""
     return {"N6": two_forms}

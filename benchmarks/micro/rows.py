@@ -17,6 +17,7 @@ class Row:
         ours: what was found.
         held: whether it holds.
         peer: the figure of another program in the same run; empty where none ran.
+        own: a question of ours, which nobody asked for: it is answered, and decides no exit code.
     """
 
     bar: str
@@ -24,13 +25,19 @@ class Row:
     ours: str
     held: bool
     peer: str = ""
+    own: bool = False
+
+    @property
+    def missed(self) -> bool:
+        """Whether a bar does not hold."""
+        return not self.held and not self.own
 
     def say(self, console: Console) -> None:
         """Print it."""
         peer = f"; peer: {self.peer}" if self.peer else ""
-        console.print(
-            f"{self.bar} {'ok' if self.held else 'MISSED'}: {self.ours}; claimed: {self.claim}{peer}"
-        )
+        word = ("yes" if self.held else "no") if self.own else "ok" if self.held else "MISSED"
+        asked = "asked by ourselves, no bar" if self.own else "claimed"
+        console.print(f"{self.bar} {word}: {self.ours}; {asked}: {self.claim}{peer}")
 
 
 def write(rows: list[Row], path: Path) -> None:

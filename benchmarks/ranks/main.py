@@ -31,7 +31,7 @@ BARS: dict[str, Callable[[bool], list[Row]]] = {
     "P5": forms.claims,
     "P6": forms.gathers,
 }
-BARS |= {"E1": told.rows_many, "E2": told.rows_bytes}
+BARS |= {"E1": told.rows_many, "E2": told.rows_bytes, "E3": told.rows_models}
 BARS |= {"X2": gpt.rows_limit, "X3": gpt.rows_killed}
 BARS |= {name: timed_row(name) for name in ("P2", "P7", "P8")}
 """Bars by name; the argument says whether to be quick."""

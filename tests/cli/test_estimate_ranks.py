@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from command import run
 
+from tightrope.core import format_bytes
+
 LAYERS = """
 import torch
 
@@ -21,6 +23,23 @@ def model():
 
 def two():
     return build()[0], (torch.zeros(32, 64), torch.zeros(32, 64))
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 64)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x, *, scale):
+        x = self.first(x) * scale
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+def net():
+    return Net(), {"x": torch.zeros(32, 8), "scale": torch.ones(())}
 """
 CLUSTER = """
 name = "small"
@@ -66,6 +85,40 @@ def test_people_read_layout_schedule_bytes_and_times(here: tuple[str, list[str]]
         assert said in done.out
 
 
+def test_a_page_shows_every_rank_of_the_pipeline(here: tuple[str, list[str]], tmp_path: Path) -> None:
+    file, on = here
+    page = tmp_path / "ranks.html"
+    asked = ("estimate", f"{file}:build", *on, "4", "--pipeline", "2", "--page", str(page))
+    done = run(*asked, "--json")
+    assert done.code == 0, done.err
+    found, text = json.loads(done.out), page.read_text()
+    assert [f'<g data-rank="{rank}">' in text for rank in range(3)] == [True, True, False]
+    assert "on 4 ranks: a pipeline of 2 times 2 replicas" in text
+    for one in found["per_rank"]:
+        assert f"rank {one['rank']}: at most {format_bytes(one['peak_bytes'])} of 1.00 GiB" in text
+    page.unlink()
+    assert run(*asked, "--budget", "1KiB").code == 3
+    assert not page.exists()
+    done = run(*asked[:-1], str(tmp_path / "none" / "ranks.html"))
+    assert done.code == 2
+    assert "none" in done.err
+
+
+def test_any_model_with_a_list_of_layers_is_told(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    done = run("estimate", f"{file}:net", *on, "2", "--pipeline", "2", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["layer_names"] == [
+        "before the layers",
+        *(f"blocks.{k}" for k in range(4)),
+        "after the layers",
+    ]
+    assert max(some[1] for one in found["per_rank"] for some in one["layers"]) == 6
+    done = run("estimate", f"{file}:net", *on, "2", "--pipeline", "2")
+    assert "before the layers to blocks." in done.out
+
+
 def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:
     file, on = here
     asked = ("estimate", f"{file}:build", *on, "2", "--pipeline", "2", "--budget", "1KiB")
@@ -83,7 +136,7 @@ def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:
     ("function", "options", "message"),
     [
         ("model", ["2"], "no sequence of layers"),
-        ("two", ["2"], "must return (model, tensor)"),
+        ("two", ["2"], "called with tuple: give one tensor"),
         ("build", ["8"], "which has devices = 4"),
         ("build", ["2", "--batch", "1,2"], "leave out --batch"),
         ("build", ["2", "--optimizer", "best"], "no optimizer 'best'"),
@@ -100,7 +153,7 @@ def test_errors_leave_with_two(
 
 def test_options_of_ranks_need_ranks_and_ranks_need_a_machine(here: tuple[str, list[str]]) -> None:
     file, _ = here
-    for options, message in ((["--pipeline", "2"], "need --ranks"), (["--ranks", "2"], "needs --machine")):
+    for options, message in ((["--page", "x.html"], "need --ranks"), (["--ranks", "2"], "needs --machine")):
         done = run("estimate", f"{file}:build", *options)
         assert done.code == 2
         assert message in done.err

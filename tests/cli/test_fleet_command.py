@@ -87,7 +87,16 @@ def test_a_choice_and_what_to_measure_next(tmp_path):
     ("text", "message"),
     [
         ("candidate\na\n", "no column 'value'"),
-        ("candidate,value\na,x\n", "line 2: 'x' is no number"),
+        ("candidate,value\na,x\n", "line 2: value is 'x': give a finite number"),
+        ("candidate,value\na,1\nb,nan\n", "line 3: value is 'nan'"),
+        ("candidate,value,predicted\na,1,inf\n", "line 2: predicted is 'inf'"),
+        ("candidate,value\na,1\n\nb,2,3\n", "line 4: 3 values, and the header names 2 columns"),
+        ("candidate,value\na\n", "line 2: 1 values"),
+        ("candidate,value\n,1\n", "line 2: no candidate is named"),
+        ("candidate,value,predicted\na,1,1\na,2,3\n", "line 3: 'a' is predicted as 3, and as 1 above"),
+        ("candidate,value\na,\n", "line 2: no row has a value or a prediction"),
+        ("candidate,value\n", "no rows below the header"),
+        ("", "line 1: no column 'candidate'"),
         ("candidate,value,predicted\na,1,1\nb,1,\n", "'b' has no prediction"),
     ],
 )
@@ -97,6 +106,16 @@ def test_damaged_measurements_are_refused(tmp_path, text, message):
     done = run("select", path)
     assert done.code == 2
     assert message in done.err
+    assert str(path) in done.err
+
+
+def test_relative_errors_want_positive_values(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text("candidate,value\na,1\nb,-2\n")
+    assert run("select", path).code == 0
+    done = run("select", path, "--logs")
+    assert done.code == 2
+    assert f"{str(path)!r}, line 3: value is '-2': give a number above 0, or leave out --logs" in done.err
 
 
 def test_a_cohort_larger_than_the_fleet_is_refused(phones):

@@ -63,7 +63,12 @@ def test_learned_predictions_count_the_second_half(file: Path) -> None:
     [
         ((), "give --capacity"),
         (("--capacity", "4,x"), "--capacity '4,x'"),
-        (("--capacity", "2", "--predict", "truth"), "more than a machine has"),
+        (
+            ("--capacity", "2", "--predict", "truth"),
+            "jobs.csv, line 2: job 'a' takes 3 of gb; a machine has 2",
+        ),
+        (("--capacity", "4,9"), "jobs.csv, line 1: jobs have 1 sizes, gb; the capacity 4,9 has 2: give one"),
+        (("--capacity", "4", "--since", "99"), "jobs.csv': no jobs are left"),
         (("--capacity", "-2"), "capacity=(-2,)"),
         (("--capacity", "4", "--predict", "luck"), "--predict 'luck'"),
         (("--capacity", "4", "--rule", "luck"), "rule='luck'"),

@@ -5,6 +5,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -39,7 +40,8 @@ def register(app: typer.Typer) -> None:
         "  tightrope estimate train.py:build --machine rtx3060-12gb --curve\n"
         "  tightrope estimate train.py:build --machine rtx4090-24gb --largest batch\n"
         "  tightrope estimate train.py:build --machines\n"
-        "  tightrope estimate layers.py:build --ranks 64 --machine cluster.toml --budget 40GiB"
+        "  tightrope estimate layers.py:build --ranks 64 --machine cluster.toml --budget 40GiB\n"
+        "  tightrope estimate layers.py:build --ranks 64 --machine cluster.toml --page ranks.html"
     )
     app.command("estimate", short_help="Tell whether a training step fits.", epilog=examples)(estimate)
 
@@ -74,6 +76,9 @@ def estimate(
     sharded: Annotated[
         bool, typer.Option("--sharded", help="With --ranks: replicas divide parameters and state.")
     ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="With --ranks: write a page with the ranks side by side here.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell whether a training step fits, at what price, and what to do if not.
@@ -81,8 +86,8 @@ def estimate(
     The function builds the model, on any device or on meta, and one batch; the forward returns the
     loss. The step is captured on shapes alone and never run; without --machine every op is measured here,
     alone. Exit code 0: it fits without a plan; 3: it, or one of the sizes, does not; with --largest, 3:
-    not even a size of 1 fits with a plan. With --ranks the model is a torch.nn.Sequential, and the
-    input one micro-batch; 3: no layout fits.
+    not even a size of 1 fits with a plan. With --ranks the model is a torch.nn.Sequential, or any
+    with a list of layers, and the inputs are one micro-batch; 3: no layout fits.
     """
     from tightrope.cli.estimate import Asked, describe, steps_of
     from tightrope.cli.machines import find_machine
@@ -97,16 +102,13 @@ def estimate(
         )
     profile = find_machine(machine) if machine is not None else None
     if ranks is not None:
-        if batches or lengths or largest or curve or machines:
-            raise TightropeError(
-                "--ranks is about one micro-batch as it is: leave out --batch, --seq, --largest, --curve and "
-                "--machines."
-            )
-        asked_ranks = AskedRanks(target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded)
-        return answer_ranks(asked_ranks, json=json)
-    if pipeline is not None or micro_batches is not None or sharded:
+        asked_ranks = AskedRanks(
+            target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page
+        )
+        return _on_ranks(asked_ranks, bool(batches or lengths or largest or curve or machines), json)
+    if pipeline is not None or micro_batches is not None or sharded or page is not None:
         raise TightropeError(
-            "--pipeline, --micro-batches and --sharded need --ranks: say how many there are."
+            "--pipeline, --micro-batches, --sharded and --page need --ranks: say how many there are."
         )
     asked = Asked(target, budget, profile, optimizer)
     if batches or lengths:
@@ -123,6 +125,15 @@ def estimate(
         fits = _largest(step, largest, json) if largest else _answer(step, row, curve, machines, json)
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _on_ranks(asked: AskedRanks, other: bool, json: bool) -> None:
+    if other:
+        raise TightropeError(
+            "--ranks is about one micro-batch as it is: leave out --batch, --seq, --largest, --curve and "
+            "--machines."
+        )
+    answer_ranks(asked, json=json)
 
 
 @contextmanager

@@ -1,12 +1,15 @@
 """`tightrope estimate --ranks`: layout, schedule, bytes and time per rank, without running anything."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from tightrope.cli import show
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.cli.sound import check_outputs
 from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes, format_time
 from tightrope.core.units import shown
 
@@ -35,6 +38,7 @@ class AskedRanks:
     pipeline: int | None
     micro_batches: int | None
     sharded: bool
+    page: Path | None = None
 
 
 def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
@@ -58,13 +62,26 @@ def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
             }
         )
         raise typer.Exit(DOES_NOT_FIT) from error
+    if asked.page is not None:
+        write_page(found, asked.page, asked.target)
     if json:
         emit_json(described(found))
     else:
         _print(found)
 
 
+def write_page(found: "RanksEstimate", path: Path, name: str) -> None:
+    """Write the page with the ranks of one replica side by side."""
+    from tightrope.parallel.pipeline.trace import ranks_trace
+    from tightrope.view import ranks_page
+
+    layout = found.layout
+    title = f"{name} on {found.ranks} ranks: a pipeline of {layout.pipeline} times {layout.replicas} replicas"
+    path.write_text(ranks_page(ranks_trace(found.plan, name=name), title=title), encoding="utf-8")
+
+
 def _estimated(asked: AskedRanks) -> "RanksEstimate":
+    check_outputs([asked.page], [Path(asked.target.partition(":")[0])])
     if asked.machine is None:
         raise TightropeError(
             "--ranks needs --machine: a TOML profile with devices, [[links]] and [flops], from which times "
@@ -79,15 +96,11 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
     status = StatusLine(lines=True)
     with StatusLine().slow(f"building the model of {shown(asked.target)}"):
         built = build(asked.target)
-    if len(built.args) != 1 or built.kwargs:
-        raise TightropeError(
-            f"{asked.target!r} must return (model, tensor): with --ranks the model is a sequence of layers, "
-            "and the tensor is one micro-batch for the first of them."
-        )
     with status.task(f"looking for a layout of {asked.ranks} ranks", 1) as tick:
         return estimate_ranks(
             built.model,
-            built.args[0],
+            built.args,
+            built.kwargs,
             ranks=asked.ranks,
             machine=asked.machine,
             budget=asked.budget,
@@ -120,6 +133,8 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
         "estimated_seconds": plan.ns / 1e9,
         "bound_seconds": plan.ns_bound / 1e9,
         "peak_bytes": max(one.peak for one in found.takes),
+        "layer_names": list(found.names),
+        "shared_parameters": list(found.shared),
         "per_rank": [
             {
                 "rank": one.rank,
@@ -168,7 +183,7 @@ def _print(found: "RanksEstimate") -> None:
         (
             str(one.rank),
             f"{one.rank * layout.replicas}-{(one.rank + 1) * layout.replicas - 1}",
-            ", ".join(f"{a}-{b - 1}" for a, b in one.layers),
+            _named(found.names, one.layers),
             format_bytes(one.peak),
             format_bytes(one.held),
             format_time(one.compute_ns),
@@ -189,4 +204,23 @@ def _print(found: "RanksEstimate") -> None:
         for one in found.tried
     ]
     show.rows(target, ("pipeline x replicas", "time", "bytes per rank", "how"), tried)
+    if found.shared:
+        target.print(
+            f"parameters of several layers are held by each, and their gradients not summed between stages "
+            f"here: {', '.join(found.shared)}",
+            markup=False,
+        )
     target.print(NOTE, markup=False)
+
+
+def _named(names: Sequence[str], ranges: Sequence[tuple[int, int]]) -> str:
+    """Name ranges of layers, those of stages that follow each other as one."""
+    joined: list[list[int]] = []
+    for start, end in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1][1] = end
+        else:
+            joined.append([start, end])
+    return ", ".join(
+        names[a] if a + 1 == b else f"{names[a]} to {names[b - 1].removeprefix('layer ')}" for a, b in joined
+    )

@@ -198,13 +198,15 @@ def select(
     import math
 
     from tightrope.fleet.select import Selector
+    from tightrope.fleet.select.measurements import read_measurements
 
-    names, prior, looks = _measurements(table)
+    found = read_measurements(table, logs=logs)
+    names, prior = found.names, found.prior
     selector = Selector(
         len(names), prior=prior, prior_sd=prior_sd if prior else math.inf, noise_sd=noise_sd,
         tolerance=tolerance, confidence=confidence, logs=logs, max_looks=10**9,
     )  # fmt: skip
-    for candidate, value in looks:
+    for candidate, value in found.looks:
         selector.tell(candidate, value)
     chosen, following = selector.choose(), selector.ask()
     more = None if following is None else names[following]
@@ -225,35 +227,3 @@ def select(
         )
     if more is not None:
         raise typer.Exit(DOES_NOT_FIT)
-
-
-def _measurements(path: Path) -> tuple[list[str], list[float] | None, list[tuple[int, float]]]:
-    import csv
-
-    from tightrope.core.files import read_file
-
-    reader = csv.DictReader(read_file(path, limit=64 * 2**20).decode("utf-8", "replace").splitlines())
-    for name in ("candidate", "value"):
-        if name not in (reader.fieldnames or ()):
-            raise TightropeError(
-                f"{str(path)!r}, line 1: no column {name!r}; it has "
-                f"{', '.join(reader.fieldnames or ())[:200]!r}."
-            )
-    names: list[str] = []
-    looks, predicted = [], {}
-    for line, row in enumerate(reader, 2):
-        name = row["candidate"] or ""
-        if name not in names:
-            names.append(name)
-        try:
-            if row["value"]:
-                looks.append((names.index(name), float(row["value"])))
-            if row.get("predicted"):
-                predicted[name] = float(row["predicted"])
-        except ValueError as error:
-            raise TightropeError(
-                f"{str(path)!r}, line {line}: {str(row['value'])[:40]!r} is no number."
-            ) from error
-    if predicted and (lacking := [name for name in names if name not in predicted]):
-        raise TightropeError(f"{str(path)!r}: {lacking[0]!r} has no prediction, and others have one.")
-    return names, [predicted[name] for name in names] if predicted else None, looks

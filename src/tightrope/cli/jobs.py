@@ -72,6 +72,7 @@ def jobs(
         raise TightropeError(
             f"{file!r:.80} does not say how large machines are: give --capacity, such as 64,256."
         )
+    trace.check_capacity(size)
     items, plan = _place(trace, size, (rule, predict, sigma, machines, seed))
     promises = job_promises(plan)
     if output is not None:
@@ -127,7 +128,13 @@ def _read(file: str, compress: float, since: int, seed: int) -> Any:
 
     if file == "made-up":
         return made_up_jobs(5000, seed=seed, days=1.25 / compress)
-    return read_jobs(file, compress=compress, since=since)
+    trace = read_jobs(file, compress=compress, since=since)
+    if not trace.items:
+        raise TightropeError(
+            f"{file!r:.80}: no jobs are left of its rows ({trace.num_left_out} left out): give rows below "
+            "the header, of jobs that end, fit a machine and begin after --since."
+        )
+    return trace
 
 
 def _place(trace: Any, size: tuple[int, ...], how: tuple[str, str, float, int, int]) -> tuple[Any, Any]:
@@ -176,7 +183,7 @@ def _progress() -> Callable[[float], None] | None:
 
 
 def _page(file: str, items: Any, plan: Any, promises: Any) -> str:
-    from tightrope.fleet.draw import work_page
+    from tightrope.draw import work_page
     from tightrope.fleet.jobs.show import draw_jobs, draw_occupancy
 
     return work_page(

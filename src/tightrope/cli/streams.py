@@ -105,7 +105,7 @@ def streams(
 
 def _page(scenario: Any, machine: Any, run: Any, total: Any, promises: Any) -> str:
     """Draw the timeline, above the promises and each model's figures."""
-    from tightrope.fleet.draw import work_page
+    from tightrope.draw import work_page
     from tightrope.fleet.streams.show import draw_streams
 
     rows = [[one.name, f"{one.score:.2f}", str(one.num_done), str(one.num_dropped)] for one in total.models]

@@ -1,6 +1,6 @@
 """Work over time: streams with deadlines, jobs with predicted ends, fleets of devices.
 
-What they share are the values of `tightrope.core.work`, and one way to draw them.
+What they share are the values of `tightrope.core.work`; `tightrope.draw` draws them.
 """
 
 from tightrope.core.work import (

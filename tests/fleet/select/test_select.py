@@ -1,11 +1,12 @@
 """The selector finds the best with few looks; noise has its scales; methods keep to their budgets."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks.fleet.two_forms import by_contest, by_selector, measure
+from benchmarks.fleet.two_forms import by_contest, by_selector, measure, two_forms
 from tightrope.core import TightropeError
 from tightrope.fleet.select import Selector, shrink
 from tightrope.fleet.select.methods import hyperband, proxy_search, random_search, select_configuration
@@ -154,3 +155,9 @@ def test_one_outlier_per_form_misleads_neither_way():
     assert by_contest((10.0, 12.0), iter(late))[0] == 0
     assert by_selector((10.0, 12.0), iter(late), block=3)[0] == 0
     assert measure("calm", 0.1, range(4)) == measure("calm", 0.1, range(4))
+
+
+def test_a_question_of_ours_is_no_missed_bar():
+    rows = two_forms(range(2))
+    assert all(row.own and not row.missed for row in rows)
+    assert replace(rows[0], own=False, held=False).missed

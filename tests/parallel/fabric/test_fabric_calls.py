@@ -64,6 +64,24 @@ def test_several_calls_may_be_under_way(fabric: SharedFabric) -> None:
         assert float(reply.wait()[0]) == number + 0.5
 
 
+def test_one_call_reaches_each_node_and_who_is_late_or_ended_is_left_out() -> None:
+    with SharedFabric(4, modules=["fabric_functions"]) as shared, LocalFabric(4) as local:
+        one = torch.randn(1000)
+        for fabric in (shared, local):
+            found = fabric.call_each((0, 1, 3), "test.add", one, 1.0)
+            assert list(found) == [0, 1, 3]
+            assert all(torch.equal(value, one + 1) for value in found.values())
+        with pytest.raises(RankError, match=r"'test.fail' raised ValueError"):
+            shared.call_each((1, 2), "test.fail")
+        with pytest.raises(TightropeError, match="there is no node 9"):
+            shared.call_each((1, 9), "tightrope.ping")
+        busy = shared.call_async(2, "test.sleep", 1.0)
+        shared.processes[0].kill()
+        assert list(shared.call_each((1, 2, 3), "tightrope.ping", timeout=0.5)) == [3]
+        busy.wait()
+        assert list(shared.call_each((1, 2, 3), "tightrope.ping")) == [2, 3]
+
+
 def test_errors_of_functions_and_names_come_to_the_caller(fabric: SharedFabric) -> None:
     with pytest.raises(RankError, match=r"node 1: 'test.fail' raised ValueError: no such thing"):
         fabric.call(1, "test.fail")

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
+from tightrope import draw
 from tightrope.core.work import promise_table
-from tightrope.fleet import draw
 from tightrope.fleet.devices.job import FleetResult
 
 _COLOURS: Final = ("#0b62a8", "#b3450b", "#3d7a2a", "#7a3d8f")

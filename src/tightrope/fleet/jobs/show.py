@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tightrope.core.jobs import JobPlan
 from tightrope.core.work import Promise, WorkEvent, WorkItem, WorkTrace
-from tightrope.fleet.draw import Bar, Curve, Lane, draw_curves, draw_lanes
+from tightrope.draw import Bar, Curve, Lane, draw_curves, draw_lanes
 
 _MOST_LANES = 40
 _MOST_BARS = 15_000

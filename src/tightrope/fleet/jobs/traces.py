@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.arguments import check_path
@@ -25,6 +26,9 @@ _MILLION = 1_000_000
 POD_MACHINE = (96_000, 393_216, 8_000)
 """CPU in thousandths, MiB, GPUs in thousandths: the machine that is there most often in that trace."""
 _PODS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time")
+_FIRST = ("name", "start", "end")
+_Read: TypeAlias = Iterator[tuple[int, WorkItem, tuple[str, ...]]]
+"""Line, job, features."""
 _ROWS = ("vmId", "vmTypeId", "starttime", "endtime", "core", "memory")
 
 
@@ -37,12 +41,41 @@ class JobTrace:
         features: per job, the most specific last; what a `LifetimeTable` groups by.
         capacity: of a machine that they are meant for; empty where the file does not say.
         num_left_out: rows without an end, or larger than the machine.
+        source: of the jobs: a file's name; empty where they were made up.
+        lines: per job, its line in the file.
+        resources: columns of sizes; empty where the format says which.
     """
 
     items: tuple[WorkItem, ...]
     features: tuple[tuple[str, ...], ...]
     capacity: tuple[int, ...] = ()
     num_left_out: int = 0
+    source: str = ""
+    lines: tuple[int, ...] = ()
+    resources: tuple[str, ...] = ()
+
+    def check_capacity(self, capacity: Sequence[int]) -> None:
+        r"""Refuse machines of other resources than the jobs, or smaller than one of them.
+
+        Raises:
+            TightropeError: names the file and the line.
+
+        Example:
+            >>> parse_jobs("name,start,end,gb\na,0,10,3", "jobs.csv").check_capacity((4,))
+        """
+        for item, line in zip(self.items, self.lines, strict=False):
+            names = self.resources or tuple(f"resource {number}" for number in range(1, len(item.size) + 1))
+            if len(item.size) != len(capacity):
+                raise TightropeError(
+                    f"{self.source}, line 1: jobs have {len(item.size)} sizes, {', '.join(names)[:200]}; the "
+                    f"capacity {','.join(map(str, capacity))[:60]} has {len(capacity)}: give one per column."
+                )
+            for name, size, most in zip(names, item.size, capacity, strict=True):
+                if size > most > 0:
+                    raise TightropeError(
+                        f"{self.source}, line {line}: job {item.name!r:.60} takes {size} of {name:.60}; a "
+                        f"machine has {most}: leave the job out, or take larger machines."
+                    )
 
 
 def read_jobs(path: str | Path, *, compress: float = 1.0, since: int = 0) -> JobTrace:
@@ -79,13 +112,16 @@ def parse_jobs(text: str, name: str, *, compress: float = 1.0, since: int = 0) -
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = [column.strip() for column in next(reader, [])]
-        rows = [(line, row) for line, row in enumerate(reader, start=2) if row]
+        rows = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        raise TightropeError(f"{name} is not CSV: {error}.") from error
+        raise TightropeError(
+            f"{name}, line {reader.line_num}: not CSV: {error}. Give values apart by commas, a row per line."
+        ) from error
     for line, row in rows:
         if len(row) != len(header):
             raise TightropeError(
-                f"{name}, line {line}: {len(row)} values; the header names {len(header)} columns."
+                f"{name}, line {line}: {len(row)} values; the header names {len(header)} columns, "
+                f"{','.join(header)[:120]}: give one value per column, or name a column for each."
             )
     table = _Table(name, header, rows)
     capacity: tuple[int, ...]
@@ -96,17 +132,25 @@ def parse_jobs(text: str, name: str, *, compress: float = 1.0, since: int = 0) -
     else:
         read, capacity = _plain(table, since), ()
     kept = [
-        (item, feature)
-        for item, feature in read
+        (item, feature, line)
+        for line, item, feature in read
         if not capacity or all(size <= most for size, most in zip(item.size, capacity, strict=True))
     ]
     kept.sort(key=lambda one: one[0].start)
     first = kept[0][0].start if kept else 0
     items = []
-    for item, _ in kept:
+    for item, _, _ in kept:
         start = int((item.start - first) / compress) if compress != 1 or since else item.start
         items.append(WorkItem(item.name, item.size, start, start + item.end - item.start))
-    return JobTrace(tuple(items), tuple(f for _, f in kept), capacity, len(rows) - len(kept))
+    return JobTrace(
+        tuple(items),
+        tuple(feature for _, feature, _ in kept),
+        capacity,
+        len(rows) - len(kept),
+        name,
+        tuple(line for _, _, line in kept),
+        () if capacity else tuple(column for column in header if column not in _FIRST),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +183,18 @@ class _Table:
             )
         return value
 
+    def whole(self, line: int, column: str, text: str) -> int:
+        """Read a whole number that is not negative: a part of one would be lost."""
+        value = self.number(line, column, text)
+        if value != int(value):
+            raise TightropeError(
+                f"{self.name}, line {line}: {column} is {text[:40]!r}: give a whole number, of smaller units."
+            )
+        return int(value)
 
-def _plain(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]]]:
-    places = table.need(("name", "start", "end"))
+
+def _plain(table: _Table, since: int) -> _Read:
+    places = table.need(_FIRST)
     sizes = [at for at in range(len(table.header)) if at not in places]
     if not sizes:
         raise TightropeError(
@@ -149,17 +202,20 @@ def _plain(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...
         )
     for line, row in table.rows:
         start, end = (
-            int(table.number(line, column, row[at]))
+            table.whole(line, column, row[at])
             for column, at in zip(("start", "end"), places[1:], strict=True)
         )
-        size = tuple(int(table.number(line, table.header[at], row[at])) for at in sizes)
+        size = tuple(table.whole(line, table.header[at], row[at]) for at in sizes)
         if end <= start:
-            raise TightropeError(f"{table.name}, line {line}: ends at {end} and starts at {start}.")
+            raise TightropeError(
+                f"{table.name}, line {line}: ends at {end} and starts at {start}: give an end after the "
+                "start."
+            )
         if start >= since:
-            yield WorkItem(row[places[0]], size, start, end), ()
+            yield line, WorkItem(row[places[0]], size, start, end), ()
 
 
-def _pods(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]]]:
+def _pods(table: _Table, since: int) -> _Read:
     places = table.need(_PODS)
     for line, row in table.rows:
         name, cpu, memory, count, share, qos, born, died = (row[at] for at in places)
@@ -175,10 +231,10 @@ def _pods(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]
             name, (int(sizes[0]), int(sizes[1]), int(gpu)), int(start), int(start) + int(end - start)
         )
         if item.end > item.start:
-            yield item, (qos, count, f"{cpu} {memory} {share}")
+            yield line, item, (qos, count, f"{cpu} {memory} {share}")
 
 
-def _rows(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]]]:
+def _rows(table: _Table, since: int) -> _Read:
     places = table.need(_ROWS)
     for line, row in table.rows:
         name, kind, born, died, core, memory = (row[at] for at in places)
@@ -190,7 +246,7 @@ def _rows(table: _Table, since: int) -> Iterator[tuple[WorkItem, tuple[str, ...]
             math.ceil(table.number(line, c, t) * _MILLION) for c, t in (("core", core), ("memory", memory))
         )
         if int(end) > int(start):
-            yield WorkItem(name, sizes, int(start), int(end)), (kind,)
+            yield line, WorkItem(name, sizes, int(start), int(end)), (kind,)
 
 
 def made_up_jobs(count: int, *, seed: int = 0, days: float = 1.25) -> JobTrace:

@@ -2,7 +2,7 @@
 
 from tightrope.core.streams import StreamMachine, StreamPlan, StreamRun, StreamScenario
 from tightrope.core.work import Promise, WorkEvent, WorkTrace
-from tightrope.fleet.draw import Bar, Lane, draw_lanes
+from tightrope.draw import Bar, Lane, draw_lanes
 from tightrope.fleet.streams.score import StreamScore
 
 

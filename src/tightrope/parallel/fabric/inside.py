@@ -1,7 +1,7 @@
 """Nodes that are all in this process: for tests, and for programs that may grow."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +47,12 @@ class LocalFabric:
         except Exception as error:  # as from another process
             raise RankError(f"node {node}: {name!r} raised {type(error).__name__}: {error}") from error
         return tuple(found) if isinstance(found, Sequence) and not isinstance(found, str | bytes) else found
+
+    def call_each(
+        self, nodes: Iterable[int], name: str, *arguments: Any, timeout: float | None = None
+    ) -> dict[int, Any]:
+        """Call a function on several nodes, one after the other; return the results by node."""
+        return {node: self.call(node, name, *arguments) for node in nodes}
 
     def remote(self, node: int, name: str, *arguments: Any, timeout: float | None = None) -> RemoteTensor:
         """Call a function whose tensor stays on its node; return its handle."""

@@ -16,7 +16,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -102,7 +102,7 @@ class Reply:
         self._node, self._peer, self._name = node, peer, name
         self.value: Any = None
         self.error: RankError | None = None
-        self.done = False
+        self.done = self.lost = False
 
     def wait(self, timeout: float | None = None) -> Any:
         """Return the result, serving others meanwhile.
@@ -174,6 +174,31 @@ class FabricNode:
     def call_async(self, node: int, name: str, *arguments: Any) -> Reply:
         """Begin a call; `Reply.wait` ends it."""
         return self._begin(LetterKind.CALL, node, name, arguments)
+
+    def call_each(
+        self, nodes: Iterable[int], name: str, *arguments: Any, timeout: float | None = None
+    ) -> dict[int, Any]:
+        """Call a function on several nodes at once; return the results of those that answered, by node.
+
+        A node that ended, or does not answer in time, is left out.
+
+        Args:
+            nodes: numbers.
+            name: as registered.
+            arguments: of each call.
+            timeout: seconds of all calls together; None = that of the node.
+
+        Raises:
+            RankError: the function raised on a node.
+        """
+        replies = {
+            node: self.call_async(node, name, *arguments)
+            for node in nodes
+            if node not in self.peers or self.lives(node)
+        }
+        limit = self.timeout if timeout is None else timeout
+        self.pump(lambda: all(reply.done for reply in replies.values()), limit)
+        return {node: reply.wait(0) for node, reply in replies.items() if reply.done and not reply.lost}
 
     def remote(self, node: int, name: str, *arguments: Any, timeout: float | None = None) -> RemoteTensor:
         """Call a function that returns one tensor, which stays there; return its handle."""
@@ -374,6 +399,7 @@ class FabricNode:
         self.references.forget(peer.number)
         for call in [call for call in self._replies if call[0] == peer.number]:
             name = self._replies[call]._name
+            self._replies[call].lost = True
             self._end(call, None, RankError(f"node {peer.number} ended during {name!r}."))
         peer.close()
 

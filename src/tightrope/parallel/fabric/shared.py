@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 from types import TracebackType
@@ -87,6 +87,12 @@ class SharedFabric:
     def call_async(self, node: int, name: str, *arguments: Any) -> Reply:
         """Begin a call; `Reply.wait` ends it."""
         return self.node.call_async(node, name, *arguments)
+
+    def call_each(
+        self, nodes: Iterable[int], name: str, *arguments: Any, timeout: float | None = None
+    ) -> dict[int, Any]:
+        """Call a function on several nodes at once; see `FabricNode.call_each`."""
+        return self.node.call_each(nodes, name, *arguments, timeout=timeout)
 
     def remote(self, node: int, name: str, *arguments: Any, timeout: float | None = None) -> RemoteTensor:
         """Call a function whose tensor stays there; return its handle."""

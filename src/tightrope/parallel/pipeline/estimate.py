@@ -3,6 +3,8 @@
 Idea        N ranks are P ranks of a pipeline times R = N / P replicas of it. For every P that divides N, the
             layers' costs follow from shapes and a machine's rates, the sum of gradients over the replicas
             from its links, and the planner of pipelines finds a schedule; the fastest that fits is taken.
+            Any other module is cut at its longest list of layers (`segments`), stages of about equal times
+            or bytes.
 Guarantee   The answer is a plan of all ranks of one replica that the judge accepted. Nothing is computed, no
             process is started, and no memory is taken for a model on the meta device.
 Complexity  One search per divisor of N; `WIDEST` keeps out pipelines that are too long to try.
@@ -11,9 +13,9 @@ Gaps        Times are modelled. Replicas are alike and on time; their sums are r
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -31,7 +33,15 @@ from tightrope.core.units import Bytes, Nanoseconds, format_bytes, shown
 from tightrope.judge.ranks import judge_ranks
 from tightrope.parallel.pipeline.emit import emitted
 from tightrope.parallel.pipeline.measure import shape_layers
-from tightrope.parallel.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, smallest
+from tightrope.parallel.pipeline.search import (
+    PipelineOptions,
+    PipelineTask,
+    cuts_of,
+    plan_pipeline,
+    smallest,
+    staged,
+)
+from tightrope.parallel.pipeline.segments import Segments, segment_costs
 
 MOST_RANKS: Final = 1024
 WIDEST: Final = 16_384
@@ -80,7 +90,7 @@ class RankTake:
     Attributes:
         rank: of the pipeline.
         stages: that live there.
-        layers: of each stage, half-open ranges.
+        layers: of each stage, half-open ranges of `RanksEstimate.names`.
         peak: most bytes at any time.
         held: bytes that it holds all the time.
         compute_ns: time that it computes.
@@ -109,6 +119,9 @@ class RanksEstimate:
         plan: of all ranks of one replica, judged.
         takes: per rank of the pipeline.
         tried: every layout.
+        names: of the layers.
+        shared: parameters of several layers; each layer holds them here, and sums of their gradients between
+            stages are not timed.
     """
 
     ranks: int
@@ -117,24 +130,50 @@ class RanksEstimate:
     plan: JointPlan
     takes: tuple[RankTake, ...]
     tried: tuple[LayoutTried, ...]
+    names: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
 
-def layers_of(model: object) -> tuple[torch.nn.Module, ...]:
-    """Read a model as layers, each of which takes what the one before returns.
+def is_sequence(model: object) -> bool:
+    """Tell whether a model is a sequence of layers, each of which takes what the one before returns.
+
+    >>> is_sequence(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    True
+    """
+    return isinstance(model, torch.nn.Sequential | torch.nn.ModuleList | list | tuple)
+
+
+def cut_model(
+    model: object,
+    example: object,
+    kwargs: Mapping[str, Any] | None,
+    machine: Machine,
+    *,
+    states: float = 0.0,
+) -> Segments:
+    """Read a model as layers, with what each takes for one micro-batch.
 
     Raises:
-        TightropeError: it is no sequence of layers.
-
-    >>> len(layers_of(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())))
-    2
+        TightropeError: it cannot be cut, or called so.
     """
+    if not is_sequence(model) and isinstance(model, torch.nn.Module):
+        args = tuple(example) if isinstance(example, tuple | list) else (example,)
+        return segment_costs(model, args, kwargs, machine=machine, states=states)
     if isinstance(model, torch.nn.Sequential | torch.nn.ModuleList | list | tuple):
-        found = tuple(model)
-        if found and all(isinstance(one, torch.nn.Module) for one in found):
-            return found
+        layers = tuple(model)
+        if layers and all(isinstance(one, torch.nn.Module) for one in layers):
+            if isinstance(example, tuple) and len(example) == 1:
+                (example,) = example
+            if not isinstance(example, torch.Tensor) or kwargs:
+                raise TightropeError(
+                    f"the first layer is called with {type(kwargs or example).__name__}: give one tensor, a "
+                    "micro-batch."
+                )
+            names = tuple(f"layer {number}" for number in range(len(layers)))
+            return Segments(names, shape_layers(layers, example, machine, states=states))
     raise TightropeError(
         f"a model of class {type(model).__name__} is no sequence of layers, so it cannot be cut into stages: "
-        "give a torch.nn.Sequential of at least one layer, each taking what the one before returns, a tensor."
+        "give a torch.nn.Module, or a list of at least one, each taking what the one before returns."
     )
 
 
@@ -174,7 +213,8 @@ def layouts(ranks: int, num_layers: int, micro_batches: int, pipeline: int | Non
 
 def estimate_ranks(
     model: object,
-    example: torch.Tensor,
+    example: torch.Tensor | tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
     *,
     ranks: int,
     machine: Machine,
@@ -189,8 +229,10 @@ def estimate_ranks(
     """Tell layout, schedule, bytes and time per rank of a training step; nothing is run.
 
     Args:
-        model: layers in order (`layers_of`), on any device or on meta.
-        example: one micro-batch, a tensor.
+        model: a torch.nn.Sequential or list of layers, or any module with a list of layers, such as those of
+            transformers; on any device or on meta.
+        example: one micro-batch, a tensor; of a module with a list of layers, the arguments of its forward.
+        kwargs: of the forward of such a module.
         ranks: in all, at most 1,024.
         machine: a cluster: ``devices``, ``[[links]]`` and rates (``flops.matmul``).
         budget: bytes per rank; None = the memory of a device.
@@ -203,7 +245,7 @@ def estimate_ranks(
 
     Raises:
         InfeasibleError: no layout has a plan within the bytes; says the smallest that was found.
-        TightropeError: a wrong argument, a model that is no sequence of layers, a machine too small.
+        TightropeError: a wrong argument, a model without a list of layers, a machine too small.
 
     Example:
         >>> from tightrope.core import Tier
@@ -216,13 +258,12 @@ def estimate_ranks(
         >>> found.layout.pipeline * found.layout.replicas
         8
     """
-    layers = layers_of(model)
-    count = _checked(ranks, machine, example, micro_batches)
+    count = _checked(ranks, machine, micro_batches)
     limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget)
-    wanted = layouts(ranks, len(layers), count, pipeline)
-    costs = shape_layers(layers, example, machine, states=optimizer_states)
+    cut = cut_model(model, example, kwargs, machine, states=optimizer_states)
+    wanted = layouts(ranks, len(cut.costs), count, pipeline)
     options = options or PipelineOptions(ascending=True, split=False, seconds=SECONDS)
-    search = _Layouts(costs, machine, limit, sharded, options)
+    search = _Layouts(cut.costs, machine, limit, sharded, options, balance=not is_sequence(model))
     for number, layout in enumerate(wanted):
         if progress is not None:
             progress(number, len(wanted), f"{layout.pipeline} x {layout.replicas}")
@@ -231,11 +272,12 @@ def estimate_ranks(
         raise search.refusal(ranks)
     layout, plan = search.best
     judge_ranks(plan)
-    takes = tuple(_takes(plan, rank, len(layers)) for rank in range(layout.pipeline))
-    return RanksEstimate(ranks, limit, layout, plan, takes, tuple(search.tried))
+    cuts = search.cuts(layout, plan)
+    takes = tuple(_takes(plan, rank, cuts) for rank in range(layout.pipeline))
+    return RanksEstimate(ranks, limit, layout, plan, takes, tuple(search.tried), cut.names, cut.shared)
 
 
-def _checked(ranks: object, machine: Machine, example: object, micro_batches: object) -> int:
+def _checked(ranks: object, machine: Machine, micro_batches: object) -> int:
     """Refuse what cannot be estimated; return the number of micro-batches."""
     if not isinstance(ranks, int) or not 1 <= ranks <= MOST_RANKS:
         raise TightropeError(f"ranks={shown(ranks)}: give a whole number from 1 to {MOST_RANKS}.")
@@ -243,10 +285,6 @@ def _checked(ranks: object, machine: Machine, example: object, micro_batches: ob
         raise TightropeError(
             f"{ranks} ranks on machine {machine.name!r}, which has devices = {machine.devices}: give fewer "
             "ranks, or a profile with as many devices and [[links]] between them."
-        )
-    if not isinstance(example, torch.Tensor):
-        raise TightropeError(
-            f"the first layer is called with {type(example).__name__}: give one tensor, a micro-batch."
         )
     count = 2 * ranks if micro_batches is None else micro_batches
     if not isinstance(count, int) or count < 1:
@@ -295,7 +333,10 @@ class _Layouts:
         limit: Bytes,
         sharded: bool,
         options: PipelineOptions,
+        *,
+        balance: bool,
     ) -> None:
+        self.balance = balance
         self.costs, self.machine, self.limit = costs, machine, limit
         self.sharded, self.options = sharded, options
         self.tried: list[LayoutTried] = []
@@ -308,16 +349,7 @@ class _Layouts:
             said = f"not tried: {layout.pipeline} ranks times {layout.micro_batches} micro-batches > {WIDEST}"
             self.tried.append(LayoutTried(layout, None, None, said))
             return
-        costs = exchanged(self.costs, self.machine, layout, sharded=self.sharded)
-        task = PipelineTask(
-            costs,
-            self.machine,
-            layout.pipeline,
-            layout.micro_batches,
-            self.limit,
-            layout.replicas,
-            self.sharded and layout.replicas > 1,
-        )
+        task = self._task(layout)
         try:
             plan = plan_pipeline(task, self.options)
         except InfeasibleError as error:
@@ -328,6 +360,27 @@ class _Layouts:
         self.tried.append(LayoutTried(layout, plan.ns, peak, plan.method))
         if self.best is None or plan.ns < self.best[1].ns:
             self.best = layout, plan
+
+    def _task(self, layout: RankLayout) -> PipelineTask:
+        return PipelineTask(
+            exchanged(self.costs, self.machine, layout, sharded=self.sharded),
+            self.machine,
+            layout.pipeline,
+            layout.micro_batches,
+            self.limit,
+            layout.replicas,
+            self.sharded and layout.replicas > 1,
+            self.balance,
+        )
+
+    def cuts(self, layout: RankLayout, plan: JointPlan) -> tuple[int, ...]:
+        """Say where the stages of a plan begin, and the number of layers."""
+        task, owners = self._task(layout), plan.work.owners
+        return next(
+            cuts
+            for cuts in cuts_of(task, len(owners))
+            if staged(task, owners, cuts).stages == plan.work.stages
+        )
 
     def refusal(self, ranks: int) -> TightropeError:
         """Say what is too little, and the smallest that was found."""
@@ -345,16 +398,16 @@ class _Layouts:
         )
 
 
-def _takes(plan: JointPlan, rank: int, num_layers: int) -> RankTake:
+def _takes(plan: JointPlan, rank: int, cuts: Sequence[int]) -> RankTake:
     work, mine = plan.work, plan.ranks[rank]
-    stages, num = work.local(rank), len(work.stages)
+    stages = work.local(rank)
     costs = [work.stages[stage] for stage in stages]
     again = emitted(work, mine).again
     whole = work.num_micro_batches * sum(one.forward + one.backward + one.weight for one in costs)
     return RankTake(
         rank,
         stages,
-        tuple((num_layers * k // num, num_layers * (k + 1) // num) for k in stages),
+        tuple((cuts[k], cuts[k + 1]) for k in stages),
         mine.peak,
         work.held(rank),
         whole + sum(work.stages[stage].forward for stage, _ in again),

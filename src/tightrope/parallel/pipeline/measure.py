@@ -115,6 +115,21 @@ def _with_state(
     )
 
 
+def matmul_rate(machine: Machine, dtype: torch.dtype) -> float:
+    """Operations per second of products in a dtype, or else in any.
+
+    Raises:
+        TightropeError: the machine has no such rate.
+    """
+    rate = machine.flops.get("matmul", 0.0)
+    if not rate:
+        raise TightropeError(
+            f"machine {machine.name!r} has no flops.matmul: times of layers follow from it. Add [flops] with "
+            "matmul = operations per second."
+        )
+    return machine.flops.get(f"matmul-{str(dtype).removeprefix('torch.')}", rate)
+
+
 def shape_layers(
     layers: Sequence[torch.nn.Module],
     example: torch.Tensor,
@@ -134,12 +149,7 @@ def shape_layers(
     Raises:
         TightropeError: the machine has no rates.
     """
-    rate = machine.flops.get("matmul", 0.0)
-    if not rate:
-        raise TightropeError(
-            f"machine {machine.name!r} has no flops.matmul: times of layers follow from it. Add [flops] with "
-            "matmul = operations per second."
-        )
+    matmul_rate(machine, example.dtype)
     found: list[StageCost] = []
     x = example.to("meta")
     for position, layer in enumerate(layers):
@@ -160,8 +170,8 @@ def shape_layers(
             kept.pop(tensor.untyped_storage()._cdata, None)
         saved = sum(kept.values())
         moved = (saved + _size(given) + _size(output)) / machine.tiers[0].read
-        own = machine.flops.get(f"matmul-{str(output.dtype).removeprefix('torch.')}", rate)
-        ns = max(1, round(1e9 * (count.get_total_flops() / own + moved)))
+        rate = matmul_rate(machine, output.dtype)
+        ns = max(1, round(1e9 * (count.get_total_flops() / rate + moved)))
         size = sum(round_up(p.numel() * p.element_size()) for p in meta.parameters())
         cost = StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
         last = position + 1 == len(layers)

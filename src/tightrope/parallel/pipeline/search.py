@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from tightrope.core import InfeasibleError, JointPlan, Machine, StageCost, StageWork
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes
+from tightrope.parallel.pipeline.cuts import equal_cuts, least_cuts
 from tightrope.parallel.pipeline.exact import MOST, exact_orders
 from tightrope.parallel.pipeline.generate import breadth_first, folded, gpipe, interleaved, looped
 from tightrope.parallel.pipeline.language import Action, Orders
@@ -76,6 +77,7 @@ class PipelineTask:
         budget: bytes per rank; 0 = no limit.
         replicas: of every rank.
         sharded: whether parameters, gradients and state are divided among them.
+        balance: cut layers into stages of about equal times, or bytes, instead of equal numbers of layers.
     """
 
     layers: tuple[StageCost, ...]
@@ -85,6 +87,7 @@ class PipelineTask:
     budget: Bytes = 0
     replicas: int = 1
     sharded: bool = False
+    balance: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +126,28 @@ def merged(layers: Sequence[StageCost]) -> StageCost:
     )
 
 
-def staged(task: PipelineTask, owners: tuple[int, ...]) -> StageWork:
-    """Cut the layers into stages of equal numbers of layers."""
-    count, num = len(task.layers), len(owners)
-    cuts = [count * k // num for k in range(num + 1)]
+def staged(task: PipelineTask, owners: tuple[int, ...], cuts: Sequence[int] = ()) -> StageWork:
+    """Cut the layers into stages: where `cuts_of` says so, or of equal numbers of layers."""
+    num = len(owners)
+    cuts = cuts or equal_cuts(len(task.layers), num)
     stages = tuple(merged(task.layers[cuts[k] : cuts[k + 1]]) for k in range(num))
     return StageWork(stages, owners, task.num_micro, task.replicas, task.sharded)
+
+
+def cuts_of(task: PipelineTask, num: int) -> tuple[tuple[int, ...], ...]:
+    """Say where so many stages may begin, and the number of layers behind that: one way, or two.
+
+    >>> layers = tuple(StageCost(ns, 0) for ns in (9, 1, 1, 1))
+    >>> cuts_of(PipelineTask(layers, Machine("m", ()), 2, 1, balance=True), 2)
+    ((0, 1, 4), (0, 2, 4))
+    """
+    if not task.balance:
+        return (equal_cuts(len(task.layers), num),)
+    times = [one.forward + one.backward + one.weight for one in task.layers]
+    parts = task.replicas if task.sharded else 1
+    depth = min(task.num_micro, task.num_ranks)  # micro-batches of which the first rank keeps something
+    sizes = [(one.parameters + one.state) // parts + depth * (one.saved + one.output) for one in task.layers]
+    return tuple(dict.fromkeys((least_cuts(times, num), least_cuts(sizes, num))))
 
 
 def placements(task: PipelineTask, options: PipelineOptions) -> list[tuple[int, ...]]:
@@ -224,7 +243,11 @@ class _PipelineSearch:
         self.seen: set[tuple[object, ...]] = set()
 
     def run(self) -> None:
-        works = [staged(self.task, owners) for owners in placements(self.task, self.options)]
+        works = [
+            staged(self.task, owners, cuts)
+            for owners in placements(self.task, self.options)
+            for cuts in cuts_of(self.task, len(owners))
+        ]
         if self.options.shipped:
             for work in works:
                 self._shipped(work)
