@@ -210,7 +210,7 @@ def _unit(work: Any) -> Nanoseconds:
         start = time.perf_counter_ns()
         np.multiply(work, work, out=work)
         spent.append(time.perf_counter_ns() - start)
-    return median(spent)
+    return round(median(spent))
 
 
 class Pages:
