@@ -18,6 +18,14 @@ _MUCH = 1 << 20
 os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _every_stretch() -> Iterator[None]:
+    """Compile the shortest stretches too: which those are depends on measured times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tightrope.fuse.choose._LEAST_PART", 0.0)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _short_walks() -> None:
     """Let collections skip what lives to the end, which is most: tests collect often.

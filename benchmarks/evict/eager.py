@@ -28,7 +28,7 @@ from benchmarks.evict.nets import NETS, Draw, trained
 from benchmarks.zoo import REGISTRY
 from tightrope.run.evict.context import Eviction, evict
 
-_RATIOS = (90, 80, 70, 60, 50, 40, 30, 20, 10)
+RATIOS = (90, 80, 70, 60, 50, 40, 30, 20, 10)
 _ROUNDS = 4000
 _PEERS = ("dtr", "dte")
 Row = dict[str, Any]
@@ -104,7 +104,7 @@ def rows(name: str, options: argparse.Namespace) -> list[Row]:
     _, free = point(name, options.scale, options.steps, 2**34, "coop")
     peak, found = free.statistics().high_water, list[Row]()
     for policy in options.policies.split(","):
-        for ratio in (one for one in _RATIOS if one >= options.lowest):
+        for ratio in (one for one in RATIOS if one >= options.lowest):
             row: Row = {"net": name, "policy": policy, "peak": peak, "ratio": ratio}
             try:
                 after, eviction = point(
@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> int:
     for title in ("ran again", "of ops", "evictions", "free %", "us/search", "watch %"):
         table.add_column(title, justify="right")
     found: list[Row] = []
-    for name in _names(options.nets):
+    for name in net_names(options.nets):
         for row in rows(name, options):
             if "ops" in row:
                 row["watched"] = (watched - plain) * 1e3 * row["ops"] / row["operator_ns"]
@@ -248,7 +248,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _names(nets: str) -> list[str]:
+def net_names(nets: str) -> list[str]:
     """List the nets asked for.
 
     Raises:

@@ -65,8 +65,8 @@ def main(arguments: list[str], console: Console) -> int:
             f"worst {max(shares):.3f}; bar {bar}: {'met' if mean <= bar else 'missed'}",
             soft_wrap=True,
         )
-    options.out.write_text(json.dumps(rows, indent=1))
-    console.print(f"written: {options.out}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1))
     return int(missed > 0)
 
 
@@ -120,5 +120,5 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--scale", choices=("bench", "test"), default="bench")
     parser.add_argument("--ratios", default="90,70,50", help="percent of the live peak")
     parser.add_argument("--logs", type=Path, help="folder of recorded logs: read, and written where missing")
-    parser.add_argument("--out", type=Path, default=Path("evict_planned.json"))
+    parser.add_argument("--json", type=Path, help="where the figures go")
     return parser.parse_args(arguments)

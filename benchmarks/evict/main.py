@@ -1,7 +1,7 @@
 """`python -m benchmarks evict`: eager loops under eviction (see `eager`).
 
 With ``--simulated``: eviction policies on recorded and synthetic logs. With ``--planned``: `planned` beside
-`coop` on logs of the eleven nets (see `foreseen`).
+`coop` on logs of the eleven nets (see `foreseen`). With ``--only V1``: bits of long trainings (see `bits`).
 """
 
 import argparse
@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.evict.bits import main as bits
 from benchmarks.evict.eager import main as eager
 from benchmarks.evict.families import FAMILIES, synthetic
 from benchmarks.evict.foreseen import main as foreseen
@@ -53,6 +54,8 @@ _LEAVES = 24
 
 def run(arguments: list[str], console: Console) -> int:
     """Measure eager loops; or record or read the logs, simulate, print the tables, write the file."""
+    if "--only" in arguments:
+        return bits(arguments, console)
     if "--planned" in arguments:
         return foreseen(arguments, console)
     if "--simulated" not in arguments:
@@ -86,8 +89,8 @@ def run(arguments: list[str], console: Console) -> int:
         "variants": rows(without),
     }
     print_tables(console, result, points)
-    options.out.write_text(json.dumps(result, indent=1))
-    console.print(f"written: {options.out}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1))
     return 0
 
 
@@ -102,7 +105,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-synthetic", dest="synthetic", action="store_false")
     parser.add_argument("--no-fine", dest="fine", action="store_false", help="leave out the 5 %% grid")
     parser.add_argument("--no-ablations", dest="ablations", action="store_false")
-    parser.add_argument("--out", type=Path, default=Path("evict_simulated.json"))
+    parser.add_argument("--json", type=Path, help="where the figures go")
     options = parser.parse_args(arguments)
     if options.nets is None:
         options.nets = list(ALL_NETS if options.full else NETS)

@@ -34,6 +34,8 @@ ABLATIONS: Final = (
     replace(COOP, name="without soft pins", soft_pins=False),
     replace(COOP, name="without dependence", neighbours=1),
     replace(COOP, name="without order", unheld=1),
+    replace(COOP, name="without bytes of windows", per_byte=False),
+    replace(COOP, name="without flat staleness", flat=False),
     COOP_AS_PUBLISHED,
     replace(COOP_AS_PUBLISHED, name="published, one end", two_ends=False),
     replace(COOP_AS_PUBLISHED, name="published, no in-place", in_place=False),

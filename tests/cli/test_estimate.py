@@ -18,7 +18,7 @@ import tightrope
 from tightrope.capture.alike import ShortProgram
 from tightrope.cli import estimate
 from tightrope.cli.estimate import OPTIMIZERS, Asked, Step, describe
-from tightrope.cli.estimating import SHOWN
+from tightrope.cli.estimating import SHOWN, _exactly
 from tightrope.cli.machines import find_machine, names
 from tightrope.cli.sizes import largest, resized
 from tightrope.cli.target import Built, build, capture_target
@@ -132,9 +132,9 @@ def test_measured_steps_of_equal_layers_are_those_of_all_layers(
     found = Step(Asked(target), build(target))
     calls: list[bool] = []
 
-    def whole(target: str, built: Built, *, short: bool = True) -> ShortProgram:
+    def whole(target: str, built: Built, *, short: bool = True, noted: bool = True) -> ShortProgram:
         calls.append(short)
-        return capture_target(target, built, short=False)
+        return capture_target(target, built, short=False, noted=noted)
 
     monkeypatch.setattr(estimate, "capture_target", whole)
     every = Step(Asked(target), build(target))
@@ -161,6 +161,20 @@ def test_lengths_of_sequences_give_a_row_each(words: Path) -> None:
     peaks = [row["peak_bytes"] for row in rows]
     assert peaks[0] < min(peaks[1:3]) <= max(peaks[1:3]) < peaks[3]
     assert printed(*command) == rows[-1]
+
+
+def test_features_are_no_length_and_a_size_that_a_model_does_not_take_is_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.py"
+    path.write_text(
+        "import torch\n\ndef build():\n    return torch.nn.Linear(8, 2), (torch.zeros(4, 8),)\n", "utf-8"
+    )
+    command = ("estimate", f"{path}:build", "--machine", "laptop-16gb")
+    assert (printed(*command)["batch"], printed(*command)["seq"]) == (4, None)
+    done = run(*command, "--batch", "2", "--seq", "16")
+    assert done.code == 2
+    assert "with --batch 2 --seq 16 the model does not take its inputs: " in done.err
+    assert run(*command, "--largest", "batch", "--budget", "64KiB").err.count("note: ") == 1
+    assert run(*command, "--batch", "2,4,8").err.count("note: ") == 1
 
 
 def test_a_budget_below_what_a_step_needs_has_a_price(words: Path) -> None:
@@ -255,7 +269,7 @@ def test_the_command_names_the_largest_length(words: Path) -> None:
         assert found[key]["bytes"] <= limit < found[key]["next_bytes"]
     lines = run(*command, str(limit), "--largest", "seq").out.splitlines()
     for key, line in zip(SHOWN, lines, strict=False):
-        assert f"seq {found[key]['size']} needs" in line
+        assert f"seq {found[key]['size']} needs {_exactly(found[key]['bytes'])}" in line
     assert run(*command, "1KiB", "--largest", "batch").code == 3
 
 

@@ -1,13 +1,26 @@
 """Planning again with fused prices."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests import oracles
 from tightrope.core import Bytes, FusedStretch, Graph, InfeasibleError, Plan
 from tightrope.fuse import rounds
-from tightrope.fuse.choose import Chosen
+from tightrope.fuse.choose import Chosen, _largest
 from tightrope.plan import solve
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=8), st.integers(0, 200))
+def test_what_is_left_out_takes_least_and_no_more_than_allowed(spent: dict[str, int], left: int) -> None:
+    kept = _largest(spent, left=left)
+    out = [spent[key] for key in spent.keys() - kept]
+    assert sum(out) <= left
+    if kept:
+        shortest = min(spent[key] for key in kept)
+        assert max(out, default=0) <= shortest
+        assert sum(out) + shortest > left
 
 
 @pytest.mark.parametrize(("slower", "num_searches"), [(0, 0), (1, 0), (5, 1)])

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import warnings
 from pathlib import Path
 
@@ -367,6 +368,12 @@ class Masked(nn.Module):
 @pytest.mark.parametrize("shapes", [[(10**19, 8)], [(2**40, 2**40)]])
 def test_a_shape_that_no_machine_holds_is_refused(shapes: list[tuple[int, ...]]) -> None:
     with pytest.raises(tightrope.TightropeError, match="at most 281474976710656 elements"):
+        tightrope.compile(nn.Linear(8, 8), budget="64MiB", shapes=shapes)
+
+
+@pytest.mark.parametrize("shapes", [[("rows", 2)], [(4, 8), (4, 0)], [{"rows": (True,)}], [()], ["48"]])
+def test_a_list_with_something_else_than_shapes_is_quoted_whole(shapes: list[object]) -> None:
+    with pytest.raises(tightrope.TightropeError, match=re.escape(f'shapes={shapes!r}: give "bucket", or')):
         tightrope.compile(nn.Linear(8, 8), budget="64MiB", shapes=shapes)
 
 

@@ -495,3 +495,35 @@ def test_an_error_in_an_op_that_runs_again_does_not_keep_the_window_open(
     monkeypatch.undo()
     with evict("1MiB"):
         assert float((block() + 1).sum()) > 0
+
+
+def test_the_budget_that_a_refusal_names_has_room_for_the_request() -> None:
+    def steps(budget: int) -> None:
+        weight = torch.eye(64, requires_grad=True)
+        with evict(budget) as eviction:
+            try:
+                hidden = weight
+                for _ in range(4):
+                    hidden = (hidden @ weight).tanh()
+                hidden.sum().backward()
+                del hidden
+            except tightrope.OutOfBudgetError as error:
+                error.__traceback__ = None
+                tried.append((eviction.num_ops, error.smallest_found))
+
+    tried: list[tuple[int, int | None]] = []
+    budget: int | None = 1000
+    while budget is not None:
+        known = len(tried)
+        steps(budget)
+        budget = tried[-1][1] if len(tried) > known else None
+    assert 1 <= len(tried) <= 6
+    assert [ops for ops, _ in tried] == sorted({ops for ops, _ in tried}), "each budget came further"
+    assert "nothing of the budget is in use" in _refused(1000)
+    assert "Try budget=66536 next" in _refused(1000)
+
+
+def _refused(budget: int) -> str:
+    with pytest.raises(tightrope.OutOfBudgetError) as found, evict(budget):
+        torch.ones(4096).tanh()
+    return str(found.value)

@@ -132,6 +132,39 @@ def test_the_runner_up_is_the_second_cheapest_window_that_no_smaller_one_beats()
     assert [victim.cost for victim in decision.victims] == [10]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_by_bytes_no_window_has_less_weight_per_byte_that_it_frees(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [64 * draw.randint(1, 8) for _ in range(12)]
+    arena = EvictionArena(sum(sizes), Policy("coop_per_byte", two_ends=False, per_byte=True), log=True)
+    costs = [draw.randint(1, 1000) for _ in sizes]
+    for size, cost in zip(sizes, costs, strict=True):
+        arena.produced(arena.place(size), cost, [])
+    arena.advance(1)
+    need = 64 * draw.randint(1, 20)
+    assert arena.place(need) >= 0
+    (decision,) = arena.decisions()
+    minimal = []  # windows that are large enough, and not without their first or last storage
+    for first in range(12):
+        for end in range(first + 1, 13):
+            freed = sum(sizes[first:end])
+            if freed >= need and max(freed - sizes[first], freed - sizes[end - 1]) < need:
+                minimal.append(sum(costs[first:end]) / freed)
+    assert decision.cost / 2**40 / (decision.end - decision.start) == pytest.approx(min(minimal))
+
+
+def test_flat_staleness_lets_an_old_expensive_storage_stay_and_a_cheap_one_go() -> None:
+    for flat, gone in ((False, 0), (True, 64)):
+        arena = EvictionArena(128, Policy("coop_flat", two_ends=False, flat=flat), log=True)
+        arena.produced(arena.place(64), 3000, [])
+        arena.advance(750)
+        arena.produced(arena.place(64), 1000, [])
+        arena.advance(250)
+        assert arena.place(64) >= 0
+        (decision,) = arena.decisions()
+        assert decision.start == gone
+
+
 def test_cheap_storages_go_to_the_right_end_and_expensive_ones_to_the_left() -> None:
     arena = EvictionArena(1024, COOP_AS_PUBLISHED)
     arena.begin_op(1000, 64)
@@ -318,5 +351,5 @@ def test_a_cost_counts_only_what_depends_on_each_other(seed: int) -> None:
     for one in set(range(count)) - evicted:
         before = _evicted_behind(one, parents, evicted)
         after = _evicted_behind(one, children, evicted)
-        again = int(sum(costs[other] for other in before) * (1 + 16 * (64 * len(before)) / size))
-        assert arena.cost_around(ids[one]) == costs[one] + again + sum(costs[other] for other in after)
+        again = int(sum(costs[other] for other in before) * (1 + 8 * (64 * len(before)) / size))
+        assert arena.cost_around(ids[one]) == costs[one] + again + sum(costs[other] for other in after) // 2

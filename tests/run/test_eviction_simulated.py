@@ -15,7 +15,7 @@ from tightrope.run.evict.simulate import live_peak, simulate
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the arena is native")
 
-POLICIES = (COOP, COOP_AS_PUBLISHED, DTR, DTE, LRU, SIZE, replace(COOP, name="drop", keep_temporaries=0))
+POLICIES = (COOP, COOP_AS_PUBLISHED, DTR, DTE, LRU, SIZE, replace(COOP, name="drop", keep_temporaries=False))
 
 
 def program(seed: int, *, num_ops: int = 60) -> EvictionLog:
@@ -146,6 +146,8 @@ def test_switches_change_what_is_evicted_and_never_what_is_computed() -> None:
         replace(COOP, relocate=False),
         replace(COOP, soft_pins=False),
         replace(COOP, neighbours=0),
+        replace(COOP, per_byte=False),
+        replace(COOP, flat=False),
         replace(DTR, sample=True),
     )
     for switched in switches:

@@ -1,6 +1,7 @@
 """`tightrope estimate`: will a training loop fit, and at what price? Capture without running, and look."""
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -11,7 +12,7 @@ from tightrope.capture import Program, measured
 from tightrope.capture._eager import tensors_in
 from tightrope.capture._torch import storage_key
 from tightrope.capture.alike import ShortProgram
-from tightrope.cli.sizes import Axis, resized, size_of
+from tightrope.cli.sizes import AXES, Axis, length_of, resized, size_of
 from tightrope.cli.target import Built, build, capture_target, is_on_meta
 from tightrope.core import (
     Buffer,
@@ -90,14 +91,15 @@ class Step:
     Args:
         asked: target, machine and optimizer.
         built: the model and its inputs.
+        noted: whether it is said what the step lacks to be a whole one.
     """
 
-    def __init__(self, asked: Asked, built: Built) -> None:
+    def __init__(self, asked: Asked, built: Built, *, noted: bool = True) -> None:
         self.asked, self.built = asked, built
         with StatusLine().slow(f"capturing the step of {shown(asked.target)}"):
-            found = _graphs(asked, built, capture_target(asked.target, built))
+            found = _graphs(asked, built, capture_target(asked.target, built, noted=noted))
             if found is None:
-                found = _graphs(asked, built, capture_target(asked.target, built, short=False))
+                found = _graphs(asked, built, capture_target(asked.target, built, short=False, noted=False))
         assert found is not None, "a program without a gap has a graph"
         self.captured, self.graph, program, self.measured, unread = found
         self.parameters = [p for p in built.model.parameters() if p.requires_grad and program.has_backward]
@@ -234,13 +236,33 @@ def steps_of(asked: Asked, batches: Sequence[int] = (), lengths: Sequence[int] =
     asked.check()
     with StatusLine().slow(f"building the model of {shown(asked.target)}"):
         built = build(asked.target)
-    wanted: tuple[tuple[Axis, Sequence[int]], ...] = (("batch", batches), ("seq", lengths))
-    calls = [built]
-    for axis, sizes in wanted:
-        if sizes:
-            calls = [resized(call, axis, size) for call in calls for size in sizes]
-    for call in calls:
-        yield Step(asked, call)
+    for number, sizes in enumerate(itertools.product(batches or (None,), lengths or (None,))):
+        given = {axis: size for axis, size in zip(AXES, sizes, strict=True) if size is not None}
+        yield sized_step(asked, built, given, noted=number == 0)
+
+
+def sized_step(asked: Asked, built: Built, sizes: Mapping[Axis, int], *, noted: bool = True) -> Step:
+    """Capture the step at some sizes of batch and sequence.
+
+    Args:
+        asked: target, machine and optimizer.
+        built: the model and its inputs.
+        sizes: of the inputs; an axis that is absent stays.
+        noted: whether it is said what the step lacks to be a whole one.
+
+    Raises:
+        TightropeError: the step cannot be captured; the message quotes the sizes.
+    """
+    call = built
+    for axis, size in sizes.items():
+        call = resized(call, axis, size)
+    try:
+        return Step(asked, call, noted=noted)
+    except TightropeError as error:
+        if not sizes:
+            raise
+        said = " ".join(f"--{axis} {size}" for axis, size in sizes.items())
+        raise TightropeError(f"with {said} the model does not take its inputs: {error}") from error
 
 
 def estimate_step(
@@ -291,7 +313,7 @@ def describe(step: Step) -> dict[str, Any]:
     added = 0.0 if fits else plan.forecast.tdi_percent if plan else None
     return {
         "batch": size_of(step.built, "batch"),
-        "seq": size_of(step.built, "seq"),
+        "seq": length_of(step.built),
         "optimizer": step.asked.optimizer,
         "fits": fits,
         "fits_with_a_plan": added is not None,

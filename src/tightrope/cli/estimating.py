@@ -302,19 +302,24 @@ def _print_rows(found: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_largest(found: dict[str, Any]) -> None:
-    target, limit = console(), format_bytes(found["limit_bytes"])
+    target, limit = console(), _exactly(found["limit_bytes"])
     for key, how in SHOWN.items():
         best = found[key]
         if best is None:
             line = f"{how}: not even a {found['largest']} of 1 fits"
         else:
             after = best["next_bytes"]
-            more = f"one more needs {format_bytes(after)}" if after is not None else best["stopped"]
+            more = f"one more needs {_exactly(after)}" if after is not None else best["stopped"]
             line = (
-                f"{how}: {found['largest']} {best['size']} needs {format_bytes(best['bytes'])}, a step takes "
+                f"{how}: {found['largest']} {best['size']} needs {_exactly(best['bytes'])}, a step takes "
                 f"{_seconds(best['seconds'])}; {more}"
             )
         target.print(line, markup=False)
     target.print(
         f"limit {limit} on {found['machine']}, with {found['optimizer']}; {found['note']}", markup=False
     )
+
+
+def _exactly(size: int) -> str:
+    """Write bytes for people, and their number: sizes beside a limit may be equal when rounded."""
+    return f"{format_bytes(size)} ({size} bytes)"

@@ -17,6 +17,8 @@ _MOST, _DIGITS = 2**31 - 1, 10
 _MOST_ELEMENTS = 2**62
 _DIMENSIONS: Final[dict[Axis, tuple[int, range]]] = {"batch": (0, range(1, 65)), "seq": (1, range(2, 4))}
 """The dimension that has the size, and numbers of dimensions of the tensors that are resized."""
+AXES: Final = tuple(_DIMENSIONS)
+"""What can be resized, in the order in which rows are given."""
 
 
 class Largest(NamedTuple):
@@ -62,6 +64,12 @@ def size_of(built: Built, axis: Axis) -> int | None:
     """Read the size of the batch, or the length of the sequences, off the inputs; None = there is none."""
     dimension = _DIMENSIONS[axis][0]
     return next((tensor.shape[dimension] for tensor in _sized(built, axis)), None)
+
+
+def length_of(built: Built) -> int | None:
+    """Read the length of the sequences off the inputs; None where rows of numbers may as well be features."""
+    sized = (one for one in _sized(built, "seq") if one.dim() > 2 or not one.is_floating_point())
+    return next((tensor.shape[1] for tensor in sized), None)
 
 
 def resized(built: Built, axis: Axis, wanted: int) -> Built:

@@ -182,13 +182,14 @@ def captured(target: str) -> tuple[Program, list[Any]]:
     return program, real
 
 
-def capture_target(target: str, built: Built, *, short: bool = True) -> ShortProgram:
+def capture_target(target: str, built: Built, *, short: bool = True, noted: bool = True) -> ShortProgram:
     """Capture what ``target`` built on shapes alone.
 
     Args:
         target: for people.
         built: by it.
         short: whether layers may be left out that are equal to others.
+        noted: whether it is said what the graph lacks to be a whole training step.
 
     Raises:
         TightropeError: it cannot be called, or captured as one graph.
@@ -204,7 +205,7 @@ def capture_target(target: str, built: Built, *, short: bool = True) -> ShortPro
         raise TightropeError(
             f"{target!r}: calling the model failed: {type(error).__name__}: {_first_line(error)}"
         ) from error
-    if note := _loss_note(found.program):
+    if noted and (note := _loss_note(found.program)):
         typer.echo(f"note: {note}", err=True)
     return found
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tightrope.cli.curve import curve_plans, point
-from tightrope.cli.estimate import OPTIMIZERS, Step, limit_of
+from tightrope.cli.estimate import OPTIMIZERS, Step, limit_of, sized_step
 from tightrope.cli.machines import find_machine, names
 from tightrope.cli.sizes import Axis, Largest, largest, resized, size_of
 from tightrope.core import Bytes, Machine, TightropeError
@@ -88,7 +88,7 @@ def _largest(steps: dict[int, Step], axis: Axis, limit: Bytes, how: str) -> Larg
 
     def need(size: int) -> Bytes:
         if size not in steps:
-            steps[size] = Step(step.asked, resized(step.built, axis, size))
+            steps[size] = sized_step(step.asked, step.built, {axis: size}, noted=False)
         return _NEEDS[how](steps[size])
 
     return largest(need, limit, start)

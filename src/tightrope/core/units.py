@@ -132,7 +132,8 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
             )
         if whole is None:
             raise BudgetSyntaxError(
-                f"{name} {text!r} is a percentage, and what 100 % stands for is not known here; write bytes."
+                f"{name} {text!r} is a percentage, and what 100 % stands for is not known here; "
+                f'write bytes, as in {name}="200MiB".'
             )
         amount, unit = amount * whole / 100, "b"
     if unit not in _SCALE:

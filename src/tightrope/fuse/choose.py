@@ -2,6 +2,7 @@
 
 Idea        The plan's list is cut into stretches; each distinct one is compiled and measured. One that is
             not faster than its ops, or makes the step need more bytes than there are, stays as it was.
+            The shortest, together at most 1 % of the step, are not compiled: that costs more than it saves.
             What is chosen is contracted, placed again and forecast again.
 Guarantee   Ops, their order and the ends of memory are the plan's. The result needs at most the bytes
             that were asked for and is forecast to be faster, or it is the plan itself.
@@ -11,7 +12,7 @@ Gaps        Bounds on time and bytes are those of plans that run op by op, so a 
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -46,6 +47,9 @@ from tightrope.price.store import PriceStore
 _ROUNDS: Final = 12
 _LEAST_GAIN: Final = 0.03
 """Part of its time that a stretch must save."""
+_LEAST_PART: Final = 0.01
+"""Part of a step's time that is not worth a compiler's: of all stretches left out together."""
+_TOO_SHORT: Final = "too short a part of the step to be compiled"
 
 
 class Candidate(NamedTuple):
@@ -122,7 +126,10 @@ def _candidates(
     stretches = [instruction for instruction in bare.instructions if isinstance(instruction, Fused)]
     programs = [program_of(stretch, threads=threads) for stretch in stretches]
     before = {p.key: sum(run.ns for run in s.runs) for s, (p, _, _) in zip(stretches, programs, strict=True)}
-    distinct = {program.key: program for program, _, _ in programs}
+    counted = Counter(program.key for program, _, _ in programs)
+    least = _LEAST_PART * sum(run.ns for run in single.instructions if isinstance(run, Run))
+    worth = _largest({key: count * before[key] for key, count in counted.items()}, left=int(least))
+    distinct = {program.key: program for program, _, _ in programs if program.key in worth}
     before_of = functools.partial(known, allocator=allocator, store=store)
     compile_programs((p for k, p in distinct.items() if before_of(p, before[k]) is None), tick=tick)
     prices = {
@@ -133,13 +140,29 @@ def _candidates(
     found: list[Candidate] = []
     storage_of = {event.buffer: event.storage for event in bare.flat() if isinstance(event, Alloc)}
     for region, (program, _, made) in zip(every, programs, strict=True):
-        priced = prices[program.key]
+        priced = prices.get(program.key, "")
         if isinstance(priced, str):
             continue
         allocations = _allocations(priced.allocations, [storage_of[buffer] for buffer in made])
         stretch = FusedStretch(region.first, region.last, allocations, priced.ns)
         found.append(Candidate(stretch, before[program.key] - priced.ns))
-    return found, _why([measured for measured in prices.values() if isinstance(measured, str)])
+    reasons = [measured for measured in prices.values() if isinstance(measured, str)]
+    return found, _why(reasons + [_TOO_SHORT] * (len(counted) - len(distinct)))
+
+
+def _largest(spent: Mapping[str, Nanoseconds], *, left: Nanoseconds) -> set[str]:
+    """Leave out what takes least, as long as all of it takes no more than ``left``.
+
+    >>> sorted(_largest({"a": 5, "b": 1, "c": 2}, left=3)), _largest({"a": 2}, left=3)
+    (['a'], set())
+    """
+    kept = set(spent)
+    for key in sorted(spent, key=lambda key: (spent[key], key)):
+        left -= spent[key]
+        if left < 0:
+            break
+        kept.discard(key)
+    return kept
 
 
 def _faster(before: Nanoseconds, measured: Measured | str) -> Measured | str:

@@ -191,7 +191,9 @@ def _infeasible(
         if found is None
         else f"smallest feasible found {format_bytes(found)}"
     )
-    advice = 'Try planner="auto"' if found is None else f"Ask for {found} bytes or more, try more seconds"
+    advice = 'Try planner="auto"' if found is None else f"Ask for {found} bytes or more"
+    if found is not None and found > bound:  # else it is proved that no search finds less
+        advice += ", try more seconds"
     where = "in the base order" if order == "given" else "in any order"
     verdict = "no plan exists" if bound > budget else "a plan is not ruled out"
     return InfeasibleError(

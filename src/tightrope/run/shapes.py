@@ -45,21 +45,22 @@ def check_shapes(shapes: object, *, fuse: bool, page_to: object = None) -> Shape
         refuse_argument("shapes", shapes, wanted)
     found: list[Shape] = []
     for shape in shapes:
-        if isinstance(shape, Mapping) and shape and all(isinstance(name, str) for name in shape):
-            found.append({name: _shape(one, wanted) for name, one in shape.items()})
-        else:
-            found.append(_shape(shape, wanted))
+        named = isinstance(shape, Mapping) and shape and all(isinstance(name, str) for name in shape)
+        every = shape.values() if named else (shape,)
+        if not all(map(_is_shape, every)):
+            refuse_argument("shapes", shapes, wanted)
+        if any(prod(one) > _MOST for one in every):
+            refuse_argument("shapes", shapes, f"tensors of at most {_MOST} elements")
+        found.append({name: tuple(one) for name, one in shape.items()} if named else tuple(shape))
     return tuple(found)
 
 
-def _shape(shape: object, wanted: str) -> tuple[int, ...]:
-    if not isinstance(shape, list | tuple) or not shape:
-        refuse_argument("shapes", shape, wanted)
-    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape):
-        refuse_argument("shapes", shape, wanted)
-    if prod(shape) > _MOST:
-        refuse_argument("shapes", shape, f"tensors of at most {_MOST} elements")
-    return tuple(shape)
+def _is_shape(shape: object) -> bool:
+    return (
+        isinstance(shape, list | tuple)
+        and len(shape) > 0
+        and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in shape)
+    )
 
 
 def rounded(size: int) -> int:

@@ -40,6 +40,7 @@ class RoundPlan:
         over: devices begun per result needed, sync.
         concurrency: devices that train at any time, async.
         deadline_s: longest round, sync.
+        pause_s: from the end of a round to the next one, sync: other devices have come by then.
         most_stale: versions that a result may be behind, async.
         steps: versions to make.
         size: bytes of the model, each way.
@@ -56,6 +57,7 @@ class RoundPlan:
     over: float = 1.3
     concurrency: int = 20
     deadline_s: float = 600.0
+    pause_s: float = 0.0
     most_stale: int = 10
     factors: tuple[float, ...] = ()
     seed: int = 0
@@ -66,9 +68,10 @@ class RoundPlan:
         for name in ("cohort", "steps", "size", "samples", "concurrency", "deadline_s"):
             if not getattr(self, name) > 0:
                 raise TightropeError(f"{name}={shown(getattr(self, name))}: give a number above 0.")
-        if self.over < 1 or self.most_stale < 0:
+        if self.over < 1 or self.most_stale < 0 or not 0 <= self.pause_s < 1e9:
             raise TightropeError(
-                f"over={self.over:g}, most_stale={self.most_stale}: at least 1, and at least 0."
+                f"over={self.over:g}, most_stale={self.most_stale}, pause_s={self.pause_s:g}: give at least "
+                "1, at least 0, and at least 0 seconds."
             )
 
 
@@ -227,6 +230,13 @@ class _RoundClock:
         times = np.concatenate(coming)
         return int(times.min()) if len(times) else None
 
+    def _end_until(self, now: int) -> None:
+        """End the tasks of a round that is over."""
+        while self.queue and self.queue[0][0] <= now:
+            _, _, kind, task = heapq.heappop(self.queue)
+            self._finish(kind, task)
+            self.log.stale += kind == "done"
+
     def sync(self) -> RoundLog:
         plan, now = self.plan, 0
         while self.version < plan.steps:
@@ -250,6 +260,9 @@ class _RoundClock:
                 now = limit
             self.log.succeeded += len(results)
             self._make(now, results)
+            now += int(plan.pause_s * 1000)
+            if plan.pause_s:
+                self._end_until(now)
         self.log.running = len(self.queue)
         return self.log
 

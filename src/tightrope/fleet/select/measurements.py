@@ -101,7 +101,7 @@ def _rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
             if row and len(row) != len(header):
                 raise TightropeError(
                     f"{where}, line {reader.line_num}: {len(row)} values, and the header names "
-                    f"{len(header)} columns, {','.join(header)[:200]}: give one per column, empty where there is none."
+                    f"{len(header)} columns, {','.join(header)[:200]}: give one each, empty for none."
                 )
             if row:
                 yield reader.line_num, dict(zip(header, row, strict=True))

@@ -68,9 +68,12 @@ std::string nothing_to_evict(Bytes asked) {
   const auto now = state->evicting->arena().statistics();
   Bytes stays = 0;
   for (size_t k = 1; k < state->evicting->walls.size(); k += 3) stays += state->evicting->walls[k];
-  return "tightrope: evict was asked for " + std::to_string(asked) + " bytes; the budget holds " +
-         std::to_string(now.used_bytes) + " bytes, of which " + std::to_string(stays) +
-         " must stay now, and its largest hole is " + std::to_string(now.largest_free) + " bytes.";
+  const std::string used = now.used_bytes == 0
+                               ? "nothing of the budget is in use"
+                               : "of the budget " + std::to_string(now.used_bytes) + " bytes are in use, of which " +
+                                     std::to_string(stays) + " must stay now";
+  return "tightrope: evict was asked for " + std::to_string(asked) + " bytes; " + used +
+         ", and the largest hole is " + std::to_string(now.largest_free) + " bytes.";
 }
 
 // Asks for room to be made, where the calling thread may be asked; a request that is granted after all was

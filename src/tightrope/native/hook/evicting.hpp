@@ -308,7 +308,6 @@ class Evicting {
       frame_.push_back(id);
       if (k >= 63 || (aside >> k & 1) == 0) parents_.push_back(id);
     }
-    if (waiting_.size() <= 1) arena_.drop_temporaries();
     shape_ = shape * 64 + kind;
     const auto known = taken_.find(shape_);
     const Taken expected = known == taken_.end() ? Taken{} : known->second;
@@ -371,7 +370,6 @@ class Evicting {
   void close_frame() {
     for (const Id id : waiting_.back().pinned) arena_.unpin(id);
     waiting_.pop_back();
-    if (waiting_.empty() && !running_) arena_.drop_temporaries();
   }
 
   // Lets the inputs of an op go, whether it ran or failed.
@@ -379,7 +377,6 @@ class Evicting {
     running_ = false;
     for (const Id id : frame_) arena_.unpin(id);
     frame_.clear();
-    if (waiting_.empty()) arena_.drop_temporaries();
   }
 
   static constexpr size_t kLargestBooks = 1 << 16;

@@ -48,7 +48,6 @@ TIGHTROPE_EVICT_CALL int64_t tightrope_evict_release(Arena* arena, Id id) { retu
 TIGHTROPE_EVICT_CALL void tightrope_evict_evict(Arena* arena, Id id) { arena->evict(id); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_evict_idle(Arena* arena, Id id) { arena->evict_idle(id); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_keep(Arena* arena, Id id) { arena->keep(id); }
-TIGHTROPE_EVICT_CALL void tightrope_evict_drop_temporaries(Arena* arena) { arena->drop_temporaries(); }
 TIGHTROPE_EVICT_CALL void tightrope_evict_restored(Arena* arena, Id id, Id from) { arena->restored(id, from); }
 TIGHTROPE_EVICT_CALL Id tightrope_evict_mutated(Arena* arena, Id id, int64_t cost, const Id* parents, int64_t count) {
     return arena->mutated(id, cost, parents, count);

@@ -18,7 +18,7 @@ struct Options {
     std::int64_t neighbours = 1;      // the cost of evicted neighbours counts: 1 = by classes, 2 = by what depends on what
     std::int64_t sample = 0;          // score only about sqrt(n) storages, drawn at random
     std::int64_t forecasts = 0;       // distance to the next use in place of staleness, where known
-    std::int64_t keep_temporaries = 1;  // what was made again for another: 0 = goes at once, 1 = stays, 2 = goes at `drop_temporaries`
+    std::int64_t keep_temporaries = 1;  // what was made again for another: 0 = goes at once, 1 = stays
     std::int64_t best_fit = 0;        // place into the smallest hole that fits; else into the first
     std::int64_t log = 0;             // keep decisions
     std::int64_t relocate = 0;        // storages may move: 1 = where `on_moved` is set, 2 = always (simulated)
@@ -26,6 +26,8 @@ struct Options {
     std::int64_t forecast_patience = 0;  // the same for the distance to a forecast use
     std::int64_t copy_rate = 10000;   // bytes per us, for the price of a move
     std::int64_t unheld = 1;          // what nobody holds weighs one part in so many
+    std::int64_t per_byte = 0;        // the cheapest window by weight per byte that it frees; else by weight
+    std::int64_t flat = 0;            // weights fall with staleness to the power of 3/4; else as staleness rises
 };
 
 // What takes no more stays: evicting it frees next to nothing, and a running total would keep all that went into it.

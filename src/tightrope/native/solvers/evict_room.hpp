@@ -58,6 +58,7 @@ class RoomMaker : public Storages {
 
     void aim() {
         moment_.forecasts = options_.forecasts != 0;
+        moment_.flat = options_.flat != 0;
         moment_.unheld = 1.0 / static_cast<double>(std::max<std::int64_t>(1, options_.unheld));
         const Clock reuse = reuses_ == 0 ? 0 : total_reuse_ / reuses_;
         moment_.patience = reuse * options_.patience / 100;
@@ -69,7 +70,7 @@ class RoomMaker : public Storages {
     std::int32_t evict_window(Bytes need, Decision& decision) {
         aim();
         list_rows(main_, moment_, running_, rows_, [&](std::int32_t piece) { derive(piece); });
-        const Window window = cheapest_window(rows_.at, need);
+        const Window window = cheapest_window(rows_.at, need, options_.per_byte != 0);
         if (may_move()) {
             const Compaction compaction = compactor_.search(main_, rows_, need);
             if (compaction.found && moving_is_better(compaction, window)) {

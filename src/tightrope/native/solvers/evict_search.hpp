@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -35,6 +36,7 @@ struct Moment {
     Clock forecast_patience = 0;  // the same for forecasts
     double unheld = 1.0;     // factor of the weight of what nobody holds
     bool forecasts = false;  // use the distance to the next use where one is known
+    bool flat = false;       // weights fall with the distance to the power of 3/4
 
     // How long ago it was touched, or how far its next use is; at least 1.
     double distance(const Piece& piece) const {
@@ -44,8 +46,21 @@ struct Moment {
     }
 };
 
+// About x^(3/4) for x >= 1, within 4 %, rising with x: three quarters of exponent and mantissa, as one number.
+inline double three_quarters(double x) {
+    static_assert(sizeof(double) == sizeof(std::int64_t));
+    constexpr std::int64_t one = 0x3FF0000000000000;  // of 1.0
+    std::int64_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits = one + (bits - one) / 4 * 3;
+    std::memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
 inline std::int64_t weight(const Moment& moment, const Piece& piece) {
-    const double value = static_cast<double>(piece.cost) / moment.distance(piece) * kScale * (piece.unheld ? moment.unheld : 1.0);
+    const double distance = moment.distance(piece);
+    const double value = static_cast<double>(piece.cost) / (moment.flat ? three_quarters(distance) : distance) * kScale *
+                         (piece.unheld ? moment.unheld : 1.0);
     return value >= static_cast<double>(kHeaviest) ? kHeaviest : static_cast<std::int64_t>(value);
 }
 
@@ -101,30 +116,35 @@ void list_rows(Pieces& pieces, const Moment& moment, bool running, Rows& rows, F
 
 struct Window {
     std::int32_t first = kNone, last = kNone;  // rows; kNone: there is none
-    std::int64_t cost = 0, runner_up = -1;     // runner_up: the second smallest cost met; -1: none
+    std::int64_t cost = 0, runner_up = -1;     // runner_up: cost of the second best met; -1: none
 };
 
-// Two pointers: each row enters and leaves once.
-inline Window cheapest_window(const std::vector<Row>& rows, Bytes need) {
+// Two pointers: each row enters and leaves once. With `per_byte`, what a window frees beyond `need` counts, as
+// later requests use it: of windows of equal weight per byte the larger one is no worse.
+inline Window cheapest_window(const std::vector<Row>& rows, Bytes need, bool per_byte) {
     Window best;
-    Bytes covered = 0;
+    Bytes covered = 0, evicted = 0;
     std::int64_t cost = 0;
+    double least = 0.0, next = 0.0;
     std::int32_t left = 0;
     for (std::int32_t right = 0; right < static_cast<std::int32_t>(rows.size()); ++right) {
         const Row& row = rows[right];
         if (row.wall) {
-            left = right + 1, covered = 0, cost = 0;
+            left = right + 1, covered = 0, evicted = 0, cost = 0;
             continue;
         }
-        covered += row.bytes, cost += row.weight;
+        covered += row.bytes, evicted += row.free ? 0 : row.bytes, cost += row.weight;
         for (; covered >= need; ++left) {
-            if (best.first == kNone || cost < best.cost) {
-                best.runner_up = best.first == kNone ? -1 : best.cost;
-                best.first = left, best.last = right, best.cost = cost;
-            } else if (best.runner_up < 0 || cost < best.runner_up) {
-                best.runner_up = cost;
+            const double value =
+                static_cast<double>(cost) / (per_byte ? static_cast<double>(std::max<Bytes>(1, evicted)) : 1.0);
+            if (best.first == kNone || value < least) {
+                best.runner_up = best.first == kNone ? -1 : best.cost, next = least;
+                best.first = left, best.last = right, best.cost = cost, least = value;
+            } else if (best.runner_up < 0 || value < next) {
+                best.runner_up = cost, next = value;
             }
-            covered -= rows[left].bytes, cost -= rows[left].weight;
+            covered -= rows[left].bytes, evicted -= rows[left].free ? 0 : rows[left].bytes;
+            cost -= rows[left].weight;
         }
     }
     return best;

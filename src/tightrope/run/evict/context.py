@@ -34,6 +34,8 @@ from tightrope.run.evict.records import without_collections
 from tightrope.run.evict.watch import OpWatch
 
 _SHOWN = 5
+_LEAST_MORE = 1 << 16
+"""Bytes that a budget to try has at least beyond one that was refused."""
 before_opening: list[Callable[[], None]] = []
 """Called before a block opens: what holds one that it does not need ends it."""
 _NOT_OPEN = "this eviction is not in use: read it inside its with block, or after it for the last figures."
@@ -60,10 +62,7 @@ class Eviction:
         self.budget, self.policy = budget, chosen
         self._most_again = most_again
         self.lost = 0
-        self.advise: Callable[[Bytes], tuple[str, Bytes | None]] = lambda asked: (
-            "Raise the budget, or make the step's largest op smaller.",
-            None,
-        )
+        self.advise: Callable[[Bytes], tuple[str, Bytes | None]] = self._next_budget
         self._poison = poison
         self._watch: OpWatch | None = None
         self._last: Statistics | None = None
@@ -242,6 +241,14 @@ class Eviction:
             f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs, as a loss that "
             "holds its graph, before the block ends."
         )
+
+    def _next_budget(self, asked: Bytes) -> tuple[str, Bytes | None]:
+        """Name a budget with room for a request beside all that was there, and for more after it."""
+        named = self.budget + max(asked, self.budget // 4, _LEAST_MORE)
+        room = (
+            "it has room for this request; what comes after it was not seen" if asked else "less runs again"
+        )
+        return f"Try budget={named} next ({format_bytes(named)}): {room}. Or make the op smaller.", named
 
     def _explain(self, error: torch.OutOfMemoryError, op: str) -> BaseException:
         """Say which op asked, and what must stay, largest first."""

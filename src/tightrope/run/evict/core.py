@@ -35,7 +35,6 @@ _CALLS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "evict": ((_ID,), None),
     "evict_idle": ((_ID,), None),
     "keep": ((_ID,), None),
-    "drop_temporaries": ((), None),
     "restored": ((_ID, _ID), None),
     "mutated": ((_ID, INTEGER, POINTER, INTEGER), _ID),
     "at_risk": ((_ID, POINTER, INTEGER), INTEGER),
@@ -63,6 +62,7 @@ class _Options(ctypes.Structure):
             *("bytes", "small_bytes", "small_limit", "score", "window", "two_ends", "neighbours"),
             *("sample", "forecasts", "keep_temporaries", "best_fit", "log"),
             *("relocate", "patience", "forecast_patience", "copy_rate", "unheld"),
+            *("per_byte", "flat"),
         )
     ]
 
@@ -199,6 +199,8 @@ def options_block(
             policy.forecast_patience,
             policy.copy_rate,
             policy.unheld,
+            policy.per_byte,
+            policy.flat,
         ),
     )
 
@@ -316,10 +318,6 @@ class EvictionArena:
     def keep(self, storage: int) -> None:
         """Let its bytes stay when it is released, until they are evicted, while others are made from it."""
         self._native.tightrope_evict_keep(self._handle, storage)
-
-    def drop_temporaries(self) -> None:
-        """Evict what was made again on the way to others, where the policy says so, as nothing waits now."""
-        self._native.tightrope_evict_drop_temporaries(self._handle)
 
     def restored(self, storage: int, source: int) -> None:
         """Move the bytes of ``source`` to a storage that is evicted."""

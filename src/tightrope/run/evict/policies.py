@@ -46,14 +46,17 @@ class Policy:
             the more of the arena they take.
         sample: score about sqrt(n) storages drawn at random, not all n.
         forecasts: use forecasts of the next use.
-        keep_temporaries: what was made again on the way to another storage 0: goes once no op reads it,
-            1: stays until it is evicted, 2: goes when the op that waited for the other has all that it reads.
+        keep_temporaries: what was made again on the way to another storage stays until it is evicted; else it
+            goes once no op reads it.
         soft_pins: inputs of ops that wait for other inputs may go where nothing else can.
         relocate: storages that no op uses may move, so that every free byte is of use.
         patience: percent of the mean time between two uses that is added to every staleness.
         forecast_patience: the same for the distance to a forecast use.
         copy_rate: bytes per microsecond of a move.
         unheld: what nobody holds, and is there only to make others from it, weighs one part in so many.
+        per_byte: of windows the one with the least cost per byte that it frees goes, as later requests use
+            what is left over; else the one with the least cost.
+        flat: staleness counts by its power of 3/4, so that cost decides the more; else as it is.
         best_fit: place into the smallest hole that fits; else into the first from the storage's end.
         small_share: one part in so many of the arena is for small storages, which stay; 0: no such area.
         small_limit: bytes of the largest small storage.
@@ -67,19 +70,30 @@ class Policy:
     neighbours: int = 1
     sample: bool = False
     forecasts: bool = False
-    keep_temporaries: int = 1
+    keep_temporaries: bool = True
     soft_pins: bool = False
     relocate: bool = False
     patience: int = 0
     forecast_patience: int = 0
     copy_rate: int = 10_000
     unheld: int = 1
+    per_byte: bool = False
+    flat: bool = False
     best_fit: bool = False
     small_share: int = 0
     small_limit: Bytes = 10 * 1024
 
 
-COOP: Final = Policy("coop", relocate=True, soft_pins=True, best_fit=True, neighbours=2, unheld=64)
+COOP: Final = Policy(
+    "coop",
+    relocate=True,
+    soft_pins=True,
+    best_fit=True,
+    neighbours=2,
+    unheld=64,
+    per_byte=True,
+    flat=True,
+)
 COOP_AS_PUBLISHED: Final = Policy("coop_as_published")
 DTR: Final = Policy("dtr", Score.COST_SIZE_STALENESS, window=False, two_ends=False)
 DTE: Final = Policy("dte", Score.COST_ROOM_STALENESS, window=False, two_ends=False)

@@ -194,8 +194,6 @@ class LogReplay:
                 if missing >= 0:
                     self.stack.append(self._frame(missing))
                     continue
-                if top.target < 0:
-                    self.arena.drop_temporaries()
                 (self._run_first if top.target < 0 else self._run_again)(top)
                 for one in top.pinned:
                     self._unpin(one)
@@ -205,8 +203,6 @@ class LogReplay:
                 for one in left.pinned:
                     self._unpin(one)
             del self.stack[base:]
-        if not self.stack:
-            self.arena.drop_temporaries()
         self._forget()
 
     def _frame(self, target: int) -> WaitingOp:
