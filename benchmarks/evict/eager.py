@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from time import thread_time_ns
 from typing import Any, NamedTuple
 
@@ -208,8 +209,11 @@ def main(arguments: list[str]) -> int:
     table = Table("net", "policy", "peak MiB", "ratio %", "bits", "high water %", "again % of time")
     for title in ("ran again", "of ops", "evictions", "free %", "us/search", "watch %"):
         table.add_column(title, justify="right")
-    found: list[Row] = []
-    for name in net_names(options.nets):
+    names = net_names(options.nets)
+    found = _of_other_nets(options.json, names)
+    for row in found:
+        table.add_row(*_cells(row))
+    for name in names:
         for row in rows(name, options):
             if "ops" in row:
                 row["watched"] = (watched - plain) * 1e3 * row["ops"] / row["operator_ns"]
@@ -217,7 +221,18 @@ def main(arguments: list[str]) -> int:
             table.add_row(*_cells(row))
             wrong += "again" in row and not (row["equal"] and row["within"])
         console.print(f"{name} done")
+        if options.json is not None:
+            options.json.write_text(json.dumps({"rows": found, "compared": compared(found)}, indent=1))
     console.print(table)
+    for policy in dict.fromkeys(row["policy"] for row in found):
+        mine = [row for row in found if row["policy"] == policy and "again" in row]
+        free = [row["fragmentation"] for row in mine if row["evictions"]]
+        if free:
+            console.print(
+                f"{policy}: {len(mine)} points finish, bits equal at {sum(row['equal'] for row in mine)}, "
+                f"within the budget at {sum(row['within'] for row in mine)}; free at an eviction "
+                f"{100 * fmean(free):.1f} %"
+            )
     sides = compared(found)
     for peer, side in sides.items():
         console.print(
@@ -225,11 +240,16 @@ def main(arguments: list[str]) -> int:
             f"{side['not_more']}, less at {side['less']}; alone it finishes {side['only_first']}, "
             f"{peer} alone {side['only_peer']}"
         )
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rows": found, "compared": sides}, indent=1))
     if options.svg is not None:
         draw(found, options.svg)
     return int(wrong > 0)
+
+
+def _of_other_nets(path: Path | None, names: Sequence[str]) -> list[Row]:
+    """Read the rows of nets that an earlier call measured: a long comparison may take several calls."""
+    if path is None or not path.exists():
+        return []
+    return [row for row in json.loads(path.read_text())["rows"] if row["net"] not in names]
 
 
 def _cells(row: Row) -> list[str]:
@@ -272,7 +292,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--most-again", type=float, default=3.0, help="give up where this many times the ops' time ran again"
     )
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--json", type=Path, help="where the figures go; rows of other nets in it stay")
     parser.add_argument("--svg", type=Path, help="draw the curves into this file")
     return parser.parse_args(arguments)
 

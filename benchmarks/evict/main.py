@@ -1,7 +1,8 @@
 """`python -m benchmarks evict`: eager loops under eviction (see `eager`).
 
 With ``--simulated``: eviction policies on recorded and synthetic logs. With ``--planned``: `planned` beside
-`coop` on logs of the eleven nets (see `foreseen`). With ``--only V1``: bits of long trainings (see `bits`).
+`coop` on logs of the eleven nets (see `foreseen`). With ``--only V1``: bits of long trainings
+(see `bits`); with ``--only V2``: policies on nets drawn from seeds (see `drawn`).
 """
 
 import argparse
@@ -16,6 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.evict.bits import main as bits
+from benchmarks.evict.drawn import main as drawn
 from benchmarks.evict.eager import main as eager
 from benchmarks.evict.families import FAMILIES, synthetic
 from benchmarks.evict.foreseen import main as foreseen
@@ -55,7 +57,7 @@ _LEAVES = 24
 def run(arguments: list[str], console: Console) -> int:
     """Measure eager loops; or record or read the logs, simulate, print the tables, write the file."""
     if "--only" in arguments:
-        return bits(arguments, console)
+        return (drawn if "V2" in arguments else bits)(arguments, console)
     if "--planned" in arguments:
         return foreseen(arguments, console)
     if "--simulated" not in arguments:

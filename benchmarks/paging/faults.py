@@ -8,8 +8,8 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
 from unittest import mock
 
 import torch
@@ -26,10 +26,23 @@ from tightrope.run.page_file import PageFile
 _X = torch.linspace(-1, 1, 4096 * 64).reshape(4096, 64).sin()
 
 
-def faults(console: Console, trials: int, folder: str) -> None:
+def faults(console: Console, trials: int, folder: str, kinds: Sequence[str]) -> None:
     """Print a row per kind of fault."""
     rng = random.Random(0)
-    right = iter(_right(4 + len(_KINDS) * trials))
+    if transfers := [kind for kind in _KINDS if kind in kinds]:
+        _transfers(console, trials, folder, transfers, rng)
+    if KILLED not in kinds:
+        return
+    strays, leaked, wrong = _killed(trials, folder, rng)
+    console.print(
+        f"{KILLED:12}{trials} trials: {strays} left a file, {leaked} left blocks, {wrong} wrong restarts",
+        highlight=False,
+    )
+
+
+def _transfers(console: Console, trials: int, folder: str, kinds: Sequence[str], rng: random.Random) -> None:
+    """Let one system call of each step fail."""
+    right = iter(_right(4 + len(kinds) * trials))
     model = _net()
     machine = Machine("fast", (Tier("dram", 2**40), Tier("file", 2**30, 4096, read=1e12, write=1e12)))
     tightrope.compile(model, budget="45%", page_to=folder, machine=machine, progress=False)
@@ -39,7 +52,8 @@ def faults(console: Console, trials: int, folder: str) -> None:
     update = _adam(model)
     assert all(_step(model, update) == next(right) for _ in range(2))
     counts = {name: _count(name, model, update, next(right)) for name in ("pwrite", "preadv")}
-    for kind, (name, make) in _KINDS.items():
+    for kind in kinds:
+        name, make = _KINDS[kind]
         silent = changed = wrong = 0
         for _ in range(trials):
             before, fault = _state(model, update), _at(rng.randrange(counts[name]), make(rng))
@@ -57,11 +71,6 @@ def faults(console: Console, trials: int, folder: str) -> None:
             f"{wrong} wrong next steps",
             highlight=False,
         )
-    strays, leaked, wrong = _killed(trials, folder, rng)
-    console.print(
-        f"{'kill -9':12}{trials} trials: {strays} left a file, {leaked} left blocks, {wrong} wrong restarts",
-        highlight=False,
-    )
 
 
 _Fault = Callable[[Callable[..., int], int, Any, int], int]
@@ -98,6 +107,8 @@ _KINDS: dict[str, tuple[str, Callable[[random.Random], _Fault]]] = {
     "short read": ("preadv", _short),
     "flipped bit": ("preadv", _flip),
 }
+KILLED: Final = "kill -9"
+KINDS: Final = (*_KINDS, KILLED)
 
 
 def _at(number: int, fault: _Fault) -> Callable[..., int]:

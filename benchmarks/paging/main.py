@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from benchmarks.paging.faults import faults
+from benchmarks.paging.faults import KINDS, faults
 from benchmarks.paging.speed import NETS, speed
 
 
@@ -30,11 +30,12 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--scale", choices=("bench", "test"), default="bench", help="size of the nets")
     parser.add_argument("--rounds", type=int, default=7, help="steps of each plan")
     parser.add_argument("--trials", type=int, default=50, help="of every fault")
+    parser.add_argument("--faults", default=",".join(KINDS), help="of I4")
     parser.add_argument("--page-to", default=tempfile.gettempdir(), help="folder on a disk")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if "I3" in asked.only:
         speed(console, asked.nets.split(","), asked.scale, asked.rounds, asked.page_to)
     if "I4" in asked.only:
-        faults(console, asked.trials, asked.page_to)
+        faults(console, asked.trials, asked.page_to, asked.faults.split(","))
     return 0

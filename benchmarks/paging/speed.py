@@ -5,26 +5,27 @@ loss outside the model and the optimizer are not in it. *off* is the executed ti
 forecast, *by pages* that over the same ratio of the plan that recomputes, step by step: what both leave out
 (other processes, ops slower than when measured alone) cancels, and what the forecast leaves out of pages is
 left. *runs/best* is the time of what goes on over that of the better of the two alone, also step by step.
-Both are medians with their 95 % interval.
+Both are medians with their 95 % interval; *is* names the plan that goes on where it is one of the three, so
+that *runs/best* shows noise where it is the better one. A row is slower where the whole interval is above 1.
 """
 
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from rich.console import Console
 from torch import nn
 
 import tightrope
-from benchmarks._measure import bootstrap
+from benchmarks._measure import Ratio, bootstrap
 from benchmarks.zoo import build
 from tightrope.capture._torch import reset_dynamo
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, StorageId
 from tightrope.plan import solve
-from tightrope.plan.paging.joint import may_page, solve_paged
+from tightrope.plan.paging.joint import RUN_KNOBS, may_page, solve_paged
 from tightrope.plan.paging.search import PagingKnobs, plan_paging
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
@@ -46,19 +47,50 @@ def speed(
     """Print a row per net and budget."""
     console.print(
         f"{'net':10}{'of the way':>11}{'x budget':>9}  {'recompute':>10}{'pages':>10}{'joint':>10}"
-        f"{'forecast':>10}{'off':>6}{'by pages':>19}{'runs':>10}{'runs/best':>19}  pages  bits",
+        f"{'forecast':>10}{'off':>6}{'by pages':>19}{'runs':>10}{'runs/best':>19}  is         pages  bits",
         highlight=False,
+        soft_wrap=True,
     )
+    rows: list[_Row] = []
     for name in nets:
         least, whole = _ends(name, scale, folder)
+        expected, _ = _losses(*_made(name, scale), 2 + STEPS + 2 * (len(_WAYS) + 1) * (rounds + 1))
         for share in SHARES:
             above = round(least + share * (whole - least))
             cells = f"{name:10}{share:>11.0%}"
             try:
-                found = _row(name, above, scale, rounds, folder)
+                rows.append(_row(name, above, scale, rounds, folder, expected))
+                found = rows[-1].cells
             except InfeasibleError as error:
                 found = f"  refused: {str(error).split(';')[0]}"
             console.print(cells + found, highlight=False, soft_wrap=True)
+    console.print(_verdict(rows), highlight=False, soft_wrap=True)
+
+
+class _Row(NamedTuple):
+    """A row: its text, executed over forecast time as it is and at a pace, what goes on over the better."""
+
+    cells: str
+    off: float
+    paced: Ratio | None
+    over: Ratio
+    equal: bool
+
+
+def _verdict(rows: Sequence[_Row]) -> str:
+    slower = sum(row.over.low > 1 for row in rows)
+    worst = max((row.over.median for row in rows), default=1.0)
+    near = sum(_within(row.off) for row in rows)
+    paced = [row.paced.median for row in rows if row.paced is not None]
+    return (
+        f"{len(rows)} rows: {slower} slower than the better alone, at worst {worst:.2f}; within 15 % of the "
+        f"forecast: {near} as it is, {sum(map(_within, paced))} of {len(paced)} at the pace of the plan that "
+        f"recomputes; bits {'equal' if all(row.equal for row in rows) else 'DIFFER'}"
+    )
+
+
+def _within(ratio: float) -> bool:
+    return 1 / 1.15 <= ratio <= 1.15
 
 
 def _ends(name: str, scale: Literal["bench", "test"], folder: str) -> tuple[Bytes, Bytes]:
@@ -80,47 +112,67 @@ def _ends(name: str, scale: Literal["bench", "test"], folder: str) -> tuple[Byte
     return least - held, max(least, tightrope.report(model).observed_total) - held
 
 
-def _row(name: str, above: Bytes, scale: Literal["bench", "test"], rounds: int, folder: str) -> str:
-    expected, _ = _losses(*_made(name, scale), 4 * (rounds + 1) + STEPS + 2)
+def _row(
+    name: str,
+    above: Bytes,
+    scale: Literal["bench", "test"],
+    rounds: int,
+    folder: str,
+    expected: Sequence[float],
+) -> _Row:
     gc.collect()
     budget = accounts().charged() + above
     model, step = _made(name, scale)
     tightrope.compile(model, budget=budget, page_to=folder, progress=False)
     seen, update = _losses(model, step, 2)
-    seen += [_stepped(step, update) for _ in range(STEPS)]  # in which two forms take turns
     compiled = compiled_of(model)
     (unit,) = (unit for unit in compiled.calls.units.values() if unit.prepared is not None)
     pages = compiled.settings.pages
     assert pages is not None
-    plans = _plans(unit, pages)
+    assert unit.prepared is not None
+    planned = unit.prepared.plan
+    seen += [_stepped(step, update) for _ in range(STEPS)]  # in which two forms take turns
+    plans = _plans(unit, pages, planned)
     assert unit.prepared is not None
     times: dict[str, list[float]] = {way: [] for way in (*plans, "runs")}
     ready = {"runs": unit.prepared} | {
         way: prepare(unit.graph, plan, unit.accounts.allocator, paging=pages) for way, plan in plans.items()
     }
-    for _ in range(rounds + 1):
-        for way, prepared in ready.items():
-            restore = unit.substitute(prepared)
-            seen.append(_stepped(step, update))
-            times[way].append((prepared.times.latest_wall_ns or 0) * 1e-9)
+    for number in range(rounds + 1):  # the first one is checked
+        for way in _turned([*ready], number):
+            restore = unit.substitute(ready[way])
+            seen += [_stepped(step, update) for _ in range(2)]  # the first finds the memory of another plan
+            times[way].append((ready[way].times.latest_wall_ns or 0) * 1e-9)
             restore()
     took = {way: median(spent[1:]) for way, spent in times.items()}
     said = plans["joint"].forecast.ns * 1e-9
-    off = took["joint"] / said
-    by_pages = f"{'-':>19}"
+    paced = None
     if "recompute" in plans:
         less = plans["recompute"].forecast.ns * 1e-9 / said
-        by_pages = _ratio([less * one for one in _over(times, "joint", "recompute")])
+        paced = bootstrap([less * one for one in _over(times, "joint", "recompute")])
     best = min((way for way in ("recompute", "pages") if way in took), key=took.__getitem__)
+    over = bootstrap(_over(times, "runs", best))
+    runs = ready["runs"].executable.fingerprint
+    same = next((way for way in _WAYS if way in plans and ready[way].executable.fingerprint == runs), "-")
     cells = "".join(f"{1e3 * took[way]:8.0f}ms" if way in took else f"{'-':>10}" for way in _WAYS)
     graph = unit.graph
     ratio = _activations(graph) / compiled.calls.budget
     num = sum(reason.decision == "paged" for reason in plans["joint"].reasons)
-    bits = "equal" if seen == expected[: len(seen)] else "DIFFER"
-    return (
-        f"{ratio:9.1f}  {cells}{1e3 * said:8.0f}ms{off:6.2f}{by_pages}{1e3 * took['runs']:8.0f}ms"
-        f"{_ratio(_over(times, 'runs', best))}  {num:5}  {bits}"
+    equal = seen == expected[: len(seen)]
+    return _Row(
+        f"{ratio:9.1f}  {cells}{1e3 * said:8.0f}ms{took['joint'] / said:6.2f}{_text(paced)}"
+        f"{1e3 * took['runs']:8.0f}ms{_text(over)}  {same:9}  {num:5}  {'equal' if equal else 'DIFFER'}",
+        took["joint"] / said,
+        paced,
+        over,
+        equal,
     )
+
+
+def _turned(ways: list[str], number: int) -> list[str]:
+    """Begin with another one every round, so that none always follows the same."""
+    number %= len(ways)
+    return ways[number:] + ways[:number]
 
 
 def _over(times: dict[str, list[float]], way: str, other: str) -> list[float]:
@@ -128,29 +180,35 @@ def _over(times: dict[str, list[float]], way: str, other: str) -> list[float]:
     return [one / base for one, base in zip(times[way][1:], times[other][1:], strict=True)]
 
 
-def _ratio(ratios: Sequence[float]) -> str:
-    found = bootstrap(ratios)
-    return f"{found.median:6.2f} [{found.low:.2f}, {found.high:.2f}]"
+def _text(found: Ratio | None) -> str:
+    return f"{'-':>19}" if found is None else f"{found.median:6.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 _WAYS: Final = ("recompute", "pages", "joint")
 
 
-def _plans(unit: Unit, pages: Paging) -> dict[str, Plan]:
-    """Plan the same graph three ways under the budget of the plan that runs."""
+def _plans(unit: Unit, pages: Paging, planned: Plan) -> dict[str, Plan]:
+    """Plan the same graph three ways under the budget of the plan that runs; ``planned`` is the joint one."""
     assert unit.prepared is not None
     graph, budget = unit.graph, unit.prepared.plan.budget
     found: dict[str, Plan] = {}
-    knobs = PagingKnobs(recompute=False, moves=20_000)
+    knobs = PagingKnobs(recompute=False, moves=RUN_KNOBS.moves)
+
+    def alone() -> Plan:
+        """The plan that recomputes, searched once."""
+        if "recompute" not in found:
+            found["recompute"] = solve(graph, budget=budget)
+        return found["recompute"]
+
     with suppress(InfeasibleError):
-        found["recompute"] = solve(graph, budget=budget)
+        alone()
     with suppress(InfeasibleError):
         found["pages"] = plan_paging(
             graph, machine=pages.machine, budget=budget, knobs=knobs, can=may_page(graph)
         )
-    found["joint"] = solve_paged(
-        graph, budget=budget, machine=pages.machine, alone=lambda: solve(graph, budget=budget)
-    )
+    found["joint"] = planned
+    if planned.budget != budget:
+        found["joint"] = solve_paged(graph, budget=budget, machine=pages.machine, alone=alone)
     return found
 
 

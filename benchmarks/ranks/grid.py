@@ -1,8 +1,12 @@
 """P4: the planner against the best of torch's seven schedules, at equal bytes per rank (simulated)."""
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from benchmarks.micro.rows import Row
 from benchmarks.ranks import units
@@ -72,46 +76,102 @@ def peers(asked: PipelineTask) -> dict[str, tuple[int, int]]:
     return found
 
 
-def rows(quick: bool, *, seed: int = 4, seconds: float = 1.5) -> list[Row]:
-    """P4: count points that are not slower, and those that are 5 % faster."""
-    count = 24 if quick else 200
-    slower, faster, alone, neither, total = 0, 0, 0, 0, 0
-    gains = []
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one question gave: nanoseconds of ours, of the best of torch's that fits, and which those are."""
+
+    number: int
+    ours: int | None
+    best: int | None
+    method: str = ""
+    peer: str = ""
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answers so far, and what they are answers to."""
+
+    seed: int
+    count: int
+    seconds: float
+    measured: tuple[Measured, ...] = ()
+
+
+def measured(number: int, point: Point, *, seed: int, seconds: float) -> Measured:
+    """Plan one point, and simulate torch's schedules on it."""
+    asked = task(point)
+    fits = {name: ns for name, (ns, peak) in peers(asked).items() if peak <= asked.budget}
+    peer = min(fits, key=lambda name: fits[name], default="")
+    try:
+        plan = plan_pipeline(asked, PipelineOptions(seconds=seconds, seed=seed))
+    except TightropeError:
+        return Measured(number, None, fits.get(peer), "", peer)
+    judge_ranks(plan)
+    return Measured(number, plan.ns, fits.get(peer), plan.method, peer)
+
+
+def _known(file: Path | None, asked: Kept) -> Kept:
+    """Read the answers of earlier parts.
+
+    Raises:
+        TightropeError: they are answers to something else.
+    """
+    if file is None or not file.exists():
+        return asked
+    found = msgspec.json.decode(file.read_bytes(), type=Kept)
+    if (found.seed, found.count, found.seconds) != (asked.seed, asked.count, asked.seconds):
+        raise TightropeError(f"{str(file)!r} has points of another seed, count or search: give another file.")
+    return found
+
+
+def rows(
+    quick: bool,
+    *,
+    seed: int = 4,
+    seconds: float = 1.5,
+    file: Path | None = None,
+    at_most: float = float("inf"),
+) -> list[Row]:
+    """P4: count points that are not slower, and those that are 5 % faster.
+
+    Args:
+        quick: 24 points, else 200.
+        seed: of the points and of the search.
+        seconds: of search per point, CPU time.
+        file: where answers are kept; those that are there are not asked again.
+        at_most: CPU seconds of this part.
+    """
+    kept = _known(file, Kept(seed, 24 if quick else 200, seconds))
+    end, known = time.process_time() + at_most, {one.number for one in kept.measured}
+    for number, point in enumerate(points(seed, kept.count)):
+        if number not in known and time.process_time() < end:
+            one = measured(number, point, seed=seed, seconds=seconds)
+            kept = msgspec.structs.replace(kept, measured=(*kept.measured, one))
+            if file is not None:
+                file.write_bytes(msgspec.json.encode(kept))
+    return [_row(kept)]
+
+
+def _row(kept: Kept) -> Row:
+    both = [(one, one.best / one.ours - 1) for one in kept.measured if one.ours and one.best]
+    gains = sorted(gain for _, gain in both)
+    lost = [one for one in kept.measured if one.best and not one.ours]
+    slower = sum(gain < 0 for gain in gains) + len(lost)
+    faster = sum(gain >= 0.05 for gain in gains)
+    alone = sum(one.ours is not None and one.best is None for one in kept.measured)
+    neither = sum(one.ours is None and one.best is None for one in kept.measured)
+    share, middle = faster / max(1, len(gains)), gains[len(gains) // 2] if gains else 0.0
     worst = ""
-    for point in points(seed, count):
-        asked = task(point)
-        fits = {name: ns for name, (ns, peak) in peers(asked).items() if peak <= asked.budget}
-        try:
-            plan = plan_pipeline(asked, PipelineOptions(seconds=seconds, seed=seed))
-        except TightropeError:
-            neither += not fits
-            slower += bool(fits)
-            worst = f"{point} found nothing" if fits else worst
-            continue
-        judge_ranks(plan)
-        if not fits:
-            alone += 1
-            continue
-        total += 1
-        best = min(fits.values())
-        gain = best / plan.ns - 1
-        gains.append(gain)
-        if gain < 0:
-            slower += 1
-            worst = (
-                f"{point}: {100 * gain:.1f} % against {min(fits, key=lambda n: fits[n])}, by {plan.method}"
-            )
-        faster += gain >= 0.05
-    share = faster / max(1, total)
-    middle = sorted(gains)[len(gains) // 2] if gains else 0.0
-    return [
-        Row(
-            "P4",
-            f"{count} points (seed {seed}): never slower than the best of torch's seven that fits, "
-            ">= 5 % faster on >= 30 %",
-            f"slower on {slower}; >= 5 % faster on {faster} of {total} ({100 * share:.0f} %), median "
-            f"{100 * middle:+.1f} %, least {100 * min(gains, default=0):+.1f} %; {alone} more where none of "
-            f"torch's fits, {neither} where nothing does (simulated){'; worst: ' + worst if worst else ''}",
-            slower == 0 and share >= 0.3,
-        )
-    ]
+    if slower:
+        one, gain = min(both, key=lambda pair: pair[1])
+        worst = f"; worst: point {one.number}, {100 * gain:.1f} % against {one.peer}, by {one.method}"
+        worst = f"; point {lost[0].number}: found nothing where {lost[0].peer} fits" if lost else worst
+    done = len(kept.measured)
+    part = "" if done == kept.count else f"only {done} points so far: "
+    return Row(
+        "P4",
+        f"{kept.count} points (seed {kept.seed}): never slower than the best of torch's seven that fits, "
+        ">= 5 % faster on >= 30 %",
+        f"{part}slower on {slower}; >= 5 % faster on {faster} of {len(gains)} ({100 * share:.0f} %), median "
+        f"{100 * middle:+.1f} %, least {100 * min(gains, default=0.0):+.1f} %; {alone} more where none "
+        f"of torch's fits, {neither} where nothing does (simulated){worst}",
+        slower == 0 and share >= 0.3 and done == kept.count,
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.micro.rows import Row, write
-from benchmarks.ranks import forms, gpt, grid, mutants, real, timed, told
+from benchmarks.ranks import divided, forms, gpt, grid, mutants, real, timed, told
 
 _TIMED: dict[bool, list[Row]] = {}
 
@@ -32,6 +32,7 @@ BARS: dict[str, Callable[[bool], list[Row]]] = {
     "P6": forms.gathers,
 }
 BARS |= {"E1": told.rows_many, "E2": told.rows_bytes, "E3": told.rows_models}
+BARS |= {"S1": divided.rows}
 BARS |= {"X2": gpt.rows_limit, "X3": gpt.rows_killed}
 BARS |= {name: timed_row(name) for name in ("P2", "P7", "P8")}
 """Bars by name; the argument says whether to be quick."""
@@ -42,13 +43,18 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks ranks")
     parser.add_argument("--only", default=",".join(BARS), help="bars to run")
     parser.add_argument("--quick", action="store_true", help="fewer cases")
+    parser.add_argument("--points", type=Path, help="P4: keep answers in this file, and go on from there")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="P4: CPU seconds of this part")
     parser.add_argument("--json", type=Path, help="file for the rows")
     asked = parser.parse_args(arguments)
     found: list[Row] = []
     for name in asked.only.split(","):
         if name not in BARS:
             parser.error(f"--only: no bar is called {name!r}; there are: {', '.join(BARS)}")
-        rows = BARS[name](asked.quick)
+        if name == "P4":
+            rows = grid.rows(asked.quick, file=asked.points, at_most=asked.seconds)
+        else:
+            rows = BARS[name](asked.quick)
         for row in rows:
             row.say(console)
         found += rows

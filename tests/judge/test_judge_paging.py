@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tightrope.core import (
     Alloc,
@@ -57,7 +58,8 @@ GRAPH = Graph(
 
 def machine(*, engines: int = 1, capacity: int = 256) -> Machine:
     # 128 bytes take 1,280 ns out and 640 ns in, plus a latency of 100 ns
-    slow = Tier("slow", capacity, read=0.2e9, write=0.1e9, latency=1e-7, watts=2.0, engines=engines)  # type: ignore[arg-type]
+    slow = Tier("slow", capacity, read=0.2e9, write=0.1e9, latency=1e-7, watts=2.0, toll=2e-9)
+    slow = replace(slow, engines=engines)
     return Machine("two tiers", (Tier("fast", 4096), slow), watts=1.0)
 
 

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from tests.judge.families import FAMILIES, possible_pairs
 from tightrope.core import Graph, Machine, Op, PageIn, PageOut, Storage, Tier, TightropeError
@@ -12,8 +13,9 @@ from tightrope.plan.paging.schedule import Page, expand_paged, pageable, useful_
 from tightrope.plan.reasons import reasons
 
 
-def machine(engines: int, *, capacity: int = 2**20) -> Machine:
-    slow = Tier("slow", capacity, 16, read=2e9, write=1e9, latency=1e-8, watts=3.0, engines=engines)  # type: ignore[arg-type]
+def machine(engines: int, *, capacity: int = 2**20, toll: float = 3e-10) -> Machine:
+    slow = Tier("slow", capacity, 16, read=2e9, write=1e9, latency=1e-8, watts=3.0, toll=toll)
+    slow = replace(slow, engines=engines)
     return Machine("two tiers", (Tier("fast", 2**20), slow), watts=0.5)
 
 
@@ -55,6 +57,24 @@ def test_every_set_is_valid_and_forecast_exactly(family: str, engines: int) -> N
             {page.storage for page in pages}
         )
     assert num_paged > 20
+
+
+def test_copies_take_their_toll_from_what_runs_beside_them() -> None:
+    graph = FAMILIES["chain"](0)
+    pairs, pages = useful_paged(graph, *drawn(graph, 0))
+    assert pages
+    for engines in (0, 1, 2):
+        schedule = expand_paged(graph, pairs, pages, beside=engines > 0)
+        free, dear = (machine(engines, toll=toll) for toll in (0.0, 1e-6))
+        executable = lower(graph, schedule, free)
+        copied = sum(
+            1000 * graph.storages[step.storage].bytes
+            for step in schedule.steps
+            if isinstance(step, PageIn | PageOut)
+        )
+        least, most = (simulate(executable, of).ns for of in (free, dear))
+        assert most <= least + copied
+        assert (most > least) == (engines > 0)
 
 
 def test_what_nobody_reads_is_left_out() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -187,7 +187,14 @@ def test_random_programs_have_the_values_of_eager(program: list[Step], blocks: i
 
 
 @pytest.mark.slow
-@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(steps, min_size=4, max_size=60), st.integers(7, 24), st.sampled_from(POLICIES))
-def test_ten_thousand_random_programs(program: list[Step], blocks: int, policy: str) -> None:
-    check(program, blocks, policy)
+@pytest.mark.parametrize("part", range(8))
+def test_ten_thousand_random_programs(part: int) -> None:
+    """Eight times 1,250, each part by a seed of its own."""
+
+    @seed(part)
+    @settings(max_examples=1_250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(steps, min_size=4, max_size=60), st.integers(7, 24), st.sampled_from(POLICIES))
+    def programs(program: list[Step], blocks: int, policy: str) -> None:
+        check(program, blocks, policy)
+
+    programs()

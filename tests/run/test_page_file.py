@@ -84,6 +84,7 @@ def test_the_tier_is_measured_and_has_room(tmp_path: Path) -> None:
     assert tier.read > 1e5
     assert tier.write > 1e5
     assert 0 < tier.latency < 1
+    assert 0 <= tier.toll < 1e-3
     assert 0 < tier.bytes < 2**60
     assert (tier.alignment, tier.engines) == (BLOCK, 1)
 

@@ -135,6 +135,7 @@ def measured(
     allocator: Allocator | None,
     *,
     store: PriceStore | None = None,
+    check: bool = False,
     tick: Tick | None = None,
 ) -> Program:
     """Measure every op of a captured program on this machine.
@@ -147,6 +148,7 @@ def measured(
         real: the caller's tensors in input order.
         allocator: the hook that records allocations, None = times only.
         store: prices known already; default: those on disk for this environment.
+        check: whether known prices are compared with what some ops take now, and replaced if they differ.
         tick: progress.
 
     Raises:
@@ -158,7 +160,9 @@ def measured(
     rounds: Counter[str] = Counter()
     while True:
         with _torch.real_tensors():
-            found = price_ops(program.graph, given, allocator=allocator, store=store, tick=tick)
+            found = price_ops(program.graph, given, allocator=allocator, store=store, check=check, tick=tick)
+        if check:  # another round goes by what this one kept
+            store, check = PriceStore(program.graph.environment), False
         if not found.odd:
             return replace(program, graph=with_writes(found.graph))
         rounds.update({odd.op.name for odd in found.odd})

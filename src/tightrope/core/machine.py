@@ -31,6 +31,7 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         watts: power of a transfer while it lasts, beside ``joules_per_byte``.
         engines: what copies to and from tier 0, one transfer at a time each: 0 = the processor itself,
             which computes nothing meanwhile; 1 = one engine for both ways; 2 = one engine each way.
+        toll: seconds that a byte that an engine copies takes from what the processor does beside it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     joules_per_byte: float = 0.0
     watts: float = 0.0
     engines: Literal[0, 1, 2] = 1
+    toll: float = 0.0
 
     def copy_ns(self, size: Bytes, *, inwards: bool) -> Nanoseconds:
         """Time one transfer of ``size`` bytes from (``inwards``) or to this tier, rounded up.
@@ -50,6 +52,14 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         2000000
         """
         return math.ceil(1e9 * self.latency + 1e9 * size / (self.read if inwards else self.write))
+
+    def toll_ns(self, size: Bytes) -> Nanoseconds:
+        """Time that one transfer by an engine takes from what runs beside it, rounded up.
+
+        >>> Tier("file", 1024, toll=1e-9).toll_ns(100)
+        100
+        """
+        return math.ceil(1e9 * self.toll * size) if self.engines else 0
 
     def copy_joules(self, size: Bytes, *, inwards: bool) -> float:
         """Energy of one transfer.

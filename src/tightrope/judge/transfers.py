@@ -145,9 +145,10 @@ class Transfers:
                 f"engine {copy.engine} copies; tier {tier} ({slow.name}) has engine {engine} for it"
             )
         start = max(self.now, self._engine_free.get(engine, 0))
-        end = start + slow.copy_ns(self.graph.storages[source.storage].bytes, inwards=inwards)
+        size = self.graph.storages[source.storage].bytes
+        end = start + slow.copy_ns(size, inwards=inwards)
         self._engine_free[engine] = end
-        self.now = end if engine == 0 else self.now
+        self.now = end if engine == 0 else self.now + slow.toll_ns(size)
         transfer = Transfer(source.storage, tier, inwards, start, end)
         self.done.append(transfer)
         if not inwards:

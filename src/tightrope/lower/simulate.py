@@ -132,7 +132,7 @@ class _Clocks:
         begin = max(self.now, self.engines.get(engine, 0))
         end = begin + slow.copy_ns(source.bytes, inwards=inwards)
         self.engines[engine] = self.ready[target.buffer] = end
-        self.now = end if engine == 0 else self.now
+        self.now = end if engine == 0 else self.now + slow.toll_ns(source.bytes)
         self.joules += slow.copy_joules(source.bytes, inwards=inwards)
         self.copied = True
         return begin, end

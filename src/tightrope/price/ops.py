@@ -11,7 +11,7 @@ What an op returns is compared with what the graph says of it. A kernel that ret
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -38,10 +38,14 @@ from tightrope.core.values import EMPTY
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import dtype_of, resolve, tensor_in, value_of
 from tightrope.price.measure import Layout, Measured, measure
-from tightrope.price.store import PriceStore
+from tightrope.price.store import FreshPrices, PriceStore
 
 Tick = Callable[[int, int, str], None]
 """Progress: (done, total, what)."""
+_CHECKED: Final = 3
+"""Distinct ops, of those with the largest share of the time, that are measured to check kept prices."""
+_OFF: Final = 1.15
+"""Ratio from which kept prices are not of the machine as it is now: other processes shared it, or do."""
 
 
 class Odd(NamedTuple):
@@ -71,6 +75,7 @@ def price_ops(
     *,
     allocator: Allocator | None,
     store: PriceStore,
+    check: bool = False,
     tick: Tick | None = None,
 ) -> Measurements:
     """Measure every distinct op of a graph; call it outside of every dispatch mode.
@@ -80,6 +85,7 @@ def price_ops(
         given: the caller's tensors in the order of the first part's inputs; missing ones are made up.
         allocator: the hook that records allocations, None = times only.
         store: prices known already; new ones are added and saved.
+        check: measure the ops that matter most in any case, and all where these take another time now.
         tick: called after each op.
 
     Raises:
@@ -89,16 +95,14 @@ def price_ops(
     pricing = _Pricing(graph, given, allocator, store)
     if allocator is not None:
         allocator.attach_hidden()
-    total = len(graph.ops) + len(graph.variants)
-    ops: list[Op] = []
     with torch.autocast("cpu", enabled=False), _same_random_state():
-        for done, op in enumerate(graph.all_ops()):
-            ops.append(op if op.target == RETURN else pricing.priced(op))
-            if tick is not None:
-                tick(done + 1, total, op.target)
+        ops = pricing.all_priced(tick)
+        if check and pricing.outdated():
+            pricing = _Pricing(graph, given, allocator, FreshPrices(graph.environment))
+            ops = pricing.all_priced(tick)
     if allocator is not None:
         allocator.tidy()
-    store.save()
+    pricing.store.save()
     num = len(graph.ops)
     priced = replace(
         graph,
@@ -130,6 +134,25 @@ class _Pricing:
         self.given = _given(graph, given)
         self.wide: dict[StorageId, str] = {}
         self.odd: list[Odd] = []
+        self.kept: dict[str, list[Op]] = {}
+        self.new: set[str] = set()
+
+    def all_priced(self, tick: Tick | None) -> list[Op]:
+        """Price every op of the graph."""
+        total = len(self.graph.ops) + len(self.graph.variants)
+        ops: list[Op] = []
+        for done, op in enumerate(self.graph.all_ops()):
+            ops.append(op if op.target == RETURN else self.priced(op))
+            if tick is not None:
+                tick(done + 1, total, op.target)
+        return ops
+
+    def outdated(self) -> bool:
+        """Measure the kept prices that matter most again, and tell whether they are off by more than 15 %."""
+        most = sorted(self.kept.values(), key=lambda ops: sum(op.ns for op in ops))[-_CHECKED:]
+        before = sum(ops[0].ns * len(ops) for ops in most)
+        now = sum(self._measure(ops[0]).ns * len(ops) for ops in most)
+        return not before / _OFF <= now <= before * _OFF
 
     def priced(self, op: Op) -> Op:
         """Price an op, with its arguments as they really look."""
@@ -143,8 +166,11 @@ class _Pricing:
         if price is None or (self.allocator is not None and not price.known):
             price = self._measure(op)
             self.store.put(key, price)
+            self.new.add(key)
         results = tuple(self._result(op, result, price) for result in op.results)
         op = replace(op, ns=price.ns, results=results, hidden=price.hidden)
+        if key not in self.new:
+            self.kept.setdefault(key, []).append(op)
         return replace(op, allocations=_allocations(op, price)) if price.known else op
 
     def _result(self, op: Op, result: Result, price: Measured) -> Result:

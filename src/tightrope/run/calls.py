@@ -108,8 +108,8 @@ class Calls:
         self.accounts.note_tensors(real)
         self.accounts.note_tensors(tensor.grad for tensor in real if isinstance(tensor, torch.nn.Parameter))
         try:
-            writes = self.settings.writes
-            one = Captured.of(program, real, self.accounts.allocator, self.status, finish, writes=writes)
+            how = {"writes": self.settings.writes, "check": self.settings.pages is not None}
+            one = Captured.of(program, real, self.accounts.allocator, self.status, finish, **how)
         except InfeasibleError as error:  # an op does not fit alone
             whole = finish(program).graph
             raise self.prospects.unmeasured(whole, error, self._expected_need()) from None

@@ -107,8 +107,18 @@ class Captured:
         finish: Callable[[Program], Program] = _unchanged,
         *,
         writes: bool = True,
+        check: bool = False,
     ) -> "Captured":
-        """Measure a captured graph; without ``writes``, no op may write over its input.
+        """Measure a captured graph.
+
+        Args:
+            program: as captured.
+            real: what it is given.
+            allocator: the hook.
+            status: for progress.
+            finish: completes the priced program.
+            writes: whether ops may write over their inputs.
+            check: whether kept prices are compared with what some ops take now.
 
         Raises:
             InfeasibleError: an op does not fit alone under the limit that is set.
@@ -116,7 +126,7 @@ class Captured:
         """
         finish = finish if writes else _then_without_writes(finish)
         with status.task("measuring ops", len(program.graph.ops)) as tick:
-            priced = finish(measured(program, real, allocator, tick=tick))
+            priced = finish(measured(program, real, allocator, check=check, tick=tick))
         identity = _identity(priced.graph, [*real, *priced.constants])
         return Captured(program, priced, identity, finish=finish)
 

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -47,7 +47,11 @@ _PIECE: Final[Bytes] = 1 << 20
 _COLUMNS: Final = 1024
 _TRIAL: Final[Bytes] = 32 << 20
 _WORK: Final = 1 << 15
-"""Numbers that are worked on beside a trial, in some microseconds."""
+"""Numbers that are worked on beside a trial of small copies, in some microseconds."""
+_MUCH: Final = 1 << 20
+"""And beside large ones: no more in the caches than what an op reads and writes."""
+_UNITS: Final = 9
+"""Rounds of that work which are timed without a copy."""
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
 _NEEDED: Final = ("preadv", "pwrite", "posix_fallocate", "statvfs")
 """Calls of the system, of which some systems lack one or all."""
@@ -160,28 +164,53 @@ class PageFile:
         array = np.frombuffer(mmap.mmap(-1, size), np.uint64)  # beside the budget's allocator
         array[:] = np.arange(len(array))
         pages = self.lease(size)
-        work = np.ones(_WORK, np.float32)
-        small = [_timed(pages, array.ctypes.data, BLOCK, work) for _ in range(9)]
-        large = [_timed(pages, array.ctypes.data, size, work) for _ in range(3)]
-        latency = min(median(way) for way in zip(*small, strict=True))
-        write, read = (1e9 * size / (median(way) - latency) for way in zip(*large, strict=True))
-        return Tier("file", free, BLOCK, read=read, write=write, latency=latency * 1e-9)
+        little, much = np.ones(_WORK, np.float32), np.ones(_MUCH, np.float32)
+        small = [_timed(pages, array.ctypes.data, BLOCK, little) for _ in range(9)]
+        large = [_timed(pages, array.ctypes.data, size, much) for _ in range(3)]
+        latency = min(median(trial.ns for trial in way) for way in zip(*small, strict=True))
+        write, read = (
+            1e9 * size / (median(trial.ns for trial in way) - latency) for way in zip(*large, strict=True)
+        )
+        unit = _unit(much)
+        toll = median((trial.ns - unit * trial.units) / size for way in large for trial in way)
+        return Tier(
+            "file", free, BLOCK, read=read, write=write, latency=latency * 1e-9, toll=max(0.0, toll * 1e-9)
+        )
 
 
-def _timed(pages: "Pages", address: int, size: Bytes, work: Any) -> tuple[Nanoseconds, Nanoseconds]:
+class _Trial(NamedTuple):
+    """One timed copy: by the clock on the wall, and rounds of work done beside it."""
+
+    ns: Nanoseconds
+    units: int
+
+
+def _timed(pages: "Pages", address: int, size: Bytes, work: Any) -> tuple[_Trial, _Trial]:
     """Time one copy out and one back by the clock on the wall, beside work of this thread, as in a step.
 
-    Where both threads have to share a processor, or wait for each other, that is in the rates.
+    Where both threads have to share a processor, or wait for each other, that is in the rates; and where
+    the work takes longer beside copies than alone, that is their toll.
     """
-    spent = []
+    found = []
     for copy in (pages.out, pages.back):
-        start = time.perf_counter_ns()
+        start, units = time.perf_counter_ns(), 0
         copy(0, address, size, 0)
         while not pages.has_ended(0):
             np.multiply(work, work, out=work)
+            units += 1
         pages.wait(0)
+        found.append(_Trial(time.perf_counter_ns() - start, units))
+    return found[0], found[1]
+
+
+def _unit(work: Any) -> Nanoseconds:
+    """Time a round of work without a copy."""
+    spent = []
+    for _ in range(_UNITS):
+        start = time.perf_counter_ns()
+        np.multiply(work, work, out=work)
         spent.append(time.perf_counter_ns() - start)
-    return spent[0], spent[1]
+    return round(median(spent))
 
 
 class Pages:

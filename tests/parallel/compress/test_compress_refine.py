@@ -7,14 +7,30 @@ import pytest
 from msgspec.structs import replace
 from torch import distributed
 
-from tightrope.core.exchange import CodecCost, ExchangeLimits, ExchangePlan, ExchangeProblem, GradientStream
+from tightrope.core.exchange import (
+    CodecCost,
+    ExchangeLimits,
+    ExchangePlan,
+    ExchangeProblem,
+    GradientStream,
+    Message,
+)
 from tightrope.judge.compress import check_exchange
 from tightrope.parallel.compress import plan_exchange, seconds_of
 from tightrope.parallel.compress.agree import PlanContest
 from tightrope.parallel.compress.calibrate import line
 from tightrope.parallel.compress.forecast import spans
 from tightrope.parallel.compress.queue import MessageQueue
-from tightrope.parallel.compress.refine import Rehearsal, StepSeen, compared, fitted, rehearsed
+from tightrope.parallel.compress.refine import (
+    NEAR,
+    NEIGHBOURS,
+    Rehearsal,
+    StepSeen,
+    compared,
+    fitted,
+    rehearsed,
+)
+from tightrope.parallel.compress.simple import CAPS, by_cap
 
 SIZES = (40_000, 400, 400, 80_000, 400, 20_000, 400, 60_000)
 
@@ -97,6 +113,21 @@ def test_the_fastest_plan_goes_on_whatever_was_forecast(queue: MessageQueue) -> 
             steps += 1
         assert contest.plan is fastest
         assert steps <= 8 * len(plans)
+
+
+def test_sizes_of_buckets_that_forecasts_cannot_tell_apart_run_too() -> None:
+    one = problem()
+    plans = compared(one, plan_exchange)
+    best = min(plan.seconds for plan in plans)
+    for codec in one.codecs:
+        buckets = [
+            plan for plan in plans if plan.method == "buckets" and plan.messages[0].codec == codec.name
+        ]
+        divisions = {by_cap(one.stream.sizes, cap) for cap in CAPS}
+        forecasts = sorted(seconds_of(one, [Message(end, codec.name) for end in ends]) for ends in divisions)
+        assert len(buckets) <= NEIGHBOURS
+        assert all(plan.seconds in forecasts[:NEIGHBOURS] for plan in buckets)
+        assert all(plan.seconds <= NEAR * best for plan in buckets if plan.seconds > forecasts[0])
 
 
 def test_all_plans_that_run_pass_the_judge_and_keep_the_limits() -> None:

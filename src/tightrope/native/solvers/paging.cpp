@@ -16,7 +16,7 @@ Decisions read(const i64* rows, i64 count) {
 
 extern "C" {
 
-// ops: 6 per op, storages: 8 per storage, joules: out and in per storage; rows as starts and items.
+// ops: 6 per op, storages: 9 per storage, joules: out and in per storage; rows as starts and items.
 void* tightrope_paging_new(i64 num_ops, i64 num_storages, const i64* ops, const i64* storages,
                            const double* joules, const i64* reads, const i64* read_items, const i64* again,
                            const i64* again_items, const i64* creates, const i64* create_items,
@@ -24,9 +24,9 @@ void* tightrope_paging_new(i64 num_ops, i64 num_storages, const i64* ops, const 
     Tables tables;
     for (i64 i = 0; i < num_ops; ++i, ops += 6)
         tables.ops.push_back({ops[0], ops[1], ops[2], ops[3], ops[4], ops[5]});
-    for (i64 i = 0; i < num_storages; ++i, storages += 8, joules += 2) {
+    for (i64 i = 0; i < num_storages; ++i, storages += 9, joules += 2) {
         tables.storages.push_back({storages[0], storages[1], storages[2], storages[3], storages[4],
-                                   storages[5], storages[6], storages[7]});
+                                   storages[5], storages[6], storages[7], storages[8]});
         tables.out_joules.push_back(joules[0]);
         tables.in_joules.push_back(joules[1]);
     }

@@ -25,7 +25,7 @@ class PagingTables:
     Attributes:
         ops: per op: bytes of the first run, of a re-run, ns of each, first and last stage of a re-run.
         storages: per storage: bytes, bytes in the slower tier, ns out, ns in, producer or -1, pinned,
-            held to the end, pageable.
+            held to the end, pageable, ns that a copy takes from what runs beside it.
         joules: per storage: of one page-out, of one page-in.
         reads: per op: storages read by the first run.
         again_reads: per op: storages read by a re-run.
@@ -36,7 +36,7 @@ class PagingTables:
     """
 
     ops: Sequence[tuple[int, int, int, int, int, int]]
-    storages: Sequence[tuple[int, int, int, int, int, int, int, int]]
+    storages: Sequence[tuple[int, int, int, int, int, int, int, int, int]]
     joules: Sequence[tuple[float, float]]
     reads: Sequence[Sequence[int]]
     again_reads: Sequence[Sequence[int]]

@@ -31,7 +31,7 @@ struct Op {
 };
 
 struct Storage {
-    i64 size, slow_size, out_ns, in_ns, producer, pinned, at_end, pageable;
+    i64 size, slow_size, out_ns, in_ns, producer, pinned, at_end, pageable, toll_ns;
 };
 
 struct Tables {
@@ -257,6 +257,7 @@ class Evaluator {
                 i64& engine = tables_.engines == 2 ? in_free : out_free;
                 engine = std::max(now, engine) + tables_.storages[run.id].in_ns;
                 ready_[begin_copy_[k]] = engine;
+                now += tables_.storages[run.id].toll_ns;
                 if (copies_[begin_copy_[k]].first_read < 0) now = std::max(now, engine);
                 continue_outs(k, now, out_free);
                 continue;
@@ -272,6 +273,7 @@ class Evaluator {
             if (copies_[c].out) {
                 out_free = std::max(now, out_free) + tables_.storages[copies_[c].storage].out_ns;
                 ready_[c] = out_free;
+                now += tables_.storages[copies_[c].storage].toll_ns;
             }
         for (std::int32_t c = after_[k]; c >= 0; c = next_[c]) now = std::max(now, ready_[c]);
     }

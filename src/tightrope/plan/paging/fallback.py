@@ -229,12 +229,14 @@ class PythonPaging:
             if kind == 2:
                 (copy,) = (c for c in copies if c.made == k)
                 engine[way] = ready[id(copy)] = max(now, engine[way]) + tables.storages[number][3]
+                now += tables.storages[number][8]
                 now = max(now, engine[way]) if copy.first_read < 0 else now
             else:
                 now += tables.ops[number][3 if kind else 2]
             for copy in copies:
                 if copy.out and copy.made == k:
                     engine[0] = ready[id(copy)] = max(now, engine[0]) + tables.storages[copy.storage][2]
+                    now += tables.storages[copy.storage][8]
             now = max([now, *(ready[id(c)] for c in copies if c.out and c.end == k)])
         return now
 

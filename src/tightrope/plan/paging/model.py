@@ -77,6 +77,7 @@ def tables(graph: Graph, machine: Machine, can: Sequence[bool] | None = None) ->
                 int(model.pinned[s]),
                 int(model.at_end[s]),
                 int(can[s]),
+                slow.toll_ns(size),
             )
             for s, size in enumerate(sizes)
         ),

@@ -195,7 +195,7 @@ class _PoetStages:
         for storage, op in enumerate(model.producer):
             if op < 0 or model.pinned[storage]:
                 continue
-            given, can_page = storage in self.knobs.given, bool(facts.storages[storage][-1])
+            given, can_page = storage in self.knobs.given, bool(facts.storages[storage][7])
             (out_ns, in_ns), joules = self._copies(storage)
             out, into = joules if self.goal.by_joules else (out_ns, in_ns)
             can_page = given or (can_page and self.knobs.paging)

@@ -1,0 +1,120 @@
+"""Coop beside DTR and DTE on logs that are drawn from seeds (V2).
+
+    python -m benchmarks evict --only V2 [--seeds 0 1 2 3] [--json FILE]
+
+Nine families of nets (`shapes`), each drawn anew from every seed: sizes, depths, which ops are cheap, where
+skips go. Two training steps each, simulated in arenas of 95 to 20 % of the live peak. Seconds are those of
+the logs, counted, so that the same seed gives the same figures. What `coop` weighs was chosen on other draws
+of these families.
+"""
+
+import argparse
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.evict.families import dtr_log
+from benchmarks.evict.shapes import SHAPES, drawn_nodes
+from benchmarks.evict.simulated import Point, against_peers, lowest, measure
+from tightrope.formats import read_dtr_log
+from tightrope.formats.eviction_log import EvictionLog, log_of_graph
+from tightrope.run.evict.policies import COOP, DTE, DTR
+
+_RATIOS: Final = (95, 90, 85, 80, 70, 60, 50, 40, 30, 20)
+_SEEDS: Final = (0, 1, 2, 3)
+_LEAST: Final = 1e-5
+"""Seconds: less counts as this much, so that a share of nothing is none."""
+_BAR: Final = 0.7
+
+
+def main(arguments: list[str], console: Console) -> int:
+    """Print a row per family, then the bar; 1 where it is missed."""
+    options = _options(arguments)
+    points: list[Point] = []
+    for name in SHAPES:
+        for seed in options.seeds:
+            log = drawn_log(name, seed)
+            points += [measure(log, policy, ratio) for policy in (COOP, DTR, DTE) for ratio in _RATIOS]
+        console.print(f"{name}: {len(options.seeds)} nets")
+    found = against_peers(points, moves=False)
+    console.print(_table(points, found))
+    logs = dict.fromkeys(point.log for point in points)
+    shares = {log: times_lower(points, log) for log in logs}
+    higher = [log for log, times in shares.items() if times < 1]
+    share = found["strictly_less"] / max(1, found["compared"])
+    met = share >= _BAR and not found["worse"] and not higher
+    console.print(
+        f"V2: of {found['compared']} points that both finish, less at {found['strictly_less']} "
+        f"({100 * share:.1f} %, bar {100 * _BAR:.0f}), more at {len(found['worse'])} (bar 0); worst "
+        f"{_worst(found['worst'])}; {_mean(points):.3f} x in the geometric mean; lowest ratio no higher than "
+        f"both on {len(logs) - len(higher)} of {len(logs)} nets, at best {max(shares.values()):.2f} x lower; "
+        f"alone it finishes {found['only_coop_finishes']}, a peer alone "
+        f"{len(found['only_peer_finishes'])}: {'pass' if met else 'missed'}",
+        soft_wrap=True,
+    )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"seeds": options.seeds, **found}, indent=1))
+    return int(not met)
+
+
+def drawn_log(name: str, seed: int) -> EvictionLog:
+    """Draw two training steps of a net."""
+    drawn = read_dtr_log(dtr_log(drawn_nodes(name, seed)), name=f"{name} {seed}")
+    return log_of_graph(drawn.graph, num_steps=2)
+
+
+def times_lower(points: list[Point], log: str) -> float:
+    """Divide the lowest ratio of the better peer by coop's; what finishes nowhere counts as 100 %."""
+    mine, *others = (lowest(points, log, policy) or 100 for policy in ("coop", "dtr", "dte"))
+    return min(others) / mine
+
+
+def _pairs(points: list[Point]) -> list[tuple[Point, Point]]:
+    done = {(point.log, point.policy, point.ratio): point for point in points if point.finished}
+    peers = [point for (_, policy, _), point in done.items() if policy != "coop"]
+    return [(done[key], one) for one in peers if (key := (one.log, "coop", one.ratio)) in done]
+
+
+def _mean(points: list[Point]) -> float:
+    """Average coop's seconds over a peer's, geometrically."""
+    shares = [max(a.again_s, _LEAST) / max(b.again_s, _LEAST) for a, b in _pairs(points)]
+    return math.exp(sum(map(math.log, shares)) / max(1, len(shares)))
+
+
+def _worst(row: list[Any] | None) -> str:
+    if row is None:
+        return "none"
+    log, ratio, policy, seconds, other = row
+    return f"{log} at {ratio} %, {seconds / max(other, _LEAST):.3f} x of {policy}"
+
+
+def _table(points: list[Point], found: dict[str, Any]) -> Table:
+    table = Table("family", "points", "less", "more", "x, mean", "free, %", "dtr", "dte", box=None)
+    more = Counter(log.split(" ")[0] for log, *_ in found["worse"])
+    for name in SHAPES:
+        mine = [point for point in points if point.log.split(" ")[0] == name]
+        pairs = _pairs(mine)
+        less = sum(a.again_s < b.again_s for a, b in pairs)
+        table.add_row(
+            *(name, str(len(pairs)), str(less), str(more[name]), f"{_mean(mine):.3f}"),
+            *(_free(mine, policy) for policy in ("coop", "dtr", "dte")),
+        )
+    return table
+
+
+def _free(points: list[Point], policy: str) -> str:
+    shares = [point.fragmentation for point in points if point.policy == policy and point.evictions]
+    return f"{100 * sum(shares) / len(shares):.1f}" if shares else "-"
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks evict --only V2")
+    parser.add_argument("--only", choices=("V2",), required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(_SEEDS))
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    return parser.parse_args(arguments)
