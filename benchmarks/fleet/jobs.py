@@ -5,9 +5,10 @@ cluster-trace-gpu-v2023; without, made-up ones that resemble them, and rows say 
 day 112 on, when the trace is in full flow; arrivals 30 times as fast; machines of 8 GPUs, 96 cores and 384
 GiB; machine time is counted until the last arrival.
 
-J1: small inputs against exhaustive search. J2: true ends. J3: log-normal errors, five seeds each. J4: learned
-from the first half, measured on the second. J5: relative to the bound. J6: CPU time of a decision. J7:
-addresses for tensors, beside an emulation of torch's caching allocator.
+J1: small inputs against exhaustive search. J2: true ends. J3: log-normal errors, five seeds each; both also
+on made-up jobs of three seeds that nothing was set on. J4: learned from the first half, measured on the
+second. J5: relative to the bound. J6: CPU time of a decision. J7: addresses for
+tensors, beside an emulation of torch's caching allocator.
 """
 
 import math
@@ -32,6 +33,7 @@ from tightrope.fleet.jobs import (
     JobTrace,
     LifetimeTable,
     Oracle,
+    TrustingPlacer,
     best_placement,
     choose_way,
     made_up_jobs,
@@ -44,6 +46,7 @@ from tightrope.judge.jobs import check_jobs
 CAPACITY: Final = (96_000, 393_216, 8_000)
 SINCE: Final = 112 * 86_400
 SEEDS: Final = range(10, 15)
+UNSEEN: Final = range(40, 43)
 
 
 @cache
@@ -53,6 +56,14 @@ def trace(compress: int) -> tuple[JobTrace, str]:
     if file:
         return read_jobs(file, compress=compress, since=SINCE), "Alibaba's pods"
     return made_up_jobs(8000, days=37 / compress), "made-up jobs (TIGHTROPE_PODS is not set)"
+
+
+@cache
+def families() -> dict[str, JobTrace]:
+    """What `trace` gives, and made-up jobs of seeds that nothing was set on."""
+    jobs, what = trace(30)
+    made = {f"made-up jobs, seed {seed}": made_up_jobs(8000, seed=seed, days=37 / 30) for seed in UNSEEN}
+    return {what: jobs} | made
 
 
 def placed(jobs: JobTrace, rule: str, sigma: float = 0.0, seed: int = 0) -> JobPlan:
@@ -126,7 +137,7 @@ def _j1() -> list[Row]:
     for seed in range(100):
         items = small(seed)
         exact = best_placement(items, (10, 10))
-        for rule in ("first-fit", "best-fit", "aligned", "expected", "hedged", "gap"):
+        for rule in ("first-fit", "best-fit", "aligned", "expected", "hedged", "trusting", "gap"):
             plan = place_jobs(items, (10, 10), rule=rule, predictor=Oracle(items, sigma=seed % 3, seed=seed))
             check_jobs(items, plan)
             broken += not exact.lower_bound <= exact.machine_time <= plan.machine_time
@@ -141,31 +152,45 @@ def _j1() -> list[Row]:
 
 
 def _j2(console: Console) -> list[Row]:
-    jobs, what = trace(30)
-    plans = {rule: placed(jobs, rule) for rule in ("first-fit", "best-fit", "aligned", "gap")}
-    for rule, plan in plans.items():
-        console.print(f"  {rule}: {plan.ratio:.4f} of the bound, at most {plan.peak} machines")
-    best, ours = plans["best-fit"], plans["aligned"]
-    change = ours.machine_time / best.machine_time - 1
-    peer = f"best-fit {best.ratio:.4f}, first-fit {plans['first-fit'].ratio:.4f} of the bound"
-    said = f"{100 * change:+.2f} % machine time, {len(jobs.items)} of {what}"
-    return [Row("J2", ">= 3.0 % less than best-fit, true ends, 30x", said, change <= -0.03, peer)]
+    rows = []
+    for what, jobs in families().items():
+        plans = {rule: placed(jobs, rule) for rule in ("first-fit", "best-fit", "aligned", "gap", "trusting")}
+        for rule, plan in plans.items():
+            console.print(f"  {what}: {rule}: {plan.ratio:.4f} of the bound, at most {plan.peak} machines")
+        best, ours = plans["best-fit"], plans["trusting"]
+        change = ours.machine_time / best.machine_time - 1
+        aligned = plans["aligned"].machine_time / best.machine_time - 1
+        peer = f"best-fit {best.ratio:.4f}, first-fit {plans['first-fit'].ratio:.4f} of the bound"
+        said = (
+            f"{100 * change:+.2f} % machine time (aligned alone {100 * aligned:+.2f} %), {len(jobs.items)} "
+        )
+        said += f"of {what}"
+        rows.append(Row("J2", ">= 3.0 % less than best-fit, true ends, 30x", said, change <= -0.03, peer))
+    return rows
 
 
 def _j3(console: Console) -> list[Row]:
-    jobs, what = trace(30)
-    best = placed(jobs, "best-fit").machine_time
-    found: dict[tuple[str, float], list[float]] = {}
-    for sigma in (0.5, 1.0, 2.0, 3.0):
-        for rule in ("aligned", "gap"):
-            times = [placed(jobs, rule, sigma, seed).machine_time for seed in SEEDS]
-            found[rule, sigma] = [100 * (one / best - 1) for one in times]
-            said = ", ".join(f"{one:+.2f}" for one in found[rule, sigma])
-            console.print(f"  {rule}, sigma {sigma}: {said} % over best-fit")
-    worst, control = max(found["aligned", 3.0]), min(found["gap", 3.0])
-    ours = f"worst of {len(SEEDS)} seeds {worst:+.2f} %; control at least {control:+.2f} %; {what}"
-    claim = "sigma 3: <= 0.5 % above best-fit; the control >= 4 % above"
-    return [Row("J3", claim, ours, worst <= 0.5 and control >= 4)]
+    rows = []
+    for number, (what, jobs) in enumerate(families().items()):
+        best = placed(jobs, "best-fit").machine_time
+        found: dict[tuple[str, float], list[float]] = {}
+        for sigma in (1.0, 3.0) if number else (0.5, 1.0, 2.0, 3.0):
+            for rule in ("trusting", "aligned", "gap"):
+                times = [placed(jobs, rule, sigma, seed).machine_time for seed in SEEDS]
+                found[rule, sigma] = [100 * (one / best - 1) for one in times]
+                said = ", ".join(f"{one:+.2f}" for one in found[rule, sigma])
+                console.print(f"  {what}: {rule}, sigma {sigma}: {said} % over best-fit")
+        worst, aligned = (max(found[rule, 3.0]) for rule in ("trusting", "aligned"))
+        control = min(found["gap", 3.0])
+        most = max(value for (rule, _), values in found.items() if rule == "trusting" for value in values)
+        ours = f"worst of {len(SEEDS)} seeds {worst:+.2f} % (any sigma {most:+.2f} %, aligned alone "
+        ours += f"{aligned:+.2f} %); control at least {control:+.2f} %; {what}"
+        if number:  # the control's figure is the trace's, and is asked for once
+            rows.append(Row("J3", "sigma 3: <= 0.5 % above best-fit", ours, worst <= 0.5))
+        else:
+            claim = "sigma 3: <= 0.5 % above best-fit; the control >= 4 % above"
+            rows.append(Row("J3", claim, ours, worst <= 0.5 and control >= 4))
+    return rows
 
 
 def _j4(console: Console) -> list[Row]:
@@ -196,8 +221,9 @@ def _j4(console: Console) -> list[Row]:
 
 def _j5() -> list[Row]:
     jobs, what = trace(30)
-    ratio = placed(jobs, "aligned").ratio
-    return [Row("J5", "<= 1.14 of the bound, true ends, 30x", f"{ratio:.4f}; {what}", ratio <= 1.14)]
+    ratio, aligned = placed(jobs, "trusting").ratio, placed(jobs, "aligned").ratio
+    said = f"{ratio:.4f} (aligned {aligned:.4f}); {what}"
+    return [Row("J5", "<= 1.14 of the bound, true ends, 30x", said, ratio <= 1.14)]
 
 
 def _j6() -> list[Row]:
@@ -206,7 +232,7 @@ def _j6() -> list[Row]:
     table = LifetimeTable(jobs.features)
     table.learn(jobs.items, jobs.features)
     found = []
-    for rule in ("aligned", "hedged"):
+    for rule in ("aligned", "hedged", "trusting"):
         placer = _placer(rule, table)
         for number in range(1000):
             placer.place(
@@ -228,7 +254,9 @@ def _j6() -> list[Row]:
     return found
 
 
-def _placer(rule: str, table: LifetimeTable) -> JobPlacer | HedgedPlacer:
+def _placer(rule: str, table: LifetimeTable) -> JobPlacer | HedgedPlacer | TrustingPlacer:
+    if rule == "trusting":
+        return TrustingPlacer(CAPACITY, predictor=table)
     if rule == "hedged":
         return HedgedPlacer(CAPACITY, predictor=table)
     return JobPlacer(CAPACITY, rule=rule, predictor=table)

@@ -23,12 +23,16 @@ P5: modelled energy at equal bytes, see `benchmarks.micro.energy`.
 P6: one address in the C of a plan is moved by four bytes, at random; weights or losses have to show it, or
 the run has to stop.
 
+D1: AdamW on the device, see `benchmarks.micro.adamw`.
+
 K1: instructions of integer kernels beside strict float on an ARMv7 core, see `benchmarks.micro.neon`.
 
 K2: instructions of all forms of kernels on four cores beside those of the one that is chosen, see
 `benchmarks.micro.forms`; ``--fit`` writes the tables of costs anew instead.
 
 K3, K4: integer kernels, see `benchmarks.micro.integer`.
+
+T1: choosing what a step updates, beside updating all, see `benchmarks.micro.transfer`.
 
 T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
 
@@ -45,6 +49,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.micro.adamw import d1
 from benchmarks.micro.beside import p2, p3, p7
 from benchmarks.micro.energy import p5
 from benchmarks.micro.forms import k2
@@ -54,6 +59,7 @@ from benchmarks.micro.neon import k1
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.rows import Row, write
 from benchmarks.micro.trained import State, samples, train, worst
+from benchmarks.micro.transfer import t1
 from benchmarks.micro.whole import k5
 from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError, NativeError
@@ -69,7 +75,7 @@ _LOSS_EQUAL = 1e-5
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
-    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,K1,K2,K3,K4,K5,T2", help="bars to run")
+    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,T1,T2", help="bars to run")
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
@@ -81,8 +87,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--json", type=Path, help="file for the rows")
     asked = parser.parse_args(arguments)
     wanted = asked.only.split(",")
-    if {"P1", "P3", "P4", "P7"} & set(wanted) and missing_tools():
-        console.print(f"P1, P3, P4, P7 not run: {missing_tools()}")
+    if {"P1", "P3", "P4", "P7", "D1"} & set(wanted) and missing_tools():
+        console.print(f"P1, P3, P4, P7, D1 not run: {missing_tools()}")
         return 1
     bars: dict[str, Callable[[], list[Row]]] = {
         "P1": lambda: [_p1(asked.steps)],
@@ -92,10 +98,12 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "P5": lambda: p5(console, asked.solver),
         "P6": lambda: [_p6(console, asked.trials)],
         "P7": lambda: p7(asked.steps),
+        "D1": lambda: d1(asked.steps),
         "K3": lambda: [Row("K3", "error of at most one unit", "as above", k3(console))],
         "K4": lambda: [Row("K4", "proof of 32 bits, controls refused", "as above", k4(console))],
         "K1": k1,
         "K2": lambda: k2(console, fit=asked.fit),
+        "T1": t1,
         "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),
     }

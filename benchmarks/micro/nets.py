@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-Made = tuple[nn.Module, tuple[torch.Tensor, ...], torch.optim.SGD]
+Made = tuple[nn.Module, tuple[torch.Tensor, ...], torch.optim.Optimizer]
 
 
 class Block(nn.Module):

@@ -38,6 +38,9 @@ def train(
         buffer = optimizer.state[parameter].get("momentum_buffer") if parameter in optimizer.state else None
         if buffer is not None:
             state[f"{name}.momentum"] = buffer.numpy().ravel()
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if moment in optimizer.state.get(parameter, {}):
+                state[f"{name}.{moment}"] = optimizer.state[parameter][moment].numpy().ravel()
     return losses, state, batches
 
 

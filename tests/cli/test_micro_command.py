@@ -86,6 +86,8 @@ def test_it_compiles_and_profiles_as_promised(train: Path, tmp_path: Path) -> No
         ("build", ("--ram", "6KiB", "--machine", "nrf99"), 2, "no machine 'nrf99'"),
         ("build", ("--ram", "1GiB"), 2, "has 262144 B"),
         ("build", ("--ram", "much"), 2, "much"),
+        ("block", ("--ram", "6KiB", "--integer", "--sparse"), 2, "--sparse chooses what a step updates"),
+        ("build", ("--ram", "2300", "--sparse"), 3, "The next limit to try is"),
         ("build", ("--ram", "6KiB", "--core", "cortex-m3"), 2, "give --integer with them"),
         ("block", ("--ram", "6KiB", "--integer", "--core", "z80"), 2, "are known for core 'z80'"),
         ("block", ("--ram", "6KiB", "--integer", "--core", "none", "--float-kernels"), 2, "no core is named"),
@@ -119,6 +121,16 @@ def test_a_core_chooses_the_forms_of_kernels(
     promised = json.loads(done.out)
     assert list(promised["forms"].values()) == forms
     assert ("float" in (out / "net.c").read_text()) == ("float" in forms)
+
+
+def test_a_sparse_step_says_what_it_updates(train: Path, tmp_path: Path) -> None:
+    command = ("micro", "compile", f"{train}:build", "--ram", "6KiB", "-o", tmp_path / "out", "--json")
+    every = json.loads(run(*command).out)
+    limit = 0.9 * every["seconds_modelled"]
+    some = json.loads(run(*command, "--sparse", "--seconds", limit).out)
+    assert every["updated"] == "fc.weight, fc.bias, conv.weight, conv.bias"
+    assert set(some["updated"].split(", ")) < set(every["updated"].split(", "))
+    assert some["seconds_modelled"] <= limit
 
 
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:

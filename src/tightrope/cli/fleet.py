@@ -48,6 +48,9 @@ def fleet(
     cohort: Annotated[int, typer.Option(help="Results that make a step.")] = 10,
     steps: Annotated[int, typer.Option(help="Steps of the server.")] = 120,
     concurrency: Annotated[int, typer.Option(help="Devices that train at any time, async.")] = 20,
+    pause: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Seconds between rounds, sync: others have come by then.")
+    ] = 0,
     hours: Annotated[
         float, typer.Option(min=0.1, max=10_000, help="How long availability is drawn for.")
     ] = 48,
@@ -88,7 +91,7 @@ def fleet(
         amount = 4 * training.shape.size
     plan = RoundPlan(
         mode, cohort, steps, amount, samples, concurrency=concurrency, seed=seed,  # type: ignore[arg-type]
-        factors=tuple(fit.factor for fit in fits),
+        factors=tuple(fit.factor for fit in fits), pause_s=pause,
     )  # fmt: skip
     total = None if bytes_limit is None else parse_bytes(bytes_limit, name="--bytes-limit")
     limits = FleetLimits(hours_limit, total, joules_limit, error_limit, able_limit)

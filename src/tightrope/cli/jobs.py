@@ -37,7 +37,8 @@ def jobs(
         str | None, typer.Option(help="Of a machine, whole numbers apart by commas; default: the format's.")
     ] = None,
     rule: Annotated[
-        str, typer.Option(help="first-fit, best-fit, aligned, expected, hedged, or gap (not robust).")
+        str,
+        typer.Option(help="first-fit, best-fit, aligned, expected, hedged, trusting, or gap (not robust)."),
     ] = "hedged",
     predict: Annotated[
         str, typer.Option(help="learned (from the first half, which is not counted), truth, or noisy.")

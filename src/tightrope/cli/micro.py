@@ -12,12 +12,14 @@ from tightrope.core import TightropeError, parse_bytes
 if TYPE_CHECKING:
     from tightrope.micro import CompiledStep, Profile
     from tightrope.micro.infer import CompiledNet
+    from tightrope.plan.paging.economy import Economy
 
 _COMPILE = """\b
 Examples:
   tightrope micro compile train.py:build --machine nrf52840 --ram 240KiB -o OUT/
   tightrope micro compile train.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json
   tightrope micro compile train.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/
+  tightrope micro compile train.py:build --ram 64KiB --sparse --seconds 8 -o OUT/
   tightrope micro compile net.py:build --infer --ram 128KiB -o OUT/
   tightrope micro compile net.py:build --integer --ram 32KiB --flash 256KiB -o OUT/
   tightrope micro compile net.py:build --integer --core cortex-m3 --ram 32KiB -o OUT/"""
@@ -89,6 +91,12 @@ def compile_command(
             help="Of --integer: take float softmax, GELU and layer norm where they cost less.",
         ),
     ] = False,
+    sparse: Annotated[
+        bool,
+        typer.Option(
+            "--sparse", help="Of a step, update only the parameters that gain most within the limits."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
@@ -98,6 +106,8 @@ def compile_command(
     """
     if not integer and (core != "auto" or floats):
         raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
+    if sparse and (infer or integer):
+        raise TightropeError("--sparse chooses what a step updates: leave out --infer and --integer.")
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)
@@ -105,20 +115,32 @@ def compile_command(
         return _say(output, found, json)
     if flash is not None:
         raise TightropeError("--flash limits the constants of inference: give --infer or --integer with it.")
+    from tightrope.plan.paging.economy import Economy
+
+    asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute)
+    _say(output, _step(target, machine, (ram, stack), asked, output, sparse=sparse), json)
+
+
+def _step(
+    target: str, machine: str, limits: tuple[str, str], economy: "Economy", output: Path, *, sparse: bool
+) -> "CompiledStep":
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_trained
     from tightrope.micro import capture_step, compile_step
-    from tightrope.plan.paging.economy import Economy
+    from tightrope.micro.choose import choose_updates, gains_of
     from tightrope.run.status import StatusLine
 
-    profile = find_machine(machine)
-    made = build_trained(target)
+    profile, made = find_machine(machine), build_trained(target)
     step = capture_step(made.model, made.args, made.optimizer, **made.kwargs)
-    asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute)
+    ram, stack = map(parse_bytes, limits)
     with StatusLine().slow("planning the step"):
-        compiled = compile_step(step, profile, ram=parse_bytes(ram), stack=parse_bytes(stack), economy=asked)
-    compiled.write(output)
-    _say(output, compiled, json)
+        if sparse:
+            gains = gains_of(made.model, [made.args], **made.kwargs)
+            found = choose_updates(step, profile, gains, ram=ram, stack=stack, economy=economy).compiled
+        else:
+            found = compile_step(step, profile, ram=ram, stack=stack, economy=economy)
+    found.write(output)
+    return found
 
 
 def _say(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> None:
@@ -204,6 +226,7 @@ def _promises(compiled: "CompiledStep | CompiledNet") -> dict[str, Any]:
         "run_again": manifest.num_ops - len(compiled.planned.tiled.graph.ops),
         "seconds_modelled": round(manifest.seconds, 6),
         "joules_modelled": round(manifest.joules, 6),
+        **({"updated": ", ".join(manifest.updated)} if manifest.updated else {}),
         **({} if net is None else {"constants": net.constants, "output": f"{net.output.dtype}"}),
         **({"forms": {op: str(form) for op, form in forms.items()}} if forms else {}),
     }

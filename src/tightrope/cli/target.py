@@ -70,8 +70,8 @@ def build_trained(target: str) -> TrainedModel:
         case (model, inputs, torch.optim.Optimizer() as optimizer):
             return TrainedModel(*_checked(target, (model, inputs)), optimizer)
     raise TightropeError(
-        f"{target!r} must return (model, inputs, optimizer), the last a torch.optim.SGD: the update is "
-        "a part of the step."
+        f"{target!r} must return (model, inputs, optimizer), the last a torch.optim.SGD or AdamW: the update "
+        "is a part of the step."
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tightrope.core import Argument, Run
-from tightrope.micro.given import Given, Pointer, count_of, number
+from tightrope.micro.given import Given, Pointer, count_of, kernel_name, number
 from tightrope.micro.net_calls import NET_CALLS
 
 
@@ -18,18 +18,10 @@ def call_of(run: Run, pointer: Pointer) -> str:
         >>> call_of(run, lambda view: f"b{view.base}")
         'k_relu(b0, b1, 6);'
     """
-    name = kernel_of(run)
-    given = CALLS[name](Given(run, pointer))
+    name = kernel_name(run)
+    base = f"{name.removesuffix('adamw')}sgd" if name.endswith("_adamw") else name
+    given = CALLS[base](Given(run, pointer))
     return f"k_{name}({', '.join(v if isinstance(v, str) else number(v) for v in given)});"
-
-
-def kernel_of(run: Run) -> str:
-    """Name of the kernel of a run, the same where it writes over an input or into what another tile made.
-
-    >>> kernel_of(Run(0, "micro.relu.over")), kernel_of(Run(0, "micro.conv2d.into"))
-    ('relu', 'conv2d')
-    """
-    return run.target.removeprefix("micro.").removesuffix(".over").removesuffix(".into")
 
 
 _Call = Callable[[Given], list[str | int | float]]
@@ -145,6 +137,7 @@ def _attention_backward(a: Given) -> list[str | int | float]:
 CALLS: Final[dict[str, _Call]] = {
     "add": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "add_rows": _add_rows,
+    "adamw_rates": lambda a: [*a.at(0), *a.made(), *(repr(a.value(k)) for k in (1, 2, 3))],
     "attention": _attention,
     "attention_backward": _attention_backward,
     "avg_pool2d": _avg_pool,

@@ -15,6 +15,7 @@ from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
 from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
+from tightrope.micro.sparse import updates_of
 from tightrope.micro.step import MicroStep
 from tightrope.plan.paging.economy import Economy
 
@@ -62,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fingerprint: of what runs.
         schema: version of this layout.
         net: of inference; None for a training step.
+        updated: parameters that a training step updates.
     """
 
     machine: str
@@ -78,6 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str
     schema: int = 1
     net: NetPromise | None = None
+    updated: tuple[str, ...] = ()
 
     @property
     def total(self) -> Bytes:
@@ -150,7 +153,7 @@ def compile_step(
     manifest = Manifest(
         machine.name, ram, planned.executable.spaces[ARENA].capacity, STATIC_BYTES, stack, source.storage,
         source.pages, source.held, forecast.joules, forecast.ns / 1e9, planned.executable.num_runs,
-        planned.executable.fingerprint,
+        planned.executable.fingerprint, updated=tuple(updates_of(step.graph)),
     )  # fmt: skip
     image = bytearray(source.storage)
     by_name = {name: storage for storage, name in step.names.items()}

@@ -18,7 +18,8 @@ from msgspec import Struct
 from tightrope.core import Alloc, Bytes, Copy, Executable, Graph, Offset, Run, StorageId, TightropeError, View
 from tightrope.core.executable import ARENA, SLOWER
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
-from tightrope.micro.calls import call_of, kernel_of
+from tightrope.micro.calls import call_of
+from tightrope.micro.given import kernel_name
 from tightrope.micro.net_text import NetText, net_texts
 from tightrope.micro.tiles import TiledGraph
 
@@ -97,7 +98,7 @@ def emit(tiled: TiledGraph, executable: Executable, net: NetText | None = None) 
         raise TightropeError(
             "only a plan with addresses can be written as C, of a step that returns at its end."
         )
-    kernels = tuple(sorted({kernel_of(run) for run in executable.runs()}))
+    kernels = tuple(sorted({kernel_name(run) for run in executable.runs()}))
     held = _held(tiled, allocs)
     arena = executable.spaces[ARENA].capacity
     storage = max((a.offset + executable.charged(a) for a in allocs.values() if a.space >= SLOWER), default=0)
@@ -224,6 +225,10 @@ def _kernels(kernels: Iterable[str]) -> str:
 
 
 def _text(kernel: str) -> str:
+    """Text of a kernel; a gradient with AdamW is the one with gradient descent, with another update."""
+    if kernel.endswith("_adamw"):
+        text = _text(f"{kernel.removesuffix('adamw')}sgd").replace("_sgd(", "_adamw(")
+        return text.replace("tr_rule ", "tr_adamw ").replace("tr_update(", "tr_update_adamw(")
     return resource(f"kernels/{kernel}.c")
 
 
@@ -248,7 +253,9 @@ def _step(
     for instruction in executable.instructions:
         if isinstance(instruction, Run):
             call = call_of(instruction, pointer)
-            if "(tr_rule)" in call:  # a block of its own, so that all rules share one place on the stack
+            if (
+                "(tr_rule)" in call or "(tr_adamw)" in call
+            ):  # a block of its own, so that all rules share one place on the stack
                 call = f"{{ {call} }}"
             lines.append(f"{call} /* {_said(graph, instruction)} */")
         elif isinstance(instruction, Copy):

@@ -64,7 +64,8 @@ def run_on_host(
         program = Path(scratch) / "step"
         sources = [str(Path(folder) / name) for name in (*sources_of(manifest), "host_main.c")]
         execute(
-            [compiler, *FLAGS, *flags, "-o", str(program), *sources], "building the step for this computer"
+            [compiler, *FLAGS, *flags, "-o", str(program), *sources, "-lm"],
+            "building the step for this computer",
         )
         storage, data = Path(scratch) / "storage.bin", Path(scratch) / "samples.bin"
         shutil.copyfile(Path(folder) / "storage.bin", storage)

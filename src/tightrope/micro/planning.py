@@ -163,7 +163,7 @@ def num_macs(graph: Graph, op: Op) -> int:
     if name.endswith("_add"):
         shapes = shapes[1:]
     if name.startswith(("conv2d", "linear")):  # rows of the weight are one tile, and outputs may be all
-        weight = shapes[2 if name.endswith("sgd") else 1]
+        weight = shapes[2 if name.endswith(("sgd", "adamw")) else 1]
         into = dict(op.keywords).get("out")
         outputs = made[0] if made and name == "conv2d" else shapes[0]
         if name == "conv2d.into" and isinstance(into, View):
@@ -172,7 +172,7 @@ def num_macs(graph: Graph, op: Op) -> int:
     if name.startswith("attention"):  # products of every row with every key: two forward, four backward
         query, key = shapes[0 if name == "attention" else 1], shapes[1 if name == "attention" else 2]
         return (2 if name == "attention" else 5) * _elements(query) * key[1]
-    if name == "embedding_sgd":
+    if name in ("embedding_sgd", "embedding_adamw"):
         return max(map(_elements, shapes))
     window = next((value for value in op.arguments if isinstance(value, Items)), None)
     if "pool" in name and window is not None:

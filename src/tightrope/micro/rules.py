@@ -8,9 +8,11 @@ from collections.abc import Callable
 from math import prod
 from typing import Final
 
+import numpy as np
+
 from tightrope.core import Argument, Items, Kind, Op, View
 from tightrope.micro.row_rules import ROW_RULES, mean_rows, mean_rows_backward, spread_rows
-from tightrope.micro.translator import PendingGradient, Translator, is_dense, whole_numbers
+from tightrope.micro.translator import AdamRule, PendingGradient, Translator, is_dense, whole_numbers
 
 
 def _window(t: Translator, op: Op, at: int, default: Argument = None) -> tuple[int, int]:
@@ -389,10 +391,23 @@ def update(t: Translator, op: Op) -> None:
         t.refuse("has a gradient that is a sum: a weight that is used twice")
     found = t.pending.pop(gradient.base)
     weight = t.look(parameter)
+    if isinstance(numbers, AdamRule):
+        first, second = (t.look(one) for one in state)
+        behind = (*found.behind, second, t.adam_rates(numbers), *_adamw(numbers))
+        target = f"{found.target.removesuffix('sgd')}adamw"
+        t.emit(target, (*found.before, weight, first, *behind), mutates=(weight, first, second))
+        return
     momentum = t.look(state[0]) if state else None
     changed = (weight,) if momentum is None else (weight, momentum)
     rule = (numbers.lr, numbers.momentum, numbers.weight_decay, numbers.nesterov, numbers.maximize)
     t.emit(found.target, (*found.before, weight, momentum, *found.behind, *rule), mutates=changed)
+
+
+def _adamw(rule: AdamRule) -> tuple[float | bool, ...]:
+    """Numbers of an update, each the float32 that PyTorch rounds it to."""
+    (one, two), shrink = rule.betas, 1.0 - rule.lr * rule.weight_decay
+    rounded = (float(np.float32(value)) for value in (shrink, 1.0 - one, two, 1.0 - two, rule.eps))
+    return (*rounded, rule.maximize)
 
 
 RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {

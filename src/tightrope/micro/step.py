@@ -10,7 +10,7 @@ from tightrope.capture import capture_program
 from tightrope.capture.whole import Update, Wanted, trained_positions, whole_program, with_updates
 from tightrope.core import CaptureError, Graph, Kind, StorageId, TightropeError
 from tightrope.micro.translate import translate
-from tightrope.micro.translator import SgdRule
+from tightrope.micro.translator import AdamRule, Rule, SgdRule
 
 _NUM_SETTINGS = 5
 _TAKEN = {"lr", "momentum", "weight_decay", "nesterov", "maximize", "dampening"}
@@ -41,7 +41,8 @@ def capture_step(
     Args:
         model: its forward returns the loss first; in training mode.
         args: one batch; the values are those of the first sample that the device gets.
-        optimizer: `torch.optim.SGD`, with what parameters it has in its groups.
+        optimizer: `torch.optim.SGD` or `torch.optim.AdamW`, with what parameters it has in its groups; the
+            device begins with no state.
         kwargs: of the call.
 
     Raises:
@@ -64,8 +65,8 @@ def capture_step(
         )
     wanted = {}
     for at in positions:
-        has_state = bool(rules[id(real[at])].momentum)
-        wanted[at] = Wanted((torch.zeros_like(real[at]),) if has_state else (), _NUM_SETTINGS)
+        state = (torch.zeros_like(real[at]) for _ in _state_names(rules[id(real[at])]))
+        wanted[at] = Wanted(tuple(state), _NUM_SETTINGS)
     whole = whole_program(program, wanted)
     labels = {id(p): name for name, p in (*model.named_parameters(), *model.named_buffers())}
     updates = {
@@ -79,22 +80,33 @@ def capture_step(
     for storage in graph.storages:
         if storage.external:
             named[storage.id] = storage.module
-            kept[storage.id] = values[by_name[storage.module]]
+            is_count = storage.module not in by_name
+            kept[storage.id] = bytes(storage.bytes) if is_count else values[by_name[storage.module]]
     return MicroStep(graph, kept, named, tuple(name for name in example if name in named.values()))
 
 
-def _rules(optimizer: torch.optim.Optimizer) -> dict[int, SgdRule]:
+def _state_names(rule: Rule) -> tuple[str, ...]:
+    """Names of the state of a parameter, as the optimizer calls it."""
+    if isinstance(rule, AdamRule):
+        return "exp_avg", "exp_avg_sq"
+    return ("momentum",) if rule.momentum else ()
+
+
+def _rules(optimizer: torch.optim.Optimizer) -> dict[int, Rule]:
     """Numbers of every parameter's update, by identity.
 
     Raises:
         TightropeError: no kernel updates like this.
     """
-    if type(optimizer) is not torch.optim.SGD:
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.AdamW):
         raise TightropeError(
-            f"{type(optimizer).__name__} has no kernel in C: use torch.optim.SGD, with momentum or without."
+            f"{type(optimizer).__name__} has no kernel in C: use torch.optim.SGD or torch.optim.AdamW."
         )
-    found: dict[int, SgdRule] = {}
+    found: dict[int, Rule] = {}
     for group in optimizer.param_groups:
+        if type(optimizer) is torch.optim.AdamW:
+            found.update((id(parameter), _adam(group)) for parameter in group["params"])
+            continue
         if group["dampening"] or any(isinstance(group[key], torch.Tensor) for key in _TAKEN):
             raise TightropeError(
                 "SGD with dampening or with tensors as numbers has no kernel in C: use floats."
@@ -104,18 +116,31 @@ def _rules(optimizer: torch.optim.Optimizer) -> dict[int, SgdRule]:
     return found
 
 
+def _adam(group: Mapping[str, Any]) -> AdamRule:
+    """Numbers of a group of AdamW."""
+    numbers = (group["lr"], *group["betas"])
+    if group["amsgrad"] or any(isinstance(value, torch.Tensor) for value in numbers):
+        raise TightropeError("AdamW with amsgrad or with tensors as numbers has no kernel in C: use floats.")
+    betas = group["betas"][0], group["betas"][1]
+    if not 0.5 < betas[0] < 1.0:
+        raise TightropeError(
+            f"AdamW with a first beta of {betas[0]} has no kernel in C: take one between 0.5 and 1."
+        )
+    return AdamRule(group["lr"], betas, group["eps"], group["weight_decay"], group["maximize"])
+
+
 def _callers(
     graph: Graph,
     real: Sequence[Any],
     labels: Mapping[int, str],
     whole: Any,
-    rules: Mapping[int, SgdRule],
+    rules: Mapping[int, Rule],
     args: Sequence[Any],
-) -> tuple[dict[StorageId, str], dict[StorageId, bytes], dict[StorageId, SgdRule], list[str]]:
+) -> tuple[dict[StorageId, str], dict[StorageId, bytes], dict[StorageId, Rule], list[str]]:
     """Name everything that the caller holds, and take down its value."""
     names: dict[StorageId, str] = {}
     values: dict[StorageId, bytes] = {}
-    numbers: dict[StorageId, SgdRule] = {}
+    numbers: dict[StorageId, Rule] = {}
     example: list[str] = []
     inputs = graph.parts[0].inputs
     given = {id(value): k for k, value in enumerate(args)}
@@ -131,10 +156,11 @@ def _callers(
             name = labels.get(id(tensor), f"value_{at}")
         names[view.base], values[view.base] = name, value_bytes(tensor)
     for at, nodes in whole.trained.items():
-        for state in nodes.state:
+        kinds = _state_names(rules[id(real[at])])
+        for kind, state in zip(kinds, nodes.state, strict=True):
             view = inputs[state].view
             assert view is not None
-            names[view.base] = f"{labels.get(id(real[at]), f'value_{at}')}.momentum"
+            names[view.base] = f"{labels.get(id(real[at]), f'value_{at}')}.{kind}"
             values[view.base] = bytes(graph.storages[view.base].bytes)
         view = inputs[nodes.settings].view
         assert view is not None

@@ -39,9 +39,11 @@ from tightrope.lower import with_writes
 _WEIGHT_AT = {
     "micro.conv2d": 1,
     "micro.conv2d_input": 1,
+    "micro.conv2d_weight_adamw": 2,
     "micro.conv2d_weight_sgd": 2,
     "micro.linear": 1,
     "micro.linear_input": 1,
+    "micro.linear_weight_adamw": 2,
     "micro.linear_weight_sgd": 2,
 }
 """Op -> which argument is the weight."""

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 from tightrope.core import Graph, StorageId
 from tightrope.micro.rules import RULES
-from tightrope.micro.translator import SgdRule, Translator
+from tightrope.micro.translator import Rule, Translator
 
 
-def translate(graph: Graph, updates: Mapping[StorageId, SgdRule], names: Mapping[StorageId, str]) -> Graph:
+def translate(graph: Graph, updates: Mapping[StorageId, Rule], names: Mapping[StorageId, str]) -> Graph:
     """Write a captured whole step as ops of the C library.
 
     Args:

@@ -40,6 +40,21 @@ class SgdRule:
 
 
 @dataclass(frozen=True, slots=True)
+class AdamRule:
+    """Numbers of an update with two moments and decay apart from them; those of `torch.optim.AdamW`."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    maximize: bool = False
+
+
+Rule = SgdRule | AdamRule
+"""How a parameter is updated."""
+
+
+@dataclass(frozen=True, slots=True)
 class PendingGradient:
     """A gradient that is computed inside the update that uses it.
 
@@ -69,10 +84,11 @@ class Translator:
         pending: captured storage of a gradient -> how it is computed.
         constants: captured storage -> the one number that it holds.
         inputs: what the caller holds, in the order of first use.
+        rates: rate and betas -> the two numbers of this step that updates with them read.
     """
 
     graph: Graph
-    updates: Mapping[StorageId, SgdRule]
+    updates: Mapping[StorageId, Rule]
     names: Mapping[StorageId, str]
     kernels: tuple[str, ...]
     ops: list[Op] = field(default_factory=list)
@@ -81,6 +97,7 @@ class Translator:
     pending: dict[StorageId, PendingGradient] = field(default_factory=dict)
     constants: dict[StorageId, float] = field(default_factory=dict)
     inputs: list[Input] = field(default_factory=list)
+    rates: dict[tuple[float, ...], View] = field(default_factory=dict)
     here: Op | None = None
 
     def look(self, value: Argument) -> View:
@@ -118,22 +135,29 @@ class Translator:
         if dtype not in ("float32", "int32"):
             self.refuse(f"reads {view.dtype}; the kernels compute in float32")
         size = old.bytes // ITEM_BYTES[view.dtype] * ITEM_BYTES[dtype]
-        made = self._storage(dtype, (size // ITEM_BYTES[dtype],), old.kind, self.names.get(view.base, ""))
-        label = f"{dtype}[{'x'.join(map(str, view.shape)) or 'scalar'}]"
-        self.storages[made] = Storage(
-            made,
-            size,
-            old.kind,
-            4,
-            external=True,
-            label=label,
-            module=self.names.get(view.base, ""),
-            home=HOME,
-        )
-        self.known[view.base] = made
         shape = (size // ITEM_BYTES[dtype],) if not is_dense(view) else view.shape
+        label = f"{dtype}[{'x'.join(map(str, view.shape)) or 'scalar'}]"
+        self.known[view.base] = self.held(self.names.get(view.base, ""), dtype, shape, old.kind, label)
+
+    def held(self, name: str, dtype: str, shape: tuple[int, ...], kind: Kind, label: str = "") -> StorageId:
+        """Add what the caller holds between steps."""
+        made = self._storage(dtype, shape, kind)
+        old = self.storages[made]
+        self.storages[made] = Storage(
+            made, old.bytes, kind, 4, external=True, label=label or old.label, module=name, home=HOME
+        )
         given = View(made, dtype, shape, contiguous(shape), input=len(self.inputs))
-        self.inputs.append(Input(self.names.get(view.base) or f"input_{len(self.inputs)}", given))
+        self.inputs.append(Input(name or f"input_{len(self.inputs)}", given))
+        return made
+
+    def adam_rates(self, rule: AdamRule) -> View:
+        """Look at the numbers of this step that AdamW takes from a count of steps, which is held."""
+        key = (rule.lr, *rule.betas)
+        if key not in self.rates:
+            name = f"adamw.step{len(self.rates) or ''}"
+            step = self._plain(self.held(name, "float32", (1,), Kind.OPTIMIZER_STATE), "float32", (1,))
+            (self.rates[key],) = self.emit("adamw_rates", (step, *key), [("float32", (2,))], (step,))
+        return self.rates[key]
 
     def _storage(
         self, dtype: str, shape: tuple[int, ...], kind: Kind = Kind.ACTIVATION, module: str = ""

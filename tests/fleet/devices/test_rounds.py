@@ -45,6 +45,17 @@ def test_logs_repeat_add_up_and_hold(devices, plan):
     assert log_problems(log, devices.edges, plan.size) == []
 
 
+def test_with_pauses_other_devices_come(devices):
+    plans = [dataclasses.replace(SYNC, pause_s=seconds) for seconds in (0, 900)]
+    logs = [run_rounds(devices, [50] * 60, plan) for plan in plans]
+    seen = [len({device for _, kind, device, _ in log.events if kind == "done"}) for log in logs]
+    assert seen[1] > 1.5 * seen[0]
+    assert logs[1].started == sum((logs[1].succeeded, logs[1].interrupted, logs[1].stale, logs[1].running))
+    assert log_problems(logs[1], devices.edges, SYNC.size) == []
+    with pytest.raises(TightropeError, match="pause_s=-1"):
+        dataclasses.replace(SYNC, pause_s=-1)
+
+
 @pytest.mark.parametrize("mutant", ["early", "twice", "version", "count", "bytes", "late"])
 def test_the_judge_refuses_logs_that_do_not_add_up(devices, mutant):
     log = run_rounds(devices, [50] * 60, ASYNC)

@@ -22,9 +22,10 @@ from tightrope.fleet.jobs import (
     place_jobs,
 )
 from tightrope.fleet.jobs.show import draw_jobs, draw_occupancy, job_promises, job_trace
+from tightrope.fleet.jobs.traces import POD_MACHINE
 from tightrope.judge.jobs import check_jobs
 
-EVERY = (*RULES, "hedged")
+EVERY = (*RULES, "hedged", "trusting")
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -55,6 +56,22 @@ def test_decisions_do_not_look_ahead_and_repeat(rule: str) -> None:
     ]
     assert plans[0] == plans[1]
     assert plans[2].hosts == plans[0].hosts[:200]
+
+
+def test_predictions_are_followed_as_far_as_they_are_right() -> None:
+    jobs = made_up_jobs(2000, seed=5, days=0.3)
+
+    def machine_time(rule: str, sigma: float) -> int:
+        predictor = Oracle(jobs.items, sigma=sigma, seed=1)
+        return place_jobs(jobs.items, jobs.capacity, rule=rule, predictor=predictor).machine_time
+
+    assert machine_time("trusting", 0.0) < machine_time("best-fit", 0.0)
+    assert machine_time("trusting", 4.0) == machine_time("best-fit", 0.0)
+
+
+def test_trust_wants_predictions() -> None:
+    with pytest.raises(TightropeError, match="'trusting' looks at predicted ends"):
+        place_jobs(made_up_jobs(3).items, POD_MACHINE, rule="trusting")
 
 
 def _learned(features: tuple[tuple[str, ...], ...], count: int) -> LifetimeTable:

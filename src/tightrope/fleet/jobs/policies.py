@@ -67,3 +67,7 @@ RULES: dict[str, Rule] = {
 }
 PREDICTING: Final = ("aligned", "expected", "gap")
 """Rules that look at predicted ends."""
+HEDGED: Final = "hedged"
+TRUSTING: Final = "trusting"
+WATCHING: Final = (HEDGED, TRUSTING)
+"""Ways that choose among rules as jobs come; see `place.py` and `trust.py`."""

@@ -20,6 +20,25 @@ static inline void tr_update(float *w, float *m, int at, float g, tr_rule rule)
     w[at] -= rule.rate * d;
 }
 
+/* AdamW: rates = {-rate / (1 - beta1^t), sqrt(1 - beta2^t)}, shrink = 1 - rate * decay, first = 1 - beta1,
+   second = 1 - beta2; m += first * (g - m); v = keep * v + second * g * g;
+   w = shrink * w + rates[0] * m / (sqrt(v) / rates[1] + eps). Rounded where fused AdamW of PyTorch rounds. */
+typedef struct {
+    float *v;
+    const float *rates;
+    float shrink, first, keep, second, eps;
+    int maximize;
+} tr_adamw;
+
+static inline void tr_update_adamw(float *w, float *m, int at, float g, tr_adamw rule)
+{
+    const float d = rule.maximize ? -g : g;
+    m[at] = __builtin_fmaf(rule.first, d - m[at], m[at]);
+    rule.v[at] = __builtin_fmaf(rule.second * d, d, rule.keep * rule.v[at]);
+    const float root = __builtin_sqrtf(rule.v[at]) / rule.rates[1] + rule.eps;
+    w[at] = rule.shrink * w[at] + rule.rates[0] * m[at] / root;
+}
+
 /* First output element whose window element `at` lies inside, and the one behind the last. */
 static inline int tr_first(int at, int padding, int stride)
 {
