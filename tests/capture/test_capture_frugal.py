@@ -152,3 +152,39 @@ def test_arithmetic_of_a_convolution_is_counted_once_per_gradient() -> None:
         model(x).sum().backward()
     counted = sum(op.ns for op in priced.ops if "conv" in op.target) / 1e9
     assert counted == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+class _LaidOut(nn.Module):
+    """A backward of dropout that is laid out otherwise than torch says, and then one of a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.conv = nn.Linear(8, 16), nn.Conv1d(16, 8, 3, padding=1, groups=4)
+        self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.drop(self.norm(self.conv(self.up(x).tanh().transpose(1, 2)))).transpose(1, 2)
+        values, places = rows.topk(2, -1)
+        loss: Tensor = rows.scatter_add(-1, places, values).square().mean()
+        return loss
+
+
+@pytest.mark.skipif(compiler() is None, reason="layouts are found where allocations are counted")
+def test_a_convolution_behind_another_layout_is_captured_with_the_same_bits() -> None:
+    torch.manual_seed(0)
+    plain = _LaidOut()
+    model, batch = (
+        tightrope.compile(copy.deepcopy(plain), budget="64MiB", progress=False),
+        torch.randn(4, 10, 8),
+    )
+    losses = []
+    for one in (model, plain):
+        torch.manual_seed(1)
+        losses.append(one(batch))
+        losses[-1].backward()
+    assert tightrope.report(model).level == "L1"
+    assert torch.equal(*losses)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(mine.grad, theirs.grad)

@@ -172,7 +172,7 @@ def test_features_are_no_length_and_a_size_that_a_model_does_not_take_is_quoted(
     assert (printed(*command)["batch"], printed(*command)["seq"]) == (4, None)
     done = run(*command, "--batch", "2", "--seq", "16")
     assert done.code == 2
-    assert "with --batch 2 --seq 16 the model does not take its inputs: " in done.err
+    assert "tightrope: with --batch 2 --seq 16: Linear fails with these arguments" in done.err
     assert run(*command, "--largest", "batch", "--budget", "64KiB").err.count("note: ") == 1
     assert run(*command, "--batch", "2,4,8").err.count("note: ") == 1
 

@@ -83,6 +83,12 @@ def test_a_choice_and_what_to_measure_next(tmp_path):
     assert "measure b next" in done.out
 
 
+def test_names_of_candidates_reach_the_terminal_without_its_codes(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text("candidate,value\n\x1b[31mred,1.0\n")
+    assert "\x1b" not in run("select", path).out
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -97,6 +103,7 @@ def test_a_choice_and_what_to_measure_next(tmp_path):
         ("candidate,value\na,\n", "line 2: no row has a value or a prediction"),
         ("candidate,value\n", "no rows below the header"),
         ("", "line 1: no column 'candidate'"),
+        ("candidate,value,predicted,predicted\na,1,1,2\n", "line 1: two columns of one name"),
         ("candidate,value,predicted\na,1,1\nb,1,\n", "'b' has no prediction"),
     ],
 )

@@ -411,6 +411,19 @@ def test_without_a_compiler_the_step_runs_op_by_op(monkeypatch: pytest.MonkeyPat
     assert str(tightrope.report(model)).startswith("level L1 (not fused: torch finds no C++ compiler")
 
 
+@pytest.mark.usefixtures("ops_as_captured")
+def test_what_is_too_short_a_part_of_a_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightrope.fuse.build._COMPILED", {})
+    monkeypatch.setattr("tightrope.fuse.build.compile_loops", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr("tightrope.fuse.choose._LEAST_PART", 1.0)
+    model = tightrope.compile(net(), budget="64MiB", fuse=True)
+    assert all(map(torch.equal, train(model), train(net())))
+    assert re.search(
+        r"^level L1 \(not fused: of (\d+) distinct stretches, \1 too short a part of the step",
+        str(tightrope.report(model)),
+    )
+
+
 def _fails(every: list[object], **_: object) -> list[str]:
     return ["torch's compiler refuses it." for _ in every]
 

@@ -417,13 +417,17 @@ def own_code(function: Callable[..., Any]) -> Callable[[], None]:
 
 
 def relay(
-    graph: torch.fx.Graph, layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...], int]]]
+    graph: torch.fx.Graph,
+    layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...], int]]],
+    *,
+    kept: Callable[[torch.fx.Node], bool],
 ) -> None:
     """Give results of nodes other dtypes, strides and offsets, and derive everything behind them again.
 
     Args:
         graph: with fake values in ``meta["val"]``, which are replaced.
         layouts: by name of the node and position in its result (-1 = the result itself).
+        kept: of which nodes nothing can be derived, as their target is not what runs; their results stay.
     """
     fakes = [node.meta.get("val") for node in graph.nodes]
     mode = next(value.fake_mode for value in fakes if hasattr(value, "fake_mode"))
@@ -434,7 +438,7 @@ def relay(
             continue
         with mode, torch.no_grad():
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-            value = node.target(*args, **kwargs)
+            value = node.meta["val"] if kept(node) else node.target(*args, **kwargs)
             items = list(value) if isinstance(value, tuple | list) else [value]
             for position, (dtype, strides, offset) in wanted.items():
                 shape = items[max(position, 0)].shape

@@ -13,6 +13,7 @@ from tightrope.capture._eager import meta_as_cpu
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
+from tightrope.capture.variants import has_own_kernel
 from tightrope.core import CaptureError, Graph, TightropeError
 from tightrope.core.arguments import refuse_argument
 from tightrope.lower import with_writes
@@ -183,7 +184,7 @@ def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
             )
         layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides, layout.offset)
     try:
-        _torch.relay(program.module.graph, layouts)
+        _torch.relay(program.module.graph, layouts, kept=has_own_kernel)
     except (RuntimeError, ValueError) as error:  # as a view of what is laid out otherwise
         raise CaptureError(
             f"kernels lay results out otherwise than torch's shape functions say, and then: {error}."

@@ -15,6 +15,7 @@ import torch.fx
 
 from tightrope.capture import _torch
 from tightrope.capture.typed import tensor_of
+from tightrope.capture.variants import has_own_kernel
 
 _CAST: Final = torch.ops.aten._to_copy.default
 _ADD: Final = torch.ops.aten.add.Tensor
@@ -73,7 +74,7 @@ def share_casts(joint: torch.fx.GraphModule, num_forward_outputs: int, *, rememb
         shared[first.name] = {-1: (value.dtype, tuple(value.stride()), value.storage_offset())}
     output.args = (tuple(results),)
     if shared:  # views of a cast look into another one now
-        _torch.relay(graph, shared)
+        _torch.relay(graph, shared, kept=has_own_kernel)
     return left
 
 

@@ -17,6 +17,7 @@ from tightrope.cli.target import Built, build, capture_target, is_on_meta
 from tightrope.core import (
     Buffer,
     Bytes,
+    CaptureError,
     Graph,
     InfeasibleError,
     Machine,
@@ -251,18 +252,19 @@ def sized_step(asked: Asked, built: Built, sizes: Mapping[Axis, int], *, noted: 
         noted: whether it is said what the step lacks to be a whole one.
 
     Raises:
-        TightropeError: the step cannot be captured; the message quotes the sizes.
+        CaptureError: the step cannot be captured; the message quotes the sizes.
+        TightropeError: the inputs have no such axis.
     """
     call = built
     for axis, size in sizes.items():
         call = resized(call, axis, size)
     try:
         return Step(asked, call, noted=noted)
-    except TightropeError as error:
+    except CaptureError as error:
         if not sizes:
             raise
         said = " ".join(f"--{axis} {size}" for axis, size in sizes.items())
-        raise TightropeError(f"with {said} the model does not take its inputs: {error}") from error
+        raise CaptureError(f"with {said}: {error}") from error
 
 
 def estimate_step(

@@ -8,7 +8,7 @@ import typer
 
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
-from tightrope.core import Bytes, TightropeError, parse_bytes
+from tightrope.core import Bytes, TightropeError, parse_bytes, printable
 from tightrope.core.work import broken, promise_table
 
 _FLEET = """\b
@@ -223,9 +223,9 @@ def select(
         )  # fmt: skip
     else:
         console().print(
-            f"{names[chosen.candidate]}: nobody is better by more than {tolerance:g} with "
+            f"{printable(names[chosen.candidate])}: nobody is better by more than {tolerance:g} with "
             f"{chosen.confidence:.1%}, "
-            f"after {chosen.looks} measurements" + (f"; measure {more} next" if more else ""),
+            f"after {chosen.looks} measurements" + (f"; measure {printable(more)} next" if more else ""),
             markup=False,
         )
     if more is not None:

@@ -68,7 +68,11 @@ def size_of(built: Built, axis: Axis) -> int | None:
 
 def length_of(built: Built) -> int | None:
     """Read the length of the sequences off the inputs; None where rows of numbers may as well be features."""
-    sized = (one for one in _sized(built, "seq") if one.dim() > 2 or not one.is_floating_point())
+    sized = (
+        one
+        for one in _sized(built, "seq")
+        if one.dim() > 2 or not (one.is_floating_point() or one.is_complex())
+    )
     return next((tensor.shape[1] for tensor in sized), None)
 
 

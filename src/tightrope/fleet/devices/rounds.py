@@ -71,7 +71,7 @@ class RoundPlan:
         if self.over < 1 or self.most_stale < 0 or not 0 <= self.pause_s < 1e9:
             raise TightropeError(
                 f"over={self.over:g}, most_stale={self.most_stale}, pause_s={self.pause_s:g}: give at least "
-                "1, at least 0, and at least 0 seconds."
+                "1, at least 0, and from 0 to below 1e9 seconds."
             )
 
 

@@ -179,7 +179,7 @@ class _Table:
             value = math.nan
         if not 0 <= value < 2**53:
             raise TightropeError(
-                f"{self.name}, line {line}: {column} is {text[:40]!r}: give a number that is not negative."
+                f"{self.name}, line {line}: {column} is {text[:40]!r}: give a number from 0 to below 2^53."
             )
         return value
 

@@ -48,15 +48,17 @@ def read_measurements(path: str | Path, *, logs: bool = False) -> SelectMeasurem
             cannot be; names file and line.
     """
     found, where = SelectMeasurements(), repr(str(path))
+    numbers: dict[str, int] = {}
     last = ""
     for line, row in _rows(path):
         at, name = f"{where}, line {line}", row["candidate"].strip()
         if not name:
             raise TightropeError(f"{at}: no candidate is named: give each row the name of what was measured.")
-        if name not in found.names:
+        if name not in numbers:
+            numbers[name] = len(numbers)
             found.names.append(name)
         if row["value"].strip():
-            found.looks.append((found.names.index(name), _number(row["value"], at, "value", logs)))
+            found.looks.append((numbers[name], _number(row["value"], at, "value", logs)))
         if row.get("predicted", "").strip():
             predicted = _number(row["predicted"], at, "predicted", logs)
             if found.predicted.setdefault(name, predicted) != predicted:
@@ -97,6 +99,10 @@ def _rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
                     f"{where}, line 1: {'no' if name not in header else 'more than one'} column {name!r}; it "
                     f"has {','.join(header)[:200]!r}: begin the file with {_HEADER}."
                 )
+        if len(set(header)) != len(header):
+            raise TightropeError(
+                f"{where}, line 1: two columns of one name, {','.join(header)[:200]!r}: leave one out."
+            )
         for row in reader:
             if row and len(row) != len(header):
                 raise TightropeError(
