@@ -25,6 +25,10 @@ def two():
     return build()[0], (torch.zeros(32, 64), torch.zeros(32, 64))
 
 
+def frozen():
+    return build()[0].requires_grad_(False), torch.zeros(32, 64)
+
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -117,6 +121,17 @@ def test_any_model_with_a_list_of_layers_is_told(here: tuple[str, list[str]]) ->
     assert max(some[1] for one in found["per_rank"] for some in one["layers"]) == 6
     done = run("estimate", f"{file}:net", *on, "2", "--pipeline", "2")
     assert "before the layers to blocks." in done.out
+
+
+def test_notes_and_a_share_of_the_memory(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    said = "nothing here requires a gradient: this is a forward pass alone, without a backward."
+    done = run("estimate", f"{file}:frozen", *on, "2", "--budget", "50%", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["limit_bytes"] == 2**29
+    assert found["notes"][0].startswith(said)
+    assert said in " ".join(run("estimate", f"{file}:frozen", *on, "2").out.split())
 
 
 def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:

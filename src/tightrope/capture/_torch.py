@@ -416,39 +416,6 @@ def own_code(function: Callable[..., Any]) -> Callable[[], None]:
     return forget
 
 
-def relay(
-    graph: torch.fx.Graph,
-    layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...], int]]],
-    *,
-    kept: Callable[[torch.fx.Node], bool],
-) -> None:
-    """Give results of nodes other dtypes, strides and offsets, and derive everything behind them again.
-
-    Args:
-        graph: with fake values in ``meta["val"]``, which are replaced.
-        layouts: by name of the node and position in its result (-1 = the result itself).
-        kept: of which nodes nothing can be derived, as their target is not what runs; their results stay.
-    """
-    fakes = [node.meta.get("val") for node in graph.nodes]
-    mode = next(value.fake_mode for value in fakes if hasattr(value, "fake_mode"))
-    changed: set[torch.fx.Node] = set()
-    for node in graph.nodes:
-        wanted = layouts.get(node.name, {})
-        if node.op != "call_function" or not (wanted or changed.intersection(node.all_input_nodes)):
-            continue
-        with mode, torch.no_grad():
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-            value = node.meta["val"] if kept(node) else node.target(*args, **kwargs)
-            items = list(value) if isinstance(value, tuple | list) else [value]
-            for position, (dtype, strides, offset) in wanted.items():
-                shape = items[max(position, 0)].shape
-                end = offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-                whole = torch.empty(end if 0 not in shape else offset, dtype=dtype)
-                items[max(position, 0)] = whole.as_strided(shape, strides, offset)
-        node.meta["val"] = tuple(items) if isinstance(value, tuple | list) else items[0]
-        changed.add(node)
-
-
 def traced_code() -> tuple[CodeType, ...]:
     """List the code of every function that the trace that runs has looked into."""
     return tuple(torch._guards.TracingContext.get_traced_code() or ())

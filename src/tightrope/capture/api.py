@@ -13,7 +13,7 @@ from tightrope.capture._eager import meta_as_cpu
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
 from tightrope.capture.program import Program
-from tightrope.capture.variants import has_own_kernel
+from tightrope.capture.relay import Layout, relay
 from tightrope.core import CaptureError, Graph, TightropeError
 from tightrope.core.arguments import refuse_argument
 from tightrope.lower import with_writes
@@ -175,7 +175,7 @@ def measured(
 
 def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
     """Read the program again with the layouts that kernels really give."""
-    layouts: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...], int]]] = {}
+    layouts: dict[str, dict[int, Layout]] = {}
     for op, position, layout in odd:
         if layout.bits or program.rebuild is None:
             raise CaptureError(
@@ -184,7 +184,7 @@ def _relaid(program: Program, odd: Sequence[Odd]) -> Program:
             )
         layouts.setdefault(op.name, {})[position] = (dtype_of(layout.dtype), layout.strides, layout.offset)
     try:
-        _torch.relay(program.module.graph, layouts, kept=has_own_kernel)
+        relay(program.module.graph, layouts)
     except (RuntimeError, ValueError) as error:  # as a view of what is laid out otherwise
         raise CaptureError(
             f"kernels lay results out otherwise than torch's shape functions say, and then: {error}."

@@ -13,9 +13,8 @@ from typing import Any, Final
 import torch
 import torch.fx
 
-from tightrope.capture import _torch
+from tightrope.capture.relay import Layout, relay
 from tightrope.capture.typed import tensor_of
-from tightrope.capture.variants import has_own_kernel
 
 _CAST: Final = torch.ops.aten._to_copy.default
 _ADD: Final = torch.ops.aten.add.Tensor
@@ -53,7 +52,7 @@ def share_casts(joint: torch.fx.GraphModule, num_forward_outputs: int, *, rememb
     (output,) = graph.find_nodes(op="output")
     results: list[Any] = list(output.args[0])
     left = []
-    shared: dict[str, dict[int, tuple[torch.dtype, tuple[int, ...], int]]] = {}
+    shared: dict[str, dict[int, Layout]] = {}
     for at, given in enumerate(graph.find_nodes(op="placeholder")):
         place = num_forward_outputs + at
         casts = [user for user in given.users if _is_cast(user)]
@@ -74,7 +73,7 @@ def share_casts(joint: torch.fx.GraphModule, num_forward_outputs: int, *, rememb
         shared[first.name] = {-1: (value.dtype, tuple(value.stride()), value.storage_offset())}
     output.args = (tuple(results),)
     if shared:  # views of a cast look into another one now
-        _torch.relay(graph, shared, kept=has_own_kernel)
+        relay(graph, shared)
     return left
 
 

@@ -70,11 +70,6 @@ def called(node: torch.fx.Node) -> Any:
     return node.meta.get(KERNEL, node.target)
 
 
-def has_own_kernel(node: torch.fx.Node) -> bool:
-    """Tell whether a kernel of this package is called for a node, whose target may not take its arguments."""
-    return KERNEL in node.meta
-
-
 def dropouts_as_eager(graph: torch.fx.Graph) -> None:
     """Let dropouts on a CPU, and their backward, be computed by the ops that eager calls there."""
     for node in graph.find_nodes(op="call_function", target=_DROPOUT):

@@ -162,6 +162,7 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
             for one in found.tried
         ],
         "orders": [" ".join(map(str, row)) for row in bare(orders_of(plan))],
+        "notes": list(found.notes),
         "note": NOTE,
     }
 
@@ -210,7 +211,8 @@ def _print(found: "RanksEstimate") -> None:
             f"here: {', '.join(found.shared)}",
             markup=False,
         )
-    target.print(NOTE, markup=False)
+    for line in (*found.notes, NOTE):
+        target.print(line, markup=False)
 
 
 def _named(names: Sequence[str], ranges: Sequence[tuple[int, int]]) -> str:

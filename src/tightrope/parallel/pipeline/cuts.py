@@ -10,6 +10,8 @@ Complexity  O(layers log sum).
 import itertools
 from collections.abc import Sequence
 
+from tightrope.core import TightropeError
+
 
 def equal_cuts(count: int, num: int) -> tuple[int, ...]:
     """Cut into stages of equal numbers of layers, as far as they divide.
@@ -35,9 +37,17 @@ def least_cuts(weights: Sequence[int], num: int) -> tuple[int, ...]:
     Returns:
         Where stages begin, and the number of layers.
 
+    Raises:
+        TightropeError: there are no layers, or not so many stages of them.
+
     >>> least_cuts([9, 1, 1, 1], 2)
     (0, 1, 4)
     """
+    if not 1 <= num <= len(weights):
+        raise TightropeError(
+            f"{len(weights)} layers cannot be cut into {num} stages, each with a layer: give a number of "
+            f"stages from 1 to the number of layers."
+        )
     equal = equal_cuts(len(weights), num)
     low, high = max(weights), largest_part(weights, equal)
     while low < high:

@@ -9,7 +9,8 @@ Guarantee   The answer is a plan of all ranks of one replica that the judge acce
             process is started, and no memory is taken for a model on the meta device.
 Complexity  One search per divisor of N; `WIDEST` keeps out pipelines that are too long to try.
 Gaps        Times are modelled. Replicas are alike and on time; their sums are rings over one link, one per
-            layer, once per step. The layout is the fastest of those tried, not proved.
+            layer, once per step. The layout is the fastest of those tried, not proved. Frozen
+            parameters are left out of sums of gradients; a backward through frozen layers alone is timed.
 """
 
 import math
@@ -32,7 +33,7 @@ from tightrope.core import (
 from tightrope.core.units import Bytes, Nanoseconds, format_bytes, shown
 from tightrope.judge.ranks import judge_ranks
 from tightrope.parallel.pipeline.emit import emitted
-from tightrope.parallel.pipeline.measure import shape_layers
+from tightrope.parallel.pipeline.measure import shape_layers, trained_bytes
 from tightrope.parallel.pipeline.search import (
     PipelineOptions,
     PipelineTask,
@@ -41,7 +42,7 @@ from tightrope.parallel.pipeline.search import (
     smallest,
     staged,
 )
-from tightrope.parallel.pipeline.segments import Segments, segment_costs
+from tightrope.parallel.pipeline.segments import Segments, notes_on, segment_costs
 
 MOST_RANKS: Final = 1024
 WIDEST: Final = 16_384
@@ -122,6 +123,7 @@ class RanksEstimate:
         names: of the layers.
         shared: parameters of several layers; each layer holds them here, and sums of their gradients between
             stages are not timed.
+        notes: on what is not as one would think.
     """
 
     ranks: int
@@ -132,15 +134,23 @@ class RanksEstimate:
     tried: tuple[LayoutTried, ...]
     names: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def is_sequence(model: object) -> bool:
     """Tell whether a model is a sequence of layers, each of which takes what the one before returns.
 
+    A class of its own with a forward of its own is none: its layers may be called in any way.
+
     >>> is_sequence(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
     True
     """
-    return isinstance(model, torch.nn.Sequential | torch.nn.ModuleList | list | tuple)
+    if isinstance(model, list | tuple):
+        return True
+    kinds = (torch.nn.Sequential, torch.nn.ModuleList)
+    if not isinstance(model, kinds) or "forward" in vars(model):
+        return False
+    return type(model).forward in [kind.forward for kind in kinds if isinstance(model, kind)]
 
 
 def cut_model(
@@ -170,11 +180,24 @@ def cut_model(
                     "micro-batch."
                 )
             names = tuple(f"layer {number}" for number in range(len(layers)))
-            return Segments(names, shape_layers(layers, example, machine, states=states))
+            unpriced: set[str] = set()
+            costs = shape_layers(layers, example, machine, states=states, unpriced=unpriced)
+            trained = tuple(map(trained_bytes, layers))
+            notes = notes_on(unpriced, alone=not any(trained))
+            return Segments(names, costs, _tied(layers), trained, notes)
     raise TightropeError(
         f"a model of class {type(model).__name__} is no sequence of layers, so it cannot be cut into stages: "
         "give a torch.nn.Module, or a list of at least one, each taking what the one before returns."
     )
+
+
+def _tied(layers: Sequence[torch.nn.Module]) -> tuple[str, ...]:
+    """Name the parameters that several layers have, as the first does."""
+    users: dict[int, list[str]] = {}
+    for number, layer in enumerate(layers):
+        for name, one in layer.named_parameters():
+            users.setdefault(id(one), []).append(f"{number}.{name}")
+    return tuple(names[0] for names in users.values() if len(names) > 1)
 
 
 def layouts(ranks: int, num_layers: int, micro_batches: int, pipeline: int | None) -> list[RankLayout]:
@@ -235,7 +258,7 @@ def estimate_ranks(
         kwargs: of the forward of such a module.
         ranks: in all, at most 1,024.
         machine: a cluster: ``devices``, ``[[links]]`` and rates (``flops.matmul``).
-        budget: bytes per rank; None = the memory of a device.
+        budget: bytes per rank, or a share of a device's memory; None = all of it.
         pipeline: ranks that stages live on; None = what is fastest.
         micro_batches: of a step, over all replicas; None = twice the ranks.
         optimizer_states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
@@ -259,11 +282,11 @@ def estimate_ranks(
         8
     """
     count = _checked(ranks, machine, micro_batches)
-    limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget)
+    limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget, whole=machine.tiers[0].bytes)
     cut = cut_model(model, example, kwargs, machine, states=optimizer_states)
     wanted = layouts(ranks, len(cut.costs), count, pipeline)
     options = options or PipelineOptions(ascending=True, split=False, seconds=SECONDS)
-    search = _Layouts(cut.costs, machine, limit, sharded, options, balance=not is_sequence(model))
+    search = _Layouts(cut, machine, limit, sharded, options, balance=not is_sequence(model))
     for number, layout in enumerate(wanted):
         if progress is not None:
             progress(number, len(wanted), f"{layout.pipeline} x {layout.replicas}")
@@ -274,7 +297,8 @@ def estimate_ranks(
     judge_ranks(plan)
     cuts = search.cuts(layout, plan)
     takes = tuple(_takes(plan, rank, cuts) for rank in range(layout.pipeline))
-    return RanksEstimate(ranks, limit, layout, plan, takes, tuple(search.tried), cut.names, cut.shared)
+    tried = tuple(search.tried)
+    return RanksEstimate(ranks, limit, layout, plan, takes, tried, cut.names, cut.shared, cut.notes)
 
 
 def _checked(ranks: object, machine: Machine, micro_batches: object) -> int:
@@ -305,9 +329,19 @@ def ring_ns(link: DeviceLink, size: Bytes, replicas: int, *, rounds: int) -> Nan
 
 
 def exchanged(
-    costs: Sequence[StageCost], machine: Machine, layout: RankLayout, *, sharded: bool
+    costs: Sequence[StageCost],
+    machine: Machine,
+    layout: RankLayout,
+    *,
+    sharded: bool,
+    trained: Sequence[Bytes] | None = None,
 ) -> tuple[StageCost, ...]:
-    """Add what replicas exchange: per layer a ring over the slowest link that one of their groups spans."""
+    """Add what replicas exchange: per layer a ring over the slowest link that one of their groups spans.
+
+    Gradients are those of ``trained`` bytes per layer; None = of all parameters.
+    """
+    if trained is None:
+        trained = [cost.parameters for cost in costs]
     size = layout.replicas
     if size == 1:
         return tuple(costs)
@@ -317,9 +351,9 @@ def exchanged(
         msgspec.structs.replace(
             cost,
             gather=ring_ns(link, cost.parameters, size, rounds=1) if sharded else 0,
-            reduce=ring_ns(link, cost.parameters, size, rounds=rounds),
+            reduce=ring_ns(link, gradients, size, rounds=rounds),
         )
-        for cost in costs
+        for cost, gradients in zip(costs, trained, strict=True)
     )
 
 
@@ -328,7 +362,7 @@ class _Layouts:
 
     def __init__(
         self,
-        costs: tuple[StageCost, ...],
+        cut: Segments,
         machine: Machine,
         limit: Bytes,
         sharded: bool,
@@ -337,7 +371,7 @@ class _Layouts:
         balance: bool,
     ) -> None:
         self.balance = balance
-        self.costs, self.machine, self.limit = costs, machine, limit
+        self.cut, self.machine, self.limit = cut, machine, limit
         self.sharded, self.options = sharded, options
         self.tried: list[LayoutTried] = []
         self.best: tuple[RankLayout, JointPlan] | None = None
@@ -363,7 +397,7 @@ class _Layouts:
 
     def _task(self, layout: RankLayout) -> PipelineTask:
         return PipelineTask(
-            exchanged(self.costs, self.machine, layout, sharded=self.sharded),
+            exchanged(self.cut.costs, self.machine, layout, sharded=self.sharded, trained=self.cut.trained),
             self.machine,
             layout.pipeline,
             layout.micro_batches,

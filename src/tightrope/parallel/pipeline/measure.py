@@ -5,23 +5,75 @@ Idea        `measure_layers` runs one micro-batch through every layer, twice, fo
             and counts what autograd keeps, and floating-point operations for a machine's rates.
 Guarantee   Measured bytes are those of torch's allocator. From shapes: kept tensors to the byte, each storage
             once; nothing of what a kernel takes for itself.
-Gaps        From shapes, a backward takes twice its forward. Dropout's masks are those of the meta device.
+Gaps        From shapes, a backward takes twice its forward, without gradients of weights if all are frozen.
+            Dropout's masks are those of the meta device. Ops without a count of operations take none; those
+            that may be heavy are named to the caller.
 """
 
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from tightrope.capture._eager import ops_shown
+from tightrope.capture._torch import is_overload
 from tightrope.core import Machine, StageCost, TightropeError
 from tightrope.core.units import Bytes, round_up
 from tightrope.native.hook.allocator import allocator
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_HEAVY: Final = (
+    "mv", "addmv", "dot", "vdot", "addr", "ger", "_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn",
+    "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_addmm_activation", "_int_mm",
+    "cholesky", "triangular_solve", "_pdist_forward", "_cdist_forward",
+)  # fmt: skip
+_HEAVY_STARTS: Final = ("_fft_", "linalg_", "_linalg_", "_sparse_", "_weight_int")
+"""Ops of ATen that compute sums of products, or as much."""
+
+
+def is_unpriced(op: Any) -> bool:
+    """Tell whether an op that may be heavy has no count of operations: some of ATen, and all from elsewhere.
+
+    >>> is_unpriced(torch.ops.aten.mv.default), is_unpriced(torch.ops.aten.mm.default)
+    (True, False)
+    """
+    if not is_overload(op) or op.overloadpacket in flop_registry:
+        return not is_overload(op)
+    name = op._schema.name.partition("::")[2]
+    return op.namespace not in ("aten", "prim", "prims") or name in _HEAVY or name.startswith(_HEAVY_STARTS)
+
+
+@contextmanager
+def left_alone(model: torch.nn.Module) -> Iterator[None]:
+    """Put back what a forward writes to attributes of modules, and to lists, dicts and sets in them."""
+    before = [
+        (module, dict(vars(module)), [(one, copy.copy(one)) for one in vars(module).values() if _plain(one)])
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, holders in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for holder, content in holders:
+                holder.clear()
+                holder.extend(content) if isinstance(holder, list) else holder.update(content)
+
+
+def _plain(value: object) -> bool:
+    return type(value) in (list, dict, set)
+
+
+def trained_bytes(layer: torch.nn.Module) -> Bytes:
+    """Sum the bytes of the parameters that get gradients."""
+    return sum(round_up(p.numel() * p.element_size()) for p in layer.parameters() if p.requires_grad)
 
 
 def measure_layers(
@@ -101,17 +153,18 @@ def _with_state(
     cost: StageCost, layer: torch.nn.Module, states: float, *, first: bool, last: bool
 ) -> StageCost:
     size = sum(round_up(p.numel() * p.element_size()) for p in layer.parameters())
+    trained = trained_bytes(layer)
     return StageCost(
         forward=cost.forward,
         backward=cost.backward,
-        weight=cost.weight,
+        weight=cost.weight if trained or not size else 0,
         input=0 if first else cost.input,
         output=0 if last else cost.output,
         saved=cost.saved,
         half=cost.half,
         work=cost.work,
         parameters=size,
-        state=math.ceil(size * (1 + states)),
+        state=math.ceil(trained * (1 + states)),
     )
 
 
@@ -136,6 +189,7 @@ def shape_layers(
     machine: Machine,
     *,
     states: float = 0.0,
+    unpriced: set[str] | None = None,
 ) -> tuple[StageCost, ...]:
     """Tell what layers take from shapes alone; nothing is computed, and no memory is taken.
 
@@ -145,12 +199,20 @@ def shape_layers(
         machine: whose ``flops.matmul``, or that of the dtype of a layer's output, and memory bandwidth give
             times.
         states: what the optimizer keeps, in multiples of the parameters' bytes.
+        unpriced: gets the names of ops that may be heavy and are taken to take no time.
 
     Raises:
         TightropeError: the machine has no rates.
     """
     matmul_rate(machine, example.dtype)
     found: list[StageCost] = []
+    names = set() if unpriced is None else unpriced
+
+    def note(op: Any, given: Any, result: Any) -> None:
+        del given, result
+        if is_unpriced(op):
+            names.add(str(op))
+
     x = example.to("meta")
     for position, layer in enumerate(layers):
         meta = layer if all(p.is_meta for p in layer.parameters()) else copy.deepcopy(layer).to("meta")
@@ -164,7 +226,12 @@ def shape_layers(
             return tensor
 
         skip = [given, *meta.parameters(), *meta.buffers()]
-        with FlopCounterMode(display=False) as count, torch.autograd.graph.saved_tensors_hooks(keep, _same):
+        with (
+            left_alone(meta),
+            FlopCounterMode(display=False) as count,
+            ops_shown(note),
+            torch.autograd.graph.saved_tensors_hooks(keep, _same),
+        ):
             output = _called(meta, given, position)
         for tensor in (*skip, output):
             kept.pop(tensor.untyped_storage()._cdata, None)
@@ -172,7 +239,7 @@ def shape_layers(
         moved = (saved + _size(given) + _size(output)) / machine.tiers[0].read
         rate = matmul_rate(machine, output.dtype)
         ns = max(1, round(1e9 * (count.get_total_flops() / rate + moved)))
-        size = sum(round_up(p.numel() * p.element_size()) for p in meta.parameters())
+        size = trained_bytes(meta)
         cost = StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
         last = position + 1 == len(layers)
         found.append(_with_state(cost, meta, states, first=position == 0, last=last))

@@ -10,12 +10,17 @@ Gaps        Time is that of the operations and of moving what is kept, at the ma
             takes twice its forward. Code that asks whether its tensors have values goes the way that it has
             for traces: models of transformers then make masks that a run may leave out. Numbers that autograd
             keeps (64 bytes each) are not seen. Work space is told from the largest tensor and the parameters.
+            Ops without a count of operations take no time: recurrent layers, products with vectors, Fourier
+            transforms and ops from outside of torch among them; those that may be heavy are noted. A layer
+            that is checkpointed counts as one that is not: its tensors are kept, and computed once. A second
+            list of layers, such as that of an encoder beside a decoder, is not cut: it counts as before, or
+            after, the layers. All that a frozen segment leaves out is the gradients of its weights.
             A tensor that passes over several segments counts between each of them, a parameter of several
             segments in each, and the exchange of its gradients is not timed.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,10 +33,16 @@ from tightrope.capture._eager import ops_shown, tensors_in, with_tensors
 from tightrope.capture._torch import shapes_only, storage_key
 from tightrope.core import Machine, StageCost, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds, round_up
-from tightrope.parallel.pipeline.measure import matmul_rate
+from tightrope.parallel.pipeline.measure import is_unpriced, left_alone, matmul_rate
 
 _GIVEN: Final = -1
 """In place of a segment: what the caller holds."""
+FORWARD_ALONE: Final = (
+    "nothing here requires a gradient: this is a forward pass alone, without a backward. Times and bytes are "
+    "those of a training step all the same."
+)
+_VALUES: Final = ("DataDependentOutputException", "DynamicOutputShapeException")
+"""What torch raises where the shape of a result, or a branch, depends on values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +53,15 @@ class Segments:
         names: of the segments.
         costs: of one micro-batch.
         shared: names of parameters that several segments use.
+        trained: bytes of parameters that get gradients, per segment.
+        notes: on what is not as one would think.
     """
 
     names: tuple[str, ...]
     costs: tuple[StageCost, ...]
     shared: tuple[str, ...] = ()
+    trained: tuple[Bytes, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,11 +129,14 @@ def segment_costs(
     """
     matmul_rate(machine, torch.float32)
     path, layers = list_of_layers(model)
-    with shapes_only() as fake, ExitStack() as hooks:
-        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    with left_alone(model), shapes_only() as fake, ExitStack() as hooks:
+        parameters = dict(model.named_parameters())
+        named = {**parameters, **dict(model.named_buffers())}
         twins = {name: _twin(one, fake) for name, one in named.items()}
         inputs = with_tensors((tuple(args), dict(kwargs or {})), lambda one: _twin(one, fake))
         watch = _Watch(machine, path, len(layers), twins, tensors_in(inputs))
+        for name, one in parameters.items():
+            watch.parameters[storage_key(twins[name])] = one.requires_grad
         for position, layer in enumerate(layers):
             for handle in (
                 layer.register_forward_pre_hook(watch.entering(position)),
@@ -133,10 +151,10 @@ def segment_costs(
         except Exception as error:
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
             raise TightropeError(
-                f"the forward of {type(model).__name__} fails on shapes alone: {said}. Let it not branch on "
-                "values, and keep its tensors in parameters, buffers or inputs."
+                f"the forward of {type(model).__name__} fails on shapes alone: {said}. {_advice(error)}"
             ) from error
-        found = watch.found(twins, states)
+        alone = not any(one.requires_grad for one in tensors_in(output))
+        found = watch.found(twins, states, alone=alone)
         del output
     return found
 
@@ -148,6 +166,29 @@ def _twin(tensor: torch.Tensor, fake: Callable[[Any], Any]) -> torch.Tensor:
         return found
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     return made.requires_grad_(tensor.requires_grad)
+
+
+def _advice(error: Exception) -> str:
+    """Say what to do about a forward that fails on shapes alone."""
+    kind = type(error).__name__
+    if kind in _VALUES:
+        return "Let it not branch on values, nor make shapes of them."
+    if kind == "UnsupportedOperatorException":
+        return "Register what this op returns on shapes alone: torch.library.register_fake."
+    if "device" in str(error).lower():
+        return "Keep its tensors in parameters, buffers or inputs, all on one device."
+    return f"It raises {kind}: check the arguments, and that it runs on tensors without values."
+
+
+def notes_on(unpriced: Iterable[str], *, alone: bool) -> tuple[str, ...]:
+    """Say which ops take no time here, and whether there is no backward at all.
+
+    >>> notes_on((), alone=False)
+    ()
+    """
+    ops = ", ".join(sorted(unpriced))
+    said = f"no count of operations is known for {ops}: they are taken to take no time, so times are too low"
+    return ((FORWARD_ALONE,) if alone else ()) + ((said,) if ops else ())
 
 
 class _Watch:
@@ -165,6 +206,8 @@ class _Watch:
         self.segments = [_Segment() for _ in range(num_layers + 2)]
         self.alive: list[Any] = []  # storages, so that their keys stay theirs
         self.weights = {storage_key(one): one for one in twins.values()}  # and buffers
+        self.parameters: dict[int, bool] = {}  # whether it is trained
+        self.unpriced: set[str] = set()
         self.maker = dict.fromkeys(map(storage_key, inputs), _GIVEN)
         self.last: dict[int, int] = {}
         self.bytes: dict[int, Bytes] = {}
@@ -207,7 +250,9 @@ class _Watch:
         if new or op._schema.is_mutable:  # not a view
             mine.ops += 1
             mine.largest = max([mine.largest, *map(_size, new.values())])
-            if flops := _flops(op, given, result):
+            if is_unpriced(op):
+                self.unpriced.add(str(op))
+            elif flops := _flops(op, given, result):
                 mine.seconds += flops / matmul_rate(self.machine, made[0].dtype)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -218,7 +263,7 @@ class _Watch:
             self.last[key] = max(self.last.get(key, 0), self.now)
         return tensor
 
-    def found(self, twins: Mapping[str, torch.Tensor], states: float) -> Segments:
+    def found(self, twins: Mapping[str, torch.Tensor], states: float, *, alone: bool) -> Segments:
         """Put together what was seen."""
         num = len(self.segments)
         if self.next + 2 != num:
@@ -238,7 +283,12 @@ class _Watch:
             users[key] = users.get(key, 0) + 1
         shared = tuple(name for name, one in twins.items() if users.get(storage_key(one), 0) > 1)
         costs = tuple(self._cost(k, handed, states) for k in runs)
-        return Segments(tuple(names[k] for k in runs), costs, shared)
+        trained = tuple(self._trained(k) for k in runs)
+        notes = notes_on(self.unpriced, alone=alone)
+        return Segments(tuple(names[k] for k in runs), costs, shared, trained, notes)
+
+    def _trained(self, k: int) -> Bytes:
+        return sum(size for key, size in self.segments[k].used.items() if self.parameters.get(key, False))
 
     def _cost(self, k: int, handed: Sequence[Bytes], states: float) -> StageCost:
         mine = self.segments[k]
@@ -247,12 +297,12 @@ class _Watch:
         )
         moved = (saved + handed[k] + handed[k + 1]) / self.machine.tiers[0].read
         ns: Nanoseconds = max(1, round(1e9 * (mine.seconds + moved)))
-        held = {key: size for key, size in mine.used.items() if _is_parameter(self.weights[key])}
-        trained = sum(size for key, size in held.items() if self.weights[key].requires_grad)
+        held = {key: size for key, size in mine.used.items() if key in self.parameters}
+        trained = self._trained(k)
         return StageCost(
             forward=ns,
             backward=ns,
-            weight=ns,
+            weight=ns if trained or not held else 0,
             input=handed[k],
             output=handed[k + 1],
             saved=saved,
@@ -263,17 +313,17 @@ class _Watch:
         )
 
 
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
-
-
 def _size(tensor: torch.Tensor) -> Bytes:
     return round_up(tensor.untyped_storage().nbytes())
 
 
+def _is_attention(op: Any) -> bool:
+    return str(op._schema.name).startswith("aten::_scaled_dot_product_")
+
+
 def _flops(op: Any, given: Any, result: Any) -> float:
     args, kwargs = given
-    if "attention" in str(op):
+    if _is_attention(op):
         query, key = tensors_in(args)[:2]
         return 4.0 * query.numel() * key.shape[-2]
     count = flop_registry.get(op.overloadpacket)
