@@ -149,7 +149,8 @@ def _measure(name: str, how: str) -> dict[str, Any]:
     except (InfeasibleError, torch.OutOfMemoryError) as error:
         said = str(error)
         found = re.search(r"budget=(\d+)", said)
-        named = int(found[1]) if found else getattr(error, "smallest_found", None)
+        tried = getattr(error, "budget_to_try", None) or getattr(error, "smallest_found", None)
+        named = int(found[1]) if found else tried
     return {"cpu": time.process_time() - began, "said": said, "named": named, "graphs": _num_graphs()}
 
 

@@ -43,7 +43,7 @@ def train(one: Case, budget: int) -> tuple[str, int | float]:
             optimizer.step()
         return "", tightrope.report(model).observed_total / budget
     except TightropeError as error:
-        named: int | None = getattr(error, "smallest_found", None)
+        named = getattr(error, "budget_to_try", None) or getattr(error, "smallest_found", None)
         return f"{type(error).__name__} in step {step}", named or 0
 
 

@@ -126,7 +126,8 @@ def measure(asked: Asked, counter: Counter) -> Figures:
     except (InfeasibleError, torch.OutOfMemoryError) as error:
         refused = f"{type(error).__name__}: {error}"
         found = _NAMED.search(refused)
-        named = int(found[1]) if found else getattr(error, "smallest_found", None) or 0
+        tried = getattr(error, "budget_to_try", None) or getattr(error, "smallest_found", None)
+        named = int(found[1]) if found else tried or 0
     peak = counter.read().peak
     del trial
     torch._dynamo.reset()

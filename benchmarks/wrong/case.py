@@ -269,7 +269,8 @@ def _results(
         try:
             values = verb(session)
         except BaseException as error:
-            text, named = f"{type(error).__name__}: {error}", getattr(error, "smallest_found", 0) or 0
+            text = f"{type(error).__name__}: {error}"
+            named = getattr(error, "budget_to_try", 0) or getattr(error, "smallest_found", 0) or 0
             return [*found, _Raised(type(error), text, _where(error), named)]
         with accounts.unlimited():
             found.append(tuple(_digest(value) for value in values))

@@ -509,7 +509,7 @@ def test_the_budget_that_a_refusal_names_has_room_for_the_request() -> None:
                 del hidden
             except tightrope.OutOfBudgetError as error:
                 error.__traceback__ = None
-                tried.append((eviction.num_ops, error.smallest_found))
+                tried.append((eviction.num_ops, error.budget_to_try))
 
     tried: list[tuple[int, int | None]] = []
     budget: int | None = 1000

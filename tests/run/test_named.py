@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tightrope
 from benchmarks.witness.families.kernels import Unique
 from benchmarks.witness.families.plain import Complex, Table
-from tightrope.core import InfeasibleError
+from tightrope.core import InfeasibleError, TightropeError
 from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.run.accounts import accounts
 from tightrope.run.foresee import Foresight
@@ -85,12 +85,18 @@ def train(build: type[nn.Module], budget: int | None, make: Make = ADAMW) -> lis
     return losses
 
 
+def named_by(error: TightropeError) -> int | None:
+    """The number that an error carries."""
+    assert isinstance(error, InfeasibleError | OutOfBudgetError)
+    return error.budget_to_try if isinstance(error, OutOfBudgetError) else error.smallest_found
+
+
 def refused(build: type[nn.Module], make: Make = ADAMW, more: int = 64 << 10) -> tuple[int, str]:
     """The number that a refusal names, and what it says."""
     gc.collect()
     with pytest.raises((InfeasibleError, OutOfBudgetError)) as error:
         train(build, accounts().charged() + more, make)
-    named = error.value.smallest_found
+    named = named_by(error.value)
     assert named is not None
     assert re.search(rf"budget={named}\b", str(error.value))
     return named, str(error.value)
@@ -217,5 +223,5 @@ def together(forwards: int, budget: int) -> int:
             torch.stack([model(x).square().mean() for x in inputs]).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     except (InfeasibleError, OutOfBudgetError) as error:
-        return error.smallest_found or 0
+        return named_by(error) or 0
     return 0

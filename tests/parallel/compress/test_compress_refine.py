@@ -30,7 +30,7 @@ from tightrope.parallel.compress.refine import (
     fitted,
     rehearsed,
 )
-from tightrope.parallel.compress.simple import CAPS, by_cap
+from tightrope.parallel.compress.simple import CAPS
 
 SIZES = (40_000, 400, 400, 80_000, 400, 20_000, 400, 60_000)
 
@@ -53,6 +53,17 @@ def problem(slower: float = 1.0) -> ExchangeProblem:
     sign = CodecCost(
         "sign", (1e-4 * slower, 1e-9), (2e-4 * slower, 2e-9 * slower), (1e-4, 1e-9),
         tuple(size // 31 for size in SIZES),
+    )  # fmt: skip
+    return ExchangeProblem(stream, (none, sign))
+
+
+def many() -> ExchangeProblem:
+    """More gradients, so that buckets of neighbouring sizes take about as long."""
+    sizes = (70_000, 30_000, 90_000, 10_000, 120_000, 50_000) * 6
+    stream = GradientStream(tuple(f"p{k}" for k in range(len(sizes))), sizes, (2e-3,) * len(sizes), 0.01)
+    none = CodecCost("none", (0.0, 1e-10), (2e-4, 2e-8), (0.0, 1e-10), sizes)
+    sign = CodecCost(
+        "sign", (1e-4, 1e-9), (2e-4, 2e-9), (1e-4, 1e-9), tuple(size // 31 for size in sizes)
     )  # fmt: skip
     return ExchangeProblem(stream, (none, sign))
 
@@ -116,18 +127,32 @@ def test_the_fastest_plan_goes_on_whatever_was_forecast(queue: MessageQueue) -> 
 
 
 def test_sizes_of_buckets_that_forecasts_cannot_tell_apart_run_too() -> None:
-    one = problem()
+    one = many()
+    first = plan_exchange(one)
     plans = compared(one, plan_exchange)
-    best = min(plan.seconds for plan in plans)
+    expected, num_sizes = {first.messages}, {}
     for codec in one.codecs:
-        buckets = [
-            plan for plan in plans if plan.method == "buckets" and plan.messages[0].codec == codec.name
+        expected.add(plan_exchange(replace(one, codecs=(codec,))).messages)
+        divisions = []
+        for cap in CAPS:  # a bucket ends with the gradient that fills it
+            ends, start = [], 0
+            for end in range(1, len(one.stream.sizes) + 1):
+                if sum(one.stream.sizes[start:end]) >= cap or end == len(one.stream.sizes):
+                    ends.append(Message(end, codec.name))
+                    start = end
+            divisions.append(tuple(ends))
+        ranked = sorted(set(divisions), key=lambda ends: seconds_of(one, ends))
+        kept = [
+            ends
+            for rank, ends in enumerate(ranked)
+            if rank == 0 or (rank < NEIGHBOURS and seconds_of(one, ends) <= NEAR * first.seconds)
         ]
-        divisions = {by_cap(one.stream.sizes, cap) for cap in CAPS}
-        forecasts = sorted(seconds_of(one, [Message(end, codec.name) for end in ends]) for ends in divisions)
-        assert len(buckets) <= NEIGHBOURS
-        assert all(plan.seconds in forecasts[:NEIGHBOURS] for plan in buckets)
-        assert all(plan.seconds <= NEAR * best for plan in buckets if plan.seconds > forecasts[0])
+        expected.update(kept)
+        num_sizes[codec.name] = (len(kept), len(ranked))
+    assert {plan.messages for plan in plans} == expected
+    assert len(plans) == len(expected)
+    assert max(kept for kept, _ in num_sizes.values()) > 1, "sizes run beside the best"
+    assert any(1 <= kept < ranked for kept, ranked in num_sizes.values()), "and some do not"
 
 
 def test_all_plans_that_run_pass_the_judge_and_keep_the_limits() -> None:

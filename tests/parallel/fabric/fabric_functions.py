@@ -2,6 +2,7 @@
 
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,12 @@ def fail() -> None:
 @register("test.sleep")
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
+
+
+@register("test.wait_for")
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
 
 
 @register("test.ask")

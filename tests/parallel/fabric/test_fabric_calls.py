@@ -5,6 +5,7 @@ import os
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import fabric_functions
 import pytest
@@ -64,7 +65,7 @@ def test_several_calls_may_be_under_way(fabric: SharedFabric) -> None:
         assert float(reply.wait()[0]) == number + 0.5
 
 
-def test_one_call_reaches_each_node_and_who_is_late_or_ended_is_left_out() -> None:
+def test_one_call_reaches_each_node_and_who_is_late_or_ended_is_left_out(tmp_path: Path) -> None:
     with SharedFabric(4, modules=["fabric_functions"]) as shared, LocalFabric(4) as local:
         one = torch.randn(1000)
         for fabric in (shared, local):
@@ -75,9 +76,11 @@ def test_one_call_reaches_each_node_and_who_is_late_or_ended_is_left_out() -> No
             shared.call_each((1, 2), "test.fail")
         with pytest.raises(TightropeError, match="there is no node 9"):
             shared.call_each((1, 9), "tightrope.ping")
-        busy = shared.call_async(2, "test.sleep", 1.0)
+        go_on = tmp_path / "go_on"
+        busy = shared.call_async(2, "test.wait_for", str(go_on))  # until this test lets it go on
         shared.processes[0].kill()
-        assert list(shared.call_each((1, 2, 3), "tightrope.ping", timeout=0.5)) == [3]
+        assert list(shared.call_each((1, 2, 3), "tightrope.ping", timeout=3)) == [3]
+        go_on.touch()
         busy.wait()
         assert list(shared.call_each((1, 2, 3), "tightrope.ping")) == [2, 3]
 
@@ -112,11 +115,42 @@ def test_handles_are_counted_wherever_they_go(fabric: SharedFabric) -> None:
     assert fabric.call(1, "test.kept")[0] == before
 
 
-def test_time_outs_are_kept(fabric: SharedFabric) -> None:
-    start = time.perf_counter()
-    with pytest.raises(RankError, match=r"'test.sleep' on node 2 took more than 0\.5 s"):
-        fabric.call(2, "test.sleep", 1.0, timeout=0.5)
+def test_what_this_node_raises_comes_as_it_is(fabric: SharedFabric) -> None:
+    for call in (fabric.call, lambda node, name: fabric.call_each((node,), name)):
+        with pytest.raises(ValueError, match="no such thing"):
+            call(0, "test.fail")
+    with pytest.raises(RankError, match=r"'test.fail' raised ValueError"):
+        fabric.call_each((1,), "test.fail")
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), "5", [1]])
+def test_a_time_out_that_is_no_number_is_refused(fabric: SharedFabric, timeout: Any) -> None:
+    for ask in (
+        lambda: fabric.call(1, "tightrope.ping", timeout=timeout),
+        lambda: fabric.remote(1, "test.add", torch.ones(2), 1.0, timeout=timeout),
+        lambda: fabric.call_each((1, 2), "tightrope.ping", timeout=timeout),
+        lambda: fabric.call_async(1, "tightrope.ping").wait(timeout),
+    ):
+        with pytest.raises(TightropeError, match=r"timeout=.*number of seconds"):
+            ask()
+
+
+def test_a_call_that_cannot_be_sent_leaves_nothing() -> None:
+    with SharedFabric(2, modules=["fabric_functions"]) as fabric:
+        one = torch.randn(5000)
+        for given in (object(), torch.empty(1, device="meta"), "x" * 2**21):
+            with pytest.raises(TightropeError, match=r"sent|Send"):
+                fabric.call(1, "test.add", one, given)
+            assert not fabric.node._replies
+        assert torch.equal(fabric.call(1, "test.add", one, 1.0), one + 1)
+
+
+def test_time_outs_are_kept(fabric: SharedFabric, tmp_path: Path) -> None:
+    start, go_on = time.perf_counter(), tmp_path / "go_on"
+    with pytest.raises(RankError, match=r"'test.wait_for' on node 2 took more than 0\.5 s"):
+        fabric.call(2, "test.wait_for", str(go_on), timeout=0.5)
     assert time.perf_counter() - start >= 0.49  # how late it is depends on the load: benchmark R3
+    go_on.touch()
     assert fabric.call(2, "tightrope.ping") > 0
 
 

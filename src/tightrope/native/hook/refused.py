@@ -21,7 +21,8 @@ class OutOfBudgetError(TightropeError, torch.OutOfMemoryError):
 
     Attributes:
         asked: bytes of the request.
-        smallest_found: a budget that would have allowed it and more; None = there is no budget.
+        budget_to_try: a budget that allows this request as far as can be told, and may refuse a later one;
+            None = none is known.
     """
 
     advise: ClassVar[Callable[[Bytes, Bytes], tuple[str, Bytes | None]]] = lambda asked, charged: ("", None)
@@ -31,7 +32,7 @@ class OutOfBudgetError(TightropeError, torch.OutOfMemoryError):
         found = _OURS.match(message)
         asked = found or _EVICT.match(message)
         self.asked = int(asked[1]) if asked else 0
-        advice, self.smallest_found = type(self).advise(self.asked, int(found[2])) if found else ("", None)
+        advice, self.budget_to_try = type(self).advise(self.asked, int(found[2])) if found else ("", None)
         super().__init__(f"{message} {advice}".strip())
 
 

@@ -46,7 +46,7 @@ struct Moment {
     }
 };
 
-// About x^(3/4) for x >= 1, within 4 %, rising with x: three quarters of exponent and mantissa, as one number.
+// About x^(3/4) for x >= 1, from 4.2 % below to 6.1 % above, rising with x: three quarters of exponent and mantissa, as one number.
 inline double three_quarters(double x) {
     static_assert(sizeof(double) == sizeof(std::int64_t));
     constexpr std::int64_t one = 0x3FF0000000000000;  // of 1.0

@@ -51,7 +51,10 @@ class LocalFabric:
     def call_each(
         self, nodes: Iterable[int], name: str, *arguments: Any, timeout: float | None = None
     ) -> dict[int, Any]:
-        """Call a function on several nodes, one after the other; return the results by node."""
+        """Call a function on several nodes, one after the other; return the results by node.
+
+        A time-out cannot end what runs here: ``timeout`` is not looked at.
+        """
         return {node: self.call(node, name, *arguments) for node in nodes}
 
     def remote(self, node: int, name: str, *arguments: Any, timeout: float | None = None) -> RemoteTensor:

@@ -12,6 +12,7 @@ Gaps        A function that never returns blocks its node; its callers end by th
 
 import array
 import itertools
+import math
 import select
 import socket
 import time
@@ -113,7 +114,7 @@ class Reply:
         Raises:
             RankError: the function raised, the node ended, or the time is over.
         """
-        limit = self._node.timeout if timeout is None else timeout
+        limit = self._node.seconds(timeout)
         if not self._node.pump(lambda: self.done, limit):
             raise RankError(
                 f"{self._name!r} on node {self._peer} took more than {limit:g} s. Give it more (timeout=), "
@@ -167,9 +168,12 @@ class FabricNode:
             timeout: seconds; None = that of the node.
 
         Raises:
-            RankError: the function raised, the node ended, or the time is over.
+            RankError: the function raised on another node, that node ended, or the time is over. What it
+                raises on this node comes as it is.
+            TightropeError: the time-out is no number.
         """
-        return self.call_async(node, name, *arguments).wait(timeout)
+        limit = self.seconds(timeout)
+        return self.call_async(node, name, *arguments).wait(limit)
 
     def call_async(self, node: int, name: str, *arguments: Any) -> Reply:
         """Begin a call; `Reply.wait` ends it."""
@@ -189,20 +193,22 @@ class FabricNode:
             timeout: seconds of all calls together; None = that of the node.
 
         Raises:
-            RankError: the function raised on a node.
+            RankError: the function raised on another node. What it raises on this node comes as it is.
+            TightropeError: the time-out is no number.
         """
+        limit = self.seconds(timeout)
         replies = {
             node: self.call_async(node, name, *arguments)
             for node in nodes
             if node not in self.peers or self.lives(node)
         }
-        limit = self.timeout if timeout is None else timeout
         self.pump(lambda: all(reply.done for reply in replies.values()), limit)
         return {node: reply.wait(0) for node, reply in replies.items() if reply.done and not reply.lost}
 
     def remote(self, node: int, name: str, *arguments: Any, timeout: float | None = None) -> RemoteTensor:
         """Call a function that returns one tensor, which stays there; return its handle."""
-        found = self._begin(LetterKind.KEEP, node, name, arguments).wait(timeout)
+        limit = self.seconds(timeout)
+        found = self._begin(LetterKind.KEEP, node, name, arguments).wait(limit)
         if not isinstance(found, RemoteTensor):
             raise TightropeError(f"{name!r} on node {node} returned no tensor: only tensors can stay there.")
         return found
@@ -245,9 +251,25 @@ class FabricNode:
             return reply
         peer = self._living(node)
         number = next(self._calls)
-        self._replies[node, number] = reply
-        self.send(peer, Letter(kind, number, name, tuple(self._packed(peer, one) for one in arguments)))
+        letter = Letter(kind, number, name, tuple(self._packed(peer, one) for one in arguments))
+        self._replies[node, number] = reply  # before it is sent: sending may tell that the peer ended
+        try:
+            self.send(peer, letter)
+        except TightropeError:
+            del self._replies[node, number]
+            raise
         return reply
+
+    def seconds(self, timeout: float | None) -> float:
+        """Return a time-out; None = that of the node.
+
+        Raises:
+            TightropeError: it is no number of seconds.
+        """
+        limit = self.timeout if timeout is None else timeout
+        if not isinstance(limit, int | float) or not math.isfinite(limit):
+            raise TightropeError(f"timeout={limit!r}: give a number of seconds, as in timeout=5.")
+        return limit
 
     def _handle(self, value: Tensor) -> RemoteTensor:
         return RemoteTensor(self.number, self.references.keep(value, self.number), self._let_go)
@@ -309,19 +331,23 @@ class FabricNode:
 
     def send(self, peer: Peer, letter: Letter) -> None:
         """Send a letter, with what is free, and the descriptors of new arenas."""
-        new, peer.own.new = peer.own.new, []
+        new = peer.own.new
         arenas = tuple((number, peer.own.arenas[number].size) for number in new)
         freed = peer.take_freed()
         if arenas or freed:
             letter = Letter(
                 letter.kind, letter.number, letter.name, letter.items, letter.single, arenas, freed
             )
-        data = encode(letter)
-        if len(data) > _LETTER:
-            raise TightropeError(
-                f"{letter.name!r}: {len(data)} bytes of plain values; at most {_LETTER}. Send a tensor of "
-                "bytes."
-            )
+        try:
+            data = encode(letter)
+            if len(data) > _LETTER:
+                said = f"{len(data)} bytes of plain values; at most {_LETTER}. Send a tensor of bytes."
+                raise TightropeError(f"{letter.name!r}: {said}")
+        except TightropeError:
+            for number, block in freed:  # the next letter tells them
+                peer.freed[number].append(block)
+            raise
+        peer.own.new = []
         descriptors = [peer.own.arenas[number].descriptor for number in new]
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if new else []
         try:

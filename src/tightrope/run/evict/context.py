@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tightrope.capture._eager import innermost_mode
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
+from tightrope.core.units import ALIGNMENT, round_up
 from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.evicting import EvictionWindow
 from tightrope.native.hook.refused import OutOfBudgetError
@@ -36,6 +37,8 @@ from tightrope.run.evict.watch import OpWatch
 _SHOWN = 5
 _LEAST_MORE = 1 << 16
 """Bytes that a budget to try has at least beyond one that was refused."""
+_MOST_GAPS = 8
+"""Gaps that a budget to try counts: more would name budgets far beyond what is needed as a rule."""
 before_opening: list[Callable[[], None]] = []
 """Called before a block opens: what holds one that it does not need ends it."""
 _NOT_OPEN = "this eviction is not in use: read it inside its with block, or after it for the last figures."
@@ -191,7 +194,9 @@ class Eviction:
             watch.versions.clear()
             watch.window.close()
         if error is None and (held > self.budget or self.lost):
-            raise OutOfBudgetError(self._too_much_lives(held))
+            refused = OutOfBudgetError(self._too_much_lives(held))
+            refused.budget_to_try = self._room_for(held)
+            raise refused
 
     def _bring_back(self, storage: int) -> None:
         """Make an evicted storage again, on the heap where the arena has no room, and move it there."""
@@ -236,19 +241,36 @@ class Eviction:
             if self.lost
             else ""
         )
+        named = self._room_for(held)
+        raised = "" if named is None else f", or try budget={named}, which what lives on fits into"
         return (
             f"tensors of {format_bytes(held)} live on at the end of tightrope.evict, and the budget was "
             f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs, as a loss that "
-            "holds its graph, before the block ends."
+            f"holds its graph, before the block ends{raised}."
         )
 
+    def _room_for(self, held: Bytes) -> Bytes | None:
+        """Bytes that what lives on fits into; None where it does, and something else was short."""
+        return round_up(held, ALIGNMENT) if held > self.budget else None
+
     def _next_budget(self, asked: Bytes) -> tuple[str, Bytes | None]:
-        """Name a budget with room for a request beside all that was there, and for more after it."""
+        """Name a budget to try.
+
+        What must stay may lie anywhere: n storages leave n + 1 gaps, and where one of the gaps must hold the
+        request, the budget takes it n + 1 times beside them.
+        """
         named = self.budget + max(asked, self.budget // 4, _LEAST_MORE)
-        room = (
-            "it has room for this request; what comes after it was not seen" if asked else "less runs again"
+        if asked and self._watch is not None:
+            walls = self._watch.window.walls()
+            num_gaps = min(1 + len(walls), _MOST_GAPS)
+            stay = sum(round_up(size, ALIGNMENT) for _, size, _ in walls)
+            named = max(named, stay + num_gaps * round_up(asked, ALIGNMENT))
+        why = "what comes after this request was not seen" if asked else "less runs again"
+        return (
+            f"Try budget={named} next ({format_bytes(named)}): {why}; it may take more. Or make the op "
+            "smaller.",
+            named,
         )
-        return f"Try budget={named} next ({format_bytes(named)}): {room}. Or make the op smaller.", named
 
     def _explain(self, error: torch.OutOfMemoryError, op: str) -> BaseException:
         """Say which op asked, and what must stay, largest first."""
@@ -265,7 +287,7 @@ class Eviction:
         stays = f" What must stay: {'; '.join(lines)}{rest}." if lines else ""
         advice, named = self.advise(getattr(error, "asked", 0))
         found = OutOfBudgetError(f"{error} Budget {format_bytes(self.budget)}; op {op}.{stays} {advice}")
-        found.smallest_found = named
+        found.budget_to_try = named
         return found
 
     @contextmanager

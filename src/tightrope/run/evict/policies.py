@@ -31,6 +31,19 @@ class Score(enum.IntEnum):
     SIZE = 4
 
 
+_SWITCHES: Final = (
+    *("window", "two_ends", "in_place", "sample", "forecasts", "keep_temporaries", "soft_pins", "relocate"),
+    *("per_byte", "flat", "best_fit"),
+)
+_MOST: Final = 2**40
+_NUMBERS: Final = (
+    ("neighbours", 0, 2),
+    *((name, 0, _MOST) for name in ("patience", "forecast_patience", "small_share", "small_limit")),
+    *((name, 1, _MOST) for name in ("copy_rate", "unheld")),
+)
+"""Names of fields, and the least and the most that each may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Switches of the arena and of those who run ops in it.
@@ -54,12 +67,15 @@ class Policy:
         forecast_patience: the same for the distance to a forecast use.
         copy_rate: bytes per microsecond of a move.
         unheld: what nobody holds, and is there only to make others from it, weighs one part in so many.
-        per_byte: of windows the one with the least cost per byte that it frees goes, as later requests use
-            what is left over; else the one with the least cost.
+        per_byte: of windows that need all their pieces for the request the one with the least cost per byte
+            that it frees goes, as later requests use what is left over; else the one with the least cost.
         flat: staleness counts by its power of 3/4, so that cost decides the more; else as it is.
         best_fit: place into the smallest hole that fits; else into the first from the storage's end.
         small_share: one part in so many of the arena is for small storages, which stay; 0: no such area.
         small_limit: bytes of the largest small storage.
+
+    Raises:
+        TightropeError: a switch is not True or False, or a number is not one that the arena knows.
     """
 
     name: str
@@ -82,6 +98,17 @@ class Policy:
     best_fit: bool = False
     small_share: int = 0
     small_limit: Bytes = 10 * 1024
+
+    def __post_init__(self) -> None:
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise TightropeError(f"{name}={getattr(self, name)!r}: give True or False.")
+        for name, least, most in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise TightropeError(f"{name}={value!r}: give a whole number from {least} to {most}.")
+        if not isinstance(self.name, str) or not isinstance(self.score, Score):
+            raise TightropeError(f"name={self.name!r}, score={self.score!r}: give text and a Score.")
 
 
 COOP: Final = Policy(
