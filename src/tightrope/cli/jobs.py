@@ -71,7 +71,7 @@ def jobs(
     size = _capacity(capacity) if capacity is not None else trace.capacity
     if not size:
         raise TightropeError(
-            f"{file!r:.80} does not say how large machines are: give --capacity, such as 64,256."
+            f"{file!r} does not say how large machines are: give --capacity, such as 64,256."
         )
     trace.check_capacity(size)
     items, plan = _place(trace, size, (rule, predict, sigma, machines, seed))
@@ -132,7 +132,7 @@ def _read(file: str, compress: float, since: int, seed: int) -> Any:
     trace = read_jobs(file, compress=compress, since=since)
     if not trace.items:
         raise TightropeError(
-            f"{file!r:.80}: no jobs are left of its rows ({trace.num_left_out} left out): give rows below "
+            f"{file!r}: no jobs are left of its rows ({trace.num_left_out} left out): give rows below "
             "the header, of jobs that end, fit a machine and begin after --since."
         )
     return trace
