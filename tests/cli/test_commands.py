@@ -359,3 +359,11 @@ def test_the_package_runs_as_the_command_does() -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.startswith("tightrope: budget '1x'")
+
+
+def test_a_page_of_nothing_says_which_file_is_missing(tmp_path: Path) -> None:
+    done = run("report", tmp_path / "absent.trace", "-o", tmp_path / "run.html")
+    assert done.code == 2
+    assert (
+        f"{str(tmp_path / 'absent.trace')!r} is not a file: give the path of one that is there." in done.err
+    )

@@ -303,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TightropeError as error:
         _fail(str(error), ERROR)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and error.filename:
+        missing = isinstance(error, FileNotFoundError) and error.filename
+        if missing and Path(error.filename).parent.is_dir():  # else it may be an output, in no folder
             _fail(f"{str(error.filename)!r} is not a file: give the path of one that is there.", ERROR)
         what = error.strerror or str(error)
         where = f": {str(error.filename)!r}. Give another path" if error.filename else ""
