@@ -1,6 +1,8 @@
 """Hidden bytes of kernels are measured with the prices and count during the whole step."""
 
+import itertools
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from tightrope.native.build import compiler
 from tightrope.native.hook.allocator import allocator
 from tightrope.plan import solve
 from tightrope.price import PriceStore
-from tightrope.price.measure import UNSEEN
+from tightrope.price.measure import UNSEEN, measure
 
 counted = pytest.mark.skipif(
     compiler() is None or sys.platform != "linux", reason="needs a C++ compiler, and Linux"
@@ -48,6 +50,24 @@ def test_an_op_is_priced_with_what_its_kernel_takes(tmp_path: Path) -> None:
 def test_a_little_lies_in_what_is_held_back_anyway(tmp_path: Path) -> None:
     assert priced(tmp_path, UNSEEN // 16).hidden == 0
     assert priced(tmp_path, UNSEEN // 16 + 64).hidden == UNSEEN + 1024
+
+
+@counted
+@pytest.mark.parametrize(("disturbed", "expected"), [({2}, 0), ({2, 3}, 0), ({1, 2, 3, 4}, 16 * NUM)])
+def test_what_is_taken_in_one_run_alone_is_not_the_op_s(disturbed: set[int], expected: int) -> None:
+    runs, other = itertools.count(1), torch.ones(NUM)
+    hook = allocator()
+    assert hook is not None
+    hook.attach_hidden()
+
+    def run() -> Tensor:
+        if next(runs) in disturbed:
+            thread = threading.Thread(target=lambda: other.topk(5))
+            thread.start()
+            thread.join()
+        return other + 1
+
+    assert measure(run, hook).hidden == expected
 
 
 @counted
