@@ -32,6 +32,9 @@ K2: instructions of all forms of kernels on four cores beside those of the one t
 
 K3, K4: integer kernels, see `benchmarks.micro.integer`.
 
+E2: an integer net beside an interpreter, see `benchmarks.micro.interpreter`; with ``--tflm`` and
+``--tflm-source``.
+
 T1: choosing what a step updates, beside updating all, see `benchmarks.micro.transfer`.
 
 T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
@@ -55,6 +58,7 @@ from benchmarks.micro.energy import p5
 from benchmarks.micro.forms import k2
 from benchmarks.micro.inference import t2
 from benchmarks.micro.integer import k3, k4
+from benchmarks.micro.interpreter import e2
 from benchmarks.micro.neon import k1
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.rows import Row, write
@@ -81,6 +85,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
     parser.add_argument("--onnx", default="", help="a Python interpreter that has torch and onnxruntime")
+    parser.add_argument("--tflm", default="", help="a Python interpreter that has tflite-micro")
+    parser.add_argument("--tflm-source", default="", help="a checkout of tflite-micro with its downloads")
     parser.add_argument(
         "--fit", action="store_true", help="with K2: count anew and write the tables of costs"
     )
@@ -104,6 +110,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "K1": k1,
         "K2": lambda: k2(console, fit=asked.fit),
         "T1": t1,
+        "E2": lambda: e2(asked.tflm, asked.tflm_source),
         "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),
     }

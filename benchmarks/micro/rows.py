@@ -42,4 +42,6 @@ class Row:
 
 def write(rows: list[Row], path: Path) -> None:
     """Write all rows as JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode([asdict(row) for row in rows]), indent=1))
+    path.write_bytes(
+        msgspec.json.format(msgspec.json.encode([asdict(row) for row in rows], enc_hook=bool), indent=1)
+    )

@@ -40,7 +40,8 @@ def test_a_forecast_repeats_and_decides(phones):
     assert found == json.loads(done[1].out)
     tasks = found["tasks"]
     assert tasks.pop("started") == sum(tasks.values())
-    assert "no-go" in run("fleet", phones, *SMALL, "--hours-limit", "0.001").out
+    refused = run("fleet", phones, *SMALL, "--hours-limit", "0.001").out
+    assert "no-go, as limits do not hold (virtual time)" in refused
     assert run("fleet", phones, *SMALL, "--mode", "async", "--bytes-limit", "1KB").code == 3
 
 
@@ -58,7 +59,7 @@ def test_a_page_shows_limits_and_progress_offline(phones, tmp_path):
     ("old", "new", "message"),
     [
         ("bytes = 50_000_000\n", "", "missing required field `bytes`"),
-        ("up = 5e5", "up = -1", "kind 'old phone': up = -1.0: a profile has a number above 0"),
+        ("up = 5e5", "up = -1", "kind 'old phone': up = -1.0: give a number above 0"),
         ('"new phone"', '"old phone"', "of different names"),
         ("[[kinds]]", "[[kinds", "fleet.toml"),
     ],
@@ -141,3 +142,11 @@ def test_bytes_of_the_model_are_those_of_the_step(phones, tmp_path):
     )
     assert found == said
     assert found != small
+
+
+@pytest.mark.parametrize(("option", "value"), [("--hours-limit", "nan"), ("--able-limit", "2")])
+def test_a_limit_that_is_no_limit_is_refused(phones, option, value):
+    done = run("fleet", phones, *SMALL, option, value, "--page", phones.parent / "page.html")
+    assert done.code == 2
+    assert f"is {float(value)}: give a number of at least 0" in done.err
+    assert not (phones.parent / "page.html").exists()

@@ -128,6 +128,23 @@ def test_float_inference_in_c_is_that_of_pytorch(
 
 
 @needs_cc
+def test_a_narrow_net_returns_8_bits_and_shifts_once(board: Machine, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 5))
+    captured = capture_net(nn.Sequential(*layers), some_inputs(1)[0])
+    narrow = quantize(captured, ranges_of(captured, some_inputs(20)), narrow=True)
+    for op in narrow.graph.ops:
+        if op.target in ("micro.q_conv2d", "micro.q_linear"):
+            assert op.arguments[-4] == 0  # the shift before the multiplication
+    assert narrow.output.dtype == "int8"
+    compiled, inputs = compile_net(narrow, board, ram=8192), some_inputs(5)
+    run = run_on_host(compiled.write(tmp_path / "out"), [compiled.sample(*one) for one in inputs])
+    exact = NetEvaluator(narrow.graph, narrow.constants, narrow.programs)
+    for one, found in zip(inputs, run.outputs, strict=True):
+        assert np.frombuffer(found, np.int8).tolist() == exact(numbers(narrow, one)).ravel().tolist()
+
+
+@needs_cc
 def test_integers_in_c_are_those_of_numpy_to_the_bit_and_undefined_nowhere(
     whole: IntegerNet, board: Machine, tmp_path: Path
 ) -> None:

@@ -125,8 +125,10 @@ def _say(result: Any, fits: Any, go: bool, seed: int) -> None:
         console().print(f"{fit.kind}: {fit.bytes} bytes, the step takes {fit.whole}: {state}", markup=False)
     rows(console(), ("limit", "asked", "forecast", "observed", "state"), promise_table(result.promises))
     log = result.log
+    failed = ", ".join(one.limit for one in broken(result.promises))
+    answer = "go" if go else f"no-go, as limits do not hold ({failed})"
     console().print(
-        f"{'go' if go else 'no-go'}: {log.started} tasks = {log.succeeded} succeeded + "
+        f"{answer}: {log.started} tasks = {log.succeeded} succeeded + "
         f"{log.interrupted} interrupted + "
         f"{log.stale} stale + {log.running} running; seed {seed}, log {log.hash[:16]}"
     )

@@ -103,11 +103,12 @@ def jobs(
 def _say(facts: dict[str, Any]) -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
-    hours, bound = facts["machine_time"] / 3600, facts["lower_bound"] / 3600
+    unit, per = ("hours", 3600) if facts["machine_time"] >= 36_000 else ("seconds", 1)
+    spent, bound = (f"{facts[name] / per:.{per > 1:d}f}" for name in ("machine_time", "lower_bound"))
     console().print(
         f"{facts['num_jobs']} jobs ({facts['num_left_out']} left out) by {facts['rule']}, ends "
         f"{facts['predict']}: "
-        f"{hours:.1f} machine hours; no placement takes less than {bound:.1f} ({facts['ratio']:.4f}); at "
+        f"{spent} machine {unit}; no placement takes less than {bound} ({facts['ratio']:.4f}); at "
         "most "
         f"{facts['peak_machines']} machines; {facts['num_refused']} refused; judged; seed {facts['seed']}",
         markup=False,

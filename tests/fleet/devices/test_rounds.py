@@ -147,7 +147,7 @@ def test_plans_of_bytes_decide_who_can_take_part():
     [
         ("", "at least"),
         ("[[kinds]]\nname='a'\nshare=1", "missing required field `bytes`"),
-        ("bytes=-1", "kind 'a': bytes = -1: a profile has a number above 0"),
+        ("bytes=-1", "kind 'a': bytes = -1: give a number above 0"),
         ("available=2", "kind 'a': available = 2"),
         ("colour=2", "unknown field `colour`"),
     ],

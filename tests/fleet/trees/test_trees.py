@@ -182,6 +182,25 @@ def test_a_wire_limit_is_met_by_fewer_bins_or_refused(breast):
         run_tree_job(parties, TreeJob(PARAMS, wire_limit=1000))
 
 
+@pytest.mark.parametrize(("leaves", "seed"), [(0, 0), (0, 1), (2, 2), (5, 3), (9, 4)])
+def test_bytes_over_columns_stay_within_their_forecast_and_limits_are_refused_at_once(leaves, seed):
+    random = np.random.default_rng(seed)
+    table = random.normal(size=(50 + 13 * seed, 6)).astype(np.float32)
+    labels = (table[:, 0] * table[:, 3] > 0).astype(float)
+    parties = [
+        PartyTable(f"p{at}", table[:, at : at + 2], labels if at == 0 else None) for at in range(0, 6, 2)
+    ]
+    params = Boosting(trees=3, depth=4, leaves=leaves, child_weight=0.0)
+    free = run_tree_job(parties, TreeJob(params, "columns")).promises[0]
+    assert free.observed <= free.forecast <= 2 * free.observed
+    tight = run_tree_job(parties, TreeJob(params, "columns", wire_limit=int(free.forecast * 0.7)))
+    assert tight.promises[0].holds
+    assert tight.params.bins < params.bins
+    parties[1].fails_at = 1  # a training would end here
+    with pytest.raises(InfeasibleError, match=r"asked for 1000 B per party; .* take up to"):
+        run_tree_job(parties, TreeJob(params, "columns", wire_limit=1000))
+
+
 def test_a_party_that_stops_answering_is_named(breast):
     parties = share_rows(*breast, 3)
     parties[1].fails_at = 40

@@ -70,7 +70,10 @@ def read_fleet(path: str | Path) -> FleetProfile:
         profile = msgspec.convert(tree, FleetProfile)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise TightropeError(f"{str(path)!r}: {error}.") from error
-    check_fleet(profile)
+    try:
+        check_fleet(profile)
+    except TightropeError as error:
+        raise TightropeError(f"{str(path)!r}: {error}") from error
     return profile
 
 
@@ -87,7 +90,7 @@ def check_fleet(profile: FleetProfile) -> None:
             value = getattr(kind, name)
             if not 0 < value < 1e18:
                 raise TightropeError(
-                    f"kind {kind.name!r}: {name} = {shown(value)}: a profile has a number above 0."
+                    f"kind {kind.name!r}: {name} = {shown(value)}: give a number above 0 and below 1e18."
                 )
         if not 0 < kind.available <= 1 or not 0 <= kind.spread <= 3:
             raise TightropeError(

@@ -5,9 +5,11 @@ What was observed is counted apart from it, by the training: samples that nets s
 added.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tightrope.core.errors import TightropeError
 from tightrope.core.units import Bytes
 from tightrope.core.work import Promise
 from tightrope.fleet.devices.fleet import Devices
@@ -33,6 +35,15 @@ class FleetLimits:
     joules: float | None = None
     error: float | None = None
     able: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("hours", "bytes", "joules", "error", "able"):
+            value, most = getattr(self, name), 1.0 if name in ("error", "able") else math.inf
+            if value is not None and not 0 <= value <= most:
+                raise TightropeError(
+                    f"the limit {name} is {value}: give a number of at least 0"
+                    + (", at most 1, as it is a share." if most == 1.0 else ".")
+                )
 
 
 @dataclass(frozen=True, slots=True)

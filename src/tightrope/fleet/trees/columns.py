@@ -147,6 +147,29 @@ class ColumnParties:
                 other.work.move(own, rows, left)
 
 
+def check_columns(parties: Sequence[PartyTable], params: Boosting, protection: Protection) -> int:
+    """Refuse tables and choices that do not go together; return the number of rows.
+
+    Raises:
+        TightropeError: naming the party or the choice.
+    """
+    if protection not in ("none", "paillier"):
+        raise TightropeError(
+            f"protection={protection!r} over columns: give none or paillier; masks are for rows."
+        )
+    num_rows = check_rows(parties[:1], params)
+    for party in parties[1:]:
+        if len(party.table) != num_rows:
+            raise TightropeError(
+                f"party {party.name!r} has {len(party.table)} rows and {parties[0].name!r} {num_rows}: "
+                "the same rows "
+                "in the same order are needed."
+            )
+    if protection == "paillier" and params.loss != "logistic":
+        raise TightropeError("protection='paillier' takes the logistic loss, whose derivatives are bounded.")
+    return num_rows
+
+
 def train_over_columns(
     parties: Sequence[PartyTable],
     params: Boosting,
@@ -174,20 +197,7 @@ def train_over_columns(
         TightropeError: what was given does not go together.
         PartyGoneError: a party stopped answering.
     """
-    if protection not in ("none", "paillier"):
-        raise TightropeError(
-            f"protection={protection!r} over columns: give none or paillier; masks are for rows."
-        )
-    num_rows = check_rows(parties[:1], params)
-    for party in parties[1:]:
-        if len(party.table) != num_rows:
-            raise TightropeError(
-                f"party {party.name!r} has {len(party.table)} rows and {parties[0].name!r} {num_rows}: "
-                "the same rows "
-                "in the same order are needed."
-            )
-    if protection == "paillier" and params.loss != "logistic":
-        raise TightropeError("protection='paillier' takes the logistic loss, whose derivatives are bounded.")
+    num_rows = check_columns(parties, params, protection)
     wire = wire or Wire()
     labels = parties[0].labels
     assert labels is not None
@@ -227,17 +237,22 @@ def _sides(
 ) -> tuple[list[ColumnSide], list[CutTable]]:
     """Cut every party's own features; nothing of that needs the others."""
     sides: list[ColumnSide] = []
-    tables: list[CutTable] = []
+    tables = cut_columns(parties, params, privacy)
     feature = first_bin = 0
-    width = sum(party.table.shape[1] for party in parties)
-    ranges = None if privacy is None else privacy.ranges_for(width)
+    for party, cuts in zip(parties, tables, strict=True):
+        sides.append(ColumnSide(party, work_of(party.table, cuts), feature, first_bin))
+        feature, first_bin = feature + party.table.shape[1], first_bin + int(cuts.starts[-1])
+    return sides, tables
+
+
+def cut_columns(parties: Sequence[PartyTable], params: Boosting, privacy: Privacy | None) -> list[CutTable]:
+    """Cut the features of every party, by public ranges where privacy asks for them."""
+    if privacy is None:
+        return [agree_cuts([party.table], bins=params.bins, summed=plain_sum) for party in parties]
+    ranges = privacy.ranges_for(sum(party.table.shape[1] for party in parties))
+    tables, feature = [], 0
     for party in parties:
         end = feature + party.table.shape[1]
-        if ranges is None:
-            cuts = agree_cuts([party.table], bins=params.bins, summed=plain_sum)
-        else:
-            cuts = range_cuts(ranges[feature:end], params.bins)
-        tables.append(cuts)
-        sides.append(ColumnSide(party, work_of(party.table, cuts), feature, first_bin))
-        feature, first_bin = end, first_bin + int(cuts.starts[-1])
-    return sides, tables
+        tables.append(range_cuts(ranges[feature:end], params.bins))
+        feature = end
+    return tables

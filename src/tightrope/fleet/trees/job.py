@@ -1,7 +1,8 @@
 """A training of trees under limits: bytes on the wire, epsilon; promised, run, held against.
 
-The plan is the number of bins: the most that keeps the bytes of a party within the limit, as bytes follow
-from shapes alone. What cannot fit with two bins per feature is refused before anything is trained.
+The plan is the number of bins: the most that keeps the bytes of a party within the limit. Over rows bytes
+follow from shapes alone; over columns so does what they are at most. What does not fit with two bins per
+feature is refused before anything is trained.
 """
 
 import time
@@ -13,13 +14,13 @@ from tightrope.core.errors import InfeasibleError, TightropeError
 from tightrope.core.units import Bytes, format_bytes
 from tightrope.core.work import Promise
 from tightrope.fleet.trees.bins import CutTable
-from tightrope.fleet.trees.columns import train_over_columns
+from tightrope.fleet.trees.columns import check_columns, cut_columns, train_over_columns
 from tightrope.fleet.trees.forest import Forest
 from tightrope.fleet.trees.params import Boosting, Protection
 from tightrope.fleet.trees.parties import PartyTable
 from tightrope.fleet.trees.private import Privacy
 from tightrope.fleet.trees.rows import agree_rows, train_over_rows
-from tightrope.fleet.trees.wire import Wire, forecast_grow
+from tightrope.fleet.trees.wire import Wire, forecast_grow, most_columns
 
 _TRIED = (255, 191, 127, 95, 63, 47, 31, 23, 15, 11, 7, 5, 3, 2)
 
@@ -98,6 +99,9 @@ def run_tree_job(
             "promised; "
             "leave it out, or use protection none."
         )
+    elif job.protection == "none":
+        check_columns(parties, params, job.protection)
+        params, forecast = _with_bins(parties, job)
     wire, begun = Wire(), time.process_time()
     if job.split == "rows":
         if job.protection == "paillier":
@@ -129,17 +133,26 @@ def _with_bins(parties: Sequence[PartyTable], job: TreeJob) -> tuple[Boosting, B
     smallest = 0
     for bins in [job.params.bins, *(one for one in _TRIED if one < job.params.bins)]:
         params = replace(job.params, bins=bins)
-        cuts = agree_rows(parties, params, job.privacy)
-        smallest = forecast_grow(params, int(cuts.starts[-1]))
+        smallest = _forecast(parties, params, job)
         if job.wire_limit is None or smallest <= job.wire_limit:
-            return params, smallest if params.padded else None
+            return params, smallest if params.padded or job.split == "columns" else None
     assert job.wire_limit is not None
+    most = "up to " if job.split == "columns" else ""
     raise InfeasibleError(
         f"asked for {format_bytes(job.wire_limit)} per party; with 2 bins per feature "
         f"{job.params.trees} trees take "
-        f"{format_bytes(smallest)}. Allow that much, or fewer trees, a smaller depth, or growth by "
+        f"{most}{format_bytes(smallest)}. Allow that much, or fewer trees, a smaller depth, or growth by "
         "leaf (leaves=).",
         asked=job.wire_limit,
         smallest_found=smallest,
-        lower_bound=smallest,
+        lower_bound=smallest if job.split == "rows" else 0,
     )
+
+
+def _forecast(parties: Sequence[PartyTable], params: Boosting, job: TreeJob) -> Bytes:
+    """Bytes of a party: exact over rows, at most over columns."""
+    if job.split == "rows":
+        return forecast_grow(params, int(agree_rows(parties, params, job.privacy).starts[-1]))
+    rows, count = len(parties[0].table), len(parties)
+    widths = [int(cuts.starts[-1]) for cuts in cut_columns(parties, params, job.privacy)]
+    return max((most_columns(params, rows=rows, bins=w, parties=count) for w in widths[1:]), default=0)

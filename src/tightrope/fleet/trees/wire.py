@@ -102,3 +102,27 @@ def forecast_grow(params: Boosting, bins: int) -> Bytes:
         rooms, leaves = [2**level for level in range(params.depth)], 2 ** (params.depth + 1) - 1
     per_tree = node + sum(rooms) * SPLIT.itemsize + sum(rooms[:-1]) * node + leaves * LEAF
     return params.trees * per_tree
+
+
+def most_columns(params: Boosting, *, rows: int, bins: int, parties: int) -> Bytes:
+    """Bytes of one party, both ways, of a plain training over columns: what they cannot exceed.
+
+    Per tree: derivatives of every row; a histogram of the root and one per split that another level follows;
+    12 bytes per split; and a bit per row of every node that is split, in whole bytes per owner of a feature.
+
+    Args:
+        params: of the forest.
+        rows: of every table.
+        bins: of all features of the party.
+        parties: how many there are, the holder of labels included.
+
+    >>> most_columns(Boosting(trees=1, depth=2), rows=80, bins=10, parties=2)
+    1659
+    """
+    if params.leaves:
+        splits, followed = params.leaves - 1, params.leaves - 2
+        bits = min(splits * -(-rows // 8), params.depth * (rows // 8) + splits)
+    else:
+        splits, followed = 2**params.depth - 1, 2 ** (params.depth - 1) - 1
+        bits = sum(rows // 8 + min(parties, 2**level) for level in range(params.depth))
+    return params.trees * (16 * rows + 16 * bins * (1 + followed) + 12 * splits + bits)

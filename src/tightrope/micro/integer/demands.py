@@ -24,11 +24,13 @@ class Demands:
         wanted: storage -> formats.
         rectified: result of a ReLU that is a clamp of what comes before it -> that.
         shared: format -> storage -> those that share its unit.
+        returned: format of the result.
     """
 
     wanted: Mapping[StorageId, frozenset[str]]
     rectified: Mapping[StorageId, StorageId]
     shared: Mapping[str, Mapping[StorageId, frozenset[StorageId]]]
+    returned: str = WIDE
 
     def root(self, storage: StorageId) -> StorageId:
         """The value that stands for a storage: what is rectified by its clamp."""
@@ -39,8 +41,8 @@ class Demands:
         return self.shared[dtype].get(self.root(storage), frozenset((self.root(storage),)))
 
 
-def demands_of(graph: Graph) -> Demands:
-    """Find them, from the last op back to the first."""
+def demands_of(graph: Graph, returned: str = WIDE) -> Demands:
+    """Find them, from the last op back to the first; ``returned`` is the format of the result."""
     rectified = _rectified(graph)
 
     def root(storage: StorageId) -> StorageId:
@@ -49,7 +51,7 @@ def demands_of(graph: Graph) -> Demands:
     wanted: dict[StorageId, set[str]] = {}
     for value in graph.parts[0].outputs:
         if isinstance(value, View):
-            wanted.setdefault(root(value.base), set()).add(WIDE)
+            wanted.setdefault(root(value.base), set()).add(returned)
     for op in reversed(graph.ops):
         if op.creates and op.creates[0] in rectified:
             continue
@@ -59,7 +61,7 @@ def demands_of(graph: Graph) -> Demands:
     for dtype, groups in shared.items():
         for op in graph.ops:
             _join(groups, [root(s) for s in _alike(op, dtype)])
-    return Demands({s: frozenset(found) for s, found in wanted.items()}, rectified, shared)
+    return Demands({s: frozenset(found) for s, found in wanted.items()}, rectified, shared, returned)
 
 
 def _rectified(graph: Graph) -> dict[StorageId, StorageId]:

@@ -22,7 +22,8 @@ from tightrope.micro.integer.program import RowKind, RowProgram
 Whole = NDArray[np.int64]
 LIMITS: Final = {"int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1)}
 """Numbers that a dtype can hold."""
-_MOST_PRE: Final = 16
+MOST_PRE: Final = 16
+"""Largest shift before the multiplication."""
 _LARGEST: Final = 2**31 - 1
 
 
@@ -42,13 +43,14 @@ class Rescale(NamedTuple):
     error: float
 
 
-def rescale(bounds: Whole, ratios: NDArray[np.float64], what: str) -> Rescale:
+def rescale(bounds: Whole, ratios: NDArray[np.float64], what: str, *, most_pre: int = MOST_PRE) -> Rescale:
     """Choose multipliers and shifts for sums of at most ``bounds``, times ``ratios``, one each per channel.
 
     Args:
         bounds: largest absolute values of the sums.
         ratios: units of the sum / units of the result.
         what: is rescaled, for the refusal.
+        most_pre: largest shift before the multiplication.
 
     Raises:
         TightropeError: no pair keeps products in 32 bits.
@@ -58,7 +60,7 @@ def rescale(bounds: Whole, ratios: NDArray[np.float64], what: str) -> Rescale:
         23
     """
     best: Rescale | None = None
-    for pre in range(_MOST_PRE + 1):
+    for pre in range(most_pre + 1):
         reduced = ((bounds + ((1 << pre) >> 1)) >> pre).astype(np.float64) + 1
         for shift in range(30, -1, -1):
             times = np.rint(ratios * 2.0 ** (pre + shift))

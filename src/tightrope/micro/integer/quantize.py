@@ -26,7 +26,7 @@ from tightrope.micro.infer.capture import FloatNet
 from tightrope.micro.infer.reference import SCORES
 from tightrope.micro.integer.costs import KernelForm
 from tightrope.micro.integer.demands import Demands, demands_of
-from tightrope.micro.integer.epilogue import LIMITS, rescale
+from tightrope.micro.integer.epilogue import LIMITS, MOST_PRE, rescale
 from tightrope.micro.integer.forms import KernelForms, RowKernel, form_of
 from tightrope.micro.integer.net_proof import prove_net
 from tightrope.micro.integer.program import RowKind, RowProgram
@@ -75,6 +75,7 @@ def quantize(
     softmax_of: Callable[[float, int], RowKernel] | None = None,
     norm_of: Callable[..., RowKernel] | None = None,
     prove: bool = True,
+    narrow: bool = False,
 ) -> IntegerNet:
     """Write a captured forward in integers.
 
@@ -87,6 +88,8 @@ def quantize(
         softmax_of: makes the kernel of a scale and a length instead.
         norm_of: makes the kernel of weights, biases and a unit instead.
         prove: refuse what may leave 32 bits; False is for controls alone.
+        narrow: return 8 bits, and shift after the multiplication alone: what an interpreter of 8-bit nets
+            computes whose products are rounded once.
 
     Raises:
         UnsupportedOpError: an op has no integer kernel; names it.
@@ -95,7 +98,8 @@ def quantize(
     """
     forms = KernelForms(core, floats)
     makers = (softmax_of or forms.softmax, norm_of or forms.layer_norm, forms.gelu)
-    writer = _Quantizer(net, ranges, demands_of(net.graph), makers)
+    demands = demands_of(net.graph, NARROW if narrow else WIDE)
+    writer = _Quantizer(net, ranges, demands, makers, 0 if narrow else MOST_PRE)
     found = writer.written()
     if prove:
         prove_net(found.graph, found.constants, found.programs)
@@ -109,7 +113,9 @@ class _Quantizer:
         ranges: Mapping[str, float],
         demands: Demands,
         makers: tuple[Callable[[float, int], RowKernel], Callable[..., RowKernel], Callable[..., RowKernel]],
+        most_pre: int = MOST_PRE,
     ) -> None:
+        self.most_pre = most_pre
         self.net, self.ranges, self.demands = net, ranges, demands
         self.softmax_of, self.norm_of, self.gelu_of = makers
         self.t = Translator(net.graph, {}, {}, ())
@@ -154,7 +160,7 @@ class _Quantizer:
         (out,) = graph.parts[0].outputs
         assert isinstance(out, View)
         self.t.here = graph.ops[-1]
-        result = self._form(self.demands.root(out.base), WIDE)
+        result = self._form(self.demands.root(out.base), self.demands.returned)
         result = View(result.base, result.dtype, out.shape, contiguous(out.shape))
         old = self.t.storages[result.base]
         self.t.storages[result.base] = Storage(
@@ -246,7 +252,8 @@ class _Quantizer:
         dtype = WIDE if adds else dtype
         bounds = np.abs(start) + np.abs(whole).sum(axis=1) * -LIMITS[given.dtype][0]
         ratios = unit * units / self._scale(made, dtype)
-        found = rescale(bounds, ratios, f"the sums of {op.module or op.name}")
+        what = f"the sums of {op.module or op.name}"
+        found = rescale(bounds, ratios, what, most_pre=self.most_pre)
         constants = (
             self.flash.put(whole.reshape(w.shape).astype(np.int8)),
             self.flash.put(start.astype(np.int32)),

@@ -1,0 +1,301 @@
+"""E2: the C of an integer net beside TensorFlow Lite Micro's interpreter, on the same 8-bit net.
+
+The net is quantized by us, written as a .tflite file with the same weights, biases and multipliers, and both
+are linked for an emulated Cortex-M4F with benches of one kind. *RAM* is static RAM and the most bytes of the
+stack; the interpreter's arena is the smallest with which it starts. *Flash* is all code and constants of the
+image, benches and the .tflite file among them. The interpreter is built from source as its own makefile
+builds a release: -Os, kernels -O2, reference kernels, no messages; only kernels of the net's layers.
+Products are rounded once (``TFLITE_SINGLE_ROUNDING=1``, a switch of its source); outputs that differ
+where they are rounded twice, as in its wheel, are counted.
+"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.micro.rows import Row
+from tightrope.cli.machines import find_machine
+from tightrope.core import Items, Op, View
+from tightrope.micro import run_on_board
+from tightrope.micro.emit import resource
+from tightrope.micro.emulate import CORES
+from tightrope.micro.infer import CompiledNet, capture_net, compile_net, ranges_of
+from tightrope.micro.integer.quantize import IntegerNet, quantize
+from tightrope.micro.translator import whole_numbers
+
+_NUM_SAMPLES, _ROOM, _STACK = 60, 200_000, 8192
+_RAM, _FLASH, _STEP = 0.75, 0.90, 64
+_ADDS: Final = {
+    "conv": "AddConv2D", "depth": "AddDepthwiseConv2D", "linear": "AddFullyConnected", "pool": "AddMaxPool2D",
+}  # fmt: skip
+_SOURCES: Final = {
+    "conv": ("conv", "conv_common"), "depth": ("depthwise_conv", "depthwise_conv_common"),
+    "linear": ("fully_connected", "fully_connected_common"), "pool": ("pooling", "pooling_common"),
+}  # fmt: skip
+_FLAGS: Final = (
+    "-std=c++17", "-mthumb", "-fno-rtti", "-fno-exceptions", "-fno-threadsafe-statics", "-fno-unwind-tables",
+    "-fno-asynchronous-unwind-tables", "-ffunction-sections", "-fdata-sections", "-fomit-frame-pointer",
+    "-DTF_LITE_STATIC_MEMORY", "-DNDEBUG", "-DTF_LITE_STRIP_ERROR_STRINGS", "-DKERNELS_OPTIMIZED_FOR_SPEED",
+    "-DTFLITE_SINGLE_ROUNDING=1", "-fsigned-char", *CORES["cortex-m4f"][1],
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What the interpreter's image took and returned."""
+
+    ram: int
+    arena: int
+    rom: int
+    outputs: tuple[bytes, ...]
+
+
+def _nets(seed: int) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    torch.manual_seed(seed)
+    dense = nn.Sequential(nn.Linear(33, 20), nn.ReLU(), nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 4))
+    plain = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 10),
+    )  # fmt: skip
+    apart = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(),
+        nn.Conv2d(16, 32, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 64, 10),
+    )  # fmt: skip
+    return {
+        "perceptron 33-20-10-4": (dense, (1, 33)),
+        "CNN of 28 x 28": (plain, (1, 1, 28, 28)),
+        "depthwise CNN of 16 x 16": (apart, (1, 1, 16, 16)),
+    }
+
+
+def e2(python: str, source: str, seeds: Sequence[int] = (7, 8)) -> list[Row]:
+    """Compare RAM, flash and outputs on three nets, drawn with seeds."""
+    claim = "RAM >= 25 % and flash >= 10 % below an interpreter's, outputs bit-equal"
+    if not python or not source:
+        why = (
+            "peer not installed: give --tflm, an interpreter with `pip install --pre tflite-micro`, and "
+            "--tflm-source, a checkout of tflite-micro after `make -f "
+            "tensorflow/lite/micro/tools/make/Makefile third_party_downloads`"
+        )
+        return [Row("E2", claim, "not run", False, why)]
+    rows = []
+    for seed in seeds:
+        for name, (model, shape) in _nets(seed).items():
+            rows.append(_row(f"{name}, seed {seed}", claim, (model.eval(), shape, seed), python, source))
+    return rows
+
+
+def _row(
+    name: str, claim: str, made: tuple[nn.Module, tuple[int, ...], int], python: str, source: str
+) -> Row:
+    model, shape, seed = made
+    generator = torch.Generator().manual_seed(1000 + seed)
+    samples = [(torch.randn(shape, generator=generator),) for _ in range(_NUM_SAMPLES)]
+    net = capture_net(model, samples[0])
+    whole = quantize(net, ranges_of(net, samples[:40]), narrow=True)
+    machine = find_machine("stm32h743")
+    compiled = compile_net(whole, machine, ram=262_144, pages=False)
+    compiled = compile_net(whole, machine, ram=compiled.manifest.total, pages=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        here = Path(scratch)
+        given = [compiled.sample(*one) for one in samples]
+        ours = run_on_board(compiled.write(here / "out"), given)
+        twice = _written(whole, compiled, given, here, python)
+        peer = _peer_on_board(here, [_turned(one, shape) for one in given], twice["kinds"], Path(source))
+    equal = sum(one == other for one, other in zip(ours.outputs, peer.outputs, strict=True))
+    apart = [
+        abs(np.frombuffer(one, np.int8).astype(int) - np.array(other))
+        for one, other in zip(ours.outputs, twice["outputs"], strict=True)
+    ]
+    differ, most = sum(int((one > 0).sum()) for one in apart), max(int(one.max()) for one in apart)
+    held = ours.ram <= _RAM * peer.ram and ours.rom <= _FLASH * peer.rom and equal == len(given)
+    text = (
+        f"{name}: RAM {ours.ram} B (arena {ours.arena}, stack {ours.stack}), "
+        f"{100 - 100 * ours.ram / peer.ram:.1f} % below; flash {ours.rom} B, "
+        f"{100 - 100 * ours.rom / peer.rom:.1f} % below; outputs of {equal} of "
+        f"{len(given)} inputs bit-equal; beside the wheel's interpreter, which rounds twice, {differ} of "
+        f"{sum(one.size for one in apart)} numbers differ, by at most {most}"
+    )
+    return Row(
+        "E2",
+        claim,
+        text,
+        held,
+        f"TensorFlow Lite Micro: RAM {peer.ram} B (arena {peer.arena}), flash {peer.rom} B",
+    )
+
+
+def _turned(given: bytes, shape: tuple[int, ...]) -> bytes:
+    """An input with channels last."""
+    array = np.frombuffer(given, np.int8).reshape(shape)
+    return array.transpose(0, 2, 3, 1).tobytes() if len(shape) == 4 else given
+
+
+def _written(
+    whole: IntegerNet, compiled: CompiledNet, given: Sequence[bytes], here: Path, python: str
+) -> dict[str, Any]:
+    """Write the .tflite file; returns what the wheel's interpreter computes."""
+    (one,) = whole.graph.parts[0].inputs
+    assert one.view is not None
+    arrays: dict[str, Any] = {}
+    layers = []
+    shapes = {r.view.base: r.view.shape for op in whole.graph.ops for r in op.results}
+    shapes[one.view.base] = one.view.shape
+    for at, op in enumerate(whole.graph.ops):
+        layers.append(_layer(whole, op, at, arrays, shapes))
+    first = _last(one.view.shape)
+    arrays["layers"] = json.dumps({"shape": first, "layers": layers})
+    turned = [_turned(one_input, one.view.shape) for one_input in given]
+    arrays["inputs"] = np.stack([np.frombuffer(one_input, np.int8) for one_input in turned])
+    np.savez(here / "net.npz", **arrays)
+    script = str(Path(__file__).with_name("tflite_file.py"))
+    command = [python, script, str(here / "net.npz"), str(here / "net.tflite")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"writing the .tflite file failed: {done.stderr.strip()[-600:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _last(shape: Sequence[int]) -> list[int]:
+    """A shape with channels last."""
+    return [shape[0], *shape[2:], shape[1]] if len(shape) == 4 else list(shape)
+
+
+def _layer(
+    whole: IntegerNet, op: Op, at: int, arrays: dict[str, Any], shapes: dict[int, Any]
+) -> dict[str, Any]:
+    """Say what an op is in a .tflite file; its arrays go into ``arrays``."""
+    kind = op.target.removeprefix("micro.q_")
+    made = shapes[op.creates[0]]
+    found: dict[str, Any] = {"shape": _last(made)}
+    if kind == "max_pool2d":
+        window, stride = whole_numbers(op.arguments[1]), whole_numbers(op.arguments[2])
+        assert not any(whole_numbers(op.arguments[3]))
+        return {**found, "kind": "pool", "window": window, "stride": stride}
+    if kind not in ("conv2d", "linear"):
+        raise ValueError(f"{op.target} is not written as a layer of a .tflite file")
+    x, weight, bias, times, *rest = op.arguments
+    assert isinstance(x, View)
+    w, b, m = (whole.constants.read(value) for value in (weight, bias, times) if isinstance(value, View))
+    pre, shift, low, _ = (int(value) for value in rest[-4:] if isinstance(value, int))
+    assert pre == 0
+    ratios = m.astype(np.float64) * 2.0**-shift
+    assert np.array_equal(ratios.astype(np.float32).astype(np.float64), ratios)
+    names = {key: f"{key}_{at}" for key in ("w", "b", "ratios")}
+    found |= {**names, "relu": low == 0}
+    if kind == "linear":
+        before = shapes[x.base]
+        if len(before) == 4:
+            w = w.reshape(len(w), *before[1:]).transpose(0, 2, 3, 1).reshape(len(w), -1)
+        found |= {"kind": "linear"}
+    else:
+        steps, padding, groups = rest[:3]
+        assert isinstance(steps, Items)
+        depth = groups != 1
+        w = w.transpose(1, 2, 3, 0) if depth else w.transpose(0, 2, 3, 1)
+        found |= {"kind": "depth" if depth else "conv", "stride": whole_numbers(steps)}
+        found |= {"same": any(whole_numbers(padding))}
+    arrays |= {names["w"]: np.ascontiguousarray(w), names["b"]: b, names["ratios"]: ratios.astype(np.float32)}
+    return found
+
+
+def _objects(source: Path, kinds: Sequence[str]) -> list[str]:
+    """Compile the interpreter and the kernels of some layers, each file once."""
+    downloads = source / "tensorflow/lite/micro/tools/make/downloads"
+    into = source / "gen" / "tightrope_cortex_m4f_single"
+    into.mkdir(parents=True, exist_ok=True)
+    files = [
+        path for folder in ("kernels", "core") for path in (source / "tensorflow/lite" / folder).rglob("*.cc")
+    ]
+    files += (source / "tensorflow/compiler").rglob("*.cc")
+    micro = source / "tensorflow/lite/micro"
+    for folder in (micro, micro / "arena_allocator", micro / "memory_planner", micro / "tflite_bridge"):
+        files += folder.glob("*.cc")
+    unwanted = ("_test", "test_help", "mock", "fake", "array.cc")
+    jobs = [(path, "-Os") for path in sorted(files) if not any(word in path.name for word in unwanted)]
+    named = ["kernel_util", *(name for kind in kinds for name in _SOURCES[kind])]
+    jobs += [(micro / "kernels" / f"{name}.cc", "-O2") for name in named]
+    includes = [
+        source,
+        downloads,
+        downloads / "gemmlowp",
+        downloads / "flatbuffers/include",
+        downloads / "ruy",
+    ]
+    found = []
+    for path, level in jobs:
+        made = into / (str(path.relative_to(source)).replace("/", "_") + ".o")
+        if not made.exists():
+            flags = [*_FLAGS, level, *(f"-I{one}" for one in includes)]
+            _call(["arm-none-eabi-g++", *flags, "-c", str(path), "-o", f"{made}.part"], here=source)
+            Path(f"{made}.part").rename(made)
+        found.append(str(made))
+    return found
+
+
+def _call(command: Sequence[str], here: Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=here)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed with {done.returncode}: {done.stderr.strip()[-800:]}")
+    return done.stdout + done.stderr
+
+
+def _peer_on_board(here: Path, given: Sequence[bytes], kinds: Sequence[str], source: Path) -> Peer:
+    """Link with room, see what the arena takes, and link again with that alone."""
+    content = (here / "net.tflite").read_bytes()
+    adds = " ".join(f"r.{_ADDS[kind]}();" for kind in kinds)
+    header = f"#define NUM_KINDS {len(kinds)}\n#define ADD_KINDS(r) {adds}\n"
+    header += "#include <cstdint>\nalignas(16) constexpr uint8_t model_bytes[] = {"
+    (here / "model.h").write_text(header + ",".join(map(str, content)) + "};\n")
+    (here / "samples.bin").write_bytes(b"".join(given))
+    objects = _objects(source, kinds)
+    with_room = _linked(here, objects, source, _ROOM, len(given))
+    low, high = with_room.arena // _STEP, _ROOM // _STEP
+    best, more = with_room, 1
+    while high - low > 1:  # starting takes more than is used in the end
+        middle = min(low + more, (low + high) // 2)
+        try:
+            best, high = _linked(here, objects, source, middle * _STEP, len(given)), middle
+        except RuntimeError:
+            low, more = middle, 2 * more
+    return best
+
+
+def _linked(here: Path, objects: Sequence[str], source: Path, arena: int, num: int) -> Peer:
+    script = resource("board/link.ld").replace("TR_RAM", "4096K").replace("TR_STACK", str(_STACK))
+    extra = "_init_first = .; KEEP(*(.init_array*)) _init_last = .;"
+    (here / "link.ld").write_text(
+        script.replace("*(.text* .rodata*)", f"*(.text* .rodata*) . = ALIGN(4); {extra}")
+    )
+    downloads = source / "tensorflow/lite/micro/tools/make/downloads"
+    bench, image = str(Path(__file__).parent / "c/tflm_main.cc"), str(here / "peer.elf")
+    includes = [
+        f"-I{here}",
+        f"-I{source}",
+        f"-I{downloads / 'flatbuffers/include'}",
+        f"-I{downloads / 'gemmlowp'}",
+    ]
+    flags = [*_FLAGS, "-Os", f"-DARENA={arena}", f"-DSTEPS={num}", *includes, "--specs=nano.specs"]
+    ends = ["-nostartfiles", "-Wl,--gc-sections", f"-Wl,-T,{here / 'link.ld'}", "-lm"]
+    _call(["arm-none-eabi-g++", *flags, "-o", image, bench, *objects, *ends], here)
+    text, data, *_ = _call(["arm-none-eabi-size", image], here).splitlines()[-1].split()
+    said = _call(
+        ["qemu-system-arm", "-M", CORES["cortex-m4f"][0], "-kernel", image, "-display", "none",
+         "-serial", "none", "-monitor", "none", "-semihosting-config", "enable=on,target=native"], here,
+    )  # fmt: skip
+    rows = [line.split() for line in said.splitlines() if len(line.split()) == 2]
+    counts = {name: int(value, 16) for name, value in rows if name != "out"}
+    returned = bytes(int(value, 16) for name, value in rows if name == "out")
+    size = len(returned) // num
+    outputs = tuple(returned[at : at + size] for at in range(0, len(returned), size))
+    ram = counts["static"] + counts["stack"]
+    return Peer(ram, counts["arena"], int(text) + int(data), outputs)
