@@ -260,6 +260,7 @@ def test_an_update_of_all_parameters_is_foreseen_in_their_order() -> None:
     assert most > said + 4 * 100 * 100
 
 
+@pytest.mark.slow
 def test_the_command_names_the_largest_length(words: Path) -> None:
     command = ("estimate", f"{words}:build", "--machine", "laptop-16gb", "--budget")
     limit = 800 * 1024

@@ -49,7 +49,7 @@ def steps_done(net: str, optimizer: str, budget: Bytes, *, drops: str, num: int 
     ("net", "optimizer"),
     [
         ("vit", "sgd"),
-        ("llama", "adamw"),
+        pytest.param("llama", "adamw", marks=_LONG),
         pytest.param("unet", "adamw", marks=_LONG),
         pytest.param("mobilenetv2", "none", marks=_LONG),
         pytest.param("gpt2", "adamw", marks=_LONG),

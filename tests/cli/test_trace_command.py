@@ -111,6 +111,7 @@ def test_a_planned_run_is_recorded(net: Path, tmp_path: Path) -> None:
     assert trace.summary.budget > 0
 
 
+@pytest.mark.slow
 def test_a_fused_run_is_recorded(tmp_path: Path) -> None:
     code, file = tmp_path / "wide.py", tmp_path / "fused.trace"
     code.write_text(

@@ -98,6 +98,7 @@ def test_it_is_judged_and_never_dearer_than_running_once(
         assert cheap.forecast.ns <= once.ns
 
 
+@pytest.mark.slow
 def test_beside_poet_s_program_it_finds_the_optimum_and_never_less() -> None:
     """A wrong price on either side shows: less is impossible, more would be a bad search."""
     ratios = []

@@ -134,9 +134,20 @@ def test_clipping_changes_the_training() -> None:
 
 @enforced
 @pytest.mark.parametrize(
-    ("net", "make"), [("gpt2", OPTIMIZERS["adamw"]), ("resnet18", OPTIMIZERS["momentum"])]
+    ("net", "make", "clip"),
+    [
+        pytest.param("gpt2", OPTIMIZERS["adamw"], CLIPS["norm, active"], id="norm-gpt2"),
+        pytest.param("resnet18", OPTIMIZERS["momentum"], CLIPS["value"], id="value-resnet18"),
+        pytest.param(
+            "resnet18",
+            OPTIMIZERS["momentum"],
+            CLIPS["norm, active"],
+            id="norm-resnet18",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("gpt2", OPTIMIZERS["adamw"], CLIPS["value"], id="value-gpt2", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("clip", [CLIPS["norm, active"], CLIPS["value"]], ids=["norm", "value"])
 def test_nets_keep_their_bits_in_the_smallest_budget(net: str, make: Make, clip: Clip) -> None:
     one, two, three = (build(net, scale="test") for _ in range(3))
     data = [one.inputs] * 5
@@ -254,7 +265,7 @@ def scaled(graph: Graph) -> dict[int, int]:
 
 
 @enforced
-@pytest.mark.parametrize("net", ["resnet18", "unet"])
+@pytest.mark.parametrize("net", ["resnet18", pytest.param("unet", marks=pytest.mark.slow)])
 def test_clipping_by_value_takes_no_more_bytes_than_no_clipping(net: str) -> None:
     plain, by_value = (smallest(graph).forecast for graph in graphs(net, {}, {"clip_value": 0.01}))
     assert by_value.peak <= 1.001 * plain.peak

@@ -315,7 +315,9 @@ def test_importing_tightrope_imports_no_compiler() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("kept", ["", "import builtins; builtins.kept = model\n"])
+@pytest.mark.parametrize(
+    "kept", [pytest.param("", marks=pytest.mark.slow), "import builtins; builtins.kept = model\n"]
+)
 def test_the_interpreter_ends_quietly(kept: str) -> None:
     code = (
         "import torch, tightrope\n"

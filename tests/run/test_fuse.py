@@ -140,6 +140,7 @@ def test_a_fused_plan_and_executable_outlive_a_file(fused: nn.Module) -> None:
     assert lower(made.graph, made.plan) == made.executable
 
 
+@pytest.mark.slow
 def test_the_page_shows_a_fused_plan(fused: nn.Module) -> None:
     made = prepared_of(fused)
     names = [event.name for event in forecast(made.graph, made.plan).events]
