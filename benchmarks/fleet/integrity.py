@@ -292,8 +292,8 @@ def _i4(console: Console, made: Prepared, _: Path) -> list[Row]:
     clean = by_plan(Prepared(made.toy, made.lock, made.plan, {"clean": made.toy}), "clean")
     for name in CLASSES:
         found = by_plan(made, name)
-        said = str(found.problems[0]) if found.problems else "runs"
-        refused += _NAMED[name] in said
+        said = "; ".join(str(problem) for problem in found.problems) or "runs"
+        refused += _NAMED[name] in said  # stale byte code beside a changed file may be named before it
         console.print(f"{name}: {said}", markup=False)
     held = refused == len(CLASSES) and clean.holds
     state = "runs" if clean.holds else f"is refused: {clean.problems[0]}"

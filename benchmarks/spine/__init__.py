@@ -14,6 +14,7 @@ from benchmarks.spine import (
     fused,
     limits,
     monotone,
+    overwriting,
     refusals,
     replayed,
     shown,
@@ -37,5 +38,6 @@ BARS: tuple[Bar, ...] = (
     frontier.BAR,
     compiling.BAR,
     chunks.BAR,
+    overwriting.BAR,
 )
 """All bars, in the order in which they are run."""
