@@ -30,6 +30,8 @@ _SEEDS: Final = (0, 1, 2, 3)
 _LEAST: Final = 1e-5
 """Seconds: less counts as this much, so that a share of nothing is none."""
 _BAR: Final = 0.7
+_LITTLE: Final = 1.05
+"""Times a peer's seconds: no more than that is counted apart."""
 
 
 def main(arguments: list[str], console: Console) -> int:
@@ -50,7 +52,8 @@ def main(arguments: list[str], console: Console) -> int:
     met = share >= _BAR and not found["worse"] and not higher
     console.print(
         f"V2: of {found['compared']} points that both finish, less at {found['strictly_less']} "
-        f"({100 * share:.1f} %, bar {100 * _BAR:.0f}), more at {len(found['worse'])} (bar 0); worst "
+        f"({100 * share:.1f} %, bar {100 * _BAR:.0f}), more at {len(found['worse'])} (bar 0), "
+        f"{_little(found['worse'])} of these by at most {100 * (_LITTLE - 1):.0f} %; worst "
         f"{_worst(found['worst'])}; {_mean(points):.3f} x in the geometric mean; lowest ratio no higher than "
         f"both on {len(logs) - len(higher)} of {len(logs)} nets, at best {max(shares.values()):.2f} x lower; "
         f"alone it finishes {found['only_coop_finishes']}, a peer alone "
@@ -84,6 +87,11 @@ def _mean(points: list[Point]) -> float:
     """Average coop's seconds over a peer's, geometrically."""
     shares = [max(a.again_s, _LEAST) / max(b.again_s, _LEAST) for a, b in _pairs(points)]
     return math.exp(sum(map(math.log, shares)) / max(1, len(shares)))
+
+
+def _little(rows: list[list[Any]]) -> int:
+    """Count the points that take hardly more than the peer."""
+    return sum(ours <= _LITTLE * max(other, _LEAST) for *_, ours, other in rows)
 
 
 def _worst(row: list[Any] | None) -> str:
