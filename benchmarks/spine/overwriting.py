@@ -1,7 +1,7 @@
 """U5: the smallest whole step where ops may write over inputs that end there, and where they may not.
 
-The numbers are those that refusals of `tightrope.step` with AdamW name; each is then trained in, one step, and the
-loss is compared with that of a step that has twice the room.
+The numbers are those that refusals of `tightrope.step` with AdamW name; each is then trained in, one step,
+and the loss is compared with that of a step that has twice the room.
 """
 
 from collections.abc import Iterator, Sequence
