@@ -182,15 +182,18 @@ def test_a_wire_limit_is_met_by_fewer_bins_or_refused(breast):
         run_tree_job(parties, TreeJob(PARAMS, wire_limit=1000))
 
 
-@pytest.mark.parametrize(("leaves", "seed"), [(0, 0), (0, 1), (2, 2), (5, 3), (9, 4)])
-def test_bytes_over_columns_stay_within_their_forecast_and_limits_are_refused_at_once(leaves, seed):
+@pytest.mark.parametrize(
+    ("leaves", "depth", "seed"),
+    [(0, 4, 0), (0, 4, 1), (2, 4, 2), (5, 4, 3), (9, 4, 4), (1, 4, 5), (500, 2, 6)],
+)
+def test_bytes_over_columns_stay_within_their_forecast_and_limits_are_refused_at_once(leaves, depth, seed):
     random = np.random.default_rng(seed)
     table = random.normal(size=(50 + 13 * seed, 6)).astype(np.float32)
     labels = (table[:, 0] * table[:, 3] > 0).astype(float)
     parties = [
         PartyTable(f"p{at}", table[:, at : at + 2], labels if at == 0 else None) for at in range(0, 6, 2)
     ]
-    params = Boosting(trees=3, depth=4, leaves=leaves, child_weight=0.0)
+    params = Boosting(trees=3, depth=depth, leaves=leaves, child_weight=0.0)
     free = run_tree_job(parties, TreeJob(params, "columns")).promises[0]
     assert free.observed <= free.forecast <= 2 * free.observed
     tight = run_tree_job(parties, TreeJob(params, "columns", wire_limit=int(free.forecast * 0.7)))
