@@ -2,9 +2,10 @@
 
 The net is quantized by us, written as a .tflite file with the same weights, biases and multipliers, and both
 are linked for an emulated Cortex-M4F with benches of one kind. *RAM* is static RAM and the most bytes of the
-stack; the interpreter's arena is the smallest with which it starts. *Flash* is all code and constants of the
-image, benches and the .tflite file among them. The interpreter is built from source as its own makefile
-builds a release: -Os, kernels -O2, reference kernels, no messages; only kernels of the net's layers.
+stack; the interpreter's arena is the smallest multiple of 64 B with which it starts. *Flash* is all code and
+constants of the image, benches and the .tflite file among them. The interpreter is built from source as its
+own makefile builds a release: -Os, kernels -O2, reference kernels, no messages; only kernels of the net's
+layers.
 Products are rounded once (``TFLITE_SINGLE_ROUNDING=1``, a switch of its source); outputs that differ
 where they are rounded twice, as in its wheel, are counted.
 """

@@ -71,6 +71,21 @@ def test_what_is_taken_in_one_run_alone_is_not_the_op_s(disturbed: set[int], exp
 
 
 @counted
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has another matrix library")
+def test_what_the_matrix_library_keeps_is_counted_however_often() -> None:
+    matrix = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
+    hook = allocator()
+    assert hook is not None
+    hook.attach_hidden()
+    torch.linalg.svdvals(matrix)
+    hook.tidy()
+    hook.begin_hidden()
+    torch.linalg.svdvals(matrix)
+    once = hook.end_hidden().peak
+    assert measure(lambda: torch.linalg.svdvals(matrix), hook).hidden == once > UNSEEN
+
+
+@counted
 def test_a_plan_leaves_room_for_it(tmp_path: Path) -> None:
     graph = priced(tmp_path)
     external = sum(storage.size for storage in graph.storages if storage.external)

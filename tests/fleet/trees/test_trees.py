@@ -1,6 +1,7 @@
 """One forest, whoever holds the data; refused by the judge where it is not what boosting gives."""
 
 import dataclasses
+import re
 
 import msgspec
 import numpy as np
@@ -182,23 +183,44 @@ def test_a_wire_limit_is_met_by_fewer_bins_or_refused(breast):
         run_tree_job(parties, TreeJob(PARAMS, wire_limit=1000))
 
 
-@pytest.mark.parametrize(("leaves", "seed"), [(0, 0), (0, 1), (2, 2), (5, 3), (9, 4)])
-def test_bytes_over_columns_stay_within_their_forecast_and_limits_are_refused_at_once(leaves, seed):
+@pytest.mark.parametrize(
+    ("leaves", "depth", "seed"),
+    [(0, 4, 0), (0, 4, 1), (2, 4, 2), (5, 4, 3), (9, 4, 4), (1, 4, 5), (500, 2, 6)],
+)
+def test_bytes_over_columns_stay_within_their_forecast_and_limits_are_refused_at_once(leaves, depth, seed):
     random = np.random.default_rng(seed)
     table = random.normal(size=(50 + 13 * seed, 6)).astype(np.float32)
     labels = (table[:, 0] * table[:, 3] > 0).astype(float)
     parties = [
         PartyTable(f"p{at}", table[:, at : at + 2], labels if at == 0 else None) for at in range(0, 6, 2)
     ]
-    params = Boosting(trees=3, depth=4, leaves=leaves, child_weight=0.0)
+    params = Boosting(trees=3, depth=depth, leaves=leaves, child_weight=0.0)
     free = run_tree_job(parties, TreeJob(params, "columns")).promises[0]
     assert free.observed <= free.forecast <= 2 * free.observed
     tight = run_tree_job(parties, TreeJob(params, "columns", wire_limit=int(free.forecast * 0.7)))
     assert tight.promises[0].holds
     assert tight.params.bins < params.bins
     parties[1].fails_at = 1  # a training would end here
-    with pytest.raises(InfeasibleError, match=r"asked for 1000 B per party; .* take up to"):
+    with pytest.raises(InfeasibleError, match=r"asked for 1000 B per party; .* take up to") as caught:
         run_tree_job(parties, TreeJob(params, "columns", wire_limit=1000))
+    parties[1].fails_at = None
+    named = int(re.search(r"up to (\d+) B", str(caught.value)).group(1))
+    assert run_tree_job(parties, TreeJob(params, "columns", wire_limit=named)).promises[0].holds
+
+
+@pytest.mark.parametrize("leaves", [0, 6])
+def test_nodes_in_which_a_party_has_one_value_alone_are_grown(leaves):
+    random = np.random.default_rng(0)
+    table = random.normal(size=(80, 2)).astype(np.float32)
+    labels = (table[:, 0] > 0).astype(float)
+    params = Boosting(trees=2, depth=4, leaves=leaves, child_weight=0.0)
+    for same in (np.ones((80, 1), np.float32), (np.arange(80) == 0).astype(np.float32)[:, None]):
+        both = PartyTable("both", np.hstack([table, same]), labels)
+        apart = [PartyTable("labels", table, labels), PartyTable("rare", same)]
+        found = run_tree_job(apart, TreeJob(params, "columns")).forest
+        assert found.hash == run_tree_job([both], TreeJob(params)).forest.hash
+    alone = run_tree_job([PartyTable("none", np.ones((80, 1), np.float32), labels)], TreeJob(params)).forest
+    assert all(len(tree) == 1 for tree in alone.trees)
 
 
 def test_a_party_that_stops_answering_is_named(breast):

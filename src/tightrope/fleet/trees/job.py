@@ -141,7 +141,7 @@ def _with_bins(parties: Sequence[PartyTable], job: TreeJob) -> tuple[Boosting, B
     raise InfeasibleError(
         f"asked for {format_bytes(job.wire_limit)} per party; with 2 bins per feature "
         f"{job.params.trees} trees take "
-        f"{most}{format_bytes(smallest)}. Allow that much, or fewer trees, a smaller depth, or growth by "
+        f"{most}{smallest} B. Allow that much, or fewer trees, a smaller depth, or growth by "
         "leaf (leaves=).",
         asked=job.wire_limit,
         smallest_found=smallest,

@@ -94,7 +94,8 @@ class RowWork:
         places = slot.take(members)
         common = self.starts[:-1] + self.binned.common
         for place, values in enumerate(sums):
-            hist = np.bincount(flat, weights=values.take(rows), minlength=count * width).reshape(count, width)
+            found = np.bincount(flat, weights=values.take(rows), minlength=count * width)
+            hist = found.astype(np.float64, copy=False).reshape(count, width)  # of no rows they are int64
             total = np.bincount(places, weights=values.take(members), minlength=count)
             hist[:, common] += total[:, None] - np.add.reduceat(hist, self.starts[:-1], axis=1)
             out[:, place] = hist

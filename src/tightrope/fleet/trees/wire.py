@@ -119,10 +119,11 @@ def most_columns(params: Boosting, *, rows: int, bins: int, parties: int) -> Byt
     >>> most_columns(Boosting(trees=1, depth=2), rows=80, bins=10, parties=2)
     1659
     """
+    full: int = 2**params.depth - 1
     if params.leaves:
-        splits, followed = params.leaves - 1, params.leaves - 2
+        splits, followed = min(params.leaves - 1, full), min(max(params.leaves - 2, 0), full)
         bits = min(splits * -(-rows // 8), params.depth * (rows // 8) + splits)
     else:
-        splits, followed = 2**params.depth - 1, 2 ** (params.depth - 1) - 1
+        splits, followed = full, full // 2
         bits = sum(rows // 8 + min(parties, 2**level) for level in range(params.depth))
     return params.trees * (16 * rows + 16 * bins * (1 + followed) + 12 * splits + bits)
