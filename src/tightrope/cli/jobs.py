@@ -60,6 +60,8 @@ def jobs(
 ) -> None:
     """Place jobs one by one as they come, on machines where they should end together; judge the placement.
 
+    Machine time is counted until the last job comes: later only ends are seen, and no choice is left.
+
     Exit code 0: every job has a machine; 3: some were refused; 2: error.
     """
     import msgspec
@@ -87,6 +89,7 @@ def jobs(
         "machine_time": plan.machine_time,
         "lower_bound": plan.lower_bound,
         "ratio": plan.ratio,
+        "until": plan.until,
         "peak_machines": plan.peak,
         "rule": rule,
         "predict": predict,
@@ -105,10 +108,11 @@ def _say(facts: dict[str, Any]) -> None:
         sys.stderr.write("\r\x1b[K")
     unit, per = ("hours", 3600) if facts["machine_time"] >= 36_000 else ("seconds", 1)
     spent, bound = (f"{facts[name] / per:.{per > 1:d}f}" for name in ("machine_time", "lower_bound"))
+    counted = "" if facts["until"] is None else " until the last job came"
     console().print(
         f"{facts['num_jobs']} jobs ({facts['num_left_out']} left out) by {facts['rule']}, ends "
         f"{facts['predict']}: "
-        f"{spent} machine {unit}; no placement takes less than {bound} ({facts['ratio']:.4f}); at "
+        f"{spent} machine {unit}{counted}; no placement takes less than {bound} ({facts['ratio']:.4f}); at "
         "most "
         f"{facts['peak_machines']} machines; {facts['num_refused']} refused; judged; seed {facts['seed']}",
         markup=False,

@@ -232,7 +232,7 @@ def _report(model: torch.nn.Module | Reporting | Replay) -> Report:
         if isinstance(model, type) or not callable(describe):
             raise TightropeError(
                 f"there is no report of {shown(model)}: give what tightrope.compile, tightrope.step or "
-                "tightrope.replay returned."
+                "tightrope.replay returned (what tightrope.evict counts is in its `statistics`)."
             )
         return model.report()
     reports = [_compiled_report(compiled) for compiled in graphs_of(model) or [compiled_of(model)]]
