@@ -11,6 +11,7 @@ where they are rounded twice, as in its wheel, are counted.
 """
 
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ def _nets(seed: int) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 def e2(python: str, source: str, seeds: Sequence[int] = (7, 8)) -> list[Row]:
     """Compare RAM, flash and outputs on three nets, drawn with seeds."""
     claim = "RAM >= 25 % and flash >= 10 % below an interpreter's, outputs bit-equal"
-    if not python or not source:
+    if not shutil.which(python) or not Path(source, "tensorflow/lite/micro").is_dir():
         why = (
             "peer not installed: give --tflm, an interpreter with `pip install --pre tflite-micro`, and "
             "--tflm-source, a checkout of tflite-micro after `make -f "
