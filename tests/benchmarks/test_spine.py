@@ -171,7 +171,9 @@ def test_the_bars_that_tests_show_name_files_that_exist() -> None:
 
 def test_every_bar_of_the_issue_is_there_once() -> None:
     ids = [name for bar in BARS for name in bar.ids]
-    assert sorted(ids) == sorted([*(f"S{number}" for number in range(1, 14)), "U1", "U2", "U3", "U4", "U6"])
+    assert sorted(ids) == sorted(
+        [*(f"S{number}" for number in range(1, 14)), *(f"U{number}" for number in range(1, 7))]
+    )
 
 
 # verdicts: rows that are good, and the same rows with one thing wrong
@@ -242,6 +244,15 @@ def test_good_rows_meet_their_bar_and_no_rows_do_not(name: str) -> None:
 def test_one_wrong_figure_misses_the_bar(name: str, change: Row) -> None:
     row = GOOD["S1" if name == "S2" else name]
     assert _verdict(name, [row, row | change]).met is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "met"),
+    [([{}, {}], True), ([{}, {"both fall": 0.04}], False), ([{}, {}, {"same": False}], False), ([{}], False)],
+)
+def test_two_nets_need_less_and_all_train_alike(changes: list[Row], met: bool) -> None:
+    good: Row = {"net": "x", "freed fall": 0.0, "both fall": 0.05, "same": True}
+    assert _verdict("U5", [good | change for change in changes]).met is met
 
 
 def _points(planned: tuple[float, float], block: tuple[float, float], *, equal: bool = True) -> list[Row]:
