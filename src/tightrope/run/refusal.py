@@ -89,13 +89,17 @@ class Refusal:
         )
         return InfeasibleError(
             f"asked {format_bytes(self.budget)} ({self.budget} bytes); {best}; proved: no plan of this graph "
-            f"needs less than {format_bytes(bound)}. The op that sets the bound: {error.op}. "
-            f"{self._hint(found)}",
+            f"needs less than {format_bytes(bound)}{self._held(bound)}. "
+            f"The op that sets the bound: {error.op}. {self._hint(found)}",
             asked=self.budget,
             smallest_found=found,
             lower_bound=bound,
             op=error.op,
         )
+
+    def _held(self, bound: Bytes) -> str:
+        held = self.others - RESERVE
+        return f", of which the process holds {format_bytes(held)} beside it" if held >= bound / 2 else ""
 
     def needed(self, plan: Bytes) -> Bytes:
         """The budget for a plan of so many bytes in all, in a loop of any order."""
