@@ -60,7 +60,7 @@ def within(step: MicroStep, arena: int) -> CompiledStep | None:
 
 
 def _economy() -> Economy:
-    return Economy(reruns=False, walks=20)
+    return Economy(reruns=False, pages=False, walks=20)
 
 
 def least_arena(step: MicroStep) -> int:

@@ -176,6 +176,8 @@ CALLS: Final[dict[str, _Call]] = {
     "relu": lambda a: [*a.at(0), *a.made(), count_of(a.result())],
     "relu_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "row_stats": lambda a: [*a.at(0), *a.made(), *_rows(a, 0), _real(a.value(1))],
+    "signs": lambda a: [*a.at(0), *a.made(), count_of(a.shape(0))],
+    "signs_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "vector_sgd": lambda a: [*a.at(0, 1, 2), count_of(a.shape(1)), a.rule()],
     **NET_CALLS,
 }  # fmt: skip

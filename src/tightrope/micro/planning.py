@@ -129,18 +129,44 @@ def _tiled_plan(graph: Graph, machine: Machine, room: Bytes, economy: Economy) -
         InfeasibleError: that with the smallest plan, of all that were tried.
     """
     refused: list[InfeasibleError] = []
+    below: list[tuple[Bytes, TiledGraph]] = []
     tiled: TiledGraph | None = tile(graph, {})
+    stay = not (economy.pages or economy.reruns)
     while tiled is not None:
-        _, witness = floor_bytes(fitted(tiled.graph, machine.tiers[0].alignment))
-        try:
-            return _plan(tiled, machine, room, economy)
-        except InfeasibleError as error:
-            if not error.op:
-                raise
-            refused.append(error)
+        need, witness = floor_bytes(fitted(tiled.graph, machine.tiers[0].alignment), stay=stay)
+        if need > room:
+            below.append((need, tiled))
+        elif (found := _tried(tiled, machine, room, economy, refused)) is not None:
+            return found
         finer = tiled.finer(witness)
         tiled = None if finer is None else tile(graph, finer)
-    raise min(refused, key=lambda error: error.smallest_found or error.lower_bound)
+    for need, tiled in sorted(below, key=lambda one: one[0]):  # for the refusal alone: none of them fits
+        if not refused or need < min(map(_least, refused)):
+            found = _tried(tiled, machine, room, economy, refused)
+            if found is not None:
+                return found
+    raise min(refused, key=_least)
+
+
+def _least(error: InfeasibleError) -> Bytes:
+    return error.smallest_found or error.lower_bound
+
+
+def _tried(
+    tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy, refused: list[InfeasibleError]
+) -> tuple[Plan, TiledGraph] | None:
+    """Plan a form; notes why it does not fit.
+
+    Raises:
+        InfeasibleError: time or energy do not.
+    """
+    try:
+        return _plan(tiled, machine, room, economy)
+    except InfeasibleError as error:
+        if not error.op:
+            raise
+        refused.append(error)
+    return None
 
 
 def price(graph: Graph, machine: Machine) -> Graph:
