@@ -66,7 +66,7 @@ def test_signs_leave_the_same_bits_in_fewer_bytes(
 ) -> None:
     generator = torch.Generator().manual_seed(4)
     batches = [
-        (torch.randn(1, 1, 9, 9, generator=generator), torch.randint(3, (1,), generator=generator))
+        [torch.randn(1, 1, 9, 9, generator=generator), torch.randint(3, (1,), generator=generator)]
         for _ in range(3)
     ]
     with_them, without = both
