@@ -132,8 +132,9 @@ def compile_step(
     ram: Bytes,
     stack: Bytes = STACK_RESERVE,
     tiles: bool = True,
-    economy: Economy | None = None,
+    maps: bool = True,
     signs: bool = True,
+    economy: Economy | None = None,
 ) -> CompiledStep:
     """Plan a captured step within ``ram`` bytes and write it as C.
 
@@ -143,15 +144,16 @@ def compile_step(
         ram: bytes of all RAM: arena, counters and stack.
         stack: bytes of it for the stack.
         tiles: whether weights may be cut into rows where no plan of whole ones fits.
-        economy: what ops run again for, limits of modelled time and energy; None = the least time.
+        maps: whether maps may be cut into groups of channels where that does not do.
         signs: whether one bit per element is kept of what gradients of ReLUs alone read later.
+        economy: what ops run again for, limits of modelled time and energy; None = the least time.
 
     Raises:
         InfeasibleError: an op needs more, named with its bytes and the next limit to try; or the best
             step that was found takes more time or energy than it may.
     """
     graph = with_signs(step.graph) if signs else step.graph
-    planned = plan_step(graph, machine, ram=ram, stack=stack, tiles=tiles, economy=economy)
+    planned = plan_step(graph, machine, ram=ram, stack=stack, tiles=tiles, maps=maps, economy=economy)
     source = emit(planned.tiled, planned.executable)
     forecast = planned.plan.forecast
     manifest = Manifest(
