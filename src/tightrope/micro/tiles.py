@@ -229,8 +229,8 @@ class _TileWriter:
             into = next((value for _, value in named if isinstance(value, View)), None)
             self._put(op, op.target, arguments, named, op.results, into)
             return
-        cuts, (begin, end), named = self.cuts[weight.base], _range(weight), dict(op.keywords)
-        made = next((v for v in named.values() if isinstance(v, View)), None)
+        cuts, (begin, end) = self.cuts[weight.base], _range(weight)
+        made = next((value for _, value in op.keywords if isinstance(value, View)), None)
         for tile, first in enumerate(cuts[:-1]):
             if not max(first, begin) < min(cuts[tile + 1], end):
                 continue
@@ -239,9 +239,9 @@ class _TileWriter:
                 ("first", max(first, begin) - begin), ("rows", end - begin),
                 *((k, v) for k, v in op.keywords if k not in ("first", "rows", "out")),
             )  # fmt: skip
-            into = made if made is not None else op.results[0].view if op.results else None
-            if into is not None and (made is not None or first > begin):
-                out = self.view(into)
+            whole = made if made is not None else op.results[0].view if op.results else None
+            if whole is not None and (made is not None or first > begin):
+                out = self.view(whole)
                 target = f"{op.target.removesuffix('.into')}.into"
                 self._put(op, target, arguments, (*keywords, ("out", out)), (), out)
             else:
