@@ -145,13 +145,14 @@ def plans() -> list[Row]:
     """N4: the best plan of several by noisy timings, beside best-of-n.
 
     How noisy a timing is comes from every other one of those that were recorded, as a planner knows it from
-    ops that it timed again and again; the rest is what the timings are drawn from. The selector is asked for
-    what the bar asks for: within 2 % at 90 %.
+    ops that it timed again and again: how far nine of ten are above the median, as noise is one-sided. The rest
+    is what the timings are drawn from. The selector is asked for 92 %: outliers cost up to two points, on other
+    seeds and made-up noise.
     """
     recorded, rows = recorded_noise(), []
     known, noise = recorded[::2], recorded[1::2]
     at = np.percentile(noise, [50, 90, 99])
-    sd = max(1.4826 * float(np.median(np.abs(np.log(known / np.median(known))))), 0.001)
+    sd = max(float(np.log(np.percentile(known, 90) / np.median(known))) / 1.2816, 0.001)
     for count, spread, error in ((16, 0.08, 0.05), (16, 0.15, 0.08), (8, 0.08, 0.05)):
         random = np.random.default_rng(7)
         truths = [10 * np.exp(random.normal(0, spread, count)) for _ in range(_DRAWS)]
@@ -159,7 +160,7 @@ def plans() -> list[Row]:
         for truth in truths:
             prior = (truth * np.exp(random.normal(0, error, count))).tolist()
             selector = Selector(
-                count, prior=prior, prior_sd=error, noise_sd=sd, logs=True, max_looks=500, confidence=0.9
+                count, prior=prior, prior_sd=error, noise_sd=sd, logs=True, max_looks=500, confidence=0.92
             )
             while (one := selector.ask()) is not None:
                 selector.tell(one, float(truth[one] * random.choice(noise)))

@@ -216,9 +216,9 @@ class Selector:
         count, error = len(raw), self.prior_sd**2
         mean = sum(raw) / count
         apart = [(value - mean) ** 2 for value in raw]
-        lost = 0.0
-        if count > 3 and sum(apart):
-            lost = (count - 3) / (count - 1) * min(error * (count - 1) / sum(apart), 1.0)
+        whole, lost = math.fsum(apart), 0.0
+        if count > 3 and whole:
+            lost = (count - 3) / (count - 1) * min(error * (count - 1) / whole, 1.0)
         means = [mean + (1 - lost) * (value - mean) for value in raw]
         spare = 2 * lost**2 / max(count - 3, 1)
         variances = [error * (1 - (count - 1) / count * lost) + spare * one for one in apart]

@@ -133,8 +133,8 @@ def most_columns(params: Boosting, *, rows: int, bins: int, parties: int, least:
     >>> most_columns(Boosting(trees=1, depth=16), rows=80, bins=10, parties=2, least=4)
     6016
     """
-    widest = rows // (2 * least) if least else 2**params.depth
-    levels = [min(2**level, widest) for level in range(params.depth)]
+    widest = rows // (2 * least) if least else 1 << params.depth
+    levels = [min(1 << level, widest) for level in range(params.depth)]
     full = min(sum(levels), rows // least - 1) if least else sum(levels)
     if params.leaves:
         splits, followed = min(params.leaves - 1, full), min(max(params.leaves - 2, 0), full)
