@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.micro.nets import Made, bert_tiny, gestures, lenet, poet_resnet, residual
@@ -25,7 +25,7 @@ from tightrope.micro import (
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
 
 _EQUAL = 1e-6
-_QUARTER = 262_144
+_QUARTER, _EIGHTH = 262_144, 131_072
 
 
 @dataclass(frozen=True)
@@ -123,34 +123,39 @@ def _without_activations_in_storage(make: Callable[[], Made]) -> int:
 
 def p3(num_steps: int) -> list[Row]:
     """POET's own net for small images: parameters, gradients and the residual backward counted."""
-    found = _trained(poet_resnet, _QUARTER, num_steps, classes=10, board=True)
-    rows = [_within("P3", "poet_resnet", found, _EQUAL)]
+    rows = []
+    for bar, limit in (("P3", _QUARTER), ("P3 stretch", _EIGHTH)):
+        found = _trained(poet_resnet, limit, num_steps, classes=10, board=True)
+        rows.append(_within(bar, "poet_resnet", found, _EQUAL, limit=limit))
     try:
         compile_step(capture_step(*poet_resnet()), find_machine("poet-cortex-m4f"), ram=10_000)
     except InfeasibleError as error:
         least = error.smallest_found or error.lower_bound
-    rows.append(
-        Row("P3 stretch", "all RAM <= 131,072 B", f"smallest limit found {least} B", least <= 131_072)
-    )
+        rows[-1] = replace(rows[-1], ours=f"{rows[-1].ours}; smallest limit found {least} B")
     return rows
 
 
 def p7(num_steps: int) -> list[Row]:
     """An encoder of two blocks, as wide as BERT-tiny."""
     found = _trained(bert_tiny, _QUARTER, num_steps, classes=10, board=True)
-    return [_within("P7", "bert_tiny", found, 1e-5, 60.0 * num_steps)]
+    return [_within("P7", "bert_tiny", found, 1e-5, seconds=60.0 * num_steps)]
 
 
-def _within(bar: str, name: str, found: _Trained, equal: float, seconds: float | None = None) -> Row:
+def _within(
+    bar: str, name: str, found: _Trained, equal: float, *, seconds: float | None = None, limit: int = _QUARTER
+) -> Row:
     run, manifest = found.run, found.compiled.manifest
     assert isinstance(run, BoardRun)
-    held = run.ram <= _QUARTER and found.apart <= equal and run.arena == manifest.arena
+    held = run.ram <= limit and found.apart <= equal and run.arena == manifest.arena
     held = held and run.stack <= manifest.stack
     held = held and (seconds is None or found.seconds <= seconds)
     weights = sum(one.bytes for one in manifest.held if one.kind == "parameter")
-    claim = f"all RAM <= {_QUARTER} B, weights within {equal:g}"
+    claim = f"all RAM <= {limit} B, weights within {equal:g}"
     claim += f", <= {seconds:g} s emulated" if seconds else ""
     ours = f"{name}, {weights} B of weights: RAM {run.ram} B behind the fence "
     ours += f"(arena {run.arena}, stack {run.stack} of {manifest.stack}), "
-    ours += f"apart {found.apart:.1e} after {len(run.losses)} steps, {found.seconds:.1f} s with the build"
+    ours += f"apart {found.apart:.1e} after {len(run.losses)} steps, {found.seconds:.1f} s with the build; "
+    ours += (
+        f"code and constants {run.rom} B; modelled {manifest.seconds:.1f} s, {manifest.joules:.3f} J a step"
+    )
     return Row(bar, claim, ours, held)

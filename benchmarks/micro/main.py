@@ -88,7 +88,9 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument("--tflm", default="", help="a Python interpreter that has tflite-micro")
     parser.add_argument("--tflm-source", default="", help="a checkout of tflite-micro with its downloads")
     parser.add_argument(
-        "--fit", action="store_true", help="with K2: count anew and write the tables of costs"
+        "--fit",
+        action="store_true",
+        help="with K2: count anew and write the tables of costs; with T1: print what other rates give",
     )
     parser.add_argument("--json", type=Path, help="file for the rows")
     asked = parser.parse_args(arguments)
@@ -109,7 +111,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "K4": lambda: [Row("K4", "proof of 32 bits, controls refused", "as above", k4(console))],
         "K1": k1,
         "K2": lambda: k2(console, fit=asked.fit),
-        "T1": t1,
+        "T1": lambda: t1(console, fit=asked.fit),
         "E2": lambda: e2(asked.tflm, asked.tflm_source),
         "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),

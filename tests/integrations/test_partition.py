@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch._functorch.config as functorch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.planners.partition import Dropped
 from tightrope.capture import _inductor, _torch
 from tightrope.capture._torch import reset_dynamo
-from tightrope.capture.partition import read_joint, split_joint
+from tightrope.capture.partition import must_keep, read_joint, split_joint
 from tightrope.core import BudgetSyntaxError, CaptureError, InfeasibleError
 from tightrope.integrations import partition
 from tightrope.native.build import compiler
@@ -180,6 +181,17 @@ def test_one_line_installs_and_another_takes_back(modelled: list[tuple[int, int]
     Step("attending")
     assert len(modelled) == 1
     assert functorch.activation_memory_budget == 1.0
+
+
+def test_what_an_op_draws_without_a_mask_is_kept() -> None:
+    def drawing(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * torch.rand_like(x), 2 * x
+
+    joint = make_fx(drawing, tracing_mode="fake")(torch.randn(8))
+    read = read_joint(joint, num_forward_outputs=1)
+    assert all(op.target != "tightrope.save_state" for op in read.graph.ops)
+    (drawn,) = must_keep(read.graph) & read.roots.keys()
+    assert "rand" in str(read.roots[drawn].target)
 
 
 @pytest.mark.slow

@@ -144,6 +144,21 @@ def test_a_narrow_net_returns_8_bits_and_shifts_once(board: Machine, tmp_path: P
         assert np.frombuffer(found, np.int8).tolist() == exact(numbers(narrow, one)).ravel().tolist()
 
 
+def test_a_narrow_net_in_which_one_shift_does_not_do_is_refused() -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(512, 8)).eval()
+    with torch.no_grad():
+        model[0].weight[3] /= 100
+        model[0].bias[3] /= 100
+    samples = [(torch.randn(1, 512),) for _ in range(20)]
+    net = capture_net(model, samples[0])
+    with pytest.raises(
+        TightropeError, match=r"channel 3, whose weights are \d+ times smaller.*Leave narrow out"
+    ):
+        quantize(net, ranges_of(net, samples), narrow=True)
+    assert quantize(net, ranges_of(net, samples)).output.dtype == "int16"
+
+
 @needs_cc
 def test_integers_in_c_are_those_of_numpy_to_the_bit_and_undefined_nowhere(
     whole: IntegerNet, board: Machine, tmp_path: Path

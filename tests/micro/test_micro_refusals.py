@@ -98,14 +98,15 @@ def test_the_limit_that_a_refusal_names_works(name: str, steps: dict[str, MicroS
     assert f"alone needs {floor} B at once" in str(error)
     assert error.lower_bound == floor + STACK_RESERVE + STATIC_BYTES
     assert error.smallest_found is not None
-    compiled = compile_step(steps[name], board, ram=error.smallest_found, tiles=False)
+    short = Economy(walks=20)
+    compiled = compile_step(steps[name], board, ram=error.smallest_found, tiles=False, economy=short)
     assert compiled.manifest.total <= error.smallest_found
     with pytest.raises(InfeasibleError) as caught:
         compile_step(steps[name], board, ram=STACK_RESERVE)
     named = caught.value.smallest_found
     assert named is not None
     assert caught.value.lower_bound <= named <= error.smallest_found
-    assert compile_step(steps[name], board, ram=named).manifest.total <= named
+    assert compile_step(steps[name], board, ram=named, economy=short).manifest.total <= named
 
 
 def test_a_limit_above_the_machine_is_refused(steps: dict[str, MicroStep], board: Machine) -> None:

@@ -27,6 +27,7 @@ from tightrope.lower import with_writes
 from tightrope.lower.writes import written
 from tightrope.micro import MicroStep, compile_step, run_on_host
 from tightrope.micro.tiles import rows_of, tile
+from tightrope.plan.paging.economy import Economy
 
 
 @needs_cc
@@ -37,11 +38,12 @@ def test_tiles_take_less_and_leave_the_same_bits(
     _, state, batches = train(NETS[name], NUM_STEPS)
     with pytest.raises(InfeasibleError) as caught:
         compile_step(steps[name], board, ram=2048, tiles=False)
-    whole = compile_step(steps[name], board, ram=caught.value.smallest_found or 0)
+    short = Economy(walks=20)
+    whole = compile_step(steps[name], board, ram=caught.value.smallest_found or 0, economy=short)
     assert not whole.planned.tiled.counts
     with pytest.raises(InfeasibleError) as caught:
-        compile_step(steps[name], board, ram=2048)
-    cut = compile_step(steps[name], board, ram=caught.value.smallest_found or 0)
+        compile_step(steps[name], board, ram=2048, maps=False)
+    cut = compile_step(steps[name], board, ram=caught.value.smallest_found or 0, maps=False, economy=short)
     assert cut.planned.tiled.counts
     assert cut.manifest.arena < whole.manifest.arena
     runs = [
@@ -57,7 +59,8 @@ def test_the_residual_net_fits_160_kib_of_all_ram(steps: dict[str, MicroStep], b
     limit = 160 * 1024
     with pytest.raises(InfeasibleError, match=r"second.*alone needs 180480 B"):
         compile_step(steps["residual"], board, ram=limit, tiles=False)
-    assert compile_step(steps["residual"], board, ram=limit).manifest.total <= limit
+    found = compile_step(steps["residual"], board, ram=limit, maps=False, economy=Economy(walks=20))
+    assert found.manifest.total <= limit
 
 
 def test_every_row_of_a_weight_is_in_one_tile(steps: dict[str, MicroStep]) -> None:

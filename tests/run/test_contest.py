@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tightrope.core import Forecast
+from tightrope.core import Forecast, format_time
 from tightrope.price import Paced
-from tightrope.run.contest import STEPS, Contest
+from tightrope.run.contest import FUSED, PAGED, STEPS, Contest, TwoForms
 from tightrope.run.prepared import Proof
 
 
@@ -24,10 +24,19 @@ def run(prepared: Any, *, first: int = 0) -> None:
     prepared.checked = True
 
 
-@pytest.mark.parametrize(("fused_ns", "plain_ns"), [(100, 90), (90, 100)])
-def test_the_faster_form_goes_on(fused_ns: int, plain_ns: int) -> None:
+@pytest.mark.parametrize(
+    ("forms", "fused_ns", "plain_ns", "short"),
+    [
+        (FUSED, 100, 90, "not fused: slower"),
+        (FUSED, 999, 1000, ""),
+        (PAGED, 1001, 1000, "not paged: slower"),
+        (PAGED, 995, 1000, "not paged: not 1% faster"),
+        (PAGED, 985, 1000, ""),
+    ],
+)
+def test_the_faster_form_goes_on(forms: TwoForms, fused_ns: int, plain_ns: int, short: str) -> None:
     fused, plain = form(fused_ns), form(plain_ns)
-    contest = Contest(fused, lambda: plain)
+    contest = Contest(fused, lambda: plain, forms)
     before, order = fused, []
     run(fused)
     for _ in range(STEPS - 1):
@@ -37,11 +46,12 @@ def test_the_faster_form_goes_on(fused_ns: int, plain_ns: int) -> None:
         before = now
     assert order[:4] == [True] * 4
     assert order.count(False) >= 12
-    best: Any = fused if fused_ns < plain_ns else plain
+    best: Any = plain if short else fused
     assert {id(contest.next(lambda _: True)) for _ in range(3)} == {id(best)}
-    said = f"{fused_ns} ns a step fused, {plain_ns} ns op by op, in turns"
+    said = f"{format_time(fused_ns)} a step {forms.first}, {format_time(plain_ns)} {forms.other}, in turns"
     assert fused.proof.contest == said
-    assert plain.proof.lost == f"not fused: slower, {said}"
+    if short:
+        assert plain.proof.lost == f"{short}, {said}"
     assert said in str(fused.proof)
 
 

@@ -55,6 +55,7 @@ def build_program(
     name: str = "",
     environment: Sequence[tuple[str, str]] = (),
     phase_of: Callable[[torch.fx.Node], Phase] | None = None,
+    states: bool = True,
 ) -> Program:
     """Turn a functional ATen graph into a `Program`.
 
@@ -67,12 +68,13 @@ def build_program(
         name: for people.
         environment: device, processor, threads, versions: part of the fingerprint.
         phase_of: the phase of a node; default: torch's own forward and backward tags.
+        states: save the generator's state before random ops, so that they can run again alike.
 
     Raises:
         CaptureError: dynamic shapes, data-dependent values, an op that is half a view, or an argument
             that cannot be written down.
     """
-    builder = _GraphBuilder(module, kinds, phase_of or _phase, num_forward_outputs)
+    builder = _GraphBuilder(module, kinds, phase_of or _phase, num_forward_outputs, states)
     user_outputs, written = frozenset(user_outputs), frozenset(written)
     try:
         builder.walk(user_outputs, written)
@@ -87,7 +89,7 @@ def build_program(
         program,
         rebuild=lambda module: build_program(
             module, kinds, num_forward_outputs=num_forward_outputs, user_outputs=user_outputs,
-            written=written, name=name, environment=environment, phase_of=phase_of,
+            written=written, name=name, environment=environment, phase_of=phase_of, states=states,
         ),
     )  # fmt: skip
 
@@ -120,8 +122,9 @@ class _GraphBuilder:
         kinds: Mapping[str, Kind],
         phase_of: Callable[[torch.fx.Node], Phase],
         num_forward_outputs: int | None,
+        states: bool,
     ) -> None:
-        self.module, self.kinds, self.phase_of = module, kinds, phase_of
+        self.module, self.kinds, self.phase_of, self.states = module, kinds, phase_of, states
         self.paths = module_paths(module.graph, phase_of)
         self.storages: list[Storage] = []
         self.by_key: dict[int, StorageId] = {}
@@ -271,20 +274,21 @@ class _GraphBuilder:
         self, node: torch.fx.Node, results: list[tuple[int, torch.Tensor]], mutates: tuple[StorageId, ...]
     ) -> None:
         drawn = _torch.is_random(node.target) and variants.draws(node)
-        state = self._save_state(node) if drawn and not variants.has_mask(node) else None
+        masked = drawn and variants.has_mask(node)
+        state = self._save_state(node) if drawn and self.states and not masked else None
         made: list[Result] = []
         for position, value in results:
             if value.untyped_storage().nbytes() > 0:
                 storage = self._add_storage(value, Kind.ACTIVATION, module=self.paths[node])
                 made.append(Result(position, view_of(value, storage)))
         arguments, keywords = self.writer.arguments(node.args), self.writer.keywords(dict(node.kwargs))
-        variant = (
-            variants.without_statistics(node)
-            if not drawn
-            else variants.from_mask(node)
-            if state is None
-            else variants.from_state(node, state, [result.position for result in made])
-        )
+        variant: variants.Variant | None = None
+        if state is not None:
+            variant = variants.from_state(node, state, [result.position for result in made])
+        elif masked:
+            variant = variants.from_mask(node)
+        elif not drawn:
+            variant = variants.without_statistics(node)
         flags = _flags(node, drawn=drawn, in_place=bool(mutates))
         if variant is not None:
             flags |= Flag.NEVER_RECOMPUTE  # its variant runs instead

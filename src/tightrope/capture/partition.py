@@ -73,6 +73,7 @@ def read_joint(module: torch.fx.GraphModule, *, num_forward_outputs: int) -> Joi
         user_outputs=range(num_forward_outputs),
         written=written,
         name="joint graph",
+        states=False,
     )
     named = {node.name: node for node in copy.graph.nodes}
     calls = {op.id: named[op.name].target for op in program.graph.ops if op.name in named}

@@ -75,7 +75,11 @@ def compile_command(
     ] = False,
     flash: Annotated[str | None, typer.Option(help="Bytes that constants of inference may take.")] = None,
     pages: Annotated[
-        bool, typer.Option(help="Of inference, let activations go to the slower tier; else bands alone.")
+        bool,
+        typer.Option(
+            help="Let activations go to the slower tier; else they stay, with weights in tiles, ops that run "
+            "again, and in inference bands of rows."
+        ),
     ] = True,
     core: Annotated[
         str,
@@ -117,7 +121,7 @@ def compile_command(
         raise TightropeError("--flash limits the constants of inference: give --infer or --integer with it.")
     from tightrope.plan.paging.economy import Economy
 
-    asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute)
+    asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute, pages=pages)
     _say(output, _step(target, machine, (ram, stack), asked, output, sparse=sparse), json)
 
 

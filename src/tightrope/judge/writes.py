@@ -58,6 +58,7 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
             ("q_table", 1),
             ("relu", 1),
             ("relu_backward", 2),
+            ("signs_backward", 1),
         )
     },
 }

@@ -69,7 +69,7 @@ def _c_forms() -> dict[str, Form]:
     for name in (
         "add_rows", "batch_norm", "conv2d_add", "gelu", "layer_norm", "linear_add", "log_softmax",
         "log_softmax_backward", "q_add_rows", "q_conv2d_add", "q_gelu", "q_linear_add", "q_relu_int16",
-        "q_relu_int8", "q_table", "relu",
+        "q_relu_int8", "q_table", "relu", "signs_backward",
     ):  # fmt: skip
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0,))
     for name in (

@@ -38,22 +38,30 @@ def _tile(a: Given, rows: int, *, adds: bool = False) -> list[str | int | float]
     return [*found, int("out" in named)] if adds else found
 
 
+def _channels_of(a: Given, weight: int) -> list[str | int | float]:
+    """First channel of a weight's rows, and how many they have."""
+    return [_int(dict(a.run.keywords).get("channel", 0)), a.shape(weight)[1]]
+
+
 def _conv2d(a: Given) -> list[str | int | float]:
     sizes = _conv(a.shape(0), a.result(), a.shape(1))
-    tile = _tile(a, a.shape(1)[0])
-    return [*a.at(0, 1, 2), *a.made(), *sizes, *a.pairs(3, 4), _int(a.value(5)), *tile]
+    tile, added = _tile(a, a.shape(1)[0]), _int(dict(a.run.keywords).get("added", 0))
+    numbers = [*sizes, *a.pairs(3, 4), _int(a.value(5)), *tile, *_channels_of(a, 1), added]
+    return [*a.at(0, 1, 2), *a.made(), *numbers]
 
 
 def _conv2d_input(a: Given) -> list[str | int | float]:
     sizes = _conv(a.result(), a.shape(0), a.shape(1))
-    tile = _tile(a, a.shape(1)[0], adds=True)
-    return [*a.at(0, 1), *a.made(), *sizes, *a.pairs(2, 3), _int(a.value(4)), *tile]
+    *tile, added = _tile(a, a.shape(1)[0], adds=True)
+    numbers = [*sizes, *a.pairs(2, 3), _int(a.value(4)), *tile, *_channels_of(a, 1), added]
+    return [*a.at(0, 1), *a.made(), *numbers]
 
 
 def _conv2d_weight(a: Given) -> list[str | int | float]:
     sizes = _conv(a.shape(1), a.shape(0), a.shape(2))
     tile = _tile(a, a.shape(2)[0])
-    return [*a.at(0, 1, 2, 3), *sizes, *a.pairs(4, 5), _int(a.value(6)), *tile, a.rule()]
+    numbers = [*sizes, *a.pairs(4, 5), _int(a.value(6)), *tile, *_channels_of(a, 2)]
+    return [*a.at(0, 1, 2, 3), *numbers, a.rule()]
 
 
 def _channel_sum(a: Given) -> list[str | int | float]:
@@ -176,6 +184,8 @@ CALLS: Final[dict[str, _Call]] = {
     "relu": lambda a: [*a.at(0), *a.made(), count_of(a.result())],
     "relu_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "row_stats": lambda a: [*a.at(0), *a.made(), *_rows(a, 0), _real(a.value(1))],
+    "signs": lambda a: [*a.at(0), *a.made(), count_of(a.shape(0))],
+    "signs_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],
     "vector_sgd": lambda a: [*a.at(0, 1, 2), count_of(a.shape(1)), a.rule()],
     **NET_CALLS,
 }  # fmt: skip

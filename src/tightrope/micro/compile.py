@@ -15,6 +15,7 @@ from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
 from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
+from tightrope.micro.signs import with_signs
 from tightrope.micro.sparse import updates_of
 from tightrope.micro.step import MicroStep
 from tightrope.plan.paging.economy import Economy
@@ -131,6 +132,8 @@ def compile_step(
     ram: Bytes,
     stack: Bytes = STACK_RESERVE,
     tiles: bool = True,
+    maps: bool = True,
+    signs: bool = True,
     economy: Economy | None = None,
 ) -> CompiledStep:
     """Plan a captured step within ``ram`` bytes and write it as C.
@@ -141,13 +144,16 @@ def compile_step(
         ram: bytes of all RAM: arena, counters and stack.
         stack: bytes of it for the stack.
         tiles: whether weights may be cut into rows where no plan of whole ones fits.
+        maps: whether maps may be cut into groups of channels where that does not do.
+        signs: whether one bit per element is kept of what gradients of ReLUs alone read later.
         economy: what ops run again for, limits of modelled time and energy; None = the least time.
 
     Raises:
         InfeasibleError: an op needs more, named with its bytes and the next limit to try; or the best
             step that was found takes more time or energy than it may.
     """
-    planned = plan_step(step.graph, machine, ram=ram, stack=stack, tiles=tiles, economy=economy)
+    graph = with_signs(step.graph) if signs else step.graph
+    planned = plan_step(graph, machine, ram=ram, stack=stack, tiles=tiles, maps=maps, economy=economy)
     source = emit(planned.tiled, planned.executable)
     forecast = planned.plan.forecast
     manifest = Manifest(

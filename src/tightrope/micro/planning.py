@@ -1,6 +1,7 @@
 """A plan of a step under a limit on all RAM of a device, stack included."""
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,12 +16,14 @@ from tightrope.core import (
     Nanoseconds,
     Op,
     Plan,
+    StorageId,
     TightropeError,
     View,
     fitted,
 )
 from tightrope.core.executable import Executable
 from tightrope.lower import lowered
+from tightrope.micro.maps import MapShape, finer_maps, with_maps_cut
 from tightrope.micro.tiles import TiledGraph, tile
 from tightrope.plan.paging.economy import Economy
 from tightrope.plan.paging.resident import floor_bytes, plan_resident
@@ -57,11 +60,13 @@ def plan_step(
     ram: Bytes,
     stack: Bytes = STACK_RESERVE,
     tiles: bool = True,
+    maps: bool = True,
     economy: Economy | None = None,
 ) -> MicroPlan:
     """Plan a step within ``ram`` bytes, of which the stack and the counters take some.
 
-    Weights are cut into tiles only where no plan of whole ones fits; ``tiles=False`` leaves them whole.
+    Weights are cut into tiles only where no plan of whole ones fits, and maps into groups of channels only
+    where that does not do; ``tiles=False`` leaves both whole.
 
     Args:
         graph: of ops of the C library.
@@ -69,6 +74,7 @@ def plan_step(
         ram: bytes of all RAM.
         stack: bytes of it for the stack.
         tiles: whether weights may be cut.
+        maps: whether maps may be cut too.
         economy: what ops run again for, limits of time and energy; None = the least time.
 
     Raises:
@@ -99,8 +105,10 @@ def plan_step(
     beside = stack + STATIC_BYTES
     room = max(0, ram - beside)
     try:
-        cut = _tiled_plan if tiles else _whole_plan
-        plan, tiled = cut(graph, machine, room, economy)
+        if tiles:
+            plan, tiled = _tiled_plan(graph, machine, room, economy, maps=maps)
+        else:
+            plan, tiled = _plan(tile(graph, {}), machine, room, economy)
     except InfeasibleError as error:
         if not error.op:
             raise  # time or energy, not bytes
@@ -118,29 +126,79 @@ def _plan(tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy) ->
     return plan_resident(priced.graph, budget=room, machine=machine, economy=economy), priced
 
 
-def _whole_plan(graph: Graph, machine: Machine, room: Bytes, economy: Economy) -> tuple[Plan, TiledGraph]:
-    return _plan(tile(graph, {}), machine, room, economy)
+def _as_long(economy: Economy, ops: int, graph: Graph) -> Economy:
+    """Fewer walks where a form has more than twice the ops of the step, so that a search takes no longer."""
+    share = min(1.0, 2 * ops / max(1, len(graph.ops)))
+    return dataclasses.replace(economy, walks=max(1, int(share * economy.walks)))
 
 
-def _tiled_plan(graph: Graph, machine: Machine, room: Bytes, economy: Economy) -> tuple[Plan, TiledGraph]:
-    """Cut the largest weight of the op that needs most, until it fits or nothing can be cut.
+def _tiled_plan(
+    graph: Graph, machine: Machine, room: Bytes, economy: Economy, *, maps: bool
+) -> tuple[Plan, TiledGraph]:
+    """Cut the largest weight of the op that needs most, then its maps, until it fits or nothing can be cut.
 
     Raises:
         InfeasibleError: that with the smallest plan, of all that were tried.
     """
     refused: list[InfeasibleError] = []
-    tiled: TiledGraph | None = tile(graph, {})
-    while tiled is not None:
-        _, witness = floor_bytes(fitted(tiled.graph, machine.tiers[0].alignment))
-        try:
-            return _plan(tiled, machine, room, economy)
-        except InfeasibleError as error:
-            if not error.op:
-                raise
-            refused.append(error)
-        finer = tiled.finer(witness)
-        tiled = None if finer is None else tile(graph, finer)
-    raise min(refused, key=lambda error: error.smallest_found or error.lower_bound)
+    stay = not (economy.pages or economy.reruns)
+    for need, tiled in _cut_forms(graph, machine, room, stay=stay, maps=maps):
+        asked = _as_long(economy, len(graph.ops), tiled.graph)
+        if need <= room and (found := _tried(tiled, machine, room, asked, refused)) is not None:
+            return found
+    finest = list(_cut_forms(graph, machine, 0, stay=stay, maps=maps))
+    for need, tiled in sorted(finest, key=lambda one: one[0]):  # does not depend on the room: can be named
+        if refused and need >= min(map(_least, refused)):
+            break
+        asked = _as_long(economy, len(graph.ops), tiled.graph)
+        if (found := _tried(tiled, machine, room, asked, refused)) is not None:
+            return found
+    raise min(refused, key=_least)
+
+
+def _cut_forms(
+    graph: Graph, machine: Machine, room: Bytes, *, stay: bool, maps: bool
+) -> Iterator[tuple[Bytes, TiledGraph]]:
+    """Iterate over finer and finer forms of a graph, with the bytes that one op needs.
+
+    The weight of the op that needs most is cut until that op fits. Where its weight alone does not do, its
+    maps are cut, and weights from the start again; where these cannot be, its weight is cut all the same.
+    """
+    groups: Mapping[MapShape, int] | None = {}
+    while groups is not None:
+        base = with_maps_cut(graph, groups) if groups else graph
+        counts: Mapping[StorageId, int] | None = {}
+        finer: Mapping[MapShape, int] | None = None
+        while counts is not None and finer is None:
+            tiled = tile(base, counts)
+            fit = fitted(tiled.graph, machine.tiers[0].alignment)
+            need, witness = floor_bytes(fit, stay=stay)
+            yield need, tiled
+            counts = tiled.finer(witness, max(0, need - room))
+            if maps and (counts is None or tiled.saved(witness, counts) < need - room):
+                finer = finer_maps(graph, tiled.graph.ops[witness], groups)
+        groups = finer
+
+
+def _least(error: InfeasibleError) -> Bytes:
+    return error.smallest_found or error.lower_bound
+
+
+def _tried(
+    tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy, refused: list[InfeasibleError]
+) -> tuple[Plan, TiledGraph] | None:
+    """Plan a form; notes why it does not fit.
+
+    Raises:
+        InfeasibleError: time or energy do not.
+    """
+    try:
+        return _plan(tiled, machine, room, economy)
+    except InfeasibleError as error:
+        if not error.op:
+            raise
+        refused.append(error)
+    return None
 
 
 def price(graph: Graph, machine: Machine) -> Graph:
@@ -168,7 +226,10 @@ def num_macs(graph: Graph, op: Op) -> int:
         outputs = made[0] if made and name == "conv2d" else shapes[0]
         if name == "conv2d.into" and isinstance(into, View):
             outputs = into.shape
-        return outputs[0] * _elements(outputs[2:]) * _elements(weight)
+        macs = outputs[0] * _elements(outputs[2:]) * _elements(weight)
+        if "channels" in dict(op.keywords):  # a group of the weight's channels
+            macs = macs * _input_shape(op, shapes)[1] // weight[1]
+        return macs
     if name.startswith("attention"):  # products of every row with every key: two forward, four backward
         query, key = shapes[0 if name == "attention" else 1], shapes[1 if name == "attention" else 2]
         return (2 if name == "attention" else 5) * _elements(query) * key[1]
@@ -178,6 +239,14 @@ def num_macs(graph: Graph, op: Op) -> int:
     if "pool" in name and window is not None:
         return _elements(shapes[0])
     return max([count, *map(_elements, shapes)])
+
+
+def _input_shape(op: Op, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Sizes of a convolution's input, whichever way it computes."""
+    if "conv2d_input" in op.target:
+        into = dict(op.keywords).get("out")
+        return into.shape if isinstance(into, View) else op.results[0].view.shape
+    return shapes[1] if "weight" in op.target else shapes[0]
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -8,7 +8,7 @@ Source      Tiling below one tensor, as POET (ICML 2022) lacks it
 Guarantee   The kernels add up in the same order as without tiles, so the results are equal to the bit. Every
             row of a weight is updated after the last op that reads its old value.
 Complexity  Linear in ops and tiles.
-Gaps        Rows of weights alone: activations are not cut into bands. A convolution in groups stays whole.
+Gaps        Rows of weights alone; `maps` cuts what ops make. A convolution in groups stays whole.
 
     weight  | tile 0 | tile 1 | tile 2 |      conv2d(x, tile 0) makes y, conv2d(x, tile 1) writes into y
 """
@@ -65,34 +65,65 @@ class TiledGraph:
     whole: Graph
     counts: Mapping[StorageId, int]
 
-    def finer(self, witness: int) -> Mapping[StorageId, int] | None:
-        """Twice as many tiles of the largest weight that an op reads; None where none can be cut further."""
+    def finer(self, witness: int, over: Bytes = 0) -> Mapping[StorageId, int] | None:
+        """More tiles of the largest weight that an op reads; None where none can be cut further.
+
+        Args:
+            witness: the op.
+            over: bytes by which it needs too much: tiles are halved until that is saved, or they are rows.
+        """
         rows = rows_of(self.whole)
         op = self.graph.ops[witness]
-        weights = {self.origin[s][0] for s in op.reads if s in self.origin}
-        can = [s for s in weights if s in rows and 2 * self.counts.get(s, 1) <= rows[s]]
+        reads = [s for s in op.reads if s in self.origin]
+        can = {self.origin[s][0] for s in reads}
+        can = {s for s in can if s in rows and 2 * self.counts.get(s, 1) <= rows[s]}
         if not can:
             return None
         chosen = max(can, key=lambda s: (self.whole.storages[s].bytes // self.counts.get(s, 1), s))
-        return {**self.counts, chosen: 2 * self.counts.get(chosen, 1)}
+        found = {**self.counts, chosen: 2 * self.counts.get(chosen, 1)}
+        while 2 * found[chosen] <= rows[chosen] and self.saved(witness, found) < over:
+            found[chosen] *= 2
+        return found
+
+    def saved(self, witness: int, counts: Mapping[StorageId, int]) -> Bytes:
+        """Bytes by which the reads of an op are fewer with other numbers of tiles."""
+        found = 0
+        for storage in self.graph.ops[witness].reads:
+            for weight, count in counts.items():
+                if storage in self.origin and self._cut_with(storage, weight):
+                    size, before = self.graph.storages[storage].bytes, self.counts.get(weight, 1)
+                    found += size - size * before // count
+        return found
+
+    def _cut_with(self, storage: StorageId, weight: StorageId) -> bool:
+        """Whether a storage is a tile of a weight, or of its state."""
+        name, of = self.whole.storages[self.origin[storage][0]].module, self.whole.storages[weight].module
+        return name == of or name.startswith(f"{of}.")
 
 
 def rows_of(graph: Graph) -> dict[StorageId, int]:
     """Weights that can be cut, and how many rows each has."""
     found: dict[StorageId, int] = {}
     never: set[StorageId] = set()
+    given = {one.view.base: one.view.shape for one in graph.parts[0].inputs if one.view is not None}
     for op in graph.ops:
-        at = _WEIGHT_AT.get(op.target)
+        at = _WEIGHT_AT.get(op.target.removesuffix(".into"))
         weight = op.arguments[at] if at is not None else None
         whole = isinstance(weight, View) and _groups(op) == 1
         for storage in op.reads:
             if graph.storages[storage].kind != Kind.PARAMETER:
                 continue
             if whole and isinstance(weight, View) and storage == weight.base:
-                found[storage] = weight.shape[0]
+                found[storage] = given[storage][0]
             else:
                 never.add(storage)
     return {storage: rows for storage, rows in found.items() if storage not in never}
+
+
+def _range(view: View) -> tuple[int, int]:
+    """The first of the rows that a view looks at, and the one behind the last."""
+    first = view.offset // view.strides[0] if view.strides else 0
+    return first, first + view.shape[0]
 
 
 def _groups(op: Op) -> int:
@@ -143,11 +174,12 @@ class _TileWriter:
         for storage, count in self.counts.items():
             self.cuts[storage] = tuple(rows[storage] * k // count for k in range(count + 1))
         for op in self.graph.ops:
-            at = _WEIGHT_AT.get(op.target)
+            at = _WEIGHT_AT.get(op.target.removesuffix(".into"))
             weight = op.arguments[at] if at is not None else None
             if isinstance(weight, View) and weight.base in self.cuts and op.mutates:
                 for other in op.mutates:
-                    self.cuts.setdefault(other, self.cuts[weight.base])
+                    if self.graph.storages[other].home:
+                        self.cuts.setdefault(other, self.cuts[weight.base])
         shapes = {g.view.base: g.view for g in self.graph.parts[0].inputs if g.view is not None}
         for one in self.graph.storages:
             self._copy(one, shapes.get(one.id))
@@ -180,16 +212,16 @@ class _TileWriter:
             return view
         number = self.known[view.base][tile if view.base in self.cuts else 0]
         shape = view.shape
+        offset = view.offset
         if view.base in self.cuts:
-            cuts = self.cuts[view.base]
-            shape = (cuts[tile + 1] - cuts[tile], *shape[1:])
-        return View(
-            number, view.dtype, shape, view.strides, view.offset, view.bits, self.given.get(number, -1)
-        )
+            cuts, (first, end) = self.cuts[view.base], _range(view)
+            low, high = max(first, cuts[tile]), min(end, cuts[tile + 1])
+            shape, offset = (high - low, *shape[1:]), (low - cuts[tile]) * view.strides[0]
+        return View(number, view.dtype, shape, view.strides, offset, view.bits, self.given.get(number, -1))
 
     def take(self, op: Op) -> None:
         """Write an op: once, or once per tile of its weight."""
-        at = _WEIGHT_AT.get(op.target)
+        at = _WEIGHT_AT.get(op.target.removesuffix(".into"))
         weight = op.arguments[at] if at is not None else None
         if not isinstance(weight, View) or weight.base not in self.cuts:
             arguments = tuple(self._argument(value, 0) for value in op.arguments)
@@ -197,13 +229,21 @@ class _TileWriter:
             into = next((value for _, value in named if isinstance(value, View)), None)
             self._put(op, op.target, arguments, named, op.results, into)
             return
-        cuts = self.cuts[weight.base]
+        cuts, (begin, end) = self.cuts[weight.base], _range(weight)
+        made = next((value for _, value in op.keywords if isinstance(value, View)), None)
         for tile, first in enumerate(cuts[:-1]):
+            if not max(first, begin) < min(cuts[tile + 1], end):
+                continue
             arguments = tuple(self._argument(value, tile) for value in op.arguments)
-            keywords: tuple[tuple[str, Argument], ...] = (("first", first), ("rows", cuts[-1]))
-            if tile and op.results:
-                into = self.view(op.results[0].view)
-                self._put(op, f"{op.target}.into", arguments, (*keywords, ("out", into)), (), into)
+            keywords: tuple[tuple[str, Argument], ...] = (
+                ("first", max(first, begin) - begin), ("rows", end - begin),
+                *((k, v) for k, v in op.keywords if k not in ("first", "rows", "out")),
+            )  # fmt: skip
+            whole = made if made is not None else op.results[0].view if op.results else None
+            if whole is not None and (made is not None or first > begin):
+                out = self.view(whole)
+                target = f"{op.target.removesuffix('.into')}.into"
+                self._put(op, target, arguments, (*keywords, ("out", out)), (), out)
             else:
                 self._put(op, op.target, arguments, keywords, op.results)
 

@@ -17,8 +17,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tightrope.core import Argument, Graph, Input, Kind, Op, Storage, StorageId, UnsupportedOpError, View
+from tightrope.core import (
+    Argument,
+    Graph,
+    Input,
+    Kind,
+    Op,
+    Storage,
+    StorageId,
+    TightropeError,
+    UnsupportedOpError,
+    View,
+)
 from tightrope.core.values import CONSTANTS, EMPTY, Part
 from tightrope.lower import with_writes
 from tightrope.micro.constants import Constants, is_constant
@@ -26,7 +38,7 @@ from tightrope.micro.infer.capture import FloatNet
 from tightrope.micro.infer.reference import SCORES
 from tightrope.micro.integer.costs import KernelForm
 from tightrope.micro.integer.demands import Demands, demands_of
-from tightrope.micro.integer.epilogue import LIMITS, MOST_PRE, rescale
+from tightrope.micro.integer.epilogue import LIMITS, MOST_PRE, Rescale, Whole, rescale
 from tightrope.micro.integer.forms import KernelForms, RowKernel, form_of
 from tightrope.micro.integer.net_proof import prove_net
 from tightrope.micro.integer.program import RowKind, RowProgram
@@ -34,6 +46,8 @@ from tightrope.micro.translator import HOME, Translator, contiguous
 
 NARROW, WIDE = "int8", "int16"
 _LARGEST_BIAS: Final = 2.0**24
+_MOST_OFF: Final = 1.0
+"""Units of the result by which a channel of a narrow net may be off."""
 
 
 class Format(NamedTuple):
@@ -89,13 +103,14 @@ def quantize(
         norm_of: makes the kernel of weights, biases and a unit instead.
         prove: refuse what may leave 32 bits; False is for controls alone.
         narrow: return 8 bits, and shift after the multiplication alone: what an interpreter of 8-bit nets
-            computes whose products are rounded once. All channels share that one shift: where one is a
-            hundred times smaller than another, it keeps few bits; compare with the float net.
+            computes whose products are rounded once. All channels of a layer share that one shift: where one
+            is so much smaller than another that it would be off by more than a unit, that is refused.
 
     Raises:
         UnsupportedOpError: an op has no integer kernel; names it.
         JudgeError: an intermediate may leave 32 bits; names op, value and range.
-        TightropeError: no shifts fit an op.
+        TightropeError: no shifts fit an op; or, of a narrow net, one shift does not do for all channels of a
+            layer, named with the channel and how far off it would be.
     """
     forms = KernelForms(core, floats)
     makers = (softmax_of or forms.softmax, norm_of or forms.layer_norm, forms.gelu)
@@ -255,6 +270,8 @@ class _Quantizer:
         ratios = unit * units / self._scale(made, dtype)
         what = f"the sums of {op.module or op.name}"
         found = rescale(bounds, ratios, what, most_pre=self.most_pre)
+        if not self.most_pre:
+            _refuse_far_off(found, bounds, ratios, LIMITS[dtype][1], op)
         constants = (
             self.flash.put(whole.reshape(w.shape).astype(np.int8)),
             self.flash.put(start.astype(np.int32)),
@@ -387,6 +404,24 @@ class _Quantizer:
         assert self.t.here is not None
         who = self.t.here.describe()
         raise UnsupportedOpError(f"{who} {why}: compile the net in float32, or replace the op.", op=who)
+
+
+def _refuse_far_off(found: Rescale, bounds: Whole, ratios: NDArray[np.float64], most: int, op: Op) -> None:
+    """Refuse a shift with which a channel is off by more than a unit before it saturates.
+
+    Raises:
+        TightropeError: it is; names the channel, and the one that takes the bits.
+    """
+    share = np.abs(np.array(found.multipliers) * 2.0**-found.shift / ratios - 1)
+    off = share * np.minimum(bounds * ratios, most + 0.5)
+    worst, largest = int(off.argmax()), int(ratios.argmax())
+    if off[worst] > _MOST_OFF:
+        raise TightropeError(
+            f"narrow=True: {op.describe()}: all channels share one shift, and channel {worst}, whose "
+            f"weights are {ratios[largest] / ratios[worst]:.3g} times smaller than those of channel "
+            f"{largest}, would be off by up to {off[worst]:.3g} of {most} units. Leave narrow out, or "
+            "scale the channels of that layer to like sizes, and those of the next one back."
+        )
 
 
 _Rule = Callable[[_Quantizer, Op], None]

@@ -43,7 +43,8 @@ class Economy:
         seconds: largest time of a step, None = any.
         joules: largest energy of a step, None = any.
         reruns: whether ops may run again.
-        pages: whether what ops make may be paged; what the caller holds always is.
+        pages: whether what ops make may be paged; what the caller holds always is. If not, it stays, or is
+            made again where ``reruns`` allows that.
         walks: that may be tried.
         seed: of what is taken back.
 

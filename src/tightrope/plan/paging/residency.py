@@ -77,15 +77,18 @@ class WalkChoice:
         pairs: ops that run again.
         held: storages that leave after all others while that run is the next that reads them.
         by_price: whether what leaves is chosen by the price of its copies too, not by distance alone.
+        stay: whether what ops make stays until it is read for the last time, and only what the caller holds
+            leaves.
     """
 
     pairs: frozenset[Pair] = frozenset()
     held: frozenset[At] = frozenset()
     by_price: bool = False
+    stay: bool = False
 
     def changed(self, pairs: frozenset[Pair], held: frozenset[At]) -> "WalkChoice":
         """Add what is not there, and take out what is."""
-        return WalkChoice(self.pairs ^ pairs, self.held ^ held, self.by_price)
+        return WalkChoice(self.pairs ^ pairs, self.held ^ held, self.by_price, self.stay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +226,8 @@ class Residency:
         """Choose what leaves: used farthest in the future, or that by the price of its copies."""
         sizes = self.graph.storages
         free = [s for s in self.live if s not in op.reads and not sizes[s].resident_at_end]
+        if self.choice.stay:
+            free = [s for s in free if sizes[s].home]
         if not free:
             raise TooLargeError(run, self.used + made)
         held, prices, runs = self.choice.held, self.prices, self.runs

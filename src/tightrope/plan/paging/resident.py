@@ -27,6 +27,7 @@ from tightrope.core import (
     Graph,
     InfeasibleError,
     Op,
+    PageIn,
     Plan,
     Schedule,
     StepIndex,
@@ -43,6 +44,7 @@ from tightrope.plan.reasons import reasons
 _TRIES: Final = 24
 """Limits on live bytes that are tried, each smaller by what the placement before was too large."""
 _ONCE: Final = WalkChoice()
+_STAY: Final = WalkChoice(stay=True)
 _SEARCHES: Final = 10
 """Limits for which re-runs are searched."""
 
@@ -64,20 +66,49 @@ def plan_resident(
             takes more time or energy than it may.
     """
     graph = fitted(graph, machine.tiers[0].alignment)
-    plan, limit = _once(graph, budget, machine, seed)
+    if economy is None or economy.pages:
+        plan = _searched(graph, budget, machine, seed, economy, _ONCE)
+    else:
+        plan = _unpaged(graph, budget, machine, seed, economy)
     if economy is not None:
-        plan = _cheaper(graph, plan, limit, machine, seed, economy)
         _check(plan, economy)
     return replace(plan, reasons=reasons(graph, plan, machine))
 
 
-def _once(graph: Graph, budget: Bytes, machine: Machine, seed: int) -> tuple[Plan, Bytes]:
+def _searched(
+    graph: Graph,
+    budget: Bytes,
+    machine: Machine,
+    seed: int,
+    economy: Economy | None,
+    start: WalkChoice,
+) -> Plan:
+    plan, limit = _once(graph, budget, machine, seed, start)
+    return plan if economy is None else _cheaper(graph, plan, limit, machine, seed, economy, start)
+
+
+def _unpaged(graph: Graph, budget: Bytes, machine: Machine, seed: int, economy: Economy) -> Plan:
+    """Plan with nothing paged that ops make; where that takes re-runs, from a plan with pages."""
+    try:
+        return _searched(graph, budget, machine, seed, economy, _STAY)
+    except InfeasibleError:
+        if not economy.reruns:
+            raise
+        plan = _searched(graph, budget, machine, seed, economy, _ONCE)
+        if any(
+            isinstance(one, PageIn) and not graph.storages[one.storage].home for one in plan.schedule.steps
+        ):
+            raise
+        return plan
+
+
+def _once(graph: Graph, budget: Bytes, machine: Machine, seed: int, choice: WalkChoice) -> tuple[Plan, Bytes]:
     """Plan without re-runs; returns the limit on live bytes too."""
-    need, witness = floor_bytes(graph)
+    need, witness = floor_bytes(graph, stay=choice.stay)
     limit, best = max(budget, need), None
     for left in reversed(range(_TRIES)):
         try:
-            schedule = resident_schedule(graph, limit)
+            schedule = resident_schedule(graph, limit, choice)
         except InfeasibleError:
             break
         plan = assemble(graph, schedule, budget=budget, machine=machine, planner="resident", seed=seed)
@@ -89,15 +120,24 @@ def _once(graph: Graph, budget: Bytes, machine: Machine, seed: int) -> tuple[Pla
             break
         smaller = limit - max(plan.forecast.total - max(budget, need), graph.alignment)
         limit = max(need, smaller) if left > 1 else need
-    _refuse(graph, budget, need, witness, best.forecast.total if best else None)
+    found = best.forecast.total if best else None
+    _refuse(graph, budget, need, witness, found, stay=choice.stay)
 
 
-def _cheaper(graph: Graph, once: Plan, limit: Bytes, machine: Machine, seed: int, economy: Economy) -> Plan:
+def _cheaper(
+    graph: Graph,
+    once: Plan,
+    limit: Bytes,
+    machine: Machine,
+    seed: int,
+    economy: Economy,
+    start: WalkChoice,
+) -> Plan:
     """Search re-runs, place what was found, and search again under fewer bytes where it does not fit."""
-    chosen, prices, need = WalkChoice(), CopyPrices.of(graph, machine), floor_bytes(graph)[0]
+    chosen, prices, need = start, CopyPrices.of(graph, machine), floor_bytes(graph)[0]
     for _ in range(_SEARCHES):
         chosen = cheapest(graph, machine, limit, economy, start=chosen)
-        if chosen == WalkChoice():
+        if chosen == start:
             break
         schedule = resident_schedule(graph, limit, chosen, prices)
         plan = assemble(graph, schedule, budget=once.budget, machine=machine, planner="resident", seed=seed)
@@ -136,14 +176,24 @@ def _above(value: float) -> str:
     return f"{ceil(value / unit * (1 - 1e-12)) * unit:.6g}"
 
 
-def floor_bytes(graph: Graph) -> tuple[Bytes, StepIndex]:
-    """Find the bytes that one op needs at once, and the op: no schedule of this order does with fewer."""
+def floor_bytes(graph: Graph, *, stay: bool = False) -> tuple[Bytes, StepIndex]:
+    """Find the bytes that one op needs at once, and the op: no schedule of this order does with fewer.
+
+    Args:
+        graph: fitted to the machine's alignment.
+        stay: whether what ops make stays until it is read for the last time.
+    """
     last = _last_uses(graph)
     kept = sum(s.size for s in graph.storages if s.external and not s.home)
     needs = []
+    waiting: set[StorageId] = set()
     for op in graph.ops:
-        needs.append(kept + _reads(graph, op) + _makes(graph, op, last))
+        waits = sum(graph.storages[s].size for s in waiting.difference(op.reads))
+        needs.append(kept + waits + _reads(graph, op) + _makes(graph, op, last))
         kept += sum(graph.storages[s].size for s in op.creates if graph.storages[s].resident_at_end)
+        if stay:
+            waiting.update(s for s in op.creates if not graph.storages[s].resident_at_end)
+            waiting.difference_update([s for s in waiting if last[s] <= op.id])
     most = max(needs, default=kept)
     return most, needs.index(most) if needs else -1
 
@@ -172,7 +222,7 @@ def resident_schedule(
     try:
         return Schedule(tuple(Residency(graph, choice, limit, prices).walk().steps))
     except TooLargeError as error:
-        _refuse(graph, limit, error.need, error.run.op, None)
+        _refuse(graph, limit, error.need, error.run.op, None, stay=choice.stay)
 
 
 def _last_uses(graph: Graph) -> dict[StorageId, StepIndex]:
@@ -195,15 +245,19 @@ def _makes(graph: Graph, op: Op, last: dict[StorageId, StepIndex]) -> Bytes:
     return sum(graph.storages[s].size for s in (op.creates[1:] if written else op.creates))
 
 
-def _refuse(graph: Graph, budget: Bytes, need: Bytes, witness: StepIndex, found: Bytes | None) -> NoReturn:
+def _refuse(
+    graph: Graph, budget: Bytes, need: Bytes, witness: StepIndex, found: Bytes | None, *, stay: bool
+) -> NoReturn:
     op = graph.ops[witness]
     parts = [
         f"{format_bytes(graph.storages[s].bytes)} {graph.storages[s].module or graph.storages[s].label}"
         for s in sorted({*op.reads, *op.creates}, key=lambda s: -graph.storages[s].bytes)[:4]
     ]
     placed = f"; smallest found with addresses {found} B" if found is not None else ""
+    who = "with what waits for later ops" if stay else "alone"
     raise InfeasibleError(
-        f"asked {budget} B for the arena; {op.describe()} alone needs {need} B at once "
-        f"({', '.join(parts)}){placed}. Ask for more RAM, take a smaller layer or a smaller batch.",
+        f"asked {budget} B for the arena; {op.describe()} {who} needs {need} B at once "
+        f"({', '.join(parts)}){placed}. {'Allow pages, ask' if stay else 'Ask'} for more RAM, take a "
+        "smaller layer or a smaller batch.",
         asked=budget, smallest_found=found, lower_bound=need, op=op.describe(),
     )  # fmt: skip

@@ -1,7 +1,8 @@
-/* Gradient of a convolution's input: what `co` of `rows` channels give, from `begin` on; added where asked. */
+/* Gradient of a convolution's input: what `co` of `rows` channels give, from `begin` on; added where asked.
+   Of the `every` channels of the weight's rows it takes those behind `skip`. */
 void k_conv2d_input(const float *g, const float *w, float *dx, int n, int ci, int h, int wi, int co, int oh,
                     int ow, int kh, int kw, int sh, int sw, int ph, int pw, int groups,
-                    int begin, int rows, int added)
+                    int begin, int rows, int skip, int every, int added)
 {
     const int cig = ci / groups, cog = co / groups;
     for (int k = 0; k < n * ci * h * wi && !added; k++)
@@ -11,7 +12,7 @@ void k_conv2d_input(const float *g, const float *w, float *dx, int n, int ci, in
             const float *from = g + (i * rows + begin + o) * oh * ow;
             for (int c = 0; c < cig; c++) {
                 float *to = dx + (i * ci + o / cog * cig + c) * h * wi;
-                const float *f = w + (o * cig + c) * kh * kw;
+                const float *f = w + (o * every + skip + c) * kh * kw;
                 for (int ky = 0; ky < kh; ky++)
                     for (int kx = 0; kx < kw; kx++) {
                         const float v = f[ky * kw + kx];

@@ -1,7 +1,8 @@
-/* Gradient of a convolution's weight, one element at a time, and its update: no gradient is stored. */
+/* Gradient of a convolution's weight, one element at a time, and its update: no gradient is stored.
+   Of the `every` channels of the weight's rows those behind `skip` are updated. */
 void k_conv2d_weight_sgd(const float *g, const float *x, float *w, float *m, int n, int ci, int h, int wi,
                          int co, int oh, int ow, int kh, int kw, int sh, int sw, int ph, int pw, int groups,
-                         int begin, int rows,                         tr_rule rule)
+                         int begin, int rows, int skip, int every, tr_rule rule)
 {
     const int cig = ci / groups, cog = co / groups;
     for (int o = 0; o < co; o++)
@@ -21,6 +22,6 @@ void k_conv2d_weight_sgd(const float *g, const float *x, float *w, float *m, int
                             sum += part;
                         }
                     }
-                    tr_update(w, m, ((o * cig + c) * kh + ky) * kw + kx, sum, rule);
+                    tr_update(w, m, ((o * every + skip + c) * kh + ky) * kw + kx, sum, rule);
                 }
 }

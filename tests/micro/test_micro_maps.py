@@ -1,0 +1,84 @@
+"""Maps in groups of channels: less RAM, the same bits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_micro_host import NUM_STEPS, check_bytes, needs_cc
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.micro.nets import Made, Sided
+from benchmarks.micro.trained import samples, train, worst
+from tightrope.core import InfeasibleError, Machine
+from tightrope.micro import MicroStep, capture_step, compile_step, run_on_host
+from tightrope.micro.maps import finer_maps, with_maps_cut
+from tightrope.micro.planning import num_macs
+from tightrope.plan.paging.economy import Economy
+
+
+class Wide(nn.Module):
+    """Blocks with batch norms and three convolutions each, one of them of stride 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.Sequential(Sided(8, 8), Sided(8, 12))
+        self.fc = nn.Linear(12, 10)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(F.relu(self.stem(x)))
+        return F.cross_entropy(self.fc(F.avg_pool2d(x, x.shape[-1]).flatten(1)), y)
+
+
+def wide() -> Made:
+    torch.manual_seed(6)
+    model = Wide()
+    data = torch.randn(1, 3, 8, 8), torch.tensor([4])
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+@pytest.fixture(scope="module")
+def step() -> MicroStep:
+    return capture_step(*wide())
+
+
+@needs_cc
+def test_groups_take_less_and_leave_the_same_bits(step: MicroStep, board: Machine, tmp_path: Path) -> None:
+    _, state, batches = train(wide, NUM_STEPS)
+    with pytest.raises(InfeasibleError) as caught:
+        compile_step(step, board, ram=2300, maps=False)
+    limit = caught.value.smallest_found or 0
+    short = Economy(walks=20)
+    whole = compile_step(step, board, ram=limit, economy=short)
+    with pytest.raises(InfeasibleError) as caught:
+        compile_step(step, board, ram=2300)
+    least = caught.value.smallest_found or 0
+    assert least - 2112 < 0.8 * (limit - 2112)  # arenas
+    cut = compile_step(step, board, ram=least, economy=short)
+    assert cut.manifest.total <= least
+    runs = [
+        run_on_host(one.write(tmp_path / str(k)), samples(one, batches)) for k, one in enumerate((whole, cut))
+    ]
+    check_bytes(cut, runs[1], board)
+    assert runs[0].losses == runs[1].losses
+    assert runs[0].values == runs[1].values
+    assert worst(runs[1], cut, state) <= 1e-6
+
+
+def test_a_convolution_becomes_one_op_per_pair_of_groups_and_as_much_work(step: MicroStep) -> None:
+    cut = with_maps_cut(step.graph, {(8, 8, 8): 4})
+    convolutions = [op for op in cut.ops if "conv2d" in op.target and op.module == "blocks.0.first"]
+    assert len(convolutions) == 3 * 16
+    stem = [op for op in cut.ops if op.target.startswith("micro.conv2d") and op.module == "stem"]
+    assert len([op for op in stem if op.phase == "forward"]) == 4
+    before, after = (
+        sum(num_macs(graph, op) for op in graph.ops if "conv2d" in op.target) for graph in (step.graph, cut)
+    )
+    assert before == after
+
+
+def test_maps_that_others_look_at_stay_whole(steps: dict[str, MicroStep]) -> None:
+    for name in ("normed", "pooled"):  # three images; pools and groups
+        graph = steps[name].graph
+        assert all(finer_maps(graph, op, {}) is None for op in graph.ops)
