@@ -145,9 +145,9 @@ def plans() -> list[Row]:
     """N4: the best plan of several by noisy timings, beside best-of-n.
 
     How noisy a timing is comes from every other one of those that were recorded, as a planner knows it from
-    ops that it timed again and again: how far nine of ten are above the median, as noise is one-sided. The rest
-    is what the timings are drawn from. The selector is asked for 92 %: outliers cost up to two points, on other
-    seeds and made-up noise.
+    ops that it timed again and again: how far nine of ten are above the median, as noise is one-sided. The
+    rest is what the timings are drawn from. The selector is asked for 92 %: outliers cost up to two points,
+    on other seeds and made-up noise.
     """
     recorded, rows = recorded_noise(), []
     known, noise = recorded[::2], recorded[1::2]
