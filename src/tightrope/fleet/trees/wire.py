@@ -131,7 +131,7 @@ def most_columns(params: Boosting, *, rows: int, bins: int, parties: int, least:
     >>> most_columns(Boosting(trees=1, depth=2), rows=80, bins=10, parties=2)
     1659
     >>> most_columns(Boosting(trees=1, depth=16), rows=80, bins=10, parties=2, least=4)
-    6016
+    4899
     """
     widest = rows // (2 * least) if least else 1 << params.depth
     levels = [min(1 << level, widest) for level in range(params.depth)]
