@@ -25,7 +25,7 @@ _FIRST = 1500
 LEAD = 0.03
 """Share of machine time by which a rule has to be ahead.
 
-A change leaves machines that two rules have filled, which cost up to 2 % more than best fit alone on made-up jobs.
+A change leaves machines that two rules have filled, which cost up to 2 % on made-up jobs.
 """
 
 
