@@ -36,6 +36,7 @@ ABLATIONS: Final = (
     replace(COOP, name="without order", unheld=1),
     replace(COOP, name="without bytes of windows", per_byte=False),
     replace(COOP, name="without flat staleness", flat=False),
+    replace(COOP, name="without pairs", pairs=False),
     COOP_AS_PUBLISHED,
     replace(COOP_AS_PUBLISHED, name="published, one end", two_ends=False),
     replace(COOP_AS_PUBLISHED, name="published, no in-place", in_place=False),

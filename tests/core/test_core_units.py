@@ -114,6 +114,14 @@ def test_a_bare_fraction_is_taught() -> None:
         parse_bytes("90%")
 
 
+@pytest.mark.parametrize("budget", [0.9, None, "0.9", "much"])
+def test_a_percentage_is_offered_only_where_it_would_be_taken(budget: object) -> None:
+    for whole in (None, 100):
+        with pytest.raises(BudgetSyntaxError, match="GiB") as refusal:
+            parse_bytes(budget, whole=whole)  # type: ignore[arg-type]
+        assert ("90%" in str(refusal.value)) == (whole is not None)
+
+
 @given(st.integers(1, 2**62 - 1))
 def test_integers_are_bytes(size: int) -> None:
     assert parse_bytes(size) == size

@@ -153,6 +153,53 @@ def test_by_bytes_no_window_has_less_weight_per_byte_that_it_frees(seed: int) ->
     assert decision.cost / 2**40 / (decision.end - decision.start) == pytest.approx(min(minimal))
 
 
+@pytest.mark.parametrize("neighbours", [1, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_with_pairs_no_window_weighs_less_with_what_depends_on_each_other_in_it(
+    seed: int, neighbours: int
+) -> None:
+    draw = random.Random(seed)
+    sizes = [64 * draw.randint(1, 4) for _ in range(12)]
+    chosen = Policy("coop_pairs", two_ends=False, per_byte=True, pairs=True, neighbours=neighbours)
+    arena = EvictionArena(sum(sizes), chosen, log=True)
+    costs = [2 * draw.randint(1, 75) for _ in sizes]
+    parents = [draw.sample(range(at), min(at, draw.randint(0, 2))) for at in range(12)]
+    ids = [arena.place(size) for size in sizes]
+    for one, cost, row in zip(ids, costs, parents, strict=True):
+        arena.produced(one, cost, [ids[parent] for parent in row])
+    arena.advance(1)
+    need = 64 * draw.randint(8, 20)
+    assert arena.place(need) >= 0
+    (decision,) = arena.decisions()
+    minimal = []
+    for first in range(12):
+        for end in range(first + 1, 13):
+            freed, weight = sum(sizes[first:end]), sum(costs[first:end])
+            if freed < need or max(freed - sizes[first], freed - sizes[end - 1]) >= need:
+                continue
+            for child in range(first, end):
+                for parent in set(parents[child]) & set(range(first, end)):
+                    before = 1 + 4 * sizes[parent] / sum(sizes) if neighbours == 2 else 1
+                    weight += int(costs[parent] * before) + costs[child] // neighbours
+            minimal.append(weight / freed)
+    assert decision.cost / 2**40 / (decision.end - decision.start) == pytest.approx(min(minimal))
+
+
+@pytest.mark.parametrize(("pairs", "gone"), [(False, {0, 1}), (True, {0, 3})])
+def test_with_pairs_what_depends_on_one_that_goes_stays_where_another_costs_less(
+    pairs: bool, gone: set[int]
+) -> None:
+    chosen = Policy("coop_moves", two_ends=False, relocate=True, per_byte=True, pairs=pairs)
+    arena = EvictionArena(5 * 64, chosen, simulated=True)
+    ids = [arena.place(64) for _ in range(5)]
+    made: list[tuple[int, list[int]]] = [(100, []), (110, [0]), (900, []), (150, []), (900, [])]
+    for one, (cost, parents) in zip(ids, made, strict=True):
+        arena.produced(one, cost, [ids[parent] for parent in parents])
+    arena.advance(1)
+    assert arena.place(128) >= 0
+    assert {at for at, one in enumerate(ids) if not arena.resident(one)} == gone
+
+
 def test_flat_staleness_lets_an_old_expensive_storage_stay_and_a_cheap_one_go() -> None:
     for flat, gone in ((False, 0), (True, 64)):
         arena = EvictionArena(128, Policy("coop_flat", two_ends=False, flat=flat), log=True)
@@ -351,5 +398,5 @@ def test_a_cost_counts_only_what_depends_on_each_other(seed: int) -> None:
     for one in set(range(count)) - evicted:
         before = _evicted_behind(one, parents, evicted)
         after = _evicted_behind(one, children, evicted)
-        again = int(sum(costs[other] for other in before) * (1 + 8 * (64 * len(before)) / size))
+        again = int(sum(costs[other] for other in before) * (1 + 4 * (64 * len(before)) / size))
         assert arena.cost_around(ids[one]) == costs[one] + again + sum(costs[other] for other in after) // 2

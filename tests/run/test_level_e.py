@@ -4,6 +4,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from tightrope.core import parse_bytes
 from tightrope.native import compiler
 from tightrope.run.accounts import accounts
 from tightrope.run.compile import compiled_of
+from tightrope.run.evict.context import evict
+from tightrope.run.evicted import EvictedSteps
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed")
 WIDTH, DEEPEST = 128, 24
@@ -168,6 +171,27 @@ def test_a_budget_too_small_is_a_typed_error_and_a_larger_one_is_right() -> None
 
 
 @SAID
+def test_a_budget_to_try_leaves_an_arena_for_the_request_beside_what_splits_it() -> None:
+    budget = 8 << 20
+    weight = nn.Parameter(torch.zeros(1 << 18))
+    steps = EvictedSteps(budget, [weight], SimpleNamespace(enough=0, hidden=1000))  # type: ignore[arg-type]
+    steps.persistent, steps.arena = 1 << 20, steps._arena_at(budget)
+    with evict(steps.arena) as steps.last:
+        steps.last.advise = steps._advise
+        stay = [torch.zeros(1 << 14).numpy() for _ in range(5)]  # whose addresses are known
+        with pytest.raises(tightrope.OutOfBudgetError, match="it allows this request") as refusal:
+            torch.empty(steps.arena, dtype=torch.uint8)
+        wanted = (len(stay) + 1) * steps.arena + len(stay) * (1 << 16)
+        said, less = steps._advise(0)
+    named = refusal.value.budget_to_try
+    assert named is not None
+    assert f"Try budget={named} next" in str(refusal.value)
+    assert steps._arena_at(named) >= wanted > steps._arena_at(budget + wanted - steps.arena - 64)
+    assert "less runs again" in said
+    assert less is not None
+    assert less > budget
+
+
 def test_bytes_come_back_when_the_model_goes() -> None:
     gc.collect()
     before, budget = accounts().charged(), accounts().budget

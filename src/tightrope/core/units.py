@@ -96,8 +96,8 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
     """Read an amount of memory: ``"8GiB"``, ``"300 MB"``, ``314572800`` or ``"90%"``.
 
     KiB/MiB/GiB/TiB are powers of 1024 and KB/MB/GB/TB powers of 1000. A percentage needs
-    ``whole``, the bytes that 100 % stands for, and is rounded up with exact arithmetic. ``name`` is
-    what messages call the amount.
+    ``whole``, the bytes that 100 % stands for, and is rounded up with exact arithmetic; without it no message
+    offers one. ``name`` is what messages call the amount.
 
     Raises:
         BudgetSyntaxError: the text is not an amount, is not positive, is a bare fraction
@@ -108,23 +108,22 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
         why = ": a bare fraction could mean a share of the card, of the free memory or of the step"
+        share = "" if whole is None else ' or a percentage ("90%")'
         raise BudgetSyntaxError(
             f"{name} {shown(text)} is not an amount of memory{why * isinstance(text, float)}. "
-            'Write bytes ("8GiB", "300 MB", 314572800) or a percentage ("90%").'
+            f'Write bytes ("8GiB", "300 MB", 314572800){share}.'
         )
     if isinstance(text, int):
         amount, unit = Fraction(text), "b"
     else:
         match = _AMOUNT.fullmatch(text) if len(text) <= 64 else None
         if match is None:
-            raise BudgetSyntaxError(
-                f'{name} {text[:64]!r} is not an amount: write "8GiB", "300 MB", 314572800 or "90%".'
-            )
+            forms = '"300 MB" or 314572800' if whole is None else '"300 MB", 314572800 or "90%"'
+            raise BudgetSyntaxError(f'{name} {text[:64]!r} is not an amount: write "8GiB", {forms}.')
         amount, unit = Fraction(match[1]), match[2].lower()
         if unit == "" and "." in match[1]:
-            raise BudgetSyntaxError(
-                f'{name} {text!r} has no unit: write "{match[1]}GiB", or a percentage such as "90%".'
-            )
+            share = "" if whole is None else ', or a percentage such as "90%"'
+            raise BudgetSyntaxError(f'{name} {text!r} has no unit: write "{match[1]}GiB"{share}.')
     if unit == "%":
         if whole is not None and (not is_whole(whole) or whole < 0):
             raise BudgetSyntaxError(

@@ -42,7 +42,7 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
     if isinstance(budget, str) and budget.strip().endswith("%"):
         parse_bytes(budget, whole=1)
         return lambda whole: parse_bytes(budget, whole=whole)
-    size = parse_bytes(budget)
+    size = parse_bytes(budget, whole=1)  # no share here, but a refusal may offer one
     if machine is not None and size > machine.tiers[0].bytes:
         raise TightropeError(
             f"budget {budget!r} is more than {machine.name} has "

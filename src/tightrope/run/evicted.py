@@ -165,9 +165,9 @@ class EvictedSteps:
         accounts.open_step(None)
         trim_all()
         self.persistent = accounts.charged()
-        left = self.budget - self.persistent - accounts.hidden - RESERVE
+        left = self._left(self.budget)
         outlives = self._expected_to_outlive(left)
-        self.arena = (left - outlives) // 64 * 64
+        self.arena = self._arena_at(self.budget)
         if self.arena < _LEAST:
             least = self.budget - left + outlives + _LEAST
             named = max(accounts.enough, least + max(4 * outlives, 1 << 20))
@@ -187,17 +187,24 @@ class EvictedSteps:
         accounts.open_step(lambda: one.leave() if (one := this()) is not None else None)
 
     def _advise(self, asked: Bytes) -> tuple[str, Bytes | None]:
-        """Name a budget that is enough by the shapes, or one that allows a request."""
+        """Name a budget that is enough by the shapes, or one whose arena allows a request."""
         enough = self._accounts.enough
         if enough > self.budget:
             return f"Try budget={enough}: by the shapes it is enough; less may do.", enough
-        more = max(asked, self.arena // 4, _LEAST)
-        named = self.budget + more
-        return (
-            f"Try budget={named} next: it allows this request, and {more - asked} bytes of what comes after "
-            "it, which was not seen yet.",
-            named,
-        )
+        assert self.last is not None
+        named, wanted = self.budget, self.last.budget_for(asked)
+        while (short := wanted - self._arena_at(named)) > 0:  # what outlives a block may grow with the budget
+            named += 2 * short if named > self.budget else short
+        why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
+        return f"Try budget={named} next: {why}.", named
+
+    def _left(self, budget: Bytes) -> Bytes:
+        """Compute the bytes that a budget leaves for an arena and what outlives it."""
+        return budget - self.persistent - self._accounts.hidden - RESERVE
+
+    def _arena_at(self, budget: Bytes) -> Bytes:
+        left = self._left(budget)
+        return (left - self._expected_to_outlive(left)) // 64 * 64
 
     def _expected_to_outlive(self, left: Bytes) -> Bytes:
         """Foresee the bytes that a block leaves: as the last one, and gradients that are not there yet."""

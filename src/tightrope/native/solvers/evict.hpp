@@ -8,8 +8,13 @@
 // Guarantee  Live pieces never overlap; pinned and unrecomputable storages are never evicted; whatever is
 //            evicted has a producer whose inputs are resident or can be made again, or it was `lost`, and
 //            then nothing that is held depends on it.
-// Complexity Placing: the free pieces. Evicting: the pieces, and the border of the classes that change.
-// Gaps       Weights of a window are added as if evicting one did not raise the cost of the next.
+// Complexity Placing: the free pieces. Evicting: the pieces, and the border of the classes that change; with
+//            `pairs`, for each window that is the cheapest so far also what depends on its storages.
+// Gaps       Of what goes together only those count as pairs of which one is made from the other at once. Of
+//            victims of equal cost per byte, which goes first decides how much the last one frees beyond what
+//            a step needs; that is chance here, so DTR or DTE may recompute less where few storages go. Tried
+//            without gain: weighing what is freed beyond the request less or more than what was asked, other
+//            powers of staleness, pairs by more than their price.
 //
 // Not thread-safe. The callback `evicted` must not call back into the arena.
 #pragma once

@@ -28,6 +28,7 @@ struct Options {
     std::int64_t unheld = 1;          // what nobody holds weighs one part in so many
     std::int64_t per_byte = 0;        // the cheapest window by weight per byte that it frees; else by weight
     std::int64_t flat = 0;            // weights fall with staleness to the power of 3/4; else as staleness rises
+    std::int64_t pairs = 0;           // two that go together and depend on each other weigh more than each alone
 };
 
 // What takes no more stays: evicting it frees next to nothing, and a running total would keep all that went into it.
@@ -42,7 +43,7 @@ struct Statistics {
 
 struct Decision {
     std::int64_t request, start, end, cost, runner_up, free_before, largest_free_before, search_ns, first_victim,
-        victims;  // start, end: the window, or where the request was placed; cost: see kScale
+        victims;  // start, end: the window, or where the request was placed; cost: see kScale, kFlatScale
 };
 
 struct Victim {

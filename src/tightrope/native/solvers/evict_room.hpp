@@ -70,9 +70,14 @@ class RoomMaker : public Storages {
     std::int32_t evict_window(Bytes need, Decision& decision) {
         aim();
         list_rows(main_, moment_, running_, rows_, [&](std::int32_t piece) { derive(piece); });
-        const Window window = cheapest_window(rows_.at, need, options_.per_byte != 0);
+        const bool pairs = options_.pairs != 0 && options_.neighbours != 0;
+        const Window window = cheapest_window(rows_.at, need, options_.per_byte != 0, [&](auto first, auto last) {
+            return pairs && last > first ? pairs_inside(first, last) : 0;
+        });
         if (may_move()) {
-            const Compaction compaction = compactor_.search(main_, rows_, need);
+            const Compaction compaction = compactor_.search(main_, rows_, need, [&](std::int32_t piece, auto visit) {
+                if (pairs) visit_pairs(main_.at(piece).owner, visit);
+            });
             if (compaction.found && moving_is_better(compaction, window)) {
                 if (!compaction.victims.empty()) count_search();
                 decision.runner_up = window.first == kNone ? -1 : window.cost;
@@ -87,6 +92,21 @@ class RoomMaker : public Storages {
         for (std::int32_t row = window.first; row <= window.last; ++row)
             if (!rows_.at[row].free) hole = evict_piece(rows_.at[row].piece);
         return hole;
+    }
+
+    // What the pairs in a window weigh; it has no walls, so its offsets tell what is in it.
+    std::int64_t pairs_inside(std::int32_t first, std::int32_t last) {
+        const Bytes begin = offset_of(first), end = end_of(last);
+        std::int64_t sum = 0;
+        for (std::int32_t row = first; row <= last; ++row) {
+            if (rows_.at[row].free) continue;
+            const std::int32_t piece = rows_.at[row].piece;
+            visit_pairs(main_.at(piece).owner, [&](std::int32_t other, auto more) {
+                const Bytes at = main_.at(other).offset;
+                if (at >= begin && at < end && at < main_.at(piece).offset) sum = add_up(sum, more());  // each pair once
+            });
+        }
+        return sum;
     }
 
     // Copying alone is compared by its time; with evictions, by cost per byte: bytes freed beyond the

@@ -5,7 +5,9 @@
 //     | A 3 | free 0 | B 1 |#wall#| C 2 | D 9 |     need = 2 pieces: the cheapest window is [free, B]
 //              +----------+
 //
-// Weights are whole numbers, so that leaving a window subtracts exactly what entering it added.
+// Weights are whole numbers, so that leaving a window subtracts exactly what entering it added. With a price for
+// pairs, a window also weighs what evicting two that depend on each other adds to the cost of both; that is
+// computed only for windows that weigh less without.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +30,7 @@ enum class Score : std::int64_t {
 };
 
 constexpr double kScale = 1099511627776.0;           // 2^40: of weights
+constexpr double kFlatScale = 16777216.0;             // 2^24: the same where they fall more slowly, and so are larger
 constexpr std::int64_t kHeaviest = 1125899906842624;  // 2^50: 8,000 of them still add up in 63 bits
 
 struct Moment {
@@ -57,12 +60,18 @@ inline double three_quarters(double x) {
     return x;
 }
 
-inline std::int64_t weight(const Moment& moment, const Piece& piece) {
+// A sum of weights that may be very many.
+inline std::int64_t add_up(std::int64_t sum, std::int64_t more) { return std::min(sum + more, std::int64_t{1} << 60); }
+
+// Of so much cost at the distance of a piece.
+inline std::int64_t weight_of(const Moment& moment, const Piece& piece, Cost cost) {
     const double distance = moment.distance(piece);
-    const double value = static_cast<double>(piece.cost) / (moment.flat ? three_quarters(distance) : distance) * kScale *
-                         (piece.unheld ? moment.unheld : 1.0);
+    const double value = static_cast<double>(cost) / (moment.flat ? three_quarters(distance) : distance) *
+                         (moment.flat ? kFlatScale : kScale) * (piece.unheld ? moment.unheld : 1.0);
     return value >= static_cast<double>(kHeaviest) ? kHeaviest : static_cast<std::int64_t>(value);
 }
+
+inline std::int64_t weight(const Moment& moment, const Piece& piece) { return weight_of(moment, piece, piece.cost); }
 
 inline double score_of(Score score, const Moment& moment, const Pieces& pieces, std::int32_t index) {
     const Piece& piece = pieces.at(index);
@@ -116,16 +125,15 @@ void list_rows(Pieces& pieces, const Moment& moment, bool running, Rows& rows, F
 
 struct Window {
     std::int32_t first = kNone, last = kNone;  // rows; kNone: there is none
-    std::int64_t cost = 0, runner_up = -1;     // runner_up: cost of the second best met; -1: none
+    std::int64_t cost = 0, runner_up = -1;     // runner_up: cost of the second best met, or less; -1: none
 };
 
-// Two pointers: each row enters and leaves once. With `per_byte`, what a window frees beyond `need` counts, as
-// later requests use it: of windows of equal weight per byte the larger one is no worse.
-inline Window cheapest_window(const std::vector<Row>& rows, Bytes need, bool per_byte) {
-    Window best;
+// Two pointers: each row enters and leaves once. Visits every window that is large enough, and too small without
+// its first row: first and last row, weight, and the bytes that it evicts.
+template <typename Visit>
+void each_window(const std::vector<Row>& rows, Bytes need, Visit visit) {
     Bytes covered = 0, evicted = 0;
     std::int64_t cost = 0;
-    double least = 0.0, next = 0.0;
     std::int32_t left = 0;
     for (std::int32_t right = 0; right < static_cast<std::int32_t>(rows.size()); ++right) {
         const Row& row = rows[right];
@@ -135,19 +143,56 @@ inline Window cheapest_window(const std::vector<Row>& rows, Bytes need, bool per
         }
         covered += row.bytes, evicted += row.free ? 0 : row.bytes, cost += row.weight;
         for (; covered >= need; ++left) {
-            const double value =
-                static_cast<double>(cost) / (per_byte ? static_cast<double>(std::max<Bytes>(1, evicted)) : 1.0);
-            if (best.first == kNone || value < least) {
-                best.runner_up = best.first == kNone ? -1 : best.cost, next = least;
-                best.first = left, best.last = right, best.cost = cost, least = value;
-            } else if (best.runner_up < 0 || value < next) {
-                best.runner_up = cost, next = value;
-            }
+            visit(left, right, cost, evicted);
             covered -= rows[left].bytes, evicted -= rows[left].free ? 0 : rows[left].bytes;
             cost -= rows[left].weight;
         }
     }
-    return best;
+}
+
+// The cheapest of the windows that are offered, and the cost of the second.
+struct Cheapest {
+    Window window;
+    double least = std::numeric_limits<double>::infinity(), next = least;
+
+    void offer(std::int32_t left, std::int32_t right, std::int64_t cost, double value) {
+        if (window.first == kNone || value < least) {
+            window.runner_up = window.first == kNone ? -1 : window.cost, next = least;
+            window.first = left, window.last = right, window.cost = cost, least = value;
+        } else if (window.runner_up < 0 || value < next) {
+            window.runner_up = cost, next = value;
+        }
+    }
+};
+
+constexpr std::int32_t kMostPriced = 512;  // rows of windows whose pairs are looked up in one search, after the first
+
+// With `per_byte`, what a window frees beyond `need` counts, as later requests use it: of windows of equal weight
+// per byte the larger one is no worse. `pairs(first, last)` is what the pairs in a window weigh. It is asked for the
+// window that is cheapest without, and, where that has pairs, for those that are cheaper without than all so far.
+template <typename Pairs>
+Window cheapest_window(const std::vector<Row>& rows, Bytes need, bool per_byte, Pairs pairs) {
+    const auto value = [&](std::int64_t cost, Bytes evicted) {
+        return static_cast<double>(cost) / (per_byte ? static_cast<double>(std::max<Bytes>(1, evicted)) : 1.0);
+    };
+    Cheapest alone, priced;
+    Bytes freed = 0;
+    each_window(rows, need, [&](std::int32_t left, std::int32_t right, std::int64_t cost, Bytes evicted) {
+        alone.offer(left, right, cost, value(cost, evicted));
+        if (alone.window.first == left && alone.window.last == right) freed = evicted;
+    });
+    const Window& first = alone.window;
+    const std::int64_t more = first.first == kNone ? 0 : pairs(first.first, first.last);
+    if (more == 0) return first;
+    priced.offer(first.first, first.last, first.cost + more, value(first.cost + more, freed));
+    std::int32_t looked = 0;
+    each_window(rows, need, [&](std::int32_t left, std::int32_t right, std::int64_t cost, Bytes evicted) {
+        if (value(cost, evicted) >= priced.least || left == first.first || looked >= kMostPriced) return;
+        looked += right - left + 1;
+        const std::int64_t whole = cost + pairs(left, right);
+        priced.offer(left, right, whole, value(whole, evicted));
+    });
+    return priced.window;
 }
 
 }  // namespace tightrope_evict

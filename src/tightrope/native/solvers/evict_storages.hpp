@@ -154,8 +154,33 @@ class Storages {
         Cost total = 0;
         Bytes way = 0;
         walk_evicted(id, &Record::parents, [&](const Record& record) { total += record.cost, way += record.bytes; });
-        const double crowded = 1.0 + kCrowding * static_cast<double>(way) / static_cast<double>(options_.bytes);
-        return static_cast<Cost>(static_cast<double>(total) * crowded);
+        return static_cast<Cost>(static_cast<double>(total) * crowded(way));
+    }
+
+    double crowded(Bytes way) const {
+        return 1.0 + kCrowding * static_cast<double>(way) / static_cast<double>(options_.bytes);
+    }
+
+    // What evicting two that depend on each other adds to the cost of each: as if one went after the other.
+    Cost more_for_child(const Record& parent) const {
+        return options_.neighbours == 2 ? static_cast<Cost>(static_cast<double>(parent.cost) * crowded(parent.bytes))
+                                        : parent.cost;
+    }
+    Cost more_for_parent(const Record& child) const { return options_.neighbours == 2 ? child.cost / 2 : child.cost; }
+
+    // Visits what may go and depends on `id`, or `id` on it: its piece, and what both weigh more together.
+    template <typename Visit>
+    void visit_pairs(Id id, Visit visit) {
+        const Record& record = records_[id];
+        const auto meet = [&](const Record& parent, const Record& child, const Record& other) {
+            if (other.piece == kNone || other.small || piece_of(other).wall) return;
+            visit(other.piece, [&] {
+                return weight_of(moment_, piece_of(child), more_for_child(parent)) +
+                       weight_of(moment_, piece_of(parent), more_for_parent(child));
+            });
+        };
+        for (const Id parent : record.parents) meet(records_[parent], record, records_[parent]);
+        for (const Id child : record.children) meet(record, records_[child], records_[child]);
     }
 
     // What cannot run again without `id`, by half: some of it runs again while `id` is there.
@@ -325,7 +350,7 @@ class Storages {
     Evicted callback_ = nullptr;
     void* context_ = nullptr;
     static constexpr int kLongestWalk = 1024;
-    static constexpr double kCrowding = 8.0;  // of 0, 4, 8, 16: fewest points above DTR and DTE on drawn families
+    static constexpr double kCrowding = 4.0;  // of 0, 2, 3, 4, 6, 8, 16: fewest points above DTR and DTE on drawn families
     std::vector<Id> doomed_, open_;
     std::vector<std::int32_t> roots_;
 };

@@ -253,8 +253,8 @@ class Eviction:
         """Bytes that what lives on fits into; None where it does, and something else was short."""
         return round_up(held, ALIGNMENT) if held > self.budget else None
 
-    def _next_budget(self, asked: Bytes) -> tuple[str, Bytes | None]:
-        """Name a budget to try.
+    def budget_for(self, asked: Bytes) -> Bytes:
+        """Compute a budget that allows a request of so many bytes now, as far as can be told.
 
         What must stay may lie anywhere: n storages leave n + 1 gaps, and where one of the gaps must hold the
         request, the budget takes it n + 1 times beside them.
@@ -265,6 +265,11 @@ class Eviction:
             num_gaps = min(1 + len(walls), _MOST_GAPS)
             stay = sum(round_up(size, ALIGNMENT) for _, size, _ in walls)
             named = max(named, stay + num_gaps * round_up(asked, ALIGNMENT))
+        return named
+
+    def _next_budget(self, asked: Bytes) -> tuple[str, Bytes | None]:
+        """Name a budget to try."""
+        named = self.budget_for(asked)
         why = "what comes after this request was not seen" if asked else "less runs again"
         return (
             f"Try budget={named} next ({format_bytes(named)}): {why}; it may take more. Or make the op "

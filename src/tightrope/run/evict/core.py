@@ -62,7 +62,7 @@ class _Options(ctypes.Structure):
             *("bytes", "small_bytes", "small_limit", "score", "window", "two_ends", "neighbours"),
             *("sample", "forecasts", "keep_temporaries", "best_fit", "log"),
             *("relocate", "patience", "forecast_patience", "copy_rate", "unheld"),
-            *("per_byte", "flat"),
+            *("per_byte", "flat", "pairs"),
         )
     ]
 
@@ -146,7 +146,7 @@ class Decision:
         request: bytes.
         start: of the window.
         end: of the window.
-        cost: of the window: sum of cost / staleness, times 2**40.
+        cost: of the window: sum of cost / staleness, times 2**40 (2**24 where staleness is flattened).
         runner_up: cost of the next best window met, or -1.
         free_before: bytes, over all holes.
         largest_free_before: bytes of the largest hole.
@@ -201,6 +201,7 @@ def options_block(
             policy.unheld,
             policy.per_byte,
             policy.flat,
+            policy.pairs,
         ),
     )
 

@@ -33,7 +33,7 @@ class Score(enum.IntEnum):
 
 _SWITCHES: Final = (
     *("window", "two_ends", "in_place", "sample", "forecasts", "keep_temporaries", "soft_pins", "relocate"),
-    *("per_byte", "flat", "best_fit"),
+    *("per_byte", "flat", "pairs", "best_fit"),
 )
 _MOST: Final = 2**40
 _NUMBERS: Final = (
@@ -70,6 +70,8 @@ class Policy:
         per_byte: of windows that need all their pieces for the request the one with the least cost per byte
             that it frees goes, as later requests use what is left over; else the one with the least cost.
         flat: staleness counts by its power of 3/4, so that cost decides the more; else as it is.
+        pairs: two that go for the same request, of which one is made from the other, cost what they would one
+            after the other; else as if each went alone.
         best_fit: place into the smallest hole that fits; else into the first from the storage's end.
         small_share: one part in so many of the arena is for small storages, which stay; 0: no such area.
         small_limit: bytes of the largest small storage.
@@ -95,6 +97,7 @@ class Policy:
     unheld: int = 1
     per_byte: bool = False
     flat: bool = False
+    pairs: bool = False
     best_fit: bool = False
     small_share: int = 0
     small_limit: Bytes = 10 * 1024
@@ -120,6 +123,7 @@ COOP: Final = Policy(
     unheld=64,
     per_byte=True,
     flat=True,
+    pairs=True,
 )
 COOP_AS_PUBLISHED: Final = Policy("coop_as_published")
 DTR: Final = Policy("dtr", Score.COST_SIZE_STALENESS, window=False, two_ends=False)
