@@ -1,12 +1,10 @@
-"""F1 to F6: fleets of devices, beside central training and Flower.
+"""F1 to F5: fleets of devices, beside central training and Flower.
 
 Data: Fashion-MNIST from Debian's package ``dataset-fashion-mnist`` on 400 devices, Dirichlet 0.1; a net of
 196-32-10. Six kinds of devices, 40x apart in speed; availability is synthetic (22 %). Clocks are virtual,
 training is real.
 """
 
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -19,7 +17,6 @@ from rich.console import Console
 
 from benchmarks.fleet.peer import PeerMissingError, peer
 from benchmarks.micro.rows import Row
-from tightrope.core import Graph, InfeasibleError
 from tightrope.fleet.devices.fleet import DeviceClass, Devices, FleetProfile, make_devices
 from tightrope.fleet.devices.learning import (
     ClientPool,
@@ -29,11 +26,9 @@ from tightrope.fleet.devices.learning import (
     share_samples,
     train_clients,
 )
-from tightrope.fleet.devices.memory import KindFit, able_share, fit_kinds
 from tightrope.fleet.devices.rounds import RoundLog, RoundPlan, run_rounds
 from tightrope.fleet.devices.train import FederatedTraining, mean_of_updates, train_central
 from tightrope.judge.rounds import log_problems
-from tightrope.plan.api import plan as plan_step
 
 INSTALL = "pip install 'flwr[simulation]==1.42.0' ray psutil numpy; TIGHTROPE_PEERS=its python"
 SHAPE = NetShape(196, 32, 10)
@@ -41,11 +36,6 @@ KINDS = tuple(
     DeviceClass(f"kind{i}", 1.0, 2**20 * megabytes, 40.0 * slow, 0.02 * slow, 1e6, 5e5)
     for i, (slow, megabytes) in enumerate(((0.3, 256), (0.6, 128), (1, 96), (2, 64), (5, 48), (12, 24)))
 )
-EVEN = tuple(
-    DeviceClass(f"even{i}", 1.0, int(2**20 * 24 * (256 / 24) ** (i / 23)), 40.0, 0.02, 1e6, 5e5)
-    for i in range(23, -1, -1)
-)
-"""24 kinds over the range of the six, each by the same factor larger than the next."""
 SYNC = RoundPlan("sync", 10, 120, 4 * SHAPE.size, 150, seed=3)
 ASYNC = replace(SYNC, mode="async", concurrency=20)
 HURRIED = replace(SYNC, cohort=80, over=1.2)
@@ -225,89 +215,6 @@ def beside_flower() -> list[Row]:
     return rows
 
 
-def memory() -> list[Row]:
-    """F6: who can take part, without and with a plan of the step's bytes; training under one beside eager.
-
-    With six kinds, what plans give hangs on where their bytes happen to lie. So the same is asked of kinds
-    spread evenly over the same range, and of half and twice the batch.
-    """
-    from benchmarks.zoo import build
-    from tightrope.capture import capture_program, measured
-
-    case, rows = build("resnet18"), []
-    for batch in (16, 8, 32):
-        inputs = tuple(one.repeat(2, *[1] * (one.dim() - 1))[:batch] for one in case.inputs)
-        program, real = capture_program(case.model, inputs)
-        graph = measured(program, real, None).graph
-        for what, kinds in (("six kinds", KINDS), (f"{len(EVEN)} kinds, even", EVEN)):
-            text, held, fits = _room(graph, kinds)
-            if batch == 16 and kinds is KINDS:
-                under, equal = _equal_losses(next(fit for fit in reversed(fits) if fit.factor).bytes)
-                text += f"; losses of 3 steps in {under >> 20} MiB equal to eager's: {equal}"
-                held = held and equal
-            claim = "share of devices able to train at least 1.3 times, equal losses"
-            rows.append(Row(f"F6 batch {batch}, {what}", claim, f"ResNet-18, {text}", held))
-    return rows
-
-
-def _room(graph: Graph, kinds: tuple[DeviceClass, ...]) -> tuple[str, bool, tuple[KindFit, ...]]:
-    """Say which devices of 400 have room, whether plans give 1.3 times as many, and why no more."""
-    fits = fit_kinds(graph, FleetProfile(kinds), seconds=2.0)
-    devices = make_devices(FleetProfile(kinds), 400, hours=24, seed=1)
-    before, after = able_share(devices, fits, planned=False), able_share(devices, fits, planned=True)
-    slowest = max(fit.factor for fit in fits)
-    text = (
-        f"{fits[0].whole / 2**20:.1f} MiB: {before:.1%} of devices without, {after:.1%} with plans, "
-        f"{after / max(before, 1e-9):.2f} times; at most {slowest:.2f}x the time"
-    )
-    if without := [fit.bytes for fit in fits if not fit.factor]:
-        try:
-            plan_step(graph, budget=max(without), seconds=2.0)
-        except InfeasibleError as error:
-            text += (
-                f"; no room in {max(without) / 2**20:.1f} MiB, proved below {error.lower_bound / 2**20:.1f}"
-            )
-    return text, after >= 1.3 * before, fits
-
-
-_TRAIN = """
-import sys, torch, tightrope
-from benchmarks.zoo import build
-def losses(budget):
-    case, found = build("resnet18"), []
-    model = case.model if budget is None else tightrope.compile(case.model, budget=budget)
-    for _ in range(3):
-        loss = model(*case.inputs)
-        loss.backward()
-        found.append(loss.item().hex())
-        with torch.no_grad():
-            for parameter in case.model.parameters():
-                parameter.sub_(0.01 * parameter.grad)
-                parameter.grad = None
-    return found
-budget = None if sys.argv[1] == "eager" else int(sys.argv[1])
-try:
-    print(budget, *losses(budget))
-except tightrope.InfeasibleError as error:
-    print(error.smallest_found)
-"""
-
-
-def _equal_losses(budget: int) -> tuple[int, bool]:
-    """Losses of three steps, bit by bit, under the budget or the least that `compile` takes, and eager's."""
-
-    def run(amount: object) -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", _TRAIN, str(amount)], capture_output=True, text=True, check=True
-        )
-        return done.stdout.split()
-
-    found = run(budget)
-    if len(found) == 1:  # an optimizer's state and kept gradients are in it too
-        found = run(found[0])
-    return int(found[0]), found[1:] == run("eager")[1:]
-
-
 def rows(console: Console) -> dict[str, Any]:
     """Bars by name."""
     return {
@@ -316,5 +223,4 @@ def rows(console: Console) -> dict[str, Any]:
         "F3": lambda: gap(console),
         "F4": forecast,
         "F5": beside_flower,
-        "F6": memory,
     }

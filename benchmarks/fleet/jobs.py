@@ -185,11 +185,8 @@ def _j3(console: Console) -> list[Row]:
         most = max(value for (rule, _), values in found.items() if rule == "trusting" for value in values)
         ours = f"worst of {len(SEEDS)} seeds {worst:+.2f} % (any sigma {most:+.2f} %, aligned alone "
         ours += f"{aligned:+.2f} %); control at least {control:+.2f} %; {what}"
-        if number:  # the control's figure is the trace's, and is asked for once
-            rows.append(Row("J3", "sigma 3: <= 0.5 % above best-fit", ours, worst <= 0.5))
-        else:
-            claim = "sigma 3: <= 0.5 % above best-fit; the control >= 4 % above"
-            rows.append(Row("J3", claim, ours, worst <= 0.5 and control >= 4))
+        claim = "sigma 3: <= 0.5 % above best-fit; the control >= 4 % above"
+        rows.append(Row("J3", claim, ours, worst <= 0.5 and control >= 4))
     return rows
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.fleet import devices, integrity, jobs, noise, streams, streams_real, trees, two_forms
+from benchmarks.fleet import devices, integrity, jobs, memory, noise, streams, streams_real, trees, two_forms
 from benchmarks.micro.rows import Row, write
 
 TOPICS = (
     devices.rows,
+    memory.rows,
     integrity.rows,
     noise.rows,
     two_forms.rows,

@@ -58,7 +58,7 @@ def test_a_page_shows_limits_and_progress_offline(phones, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("bytes = 50_000_000\n", "", "missing required field `bytes`"),
+        ("bytes = 50_000_000\n", "", "kinds 'old phone' has no bytes; it has name, share,"),
         ("up = 5e5", "up = -1", "kind 'old phone': up = -1.0: give a number above 0"),
         ('"new phone"', '"old phone"', "of different names"),
         ("[[kinds]]", "[[kinds", "fleet.toml"),
@@ -142,6 +142,25 @@ def test_bytes_of_the_model_are_those_of_the_step(phones, tmp_path):
     )
     assert found == said
     assert found != small
+
+
+def test_a_step_with_its_optimizer_is_planned_with_its_update(phones, tmp_path):
+    script = tmp_path / "net.py"
+    script.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def forward(self, x): return super().forward(x).square().mean()\n"
+        "def net(): return Net(*[torch.nn.Linear(100, 100) for _ in range(4)]), (torch.ones(2, 100),)\n"
+        "def build():\n"
+        "    model, x = net()\n"
+        "    return model, x, torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    )
+    plain, updated = (
+        json.loads(run("fleet", phones, *SMALL, "--step", f"{script}:{name}", "--json").out)["kinds"][0]
+        for name in ("net", "build")
+    )
+    gradient = 4 * 100 * 100
+    assert plain["whole"] - updated["whole"] > 2 * gradient  # all four, but for one or two at a time
 
 
 @pytest.mark.parametrize(("option", "value"), [("--hours-limit", "nan"), ("--able-limit", "2")])

@@ -64,6 +64,13 @@ def test_bad_input_is_named(arguments: tuple[str, ...], said: str) -> None:
     assert said in found.err
 
 
+def test_what_was_named_first_is_looked_up_first():
+    for arguments in (("nope",), ("nope", "nothing")):
+        done = run("streams", *arguments)
+        assert done.code == 2
+        assert "no scenario is called 'nope'; there are: " in done.err
+
+
 def test_a_machine_that_was_left_out_is_asked_for():
     done = run("streams", "VR_gaming")
     assert done.code == 2

@@ -34,6 +34,7 @@ from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, p
 from tightrope.core.arguments import check_seconds
 from tightrope.core.codec import dump_graph
 from tightrope.core.units import shown
+from tightrope.core.writing import write_whole
 
 
 class Order(StrEnum):
@@ -165,7 +166,7 @@ def plan(
     profile = find_machine(machine) if machine is not None else None
     source = source_of(graph, profile)
     if save_graph is not None:
-        save_graph.write_bytes(dump_graph(source.graph))
+        write_whole(save_graph, dump_graph(source.graph))
     request = Request(budget, planner, order.value, seconds, seed, profile, cache)
     try:
         found, spent = plan_source(source, request)

@@ -12,6 +12,7 @@ from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes, format_time
 from tightrope.core.units import shown
+from tightrope.core.writing import write_whole
 
 if TYPE_CHECKING:
     from tightrope.parallel.pipeline.estimate import RanksEstimate
@@ -77,7 +78,7 @@ def write_page(found: "RanksEstimate", path: Path, name: str) -> None:
 
     layout = found.layout
     title = f"{name} on {found.ranks} ranks: a pipeline of {layout.pipeline} times {layout.replicas} replicas"
-    path.write_text(ranks_page(ranks_trace(found.plan, name=name), title=title), encoding="utf-8")
+    write_whole(path, ranks_page(ranks_trace(found.plan, name=name), title=title))
 
 
 def _estimated(asked: AskedRanks) -> "RanksEstimate":

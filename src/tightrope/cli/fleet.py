@@ -10,6 +10,7 @@ from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import Bytes, TightropeError, parse_bytes, printable
 from tightrope.core.work import broken, promise_table
+from tightrope.core.writing import write_whole
 
 _FLEET = """\b
 Examples:
@@ -38,7 +39,11 @@ def fleet(
     profile: Annotated[Path, typer.Argument(metavar="FLEET", help="Kinds of devices, TOML.")],
     devices: Annotated[int, typer.Option(min=2, max=100_000, help="Devices of the fleet.")] = 400,
     step: Annotated[
-        str | None, typer.Option(help="A graph, or FILE.py:FUNCTION: planned under the bytes of every kind.")
+        str | None,
+        typer.Option(
+            help="A graph, or FILE.py:FUNCTION that returns (model, inputs), or (model, inputs, optimizer) "
+            "for the step with its update: planned under the bytes of every kind."
+        ),
     ] = None,
     size: Annotated[
         str | None, typer.Option(help="Bytes of the model, each way; default: those of --step, or 26KB.")
@@ -99,9 +104,9 @@ def fleet(
         sys.stderr.write("training ...\n")
     result = run_fleet(made, counts, plan, limits, fits=fits, training=training)
     if drawing is not None:
-        drawing.write_text(draw_curves({mode: result.curve}), encoding="utf-8")
+        write_whole(drawing, draw_curves({mode: result.curve}))
     if page is not None:
-        page.write_text(fleet_page(result, mode), encoding="utf-8")
+        write_whole(page, fleet_page(result, mode))
     go = not broken(result.promises)
     if json:
         emit_json(_facts(result, fits, go=go, seed=seed))
@@ -160,11 +165,11 @@ def _fits(step: str | None, kinds: Any) -> tuple[Any, Bytes]:
     """Plan a step under the bytes of every kind; give the bytes of its parameters too."""
     if step is None:
         return (), _SMALL_MODEL
-    from tightrope.cli.target import source_of
+    from tightrope.cli.target import step_graph_of
     from tightrope.core import Kind
     from tightrope.fleet.devices.memory import fit_kinds
 
-    graph = source_of(step).graph
+    graph = step_graph_of(step)
     return fit_kinds(graph, kinds), sum(one.size for one in graph.storages if one.kind is Kind.PARAMETER)
 
 

@@ -11,6 +11,7 @@ from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError
 from tightrope.core.work import broken, promise_table
+from tightrope.core.writing import write_whole
 
 _EPILOG = """\b
 Examples:
@@ -79,9 +80,9 @@ def jobs(
     items, plan = _place(trace, size, (rule, predict, sigma, machines, seed))
     promises = job_promises(plan)
     if output is not None:
-        output.write_bytes(msgspec.json.encode({"jobs": [item.name for item in items], "plan": plan}))
+        write_whole(output, msgspec.json.encode({"jobs": [item.name for item in items], "plan": plan}))
     if page is not None:
-        page.write_text(_page(file, items, plan, promises), encoding="utf-8")
+        write_whole(page, _page(file, items, plan, promises))
     facts = {
         "num_jobs": len(items),
         "num_left_out": trace.num_left_out,

@@ -11,6 +11,7 @@ from tightrope.cli.output import console, emit_json
 from tightrope.cli.sound import check_outputs, sound_of
 from tightrope.core import FingerprintError, Plan, TightropeError, Trace
 from tightrope.core.errors import PlanFileError
+from tightrope.core.writing import write_whole
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +70,7 @@ def report(
         known = msgspec.structs.replace(shown.summary, curve=ghost.summary.curve, whole=ghost.summary.whole)
         shown = msgspec.structs.replace(shown, summary=known)
     before = _trace(against, graph, machine) if against is not None else None
-    output.write_text(page(shown, forecast=ghost, against=before), encoding="utf-8")
+    write_whole(output, page(shown, forecast=ghost, against=before))
     size = output.stat().st_size
     if json:
         emit_json(

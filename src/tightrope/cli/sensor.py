@@ -62,6 +62,7 @@ def ingest_command(
     Nothing is written where one is refused. To a .json or .cbor, one recording is written in the other
     encoding and signed again.
     """
+    from tightrope.core.writing import write_whole
     from tightrope.micro.sensor import (
         encoding_of,
         ingest,
@@ -69,7 +70,6 @@ def ingest_command(
         write_acquisition,
         write_dataset,
     )
-    from tightrope.micro.sensor.dataset import write_whole
 
     if verify and key_file is None:
         raise TightropeError(

@@ -11,6 +11,7 @@ from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError, parse_bytes
 from tightrope.core.work import broken, promise_table
+from tightrope.core.writing import write_whole
 
 _EPILOG = """\b
 Examples:
@@ -69,6 +70,7 @@ def streams(
     if scenario == "list" and not machine:
         _list(library, json)
         return
+    asked = library.scenario(scenario)
     if rules not in ("strict", "compatible"):
         raise TightropeError(f"--rules {rules!r:.40}: take strict or compatible.")
     if policy != "search" and policy not in POLICIES:
@@ -84,14 +86,12 @@ def streams(
     if page_rate is not None:
         board = msgspec.structs.replace(board, page_rate=float(parse_bytes(page_rate, name="--page-rate")))
     chosen: Literal["strict", "compatible"] = "compatible" if rules == "compatible" else "strict"
-    case, plan, run, total = _solve(
-        library.scenario(scenario), board, chosen, policy, (round(horizon * 1e6), moves, seed)
-    )
+    case, plan, run, total = _solve(asked, board, chosen, policy, (round(horizon * 1e6), moves, seed))
     promises = stream_promises(board, total, run, plan=plan, least=at_least)
     if output is not None:
-        output.write_bytes(msgspec.json.encode({"plan": plan, "run": run}))
+        write_whole(output, msgspec.json.encode({"plan": plan, "run": run}))
     if page is not None:
-        page.write_text(_page(case.scenario, board, run, total, promises), encoding="utf-8")
+        write_whole(page, _page(case.scenario, board, run, total, promises))
     bound = plan.upper_bound if plan else None
     if json:
         facts = {"scenario": scenario, "machine": machine, "rules": rules, "policy": policy, "seed": seed}

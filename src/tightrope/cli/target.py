@@ -19,7 +19,7 @@ import typer
 from tightrope.capture import Program, capture_program, measured
 from tightrope.capture.alike import ShortProgram, capture_short
 from tightrope.capture.whole import tangent_shapes
-from tightrope.core import Machine, TightropeError
+from tightrope.core import Graph, Machine, TightropeError
 from tightrope.core.provenance import Provenance
 from tightrope.formats import Source, read_source
 from tightrope.integrity.findings import digest_of
@@ -27,6 +27,7 @@ from tightrope.integrity.provenance import provenance_of
 from tightrope.lower import with_writes
 from tightrope.native.hook.allocator import allocator
 from tightrope.price import price_graph
+from tightrope.run.step_graph import step_graph
 
 
 class Built(NamedTuple):
@@ -248,6 +249,28 @@ def source_of(target: str, machine: Machine | None = None) -> Source:
     return replace(found, graph=price_graph(found.graph, machine))
 
 
+def step_graph_of(target: str) -> Graph:
+    """Read a graph file, or capture ``FILE.py:FUNCTION``: with the update, where it returns an optimizer too.
+
+    Args:
+        target: a file, or a function that returns (model, inputs) or (model, inputs, optimizer).
+
+    Raises:
+        TightropeError: there is no graph, the step is not one graph, or nothing can be measured.
+    """
+    if not is_function(target):
+        return source_of(target).graph
+    made = _called(target)
+    match made:
+        case (model, inputs, torch.optim.Optimizer() as optimizer):
+            built = _checked(target, (model, inputs))
+            _check_measurable(target, (*built.model.parameters(), *built.args, *built.kwargs.values()))
+            return step_graph(built.model, built.args, optimizer, built.kwargs)
+    program, real, _ = capture_target(target, _checked(target, made), short=False)
+    _check_measurable(target, real)
+    return measured(program, real, allocator()).graph
+
+
 def priced_program(target: str, machine: Machine | None) -> Program:
     """Capture a FILE.py:FUNCTION and price its ops: measured here, or by a machine's table.
 
@@ -257,12 +280,16 @@ def priced_program(target: str, machine: Machine | None) -> Program:
     program, real = captured(target)
     if machine is not None:
         return replace(program, graph=with_writes(price_graph(program.graph, machine)))
-    if is_on_meta(real):
+    _check_measurable(target, real)
+    return measured(program, real, allocator())
+
+
+def _check_measurable(target: str, values: Sequence[Any]) -> None:
+    if is_on_meta(values):
         raise TightropeError(
             f"{target!r} has tensors on the meta device, so its ops cannot be measured: "
             "name a machine (--machine) to take times from its table."
         )
-    return measured(program, real, allocator())
 
 
 def provenance_of_program(program: Program) -> Provenance:

@@ -14,6 +14,7 @@ from tightrope.core import Bytes, InfeasibleError, Module, Plan, TightropeError,
 from tightrope.core.codec import dump_graph
 from tightrope.core.trace_check import MAX_REPEATS
 from tightrope.core.units import shown
+from tightrope.core.writing import write_whole
 
 if TYPE_CHECKING:
     from tightrope.record import Answers, DryRun
@@ -81,7 +82,7 @@ def trace(
     )  # fmt: skip
     for path, export in exports:
         if path is not None:
-            path.write_bytes(export(found))
+            write_whole(path, export(found))
     for warning in _warnings(found, before):
         sys.stderr.write(f"tightrope: careful: {printable(warning)}\n")
     if json:
@@ -156,7 +157,7 @@ def record(
     if save_plan is not None:
         ran.plan.save(save_plan)
     if save_graph is not None:
-        save_graph.write_bytes(dump_graph(ran.graph))
+        write_whole(save_graph, dump_graph(ran.graph))
     answers = explain(found)
     if json:
         _print_json(answers.to_dict() | {"file": str(output)})

@@ -10,6 +10,7 @@ from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError, parse_bytes
 from tightrope.core.work import broken, promise_table
+from tightrope.core.writing import write_whole
 
 _EXAMPLES = """\b
 Examples:
@@ -84,7 +85,7 @@ def trees(
     result = run_tree_job(parties, job, features=features, progress=_progress(num_trees))
     quality = _quality(result.forest, test, label)
     if output is not None:
-        output.write_bytes(result.forest.dump())
+        write_whole(output, result.forest.dump())
     if json:
         emit_json(
             {

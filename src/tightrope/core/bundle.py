@@ -11,7 +11,6 @@ the length of the file is compared with what it says, and only then is memory ta
 """
 
 import io
-import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +29,7 @@ from tightrope.core.json_text import MAX_FILE_BYTES
 from tightrope.core.recognize import recognized
 from tightrope.core.units import Bytes, Offset, StorageId, round_up
 from tightrope.core.values import EMPTY
+from tightrope.core.writing import replacing
 
 MAGIC: Final = b"tightrope step 1"
 _FRAME: Final = struct.Struct("<16sQQ")
@@ -210,7 +210,7 @@ def _check_changes(bundle: Bundle) -> None:
 
 
 def write_bundle(path: str | Path, bundle: Bundle, data: Iterable[memoryview]) -> None:
-    """Write a file beside its place and move it there when it is complete.
+    """Write a file, which takes its place when it is complete.
 
     Args:
         path: where.
@@ -224,26 +224,18 @@ def write_bundle(path: str | Path, bundle: Bundle, data: Iterable[memoryview]) -
     header = dump(bundle, check_bundle)
     if len(header) > MAX_FILE_BYTES:
         raise PlanFileError(f"the header has {len(header)} bytes; at most {MAX_FILE_BYTES} are read again.")
-    target = Path(path)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(_FRAME.pack(MAGIC, len(header), bundle.num_bytes))
-            file.write(header)
+    with replacing(path) as file:
+        file.write(_FRAME.pack(MAGIC, len(header), bundle.num_bytes))
+        file.write(header)
+        _pad(file)
+        for extent, memory in zip((*bundle.extents, bundle.random_state), data, strict=True):
+            if memory.nbytes != extent.bytes:
+                raise PlanFileError(f"storage {extent.storage} has {memory.nbytes} of {extent.bytes} bytes.")
+            file.write(memory)
             _pad(file)
-            for extent, memory in zip((*bundle.extents, bundle.random_state), data, strict=True):
-                if memory.nbytes != extent.bytes:
-                    raise PlanFileError(
-                        f"storage {extent.storage} has {memory.nbytes} of {extent.bytes} bytes."
-                    )
-                file.write(memory)
-                _pad(file)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
-def _pad(file: io.BufferedWriter) -> None:
+def _pad(file: BinaryIO) -> None:
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
 
 

@@ -25,6 +25,7 @@ from tightrope.core.machine import Limits
 from tightrope.core.provenance import Provenance, check_provenance
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Wait
 from tightrope.core.units import Bytes, Nanoseconds, Offset, StorageId, format_bytes, format_time, shown
+from tightrope.core.writing import write_whole
 
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_OFFSETS: Final = 10_000_000
@@ -168,10 +169,7 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         """
         if not isinstance(path, str | Path):
             raise PlanFileError(f"path={shown(path)}: give the path of the file to write.")
-        try:
-            Path(path).write_bytes(dump_plan(self))
-        except (OSError, ValueError) as error:
-            raise PlanFileError(f"{str(path)!r} cannot be written: {error}. Give another path.") from error
+        write_whole(path, dump_plan(self))
 
     @staticmethod
     def load(path: str | Path) -> "Plan":

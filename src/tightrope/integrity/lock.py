@@ -9,11 +9,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from tightrope.core import Bytes, PlanFileError, TightropeError
+from tightrope.core import Bytes, TightropeError
 from tightrope.core.checking import few, refuse, within
 from tightrope.core.files import dump, load, naming, read_file
 from tightrope.core.graph import SCHEMA_VERSION
 from tightrope.core.provenance import DIGEST
+from tightrope.core.writing import write_whole
 from tightrope.integrity.environment import Environment
 
 _MAX_FILES: Final = 2_000_000
@@ -116,12 +117,4 @@ def write_lock(path: str | Path, lock: Lock, environment: Environment) -> None:
                 f"{str(path)!r} lies inside of what it locks, {str(root)!r}: who can change a package there "
                 "could change the lock too. Write it somewhere else."
             )
-    data = dump(lock, check_lock)
-    part = target.with_name(f"{target.name}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(target)
-    except (OSError, ValueError) as error:
-        raise PlanFileError(f"{str(path)!r} cannot be written: {error}. Give another path.") from error
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, dump(lock, check_lock))

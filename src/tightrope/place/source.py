@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tightrope.core import Bytes, TightropeError
+from tightrope.core.writing import replacing
 
 MAX_BYTES: Final[Bytes] = 512 * 2**20
 
@@ -57,13 +58,14 @@ def read_start(path: str | Path, size: Bytes) -> bytes:
 def open_target(path: str | Path) -> Iterator[TextIOWrapper]:
     """Open a file to write UTF-8 text to; a name that ends in ``.gz`` is compressed.
 
-    Lines end as they are written, and equal text gives equal bytes.
+    Lines end as they are written, and equal text gives equal bytes. The file takes its place when all is
+    written.
 
     Raises:
         TightropeError: the file cannot be written.
     """
     try:
-        with Path(path).open("wb") as file:
+        with replacing(path) as file:
             zipped = Path(path).suffix == ".gz"
             raw = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) if zipped else file
             with raw, TextIOWrapper(raw, encoding="utf-8", newline="") as text:

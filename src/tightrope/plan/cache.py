@@ -5,14 +5,13 @@ never rises with the budget.
 """
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from tightrope.core import Bytes, Graph, Limits, Plan, PlanFileError
+from tightrope.core.writing import replacing
 
 SMALLEST: Final = "smallest"
 """Under this name the plan with the fewest bytes is stored."""
@@ -122,13 +121,7 @@ def write_file(file: Path, data: bytes) -> None:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".plan-")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            os.replace(name, file)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with replacing(file) as stream:
+            stream.write(data)
     except OSError as error:
         raise PlanFileError(f"could not write {file}: {error}. Choose another cache folder.") from error

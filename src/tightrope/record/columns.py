@@ -29,6 +29,7 @@ from tightrope.core.codec import read_file
 from tightrope.core.json_text import check_values, parse_json, quote
 from tightrope.core.recognize import recognized
 from tightrope.core.trace_check import MAX_ROWS, check_trace
+from tightrope.core.writing import write_whole
 
 MAGIC: Final = b"TRTRACE1"
 MAX_BODY: Final = 2**30
@@ -120,11 +121,7 @@ def save(trace: Trace, path: str | Path) -> None:
     Raises:
         PlanFileError: the trace is not well formed, or the file cannot be written.
     """
-    data = dump(trace)
-    try:
-        Path(path).write_bytes(data)
-    except (OSError, ValueError) as error:
-        raise PlanFileError(f"{str(path)!r} cannot be written: {error}. Give another path.") from error
+    write_whole(path, dump(trace))
 
 
 def read(path: str | Path) -> Trace:

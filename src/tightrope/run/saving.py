@@ -19,7 +19,7 @@ from tightrope.core.bundle import Bundle, Named, Role, UpdateRow, extents_of, wr
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope.run.compile import CompiledModel, compiled_of
 from tightrope.run.prepared import Prepared
-from tightrope.run.step import TrainingStep
+from tightrope.run.step import Stopped, TrainingStep
 from tightrope.run.unit import Unit
 from tightrope.run.whole import WholeStep
 
@@ -54,10 +54,6 @@ class _Snapshot:
     rule: str
     updates: tuple[UpdateRow, ...]
     names: Mapping[int, Named]
-
-
-class _Stopped(BaseException):
-    """Leaves a step that is not to run; no handler of errors may take it for one."""
 
 
 def save(
@@ -112,12 +108,12 @@ def save(
 
     def stop(snapshot: Callable[[], _Snapshot]) -> None:
         found.append(snapshot())
-        raise _Stopped
+        raise Stopped
 
     owner.before_run = lambda what, given: stop(lambda: _snapshot(what, given))
     try:
         step(*args, **dict(kwargs or {}))
-    except _Stopped:
+    except Stopped:
         pass
     finally:
         owner.before_run = None

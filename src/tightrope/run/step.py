@@ -258,6 +258,10 @@ class TrainingStep:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
 
+class Stopped(BaseException):
+    """Leaves a step that is not to run, from ``before_run``; no handler of errors may take it for one."""
+
+
 class _StepGraph:
     """One captured graph; see `tightrope.capture.dynamo.Runner`.
 

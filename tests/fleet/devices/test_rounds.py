@@ -140,16 +140,19 @@ def test_plans_of_bytes_decide_who_can_take_part():
         devices, [50] * 90, dataclasses.replace(SYNC, factors=tuple(f.factor for f in fits), steps=2)
     )
     assert 0 not in {int(devices.kind[event[2]]) for event in log.events if event[1] == "start"}
+    counted = fit_kinds(graph, profile, whole=int(1.2 * whole))
+    assert able_share(devices, counted, planned=False) == 0
+    assert able_share(devices, counted, planned=True) == able_share(devices, fits, planned=True)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ("", "at least"),
-        ("[[kinds]]\nname='a'\nshare=1", "missing required field `bytes`"),
+        ("[[kinds]]\nname='a'\nshare=1", "kinds 'a' has no bytes; it has name, share: add bytes"),
         ("bytes=-1", "kind 'a': bytes = -1: give a number above 0"),
         ("available=2", "kind 'a': available = 2"),
-        ("colour=2", "unknown field `colour`"),
+        ("colour=2", "kinds 'a' has 'colour', which is not known"),
     ],
 )
 def test_a_kind_without_a_usable_profile_is_named(tmp_path, change, message):

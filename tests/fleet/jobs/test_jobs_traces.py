@@ -1,6 +1,8 @@
 """Files of jobs: three formats, and what is wrong with them."""
 
+from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -62,15 +64,28 @@ def test_files(tmp_path: Path) -> None:
     file = tmp_path / "jobs.csv"
     file.write_text("name,start,end,gb\nb,2,4,1\na,0,10,3\n")
     assert [item.name for item in read_jobs(file).items] == ["a", "b"]
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TightropeError, match="cannot be read"):
+    file.write_bytes(b"name,start,end,gb\na,0,10,3\n\xff,2,4,1\n")
+    with pytest.raises(TightropeError, match=r"jobs.csv, line 3: not UTF-8 text"):
         read_jobs(file)
 
 
 def test_made_up_jobs_have_the_marginals() -> None:
-    lives = sorted(item.end - item.start for item in made_up_jobs(4000, seed=2).items)
-    assert 300 < lives[2000] < 1000
-    assert lives[3960] > 6 * 3600
+    items = made_up_jobs(8000, seed=2).items
+    lives = sorted(item.end - item.start for item in items)
+    for share, real in ((0.1, 79), (0.5, 539), (0.9, 6374), (0.99, 73_484)):
+        assert 0.6 < lives[int(share * 8000)] / real < 1.7
+    long = sum(life for life in lives if life > 86_400)
+    assert 0.5 < long / sum(lives) < 0.85  # 0.65 of the pods' time
+    whole = sum(item.size[2] == 1000 for item in items) / 8000
+    assert 0.43 < whole < 0.57  # 0.48
+    by_size: dict[tuple[int, ...], list[int]] = {}
+    for item in items:
+        by_size.setdefault(item.size, []).append(item.end - item.start)
+    assert median(by_size[8000, 30517, 0]) > 20 * median(by_size[3152, 5600, 1000])
+    starts = [item.start for item in items]
+    halves = sorted(Counter(start // 1800 for start in starts).values())
+    assert starts == sorted(starts)
+    assert halves[54] > 2 * halves[6]  # a steady rate gives 1.2
 
 
 def test_a_jobs_shape_is_a_choice() -> None:

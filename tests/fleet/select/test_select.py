@@ -39,6 +39,44 @@ def test_it_finds_a_plan_within_two_percent_with_few_timings():
     assert looks / 150 <= 12
 
 
+@pytest.mark.parametrize("num", [4, 8, 24])
+@pytest.mark.parametrize("noise_sd", [0.005, 0.03])
+def test_it_is_as_often_right_as_it_says(num, noise_sd):
+    random = np.random.default_rng(num)
+    noise = np.exp(random.normal(0, noise_sd, 1000))
+    right = said = looks = 0.0
+    for _ in range(250):
+        truth = 10 * np.exp(random.normal(0, 0.08, num))
+        prior = (truth * np.exp(random.normal(0, 0.05, num))).tolist()
+        selector = Selector(num, prior=prior, prior_sd=0.05, noise_sd=noise_sd, logs=True, confidence=0.9)
+        found = _run(selector, truth, noise, random)
+        assert found.confidence >= 0.9
+        right += (truth[found.candidate] <= 1.02 * truth.min()) / 250
+        said += found.confidence / 250
+        looks += found.looks / 250
+    assert abs(right - said) <= 0.055  # three standard errors
+    assert looks <= (0.5 if num > 4 else 0.75) * num
+
+
+def test_the_chance_that_somebody_is_better_is_that_of_drawn_values():
+    selector = Selector(5, tolerance=0.05, noise_sd=0.3)
+    for candidate, value in ((0, 1.0), (1, 1.2), (2, 1.25), (3, 1.6), (4, 1.1), (4, 1.5)):
+        selector.tell(candidate, value)
+    beliefs = selector.beliefs()
+    draws = np.random.default_rng(0).normal([b.mean for b in beliefs], [b.sd for b in beliefs], (200_000, 5))
+    truth = float(np.mean(draws[:, 0] - 0.05 <= draws[:, 1:].min(axis=1)))
+    assert selector.choose().candidate == 0
+    assert selector.choose().confidence == pytest.approx(truth, abs=0.01)
+
+
+def test_few_predictions_say_little_of_their_own_spread():
+    alone = Selector(2, prior=[1.0, 1.1], prior_sd=0.1).beliefs()
+    assert [b.mean for b in alone] == pytest.approx([1.0, 1.1])
+    many = Selector(40, prior=[1.0, 1.1] * 20, prior_sd=0.1).beliefs()
+    assert many[1].mean - many[0].mean < 0.01
+    assert many[0].sd < alone[0].sd
+
+
 def test_without_noise_and_prior_it_is_the_minimum():
     random = np.random.default_rng(0)
     for _ in range(20):

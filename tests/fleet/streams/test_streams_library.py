@@ -39,8 +39,10 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ('after = ["ears"]', 'after = ["nose"]', "no model is called that"),
         ('name = "eyes"', 'name = "ears"', "there twice"),
         ('["big", "big"]', '["small"]', "has no costs"),
-        ("fps = 10", "speed = 10", "not a file of scenarios"),
-        ("[[machines]]", "[machines]", "not a file of scenarios"),
+        ("fps = 10", "speed = 10", "models 'ears' has 'speed', which is not known"),
+        ("[[machines]]", "[machines]", "machines is a table: give a list"),
+        ("ns = 2000000", "ns = '2 ms'", "kinds, in one of its tables, ns is text in quotes: give a whole"),
+        ("[kinds.big]", "[kinds.big", "is not TOML: .*line 8"),
     ],
 )
 def test_what_is_wrong_is_named(old: str, new: str, said: str) -> None:

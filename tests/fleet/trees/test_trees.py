@@ -20,7 +20,8 @@ from tightrope.fleet.trees.params import Boosting
 from tightrope.fleet.trees.parties import PartyTable
 from tightrope.fleet.trees.quality import auc
 from tightrope.fleet.trees.rows import share_rows, train_over_rows
-from tightrope.fleet.trees.wire import Wire, forecast_grow
+from tightrope.fleet.trees.table import read_table
+from tightrope.fleet.trees.wire import Wire, forecast_grow, most_columns
 from tightrope.judge.trees import forest_problems, padded_bytes
 
 pytest.importorskip("cryptography")
@@ -206,6 +207,48 @@ def test_bytes_over_columns_stay_within_their_forecast_and_limits_are_refused_at
     parties[1].fails_at = None
     named = int(re.search(r"up to (\d+) B", str(caught.value)).group(1))
     assert run_tree_job(parties, TreeJob(params, "columns", wire_limit=named)).promises[0].holds
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+@pytest.mark.parametrize(("leaves", "weight"), [(0, 0.0), (0, 1.0), (300, 1.0)])
+def test_few_rows_bound_the_bytes_of_deep_trees_over_columns(leaves, weight, loss):
+    random = np.random.default_rng(leaves)
+    table = random.normal(size=(90, 4)).astype(np.float32)
+    labels = (random.random(90) > 0.5).astype(float)
+    parties = [PartyTable("a", table[:, :2], labels), PartyTable("b", table[:, 2:], None)]
+    params = Boosting(trees=2, depth=14, leaves=leaves, child_weight=weight, loss=loss)
+    promise = run_tree_job(parties, TreeJob(params, "columns", wire_limit="10MB")).promises[0]
+    assert promise.observed <= promise.forecast < 8 * promise.observed
+    assert promise.asked == 10_000_000
+    assert promise.forecast < most_columns(params, rows=90, bins=180, parties=2) / (3 if leaves else 50)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"wire_limit": "ten"}, "wire_limit 'ten' is not an amount"),
+        ({"wire_limit": 1.5}, "wire_limit 1.5 is not an amount of memory"),
+        ({"wire_limit": -1}, "wire_limit"),
+        ({"seconds_limit": "soon"}, "seconds_limit"),
+    ],
+)
+def test_limits_that_are_none_are_refused_where_they_are_given(limits, said):
+    with pytest.raises(TightropeError, match=said):
+        TreeJob(PARAMS, **limits)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"y,a\n1,2\n\xff,3\n", "line 3: not UTF-8 text"),
+        (b"y,a\n1,2\n0," + b"9" * 200_000 + b"\n", "line 3: not CSV: field larger"),
+        (b'y,"a\nb"\n1,2\n,3\n', "line 4: the label 'y' is missing"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_by_its_line(tmp_path, data, said):
+    (tmp_path / "bank.csv").write_bytes(data)
+    with pytest.raises(TightropeError, match=f"bank.csv', {said}"):
+        read_table(tmp_path / "bank.csv")
 
 
 @pytest.mark.parametrize("leaves", [0, 6])

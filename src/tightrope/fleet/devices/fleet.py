@@ -4,7 +4,6 @@ Availability is synthetic unless windows are given: exponential stretches on and
 """
 
 import itertools
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from tightrope.core.errors import TightropeError
 from tightrope.core.files import read_file
+from tightrope.core.toml_text import from_toml
 from tightrope.core.units import Bytes, shown
 
 _DAY: Final = 86_400.0
@@ -66,10 +66,10 @@ def read_fleet(path: str | Path) -> FleetProfile:
         TightropeError: names the kind and the field that is missing, unknown or out of range.
     """
     try:
-        tree = tomllib.loads(read_file(path, limit=2**20).decode("utf-8"))
-        profile = msgspec.convert(tree, FleetProfile)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise TightropeError(f"{str(path)!r}: {error}.") from error
+        text = read_file(path, limit=2**20).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TightropeError(f"{str(path)!r} is not UTF-8 text: save it as TOML in UTF-8.") from error
+    profile = from_toml(text, FleetProfile, repr(str(path)))
     try:
         check_fleet(profile)
     except TightropeError as error:

@@ -22,7 +22,7 @@ class KindFit:
     Attributes:
         kind: its name.
         bytes: what the kind has.
-        whole: what the step takes without a plan.
+        whole: what the step takes without a plan, as it was given or in the graph's order.
         planned: what it takes with one; None = nothing fits.
         factor: time over that without a plan; 0 = nothing fits.
     """
@@ -34,15 +34,19 @@ class KindFit:
     factor: float
 
 
-def fit_kinds(graph: Graph, profile: FleetProfile, *, seconds: float = 1.0) -> tuple[KindFit, ...]:
+def fit_kinds(
+    graph: Graph, profile: FleetProfile, *, whole: Bytes | None = None, seconds: float = 1.0
+) -> tuple[KindFit, ...]:
     """Plan a step for every kind.
 
     Args:
         graph: of the step, with the time of every op.
         profile: of the kinds.
+        whole: bytes that the step takes without a plan, where they were counted; None = those of the
+            graph's order. An eager step takes more than a graph that frees gradients.
         seconds: of search per kind.
     """
-    whole, fits = whole_bytes(graph), []
+    whole, fits = whole_bytes(graph) if whole is None else whole, []
     for kind in profile.kinds:
         if kind.bytes >= whole:
             fits.append(KindFit(kind.name, kind.bytes, whole, whole, 1.0))

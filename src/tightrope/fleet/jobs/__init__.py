@@ -3,12 +3,13 @@
 from tightrope.fleet.jobs.allocator import BEST_FIT, AddressWay, Replayed, choose_way, replay_allocations
 from tightrope.fleet.jobs.bound import machine_time_bound
 from tightrope.fleet.jobs.exact import best_placement
+from tightrope.fleet.jobs.made_up import made_up_jobs
 from tightrope.fleet.jobs.place import HedgedPlacer, place_jobs
 from tightrope.fleet.jobs.placer import JobPlacer
 from tightrope.fleet.jobs.policies import RULES
 from tightrope.fleet.jobs.predict import LifePredictor, LifetimeTable, Oracle
 from tightrope.fleet.jobs.sizes import JobShape, choose_shape
-from tightrope.fleet.jobs.traces import JobTrace, made_up_jobs, parse_jobs, read_jobs
+from tightrope.fleet.jobs.traces import JobTrace, parse_jobs, read_jobs
 from tightrope.fleet.jobs.trust import TrustingPlacer
 
 __all__ = [

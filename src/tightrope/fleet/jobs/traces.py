@@ -1,4 +1,4 @@
-"""Jobs from CSV files, and made-up ones with the marginals of published traces.
+"""Jobs from CSV files.
 
 Formats, told apart by their columns:
 
@@ -11,7 +11,6 @@ rows      Azure packing rows: ``vmId,vmTypeId,starttime,endtime,core,memory``: d
 import csv
 import io
 import math
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +93,14 @@ def read_jobs(path: str | Path, *, compress: float = 1.0, since: int = 0) -> Job
     if not file.is_file() or file.stat().st_size > _MOST_BYTES:
         raise TightropeError(f"no jobs at {str(path)!r}: give a CSV file of at most 256 MiB.")
     try:
-        text = file.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        data = file.read_bytes()
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise TightropeError(
+            f"{path}, line {line}: not UTF-8 text: save the jobs as CSV in UTF-8."
+        ) from error
+    except OSError as error:
         raise TightropeError(f"{str(path)!r} cannot be read: {error}. Give a CSV file in UTF-8.") from error
     return parse_jobs(text, str(path), compress=compress, since=since)
 
@@ -247,38 +252,3 @@ def _rows(table: _Table, since: int) -> _Read:
         )
         if int(end) > int(start):
             yield line, WorkItem(name, sizes, int(start), int(end)), (kind,)
-
-
-def made_up_jobs(count: int, *, seed: int = 0, days: float = 1.25) -> JobTrace:
-    """Make jobs that resemble Alibaba's pods: a median of nine minutes, a long tail, shared GPUs.
-
-    They arrive steadily, and the tail beyond the longest hundredth is shorter than theirs. Kinds of jobs come
-    again and again; a kind tells a part of how long its jobs live, as there.
-
-    Args:
-        count: number of jobs.
-        seed: of everything random.
-        days: within which they arrive.
-
-    Example:
-        >>> trace = made_up_jobs(100)
-        >>> len(trace.items), trace.items == made_up_jobs(100).items
-        (100, True)
-    """
-    draw = random.Random(seed)
-    kinds = []
-    for kind in range(40):
-        gpus = draw.choices((0, 1, 2, 4, 8), (13, 84, 1, 1, 1))[0]
-        share = draw.choice((160, 230, 320, 470, 650, 810, 1000, 1000, 1000)) if gpus == 1 else 1000
-        cpu = draw.choice((3152, 6000, 8000, 11300, 11400, 11908)) * max(1, gpus if gpus > 1 else 1)
-        memory = int(cpu * draw.choice((1.8, 4.2, 4.3)))
-        size = (min(cpu, POD_MACHINE[0]), min(memory, POD_MACHINE[1]), gpus * share)
-        kinds.append((size, ("LS", "BE")[kind % 2], draw.gauss(0, 0.7), draw.paretovariate(1.1)))
-    made = []
-    for number in range(count):
-        size, qos, shift, _ = kinds[draw.choices(range(40), [kind[3] for kind in kinds])[0]]
-        life = max(1, int(540 * math.exp(shift + draw.gauss(0, 1.6))))
-        start = int(draw.random() * days * 86400)
-        made.append((WorkItem(f"job-{number}", size, start, start + life), (qos, str(size[2]), str(size))))
-    made.sort(key=lambda one: (one[0].start, one[0].name))
-    return JobTrace(tuple(item for item, _ in made), tuple(f for _, f in made), POD_MACHINE)

@@ -14,7 +14,6 @@ ears = { ns = 2000000, mj = 1.5 }
 eyes = { ns = 9000000 }
 """
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -26,6 +25,7 @@ import msgspec
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.arguments import check_path
 from tightrope.core.streams import ModelCost, StreamMachine, StreamProcessor, StreamScenario, check_streams
+from tightrope.core.toml_text import from_toml
 
 _MOST_BYTES: Bytes = 4 * 2**20
 _T = TypeVar("_T")
@@ -109,12 +109,11 @@ def parse_library(text: str, name: str) -> StreamLibrary:
         []
     """
     try:
-        read = msgspec.convert(tomllib.loads(text), _LibraryText)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        read = from_toml(text, _LibraryText, name)
+    except TightropeError as error:
         raise TightropeError(
-            f"{name} is not a file of scenarios and machines: {error}. It needs [[scenarios]] with name "
-            "and models, "
-            "and [[machines]] with name and processors."
+            f"{error} A file of scenarios and machines has [[scenarios]] with name and models, [[machines]] "
+            "with name and processors, and [kinds.NAME] with costs."
         ) from error
     try:
         for scenario in read.scenarios:

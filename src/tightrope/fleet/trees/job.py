@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tightrope.core.arguments import check_seconds
 from tightrope.core.errors import InfeasibleError, TightropeError
-from tightrope.core.units import Bytes, format_bytes
+from tightrope.core.units import Bytes, format_bytes, parse_bytes
 from tightrope.core.work import Promise
 from tightrope.fleet.trees.bins import CutTable
 from tightrope.fleet.trees.columns import check_columns, cut_columns, train_over_columns
@@ -20,7 +21,7 @@ from tightrope.fleet.trees.params import Boosting, Protection
 from tightrope.fleet.trees.parties import PartyTable
 from tightrope.fleet.trees.private import Privacy
 from tightrope.fleet.trees.rows import agree_rows, train_over_rows
-from tightrope.fleet.trees.wire import Wire, forecast_grow, most_columns
+from tightrope.fleet.trees.wire import Wire, forecast_grow, least_rows, most_columns
 
 _TRIED = (255, 191, 127, 95, 63, 47, 31, 23, 15, 11, 7, 5, 3, 2)
 
@@ -34,7 +35,7 @@ class TreeJob:
         split: parties hold different ``rows`` or different ``columns``.
         protection: ``none``, ``masks`` (rows) or ``paillier`` (columns).
         key_bits: of a Paillier key.
-        wire_limit: bytes per party, both ways, while trees grow; None = no limit.
+        wire_limit: bytes per party, both ways, while trees grow, also as ``"10MB"``; None = no limit.
         seconds_limit: CPU seconds of the whole training; checked, not planned.
         privacy: epsilon and what it needs.
     """
@@ -43,9 +44,20 @@ class TreeJob:
     split: Literal["rows", "columns"] = "rows"
     protection: Protection = "none"
     key_bits: int = 2048
-    wire_limit: Bytes | None = None
+    wire_limit: Bytes | str | None = None
     seconds_limit: float | None = None
     privacy: Privacy | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds_limit is not None:
+            check_seconds("seconds_limit", self.seconds_limit)
+        if self.wire_limit is not None:
+            parse_bytes(self.wire_limit, name="wire_limit")
+
+    @property
+    def most_bytes(self) -> Bytes | None:
+        """The wire limit in bytes."""
+        return None if self.wire_limit is None else parse_bytes(self.wire_limit, name="wire_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +132,7 @@ def run_tree_job(
     seconds = time.process_time() - begun
     most = max(wire.bytes_of(party.name) for party in parties)
     promises = [
-        Promise("bytes per party while trees grow", "B", job.wire_limit, forecast, most),
+        Promise("bytes per party while trees grow", "B", job.most_bytes, forecast, most),
         Promise("CPU time", "s", job.seconds_limit, None, seconds, hard=False),
     ]
     if job.privacy is not None:
@@ -130,20 +142,20 @@ def run_tree_job(
 
 def _with_bins(parties: Sequence[PartyTable], job: TreeJob) -> tuple[Boosting, Bytes | None]:
     """Choose the most bins that keep bytes within the limit, and forecast them."""
-    smallest = 0
+    smallest, limit = 0, job.most_bytes
     for bins in [job.params.bins, *(one for one in _TRIED if one < job.params.bins)]:
         params = replace(job.params, bins=bins)
         smallest = _forecast(parties, params, job)
-        if job.wire_limit is None or smallest <= job.wire_limit:
+        if limit is None or smallest <= limit:
             return params, smallest if params.padded or job.split == "columns" else None
-    assert job.wire_limit is not None
+    assert limit is not None
     most = "up to " if job.split == "columns" else ""
     raise InfeasibleError(
-        f"asked for {format_bytes(job.wire_limit)} per party; with 2 bins per feature "
+        f"asked for {format_bytes(limit)} per party; with 2 bins per feature "
         f"{job.params.trees} trees take "
         f"{most}{smallest} B. Allow that much, or fewer trees, a smaller depth, or growth by "
         "leaf (leaves=).",
-        asked=job.wire_limit,
+        asked=limit,
         smallest_found=smallest,
         lower_bound=smallest if job.split == "rows" else 0,
     )
@@ -155,4 +167,7 @@ def _forecast(parties: Sequence[PartyTable], params: Boosting, job: TreeJob) -> 
         return forecast_grow(params, int(agree_rows(parties, params, job.privacy).starts[-1]))
     rows, count = len(parties[0].table), len(parties)
     widths = [int(cuts.starts[-1]) for cuts in cut_columns(parties, params, job.privacy)]
-    return max((most_columns(params, rows=rows, bins=w, parties=count) for w in widths[1:]), default=0)
+    least = least_rows(params) if job.privacy is None else 0  # drawn splits may leave a child empty
+    return max(
+        (most_columns(params, rows=rows, bins=w, parties=count, least=least) for w in widths[1:]), default=0
+    )

@@ -48,10 +48,11 @@ def read_table(path: str | Path, *, label: str = "y", width: int = 0) -> ReadTab
     """
     text = read_file(path, limit=MAX_TABLE_BYTES)
     try:
-        lines = text.decode("utf-8").splitlines()
+        lines = text.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
         raise TightropeError(
-            f"{str(path)!r} is not UTF-8 text: byte {error.start} is {text[error.start]:#04x}."
+            f"{str(path)!r}, line {line}: not UTF-8 text: save the table in UTF-8."
         ) from error
     if not lines:
         raise TightropeError(f"{str(path)!r} is empty: give a table with a header and rows.")
@@ -63,8 +64,8 @@ def read_table(path: str | Path, *, label: str = "y", width: int = 0) -> ReadTab
 
 
 def _read_csv(path: str, lines: list[str], label: str) -> ReadTable:
-    rows = csv.reader(lines)
-    header = [name.strip() for name in next(rows)]
+    rows = _csv_rows(path, lines)
+    header = [name.strip() for name in next(rows)[1]]
     if len(set(header)) != len(header) or not all(header):
         raise TightropeError(
             f"{path!r}, line 1: column names must be there and differ; found {', '.join(header)[:200]!r}."
@@ -74,13 +75,15 @@ def _read_csv(path: str, lines: list[str], label: str) -> ReadTable:
     features = tuple(name for name in header if name not in ("id", label))
     numbers: list[list[float]] = []
     ids: list[str] = []
-    for line, row in enumerate(rows, 2):
+    places: list[int] = []
+    for line, row in rows:
         if len(row) != len(header):
             raise TightropeError(
                 f"{path!r}, line {line}: {len(row)} columns where the header has {len(header)}"
                 + (f"; the first missing one is {header[len(row)]!r}." if len(row) < len(header) else ".")
             )
         cells = dict(zip(header, row, strict=True))
+        places.append(line)
         ids += [cells["id"]] if "id" in cells else []
         numbers.append([_number(cells[name], path, line, name) for name in header if name != "id"])
     if not numbers or not features:
@@ -92,10 +95,22 @@ def _read_csv(path: str, lines: list[str], label: str) -> ReadTable:
     labels = values[:, kept.index(label)] if label in kept else None
     if labels is not None and np.isnan(labels).any():
         raise TightropeError(
-            f"{path!r}, line {int(np.isnan(labels).argmax()) + 2}: the label {label!r} is missing."
+            f"{path!r}, line {places[int(np.isnan(labels).argmax())]}: the label {label!r} is missing."
         )
     table = values[:, [kept.index(name) for name in features]].astype(np.float32)
     return ReadTable(features, table, labels, tuple(ids))
+
+
+def _csv_rows(path: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+    """Rows, each with its line."""
+    reader = csv.reader(lines)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise TightropeError(
+            f"{path!r}, line {reader.line_num}: not CSV: {error}. Give values apart by commas, a row a line."
+        ) from error
 
 
 def _number(cell: str, path: str, line: int, name: str) -> float:

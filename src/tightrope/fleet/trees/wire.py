@@ -1,5 +1,6 @@
 """Count what goes between parties and server, and forecast it from shapes alone."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -104,7 +105,17 @@ def forecast_grow(params: Boosting, bins: int) -> Bytes:
     return params.trees * per_tree
 
 
-def most_columns(params: Boosting, *, rows: int, bins: int, parties: int) -> Bytes:
+def least_rows(params: Boosting) -> int:
+    """Rows that a child has at least where splits are chosen by gain: a logistic loss curves by 1/4 at most.
+
+    >>> least_rows(Boosting(child_weight=1.0)), least_rows(Boosting(loss="squared"))
+    (4, 1)
+    """
+    most = 0.25 if params.loss == "logistic" and params.hessian == "exact" else 1.0
+    return max(math.ceil(params.child_weight / most), 1)
+
+
+def most_columns(params: Boosting, *, rows: int, bins: int, parties: int, least: int = 0) -> Bytes:
     """Bytes of one party, both ways, of a plain training over columns: what they cannot exceed.
 
     Per tree: derivatives of every row; a histogram of the root and one per split that another level follows;
@@ -115,15 +126,20 @@ def most_columns(params: Boosting, *, rows: int, bins: int, parties: int) -> Byt
         rows: of every table.
         bins: of all features of the party.
         parties: how many there are, the holder of labels included.
+        least: rows of a child, see `least_rows`: few rows make few nodes; 0 = a child may be empty.
 
     >>> most_columns(Boosting(trees=1, depth=2), rows=80, bins=10, parties=2)
     1659
+    >>> most_columns(Boosting(trees=1, depth=16), rows=80, bins=10, parties=2, least=4)
+    4899
     """
-    full: int = 2**params.depth - 1
+    widest = rows // (2 * least) if least else 1 << params.depth
+    levels = [min(1 << level, widest) for level in range(params.depth)]
+    full = min(sum(levels), rows // least - 1) if least else sum(levels)
     if params.leaves:
         splits, followed = min(params.leaves - 1, full), min(max(params.leaves - 2, 0), full)
         bits = min(splits * -(-rows // 8), params.depth * (rows // 8) + splits)
     else:
-        splits, followed = full, full // 2
-        bits = sum(rows // 8 + min(parties, 2**level) for level in range(params.depth))
+        splits, followed = full, min(sum(levels[:-1]), full)
+        bits = sum(rows // 8 + min(parties, level) for level in levels if level)
     return params.trees * (16 * rows + 16 * bins * (1 + followed) + 12 * splits + bits)

@@ -2,7 +2,6 @@
 
 import io
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tightrope.core import TightropeError
+from tightrope.core.writing import write_whole
 from tightrope.micro.sensor.acquisition import Acquisition, AcquisitionError, Sensor, read_acquisition_file
 
 Floats = npt.NDArray[np.float64]
@@ -130,27 +130,6 @@ def write_dataset(path: str | os.PathLike[str], dataset: Dataset) -> None:
         values=np.concatenate([one.values for one in dataset.recordings]),
     )
     write_whole(path, stream.getvalue())
-
-
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        TightropeError: it cannot be written.
-    """
-    target, made = Path(path), None
-    try:
-        handle, made = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.resolve().parent)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        Path(made).chmod(0o644)
-        Path(made).replace(target)
-    except OSError as error:
-        if made is not None:
-            Path(made).unlink(missing_ok=True)
-        raise TightropeError(
-            f"{str(target)!r} cannot be written: {error.strerror}. Give another path."
-        ) from error
 
 
 def read_dataset(path: str | os.PathLike[str]) -> Dataset:
