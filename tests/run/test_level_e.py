@@ -170,7 +170,6 @@ def test_a_budget_too_small_is_a_typed_error_and_a_larger_one_is_right() -> None
     assert train(compiled("8MiB", model), 2) == wanted
 
 
-@SAID
 def test_a_budget_to_try_leaves_an_arena_for_the_request_beside_what_splits_it() -> None:
     budget = 8 << 20
     weight = nn.Parameter(torch.zeros(1 << 18))
@@ -192,6 +191,7 @@ def test_a_budget_to_try_leaves_an_arena_for_the_request_beside_what_splits_it()
     assert less > budget
 
 
+@SAID
 def test_bytes_come_back_when_the_model_goes() -> None:
     gc.collect()
     before, budget = accounts().charged(), accounts().budget
