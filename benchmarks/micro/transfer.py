@@ -35,7 +35,7 @@ _PLANS = 60
 _SEEDS = (0, 1, 2, 3, 4, 5)
 _TUNED: Final = {"all": (0.02, 12), "chosen": (0.02, 24), "last": (0.02, 24)}
 """Rate and epochs of each way, from `_fit`."""
-_FIT_SEEDS, _FIT_RATES, _FIT_EPOCHS = (10, 11, 12, 13, 14, 15), (0.01, 0.02, 0.03), (12, 24, 36)
+_FIT_SEEDS, _FIT_RATES, _FIT_EPOCHS = (10, 11, 12, 13, 14, 15), (0.01, 0.02), (12, 24)
 _BESIDE = STACK_RESERVE + STATIC_BYTES
 
 
@@ -83,9 +83,10 @@ def least_arena(step: MicroStep) -> int:
 
 
 def t1(console: Console, *, fit: bool = False) -> list[Row]:
-    """A row per seed: accuracy and arena of both; ``fit`` prints what rates give on other seeds."""
+    """A row per seed: accuracy and arena of both; ``fit`` prints what rates give on other seeds instead."""
     if fit:
         _fit(console)
+        return []
     return [_row(seed) for seed in _SEEDS]
 
 

@@ -1,5 +1,6 @@
 """Maps in groups of channels: less RAM, the same bits."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,11 @@ def test_groups_take_less_and_leave_the_same_bits(step: MicroStep, board: Machin
     ]
     check_bytes(cut, runs[1], board)
     assert runs[0].losses == runs[1].losses
+    source = tmp_path / "1" / "step.c"
+    text = source.read_text()
+    call = next(one for one in re.findall(r"k_conv2d_weight_sgd\(.*\);", text) if ", 4, 8, (tr_rule)" in one)
+    source.write_text(text.replace(call, call.replace(", 4, 8, (tr_rule)", ", 2, 8, (tr_rule)")))
+    assert run_on_host(tmp_path / "1", samples(cut, batches)).values != runs[0].values  # another group's row
     assert runs[0].values == runs[1].values
     assert worst(runs[1], cut, state) <= 1e-6
 
