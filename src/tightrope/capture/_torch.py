@@ -438,6 +438,20 @@ def ignore_logging() -> None:
         "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
     )
     setattr(config, setting, set(getattr(config, setting)) | methods)
+    _without_broken_log()
+
+
+def _without_broken_log() -> None:
+    """Let Dynamo leave its settings out of its own log where it cannot write functions among them down (2.11)."""
+    from torch._dynamo import utils
+
+    written = getattr(utils, "_get_dynamo_config_for_logging", None)
+    if written is None:
+        return
+    try:
+        written()
+    except TypeError:
+        utils._get_dynamo_config_for_logging = lambda: None
 
 
 def cause_in_backend(error: BaseException) -> BaseException | None:

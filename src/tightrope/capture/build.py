@@ -29,6 +29,7 @@ from tightrope.core import (
     Graph,
     Input,
     Kind,
+    Name,
     Op,
     OpId,
     Part,
@@ -40,6 +41,7 @@ from tightrope.core import (
 )
 from tightrope.core.graph import RETURN
 from tightrope.core.values import views
+from tightrope.price.device import alignment_on, device_named, state_bytes
 
 _COLLECTIVE = ("_c10d_functional", "c10d", "c10d_functional", "tightrope_ranks")
 _KNOWN = ("aten", "prims", "prim", "_c10d_functional")
@@ -308,13 +310,15 @@ class _GraphBuilder:
         root = torch.fx.Node(node.graph, f"{node.name}_state", "call_function", _never, (), {})
         value = tensor_of(node)
         like = value if isinstance(value, torch.Tensor) else value[0]
-        made = like.new_empty(variants.STATE_BYTES, dtype=torch.uint8, device="cpu")
+        device = like.device
+        made = like.new_empty(state_bytes(device), dtype=torch.uint8)
         root.meta["val"] = made
         storage = self._add_storage(made, Kind.RANDOM_STATE, module=self.paths[node])
         self.storages[storage] = replace(self.storages[storage], label="generator state")
         self.ops.append(
             Op(
                 len(self.ops), root.name, "tightrope.save_state", (), (storage,),
+                arguments=() if device.type == "cpu" else (Name("device", str(device)),),
                 flags=Flag.RANDOM | Flag.NEVER_RECOMPUTE, phase=self.phase_of(node), module=self.paths[node],
                 results=(Result(-1, view_of(made, storage)),),
             )
@@ -362,7 +366,7 @@ class _GraphBuilder:
                 old,
                 kind=Kind.OUTPUT if forward else Kind.GRADIENT,
                 resident_at_end=True,
-                outside=old.outside or forward,
+                outside=old.outside or forward or value.device.type == "cuda",
             )
 
     def finish(self, name: str, environment: tuple[tuple[str, str], ...]) -> Program:
@@ -391,9 +395,11 @@ class _GraphBuilder:
                 )
             )  # fmt: skip
             self.ops[number] = replace(base, variant=identity)
+        device = device_named(environment)
         graph = Graph(
-            tuple(self.ops), tuple(self.storages), tuple(again), tuple(self.parts), name, environment
-        )
+            tuple(self.ops), tuple(self.storages), tuple(again), tuple(self.parts), name, environment,
+            alignment=alignment_on(device),
+        )  # fmt: skip
         constants = tuple(self._constant(node) for node in self.constants)
         return Program(graph, self.module, constants, self.by_key)
 

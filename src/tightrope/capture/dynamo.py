@@ -34,6 +34,7 @@ from tightrope.capture.uses import Rest, Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
 from tightrope.core import CaptureError, Kind, TightropeError
 from tightrope.lower.remainder import loses_results
+from tightrope.price.device import accelerator, device_of
 from tightrope.price.processor import processor
 
 
@@ -324,6 +325,7 @@ def environment(tensors: Sequence[Any]) -> tuple[tuple[str, str], ...]:
         ("num_threads", str(torch.get_num_threads())),
         ("processor", processor()),
         ("torch", str(torch.__version__)),
+        *accelerator(device_of(tensors)),
     )
 
 

@@ -22,7 +22,6 @@ from tightrope.capture.typed import tensor_of
 from tightrope.native.kernels import batch_norm
 from tightrope.price.kernels import dropout, dropout_again, dropout_scale, norm_backward
 
-STATE_BYTES = int(torch.default_generator.get_state().untyped_storage().nbytes())
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _BATCH_NORM_NO_STATS = "aten._native_batch_norm_legit.no_stats"
 _BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward.default
@@ -50,8 +49,10 @@ class Variant:
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Tell whether a random op really draws: attention with dropout 0 does not."""
+    """Tell whether a random op really draws: attention with dropout 0 does not, nor does a backward of it."""
     schema = getattr(node.target, "_schema", None)
+    if schema is not None and any(argument.name == "philox_seed" for argument in schema.arguments):
+        return False  # it is given what the forward drew
     for position, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.name == "dropout_p":
             given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)

@@ -28,7 +28,11 @@ from typing import Final
 from tightrope.core import NativeError
 
 SOURCES: Final = Path(__file__).parent
-TORCH: Final = {"hook": ("-lc10", "-pthread"), "kernels": ("-ltorch_cpu", "-lc10")}
+TORCH: Final = {
+    "hook": ("-lc10", "-pthread"),
+    "kernels": ("-ltorch_cpu", "-lc10"),
+    "cuda": ("-lc10_cuda", "-lc10", "-pthread"),
+}
 """Folders whose sources include torch's headers, and what they link; the others know nothing of torch."""
 
 _COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
@@ -66,7 +70,30 @@ def sources() -> tuple[str, ...]:
 
 
 def _sources() -> dict[str, Path]:
-    return {file.stem: file for file in SOURCES.rglob("*.cpp")}
+    found = {file.stem: file for file in SOURCES.rglob("*.cpp")}
+    return found if has_cuda() else {name: file for name, file in found.items() if file.parent.name != "cuda"}
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Tell whether the installed torch is built for CUDA, by its headers: torch is not imported."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    return (Path(spec.origin).parent / "include/c10/cuda/impl/cuda_cmake_macros.h").is_file()
+
+
+def _cuda_headers() -> Path:
+    """Find the headers of the CUDA runtime: ``CUDA_HOME``, where CUDA is installed, or the packages beside torch."""
+    packages = sorted(_torch_folder().parent.glob("nvidia/*/include"), reverse=True)
+    chosen = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    for folder in (Path(chosen) / "include", *packages):
+        if (folder / "cuda_runtime_api.h").is_file():
+            return folder
+    raise NativeError(
+        "the headers of the CUDA runtime (cuda_runtime_api.h) were not found: set CUDA_HOME to the folder in "
+        "which CUDA is installed, or install the package nvidia-cuda-runtime."
+    )
 
 
 def library(name: str) -> Path:
@@ -212,6 +239,8 @@ def _flags(source: Path, command: list[str]) -> tuple[str, ...]:
         return ("-O3", "-march=native") if _target(command) else ("-O3",)
     torch = _torch_folder()
     links = TORCH[source.parent.name]
+    if source.parent.name == "cuda":
+        links = ("-isystem", str(_cuda_headers()), *links)
     return ("-O2", "-isystem", str(torch / "include"), "-L", str(torch / "lib"), *links)
 
 

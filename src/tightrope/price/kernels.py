@@ -13,6 +13,7 @@ import torch
 
 from tightrope.core import Argument, Items, Name, TightropeError, View, printable
 from tightrope.native.kernels.batch_norm import batch_norm_backward
+from tightrope.price.device import CPU, in_state, saved_state
 
 Kernel = Callable[..., Any]
 
@@ -180,20 +181,16 @@ def bits_of(tensor: torch.Tensor) -> str:
 
 
 @register("tightrope.save_state")
-def save_state() -> torch.Tensor:
-    """Copy the CPU generator's state."""
-    return torch.default_generator.get_state()
+def save_state(device: torch.device = CPU) -> torch.Tensor:
+    """Save the state of the generator of a device."""
+    return saved_state(device)
 
 
 @register("tightrope.run_with_state")
 def run_with_state(state: torch.Tensor, kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
     """Run a kernel with the generator as it was, then put the present state back."""
-    present = torch.default_generator.get_state()
-    torch.default_generator.set_state(state)
-    try:
+    with in_state(state):
         return kernel(*args, **kwargs)
-    finally:
-        torch.default_generator.set_state(present)
 
 
 @register("tightrope.dropout")

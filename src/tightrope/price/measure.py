@@ -27,6 +27,7 @@ import torch
 
 from tightrope.core import Bytes, Nanoseconds
 from tightrope.native.hook.allocator import Allocator
+from tightrope.price.device import CPU, timed_on_gpu
 from tightrope.price.kernels import bits_of
 
 _MIN_RUNS, _MAX_RUNS = 3, 20
@@ -74,14 +75,18 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
     hidden: Bytes = 0
 
 
-def measure(run: Callable[[], Any], allocator: Allocator | None) -> Measured:
-    """Price ``run``, which calls one op on inputs that exist already.
+def measure(
+    run: Callable[[], Any], allocator: Allocator | None, device: torch.device = CPU
+) -> Measured:
+    """Price ``run``, which calls one op on inputs that exist already, on a device.
 
     Raises:
         torch.OutOfMemoryError: the op does not fit under the limit that is set.
     """
     layouts = _layouts(run())
     allocations, hidden = ((), 0) if allocator is None else _record(run, allocator)
+    if device.type == "cuda":
+        return Measured(timed_on_gpu(run, device), allocations, allocator is not None, layouts, hidden)
     _, clock = clock_here()
     best, total = 2**62, 0
     for number in range(_MAX_RUNS):

@@ -8,8 +8,7 @@ What an op returns is compared with what the graph says of it. A kernel that ret
 16-bit values in float32 corrects the graph; any other difference is reported (`Measurements.odd`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +35,7 @@ from tightrope.core import (
 from tightrope.core.graph import RETURN
 from tightrope.core.values import EMPTY
 from tightrope.native.hook.allocator import Allocator
+from tightrope.price.device import device_named, same_random_state, saved_state, warm_up
 from tightrope.price.kernels import dtype_of, resolve, tensor_in, value_of
 from tightrope.price.measure import Layout, Measured, measure
 from tightrope.price.store import FreshPrices, PriceStore
@@ -95,7 +95,9 @@ def price_ops(
     pricing = _Pricing(graph, given, allocator, store)
     if allocator is not None:
         allocator.attach_hidden()
-    with torch.autocast("cpu", enabled=False), _same_random_state():
+    device = pricing.device
+    warm_up(device)
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), same_random_state(device):
         ops = pricing.all_priced(tick)
         if check and pricing.outdated():
             pricing = _Pricing(graph, given, allocator, FreshPrices(graph.environment))
@@ -114,16 +116,6 @@ def price_ops(
     return Measurements(priced, pricing.odd)
 
 
-@contextmanager
-def _same_random_state() -> Iterator[None]:
-    """Put the generator back as it was: random ops draw while they are measured."""
-    state = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)
-
-
 class _Pricing:
     """One pass over the ops; earlier results decide how later arguments look."""
 
@@ -131,7 +123,8 @@ class _Pricing:
         self, graph: Graph, given: Sequence[Any], allocator: Allocator | None, store: PriceStore
     ) -> None:
         self.graph, self.allocator, self.store = graph, allocator, store
-        self.given = _given(graph, given)
+        self.device = device_named(graph.environment)
+        self.given = _given(graph, given, self.device)
         self.wide: dict[StorageId, str] = {}
         self.odd: list[Odd] = []
         self.kept: dict[str, list[Op]] = {}
@@ -231,21 +224,23 @@ class _Pricing:
 
         args = [value_of(value, made_up) for value in op.arguments]
         kwargs = {name: value_of(value, made_up) for name, value in op.keywords}
-        return measure(lambda: kernel(*args, **kwargs), self.allocator)
+        return measure(lambda: kernel(*args, **kwargs), self.allocator, self.device)
 
     def _made_up(self, view: View, made: dict[StorageId, torch.UntypedStorage], number: int) -> torch.Tensor:
         if view.base == EMPTY:
-            return torch.empty_strided(view.shape, view.strides, dtype=dtype_of(view.dtype))
+            return torch.empty_strided(
+                view.shape, view.strides, dtype=dtype_of(view.dtype), device=self.device
+            )
         storage = self.graph.storages[view.base]
         if storage.kind is Kind.RANDOM_STATE:
-            return torch.default_generator.get_state()
+            return saved_state(self.device)
         if view.base in self.given:
             return tensor_in(self.given[view.base], view)
         if view.base not in made:
             dtype = dtype_of(view.dtype)
             size = max(storage.bytes, view.end)
-            made[view.base] = torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
-            whole = torch.empty(0, dtype=dtype).set_(made[view.base], 0, (size // dtype.itemsize,), (1,))
+            made[view.base] = torch.UntypedStorage(size, device=self.device)  # type: ignore[no-untyped-call]
+            whole = torch.empty(0, dtype=dtype, device=self.device).set_(made[view.base], 0, (size // dtype.itemsize,), (1,))
             fraction = dtype.is_floating_point or dtype.is_complex
             whole.fill_(0.5 if fraction else number or dtype is torch.bool)
         return tensor_in(made[view.base], view)
@@ -268,7 +263,9 @@ def _does_not_fit(graph: Graph, op: Op, allocator: Allocator | None, reason: str
     )
 
 
-def _given(graph: Graph, given: Sequence[Any]) -> dict[StorageId, torch.UntypedStorage]:
+def _given(
+    graph: Graph, given: Sequence[Any], device: torch.device
+) -> dict[StorageId, torch.UntypedStorage]:
     """The caller's memory by storage, where it looks as captured."""
     found: dict[StorageId, torch.UntypedStorage] = {}
     inputs = graph.parts[0].inputs if graph.parts else ()
@@ -280,7 +277,7 @@ def _given(graph: Graph, given: Sequence[Any]) -> dict[StorageId, torch.UntypedS
         alike = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()) == (
             view.shape, view.strides, view.offset,
         )  # fmt: skip
-        if alike and tensor.device.type == "cpu" and storage.nbytes() == graph.storages[view.base].bytes:
+        if alike and tensor.device == device and storage.nbytes() == graph.storages[view.base].bytes:
             found[view.base] = storage
     return found
 

@@ -21,12 +21,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tightrope.core import Bytes, round_up
 from tightrope.native import compiler
-from tightrope.native.hook.allocator import Allocator, MemoryStats, allocator
+from tightrope.native.hook.allocator import Allocator, MemoryStats, allocator, cuda_allocator
 from tightrope.native.hook.refused import OutOfBudgetError
+from tightrope.price.device import CPU
 from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
 
@@ -82,6 +84,7 @@ class Accounts:
     """Bytes and limits of one process; get it from `accounts`.
 
     Attributes:
+        device: whose bytes these are.
         allocator: the hook, or None when it could not be built.
         marked: bytes charged when `mark` was called last.
         turn: held while planned code runs: the allocator serves one plan at a time.
@@ -90,8 +93,9 @@ class Accounts:
         note: why there is no hook, in one sentence, or the empty string.
     """
 
-    def __init__(self) -> None:
-        self.allocator: Allocator | None = allocator() if compiler() is not None else None
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
+        self.allocator: Allocator | None = _allocator_of(device) if compiler() is not None else None
         self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
         self.marked: Bytes = 0
         self.turn = TurnLock()
@@ -260,7 +264,7 @@ class Accounts:
 
     def note_tensors(self, tensors: Iterable[Any]) -> None:
         """Look among ``tensors`` for some older than the hook and adjust the limit."""
-        if self.allocator is not None:
+        if self.allocator is not None and self.device == CPU:
             self._older.note(tensors)
             self._adjust()
 
@@ -269,7 +273,7 @@ class Accounts:
 
         It takes 0.1 s with 400,000 objects, as a collection does, and 7 us more for each tensor found.
         """
-        if self.allocator is not None:
+        if self.allocator is not None and self.device == CPU:
             self._older.search()
             self._adjust()
 
@@ -363,7 +367,7 @@ class Accounts:
         if self.allocator is None:
             return self.marked
         with self.turn:
-            return self.allocator.stats().charged - reclaimable()
+            return self.allocator.stats().charged - reclaimable(self.allocator)
 
     def held(self) -> Bytes:
         """Bytes charged now, idle arenas included, plus older tensors."""
@@ -393,11 +397,15 @@ def _profiled(found: Observation, start: Bytes) -> Iterator[None]:
         found.charged = start + found.above
 
 
+def _allocator_of(device: torch.device) -> Allocator:
+    return cuda_allocator(device.index or 0) if device.type == "cuda" else allocator()
+
+
 @functools.cache
-def accounts() -> Accounts:
-    """Return the process's accounts; the first call installs the allocator hook.
+def accounts(device: torch.device = CPU) -> Accounts:
+    """Return the process's accounts of a device; the first call installs the allocator hook.
 
     Raises:
         NativeError: there is a C++ compiler, but it could not build the hook.
     """
-    return Accounts()
+    return Accounts(device)

@@ -15,9 +15,9 @@ from tightrope.native.hook.allocator import Allocator
 _ALL: "weakref.WeakSet[Arenas]" = weakref.WeakSet()
 
 
-def reclaimable() -> Bytes:
+def reclaimable(allocator: Allocator) -> Bytes:
     """Bytes charged for idle arenas without live blocks: the allocator takes them back when it must."""
-    return sum(arenas.idle_bytes() for arenas in _ALL)
+    return sum(arenas.idle_bytes() for arenas in _ALL if arenas.allocator is allocator)
 
 
 def trim_idle() -> None:
@@ -36,30 +36,30 @@ class Arenas:
     """The arenas of one program; state of the runtime, used from one thread at a time."""
 
     def __init__(self, allocator: Allocator) -> None:
-        self._allocator = allocator
+        self.allocator = allocator
         self._idle: list[int] = []
         self._busy: set[int] = set()
         _ALL.add(self)
 
     def __del__(self) -> None:
         for arena in [*self._idle, *self._busy]:
-            self._allocator.retire(arena)
+            self.allocator.retire(arena)
 
     def idle_bytes(self) -> Bytes:
         """Bytes charged for idle arenas in which no block is alive."""
-        infos = [self._allocator.arena(arena) for arena in self._idle]
+        infos = [self.allocator.arena(arena) for arena in self._idle]
         return sum(info.charge for info in infos if info.num_blocks == 0)
 
     def trim_held(self) -> None:
         """Give back the free pages of idle arenas in which blocks are alive."""
         for arena in self._idle:
-            if self._allocator.arena(arena).num_blocks:
-                self._allocator.trim(arena)
+            if self.allocator.arena(arena).num_blocks:
+                self.allocator.trim(arena)
 
     def trim_all(self) -> None:
         """Give back the free pages of idle arenas."""
         for arena in self._idle:
-            self._allocator.trim(arena)
+            self.allocator.trim(arena)
 
     @property
     def num_busy(self) -> int:
@@ -77,16 +77,16 @@ class Arenas:
             if found is None and self._lease(arena):
                 found = arena
             else:
-                self._allocator.retire(arena)
+                self.allocator.retire(arena)
         self._idle = []
         if found is None:
             return None, 0
         self._busy.add(found)
-        return found, self._allocator.arena(found).charge
+        return found, self.allocator.arena(found).charge
 
     def _lease(self, arena: int) -> bool:
         try:
-            return self._allocator.lease(arena)
+            return self.allocator.lease(arena)
         except torch.OutOfMemoryError:
             return False
 
@@ -97,18 +97,18 @@ class Arenas:
             torch.OutOfMemoryError: there is no room for it under the limit.
         """
         if arena is not None:
-            if self._allocator.arena(arena).bytes == size:
+            if self.allocator.arena(arena).bytes == size:
                 return arena
             self._busy.discard(arena)
-            self._allocator.retire(arena)
-        opened = self._allocator.open_arena(size)
+            self.allocator.retire(arena)
+        opened = self.allocator.open_arena(size)
         self._busy.add(opened)
         return opened
 
     def pause(self, arena: int) -> None:
         """Let the free pages of a leased arena go where the limit needs them; blocks in it stay."""
         if arena in self._busy:
-            self._allocator.idle(arena)
+            self.allocator.idle(arena)
 
     def resume(self, arena: int) -> None:
         """Go on in a paused arena.
@@ -116,12 +116,12 @@ class Arenas:
         Raises:
             torch.OutOfMemoryError: what it gave back no longer fits under the limit.
         """
-        self._allocator.resume(arena)
+        self.allocator.resume(arena)
 
     def trim(self, arena: int) -> None:
         """Give the free pages of a paused arena back now."""
         if arena in self._busy:
-            self._allocator.trim(arena)
+            self.allocator.trim(arena)
 
     def finish(self, arena: int, *, retire: bool = False) -> None:
         """End a step: live blocks stay, free pages may be given back.
@@ -133,13 +133,13 @@ class Arenas:
         if arena in self._busy:
             self._busy.discard(arena)
             if retire:
-                self._allocator.retire(arena)
+                self.allocator.retire(arena)
             else:
-                self._allocator.idle(arena)
+                self.allocator.idle(arena)
                 self._idle.append(arena)
 
     def close(self) -> None:
         """Retire everything that no step is using."""
         for arena in self._idle:
-            self._allocator.retire(arena)
+            self.allocator.retire(arena)
         self._idle = []

@@ -162,7 +162,7 @@ def headroom_of(graph: Graph) -> Headroom:
     inputs = graph.parts[1].inputs if len(graph.parts) > 1 else ()
     storages = {given.view.base for given in inputs if given.view is not None} - {EMPTY}
     sizes = [graph.storages[storage].size for storage in storages]
-    handed = [storage.size for storage in graph.storages if storage.outside]
+    handed = [one.size for one in graph.storages if one.outside and one.kind is not Kind.GRADIENT]
     outputs = sum(size for size in handed if size > _SCALAR)
     return Headroom(sum(size for size in sizes if size > _SCALAR), sum(sizes), outputs=outputs)
 

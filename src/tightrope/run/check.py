@@ -106,7 +106,7 @@ def digest(value: Any) -> str:
     found = hashlib.blake2b(header.encode(), digest_size=16)
     if dense.is_contiguous():
         raw = dense.view(torch.uint8) if dense.dim() else dense.reshape(1).view(torch.uint8)
-        found.update(raw.numpy().data.cast("B"))
+        found.update(raw.cpu().numpy().data.cast("B"))
     else:
         for row in dense.unbind(0):
             found.update(digest(row).encode())

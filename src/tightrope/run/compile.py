@@ -23,6 +23,7 @@ from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
+from tightrope.price.device import device_of
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_fallback, check_switches, check_verify, parse_budget
 from tightrope.run.attempt import attempt
@@ -87,7 +88,7 @@ class CompiledModel:
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
-        self.accounts: Accounts = accounts()
+        self.accounts: Accounts = accounts(device_of(parameters := list(parameters)))
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
         self.beside = Beside(self.accounts)
         self.twin: EagerTwin | None = None

@@ -45,6 +45,7 @@ from tightrope.core.executable import ARENA, SLOWER
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
 from tightrope.fuse.build import compiled
 from tightrope.fuse.program import FusedProgram, program_of
+from tightrope.price.device import device_named
 from tightrope.price.kernels import Kernel, constant, dtype_of, resolve, with_bits
 from tightrope.run.page_file import Pages
 
@@ -143,7 +144,7 @@ class _Shared:
     def __init__(
         self, graph: Graph, executable: Executable, allow: tuple[str, ...] | None, wrap: Wrap | None
     ) -> None:
-        self.allow, self.wrap = allow, wrap
+        self.allow, self.wrap, self.device = allow, wrap, device_named(graph.environment)
         self.roots: dict[str, View] = {}
         self.held: dict[int, str] = {}
         self.used: set[int] = set()
@@ -232,7 +233,8 @@ def other_view(
 ) -> torch.Tensor:
     """Look into the memory of a tensor as another dtype, ``shift`` bytes behind its first element."""
     start = (root.storage_offset() * root.element_size() + shift) // dtype.itemsize
-    made = torch.empty(0, dtype=dtype).set_(root.untyped_storage(), start, shape, strides)
+    made = torch.empty(0, dtype=dtype, device=root.device)
+    made = made.set_(root.untyped_storage(), start, shape, strides)
     return with_bits(made, bits)
 
 
@@ -389,7 +391,7 @@ class _Part:
 
     def _tensor(self, view: View) -> str:
         if view.base == EMPTY:
-            return self.shared.constant(view, lambda: _empty(view))
+            return self.shared.constant(view, lambda: _empty(view, self.shared.device))
         root = self.shared.root(view)
         looks = self.shared.roots[root]
         if root not in self.made:
@@ -438,7 +440,7 @@ def _by_number(name: str) -> tuple[str, int]:
     return name[0], int(name[1:])
 
 
-def _empty(view: View) -> torch.Tensor:
+def _empty(view: View, device: torch.device) -> torch.Tensor:
     """A tensor without bytes (batch norm saves such in evaluation mode)."""
     with _torch.real_tensors():
-        return torch.empty_strided(view.shape, view.strides, dtype=dtype_of(view.dtype))
+        return torch.empty_strided(view.shape, view.strides, dtype=dtype_of(view.dtype), device=device)

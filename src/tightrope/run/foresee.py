@@ -12,6 +12,7 @@ import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from inspect import unwrap
 from typing import Any, Final, NamedTuple
 
@@ -200,7 +201,7 @@ class Foresight:
                 before = size
                 if not optimizer.state.get(parameter):
                     state += int(rate.state * size) + rate.small + _factors(optimizer, parameter)
-            beside = max(beside, sum(sizes) if group.get("foreach") else max(sizes, default=0))
+            beside = max(beside, sum(sizes) if _all_at_once(group) else max(sizes, default=0))
         return UpdateBytes(state, beside)
 
     def _history(self, optimizer: torch.optim.LBFGS) -> Bytes:
@@ -218,14 +219,14 @@ class Foresight:
     ) -> _Rate:
         flags = tuple((name, bool(value)) for name, value in group.items() if _is_number(value))
         shape = _VECTOR if parameter.dim() < len(_MATRIX) else _MATRIX
-        key = (type(optimizer), parameter.dtype, shape, flags)
+        key = (type(optimizer), parameter.dtype, parameter.device, shape, flags)
         if isinstance(optimizer, torch.optim.SparseAdam):
             return _Rate(_STATE, 0, 0, 0)
         if self._allocator is None:
             return _Rate(_STATE, _SMALL, _BESIDE, _SMALL)
         if key not in self._rates:
-            sample = torch.zeros(shape, dtype=parameter.dtype, device="meta")
-            self._rates[key] = _rehearsed(optimizer, group, sample, self._allocator)
+            make = partial(torch.zeros, shape, dtype=parameter.dtype, device=parameter.device)
+            self._rates[key] = _rehearsed(optimizer, group, make, self._allocator)
         return self._rates[key]
 
 
@@ -238,6 +239,14 @@ def assumed_update(sizes: Iterable[Bytes]) -> UpdateBytes:
     rounded = [round_up(size) for size in sizes]
     state = sum(_STATE * size + _SMALL for size in rounded)
     return UpdateBytes(state, _BESIDE * max(rounded, default=0))
+
+
+def _all_at_once(group: Mapping[str, Any]) -> bool:
+    """Tell whether an optimizer updates all parameters of a group by one call: the default on a GPU."""
+    foreach = group.get("foreach")
+    if foreach is not None or group.get("fused"):
+        return bool(foreach)
+    return any(parameter.device.type == "cuda" for parameter in group["params"])
 
 
 def _is_number(value: object) -> bool:
@@ -259,7 +268,10 @@ def _factors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Bytes
 
 
 def _rehearsed(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], like: torch.Tensor, allocator: Allocator
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    make: Callable[[], torch.Tensor],
+    allocator: Allocator,
 ) -> _Rate:
     """Update made-up parameters twice, as the optimizer would, and see what is allocated.
 
@@ -269,7 +281,7 @@ def _rehearsed(
     twin.defaults, twin.state = optimizer.defaults, defaultdict(dict)
     step: Callable[[torch.optim.Optimizer], Any] = unwrap(type(optimizer).step)
     with real_tensors(), allocator.limited(None):  # a graph may just be captured, on fake tensors
-        samples = [torch.zeros(like.shape, dtype=like.dtype) for _ in range(2)]
+        samples = [make() for _ in range(2)]
         for sample in samples:
             sample.grad = torch.zeros_like(sample)
         twin.param_groups = [{**group, "params": samples}]
@@ -281,7 +293,7 @@ def _rehearsed(
     kept = [value.untyped_storage().nbytes() for value in state if isinstance(value, torch.Tensor)]
     large = sum(size for size in kept if size >= whole)
     small = sum(round_up(size) for size in kept if size < whole)
-    if group.get("foreach"):
+    if _all_at_once(group):
         return _Rate(large / whole, small, beside[0] / (len(samples) * whole), beside[1])
     return _Rate(large / whole, small, beside[0] / whole, beside[1], (beside[0] - alone[0]) / whole)
 

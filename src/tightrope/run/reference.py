@@ -18,6 +18,7 @@ from tightrope.core import Graph, VerificationError
 from tightrope.fuse.tolerance import WHOLE_STEP, difference
 from tightrope.lower import lower
 from tightrope.plan import base_schedule
+from tightrope.price.device import device_named, random_state, set_random_state
 from tightrope.run.accounts import Accounts
 from tightrope.run.check import digest
 from tightrope.run.emit import emit
@@ -49,7 +50,7 @@ class Reference:
 
     def __init__(self, graph: Graph, accounts: Accounts, *, tolerant: bool = False) -> None:
         self.graph, self.accounts, self.tolerant = graph, accounts, tolerant
-        self.num_compared = 0
+        self.num_compared, self.device = 0, device_named(graph.environment)
         self._code = emit(graph, lower(graph, base_schedule(graph)))
         self._changed = {storage for op in graph.ops for storage in op.mutates}
         self._calls: dict[int, _Call] = {}
@@ -66,7 +67,7 @@ class Reference:
         call = self._calls.setdefault(self._call_of(part), _Call())
         call.parts.append(part)
         call.given.append(self._saved(part, given))
-        call.states.append(torch.default_generator.get_state())
+        call.states.append(random_state(self.device))
         self._live = [given[at] for at in self._changed_inputs(part)]
 
     def after(self, part: int, outputs: list[Any]) -> None:
@@ -77,16 +78,16 @@ class Reference:
         """
         found = [self._noted(value) for value in [*outputs, *self._live]]
         self._live = []
-        end = torch.default_generator.get_state()
+        end = random_state(self.device)
         call = self._calls[self._call_of(part)]
         try:
             with self.accounts.aside(), torch.no_grad():
                 wanted = self._run(call)
                 same = [_same(one, two) for one, two in zip(wanted, found, strict=True)]
                 del wanted
-            same_state = torch.equal(torch.default_generator.get_state(), end)
+            same_state = torch.equal(random_state(self.device), end)
         finally:
-            torch.default_generator.set_state(end)
+            set_random_state(end, self.device)
         if not all(same):
             position = same.index(False)
             kind = "output" if position < len(outputs) else "changed input"
@@ -108,7 +109,7 @@ class Reference:
         kept: list[Any] = []
         found: list[Any] = []
         for part, given, state in zip(call.parts, call.given, call.states, strict=True):
-            torch.default_generator.set_state(state)
+            set_random_state(state, self.device)
             inputs = self._restored(given)
             changed = [inputs[at] for at in self._changed_inputs(part)]
             outputs, kept = self._code.parts[part](kept, inputs)
@@ -131,8 +132,8 @@ class Reference:
             tensor = given[at].detach()
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in storages:
-                whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-                storages[storage.data_ptr()] = whole.numpy().copy()
+                whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                storages[storage.data_ptr()] = whole.cpu().numpy().copy()
             result[at] = _Saved(storages[storage.data_ptr()], tensor)
         return result
 
@@ -143,9 +144,10 @@ class Reference:
         for at, item in enumerate(saved):
             if isinstance(item, _Saved):
                 if id(item.bytes) not in storages:
-                    storages[id(item.bytes)] = torch.from_numpy(item.bytes).clone().untyped_storage()
+                    copied = torch.from_numpy(item.bytes).to(item.like.device, copy=True)
+                    storages[id(item.bytes)] = copied.untyped_storage()
                 like = item.like
-                made = torch.empty(0, dtype=like.dtype)
+                made = torch.empty(0, dtype=like.dtype, device=like.device)
                 result[at] = made.set_(
                     storages[id(item.bytes)], like.storage_offset(), like.shape, like.stride()
                 )

@@ -11,7 +11,8 @@ from tightrope.core import Bytes, Graph, Machine, Plan, Reason, TightropeError, 
 from tightrope.core.units import shown
 from tightrope.native.kernels import batch_norm
 from tightrope.price import StepTime, summed
-from tightrope.run.accounts import accounts
+from tightrope.price.device import device_of
+from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.buckets import Bucket
 from tightrope.run.by_name import graphs_of
 from tightrope.run.calls import Calls
@@ -221,7 +222,14 @@ def report(model: torch.nn.Module | Reporting | Replay) -> Report:
         >>> tightrope.report(model).level
         'L1'
     """
-    return replace(_report(model), limit=accounts().budget)
+    return replace(_report(model), limit=_accounts_of(model).budget)
+
+
+def _accounts_of(model: torch.nn.Module | Reporting | Replay) -> Accounts:
+    if isinstance(model, torch.nn.Module):
+        return accounts(device_of(model.parameters()))
+    found = getattr(model, "accounts", None)
+    return found if isinstance(found, Accounts) else accounts()
 
 
 def _report(model: torch.nn.Module | Reporting | Replay) -> Report:

@@ -21,6 +21,7 @@ from tightrope.lower import Groups
 from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
 from tightrope.native.hook.allocator import Allocator, Divergence, MemoryStats, ReplayEnd
+from tightrope.price.device import warm_up
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
 from tightrope.run.check import RecomputeCheck
@@ -414,6 +415,7 @@ class Running:
     ) -> tuple[_Result, Observation]:
         """Run code at planned addresses."""
         seen = Observation()
+        warm_up(self.accounts.device)
         start = allocator.begin_span(arena, self.prepared.table, start=span.start)
         try:
             result = self._timed(code)

@@ -28,6 +28,7 @@ from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
+from tightrope.price.device import device_of
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
@@ -153,7 +154,7 @@ class TrainingStep:
     ) -> None:
         self.fn = fn
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
-        self.accounts: Accounts = accounts()
+        self.accounts: Accounts = accounts(device_of(model.parameters()))
         self.before_run: Callable[[WholeStep, list[Any]], None] | None = None
         self.accounts.search()
         self.wholes: list[WholeStep] = []

@@ -1,4 +1,4 @@
-"""The allocator with planned addresses: typed access to ``allocator.cpp``.
+"""The allocator with planned addresses: typed access to ``allocator.cpp``, and to ``cuda_allocator.cpp``.
 
 `allocator` installs it as torch's CPU allocator, once and for the life of the process. From then on
 every CPU tensor is counted. A limit, a recording and a replay are switched on and off around a step.
@@ -115,7 +115,8 @@ class Divergence:
         index: number of the allocation in the plan.
         expected: planned bytes (0 past the end).
         got: requested bytes.
-        reason: ``size``, ``past end`` or ``overlap`` (a block that should be dead is still alive there).
+        reason: ``size``, ``past end``, ``overlap`` (a block that should be dead is still alive there) or, on a
+            GPU, ``stream`` (the request is for another stream than the plan's).
         outside: bytes served from the heap since, because of it.
     """
 
@@ -159,7 +160,7 @@ class _Code(IntEnum):
     OVER_LIMIT = -2
 
 
-_REASONS = ("", "size", "past end", "overlap")
+_REASONS = ("", "size", "past end", "overlap", "stream")
 _ENDED = 5
 """Numbers that say how a replay ended."""
 _I64, _TABLE = ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
@@ -200,22 +201,25 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
 
 
 class Allocator:
-    """Torch's CPU allocator of this process; get it from `allocator`.
+    """Torch's allocator of one device of this process; get it from `allocator` or `cuda_allocator`.
 
     It may be called from any thread. The thread that begins a recording or a replay owns it: only
     its allocations are recorded or placed, those of other threads go to the heap, and all of them
     count under the limit. Misuse raises `NativeError`.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, index: int = -1) -> None:
         self._native = ctypes.CDLL(path)
+        self.index = index
         self._refusals = int(_Code.OVER_LIMIT), int(_Code.MISUSE)  # globals are gone when the process ends
         self._reliefs: dict[Callable[[], bool] | None, Any] = {None: _RELIEF()}
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._native, name)
             function.restype, function.argtypes = result, arguments
+        if index >= 0:
+            self._native.tr_install_on.restype = _I64
         install_error()
-        self._checked(self._native.tr_install())
+        self._checked(self._native.tr_install() if index < 0 else self._native.tr_install_on(_I64(index)))
 
     @property
     def native(self) -> ctypes.CDLL:
@@ -463,3 +467,19 @@ def allocator() -> Allocator:
             a CPU allocator that does not give way.
     """
     return Allocator(str(library("allocator")))
+
+
+@functools.cache
+def cuda_allocator(index: int) -> Allocator:
+    """Put the allocator in front of torch's caching allocator of one GPU at the first call, and return it.
+
+    Args:
+        index: of the device; one of a process.
+
+    Raises:
+        NativeError: there is no C++ compiler or no headers of CUDA, the build failed, another device was
+            chosen before, or torch allocates otherwise than by its caching allocator.
+    """
+    torch.cuda.init()
+    torch.empty(1, device=f"cuda:{index}")
+    return Allocator(str(library("cuda_allocator")), index)

@@ -6,53 +6,17 @@
 //     blocks  |  +-A-----+  +-B-+     |       |     free pages: 3; when A dies: 0 and 3
 #pragma once
 
+#include "allocator_slab.hpp"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <iterator>
-#include <map>
-
 namespace tightrope_allocator {
-
-using Bytes = int64_t;
-
-constexpr Bytes kAlignment = 64;
-constexpr Bytes kLargest = Bytes{1} << 60;
-
-inline Bytes round_up(Bytes size, Bytes unit) { return (size + unit - 1) / unit * unit; }
 
 static const Bytes kPage = sysconf(_SC_PAGESIZE);
 
-struct Block {
-  Bytes bytes;         // as requested
-  int64_t index;       // in that recording, or -1 when it was not recorded
-  uint64_t recording;  // the last one begun when the block was made
-  Bytes alignment = kAlignment;
-
-  Bytes size() const { return round_up(bytes, alignment); }
-};
-
-struct Arena {
-  enum class State { leased, idle, retired };
-
-  char* base = nullptr;
-  Bytes bytes = 0;
-  Bytes charge = 0;
-  State state = State::leased;
-  bool trimmed = false;  // charged by live pages
-  std::map<int64_t, Block> blocks;
-
+struct Arena : Slab {
   ~Arena() { munmap(base, static_cast<size_t>(round_up(bytes, kPage))); }
-
-  bool holds(const void* pointer) const { return pointer >= base && pointer < base + bytes; }
-
-  bool overlaps(int64_t offset, Bytes size) const {
-    const auto after = blocks.lower_bound(offset);
-    if (after != blocks.end() && after->first < offset + size) return true;
-    return after != blocks.begin() && std::prev(after)->first + std::prev(after)->second.size() > offset;
-  }
 
   // Gives pages [first, last) back to the system; returns their bytes.
   Bytes release(int64_t first, int64_t last) {

@@ -1,9 +1,10 @@
-// What the allocator knows: counters, heap blocks, arenas, the recording and the replay.
+// What the allocator of the CPU knows: heap blocks, arenas, and what a `Ledger` holds.
 //
 // Nothing here locks: the caller holds `mutex` around every call.
 #pragma once
 
 #include "allocator_arena.hpp"
+#include "allocator_ledger.hpp"
 #include "evicting.hpp"
 
 #include <c10/core/Allocator.h>
@@ -11,87 +12,22 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
 
-#include <pthread.h>
-
 #include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace tightrope_allocator {
 
-struct Event {
-  int64_t index;  // of the allocation in the recording; -1 = made before it
-  Bytes bytes;
-  bool is_free;
-};
-
-struct Plan {
-  std::vector<Bytes> sizes;
-  std::vector<int64_t> offsets;
-  Bytes alignment = kAlignment;
-  Bytes extent = 0;
-};
-
-enum Reason : int64_t { kNone = 0, kSize = 1, kPastEnd = 2, kOverlap = 3 };
-
-struct Replay {
-  pthread_t owner{};
-  std::shared_ptr<Arena> arena;
-  std::shared_ptr<const Plan> plan;
-  int64_t next = 0;
-  Reason reason = kNone;
-  Bytes expected = 0;
-  Bytes got = 0;
-  Bytes outside = 0;
-};
-
-struct Stats {
-  Bytes charged = 0, charged_peak = 0, heap_live = 0, live = 0, live_peak = 0;
-  int64_t num_allocations = 0;
-  Bytes refused = 0;  // most that a refused allocation would have charged
-  Bytes heap_peak = 0;
-  Bytes heap_refused = 0;  // most that the heap would have held with a refused allocation in it
-};
-
-struct Refused {
-  Bytes charged, limit;
-  std::string note;
-  std::pair<Bytes, Bytes> before;  // what had been refused before, in all and on the heap
-};
-
-using Relief = int64_t();
-
-class State {
+class State : public Ledger<Arena> {
  public:
-  std::mutex mutex;
-  Stats stats;
-  Bytes limit = -1;
-  std::string note;  // ends every refusal
-  Relief* relief = nullptr;
-  pthread_t relief_thread{};
   c10::DeleterFnPtr previous_deleter = nullptr;
-
-  std::optional<Replay> replay;
   tightrope_evicting::Evicting* evicting = nullptr;
-  std::unordered_map<int64_t, std::shared_ptr<Arena>> arenas;
-  std::unordered_map<int64_t, std::shared_ptr<const Plan>> plans;
-  int64_t next_id = 1;
-
-  bool recording = false;
-  pthread_t recorder{};
-  uint64_t recording_id = 0;
-  int64_t num_recorded = 0;
-  std::vector<Event> events;
 
   State() { heap_.reserve(1 << 14); }
 
   void* allocate(Bytes bytes) {
-    const bool is_owner = replay && pthread_equal(replay->owner, pthread_self());
-    if (is_owner) {
+    const bool planned_here = is_owner();
+    if (planned_here) {
       if (void* planned = place(bytes)) return planned;
     }
     const Bytes size = round_up(bytes, kAlignment);
@@ -107,7 +43,7 @@ class State {
     stats.heap_peak = std::max(stats.heap_peak, stats.heap_live);
     charge(size);
     add_live(size);
-    if (is_owner && replay->reason != kNone) replay->outside += size;
+    if (planned_here && replay->reason != kNone) replay->outside += size;
     return pointer;
   }
 
@@ -190,17 +126,6 @@ class State {
   std::map<const char*, Arena*> by_base_;
   std::unordered_map<const char*, std::shared_ptr<Arena>> retired_;
 
-  void charge(Bytes bytes) {
-    stats.charged += bytes;
-    stats.charged_peak = std::max(stats.charged_peak, stats.charged);
-  }
-
-  void add_live(Bytes bytes) {
-    ++stats.num_allocations;
-    stats.live += bytes;
-    stats.live_peak = std::max(stats.live_peak, stats.live);
-  }
-
   void unmap(Arena& arena) {
     stats.charged -= arena.charge;
     by_base_.erase(arena.base);
@@ -239,42 +164,6 @@ class State {
       unmap(arena);
       retired_.erase(arena.base);
     }
-  }
-
-  Block logged(Bytes bytes) {
-    if (!recording || !pthread_equal(recorder, pthread_self())) return {bytes, -1, recording_id};
-    events.push_back({num_recorded, bytes, false});
-    return {bytes, num_recorded++, recording_id};
-  }
-
-  void log_free(const Block& block) {
-    if (!recording) return;
-    const bool older = block.recording != recording_id;
-    if (older || block.index >= 0) events.push_back({older ? -1 : block.index, block.bytes, true});
-  }
-
-  // The planned address of the owner's next allocation, or null when it belongs to the heap.
-  void* place(Bytes bytes) {
-    Replay& now = *replay;
-    const Plan& plan = *now.plan;
-    const int64_t k = now.next;
-    const Bytes size = round_up(bytes, plan.alignment);
-    if (now.reason == kNone) {
-      const bool past_end = k >= static_cast<int64_t>(plan.sizes.size());
-      now.expected = past_end ? 0 : plan.sizes[k];
-      if (past_end) now.reason = kPastEnd;
-      else if (plan.sizes[k] != bytes) now.reason = kSize;
-      else if (plan.offsets[k] >= 0 && now.arena->overlaps(plan.offsets[k], size)) now.reason = kOverlap;
-      now.got = bytes;
-    }
-    if (now.reason != kNone) return nullptr;
-    ++now.next;
-    if (plan.offsets[k] < 0) return nullptr;
-    Block block = logged(bytes);
-    block.alignment = plan.alignment;
-    now.arena->blocks.emplace(plan.offsets[k], block);
-    add_live(size);
-    return now.arena->base + plan.offsets[k];
   }
 };
 

@@ -246,7 +246,7 @@ class Evicting {
     Storage* impl = slots_[id].impl;
     if (impl == nullptr || arena_.resident(id)) return;
     revive(impl, c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
-    impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kLost);
+    tightrope_evict::refuse_access(impl, kLost);
     forget_impl(slots_[id]);
   }
 
@@ -448,7 +448,7 @@ class Evicting {
     auto& now = impl->_mutable_data_ptr_no_checks();
     if (now.get_deleter() == &delete_tombstone) delete static_cast<Tombstone*>(now.release_context());
     impl->set_data_ptr_noswap(std::move(data));
-    impl->clear_data_ptr_access_error_msg_();
+    tightrope_evict::allow_access(impl);
   }
 
   void note_walls() {
@@ -486,13 +486,13 @@ class Evicting {
     slot.impl->_mutable_data_ptr_no_checks().release_context();
     if (slot.lent) {
       slot.impl->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));
-      slot.impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvicted);
+      tightrope_evict::refuse_access(slot.impl, kEvicted);
       self.forget_impl(slot);
       return;
     }
     auto* tombstone = new Tombstone{&self, id};
     slot.impl->set_data_ptr_noswap({nullptr, tombstone, &delete_tombstone, c10::Device(c10::DeviceType::CPU)});
-    slot.impl->release_data_and_set_meta_custom_data_ptr_error_msg_(kEvicted);
+    tightrope_evict::refuse_access(slot.impl, kEvicted);
   }
 };
 
