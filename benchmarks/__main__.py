@@ -7,6 +7,7 @@ from rich.console import Console
 
 from benchmarks import estimating, overlap, pace, page, placement_safety, recorder, shapes
 from benchmarks.compress.main import run as compress
+from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.fabric.main import run as fabric
@@ -47,6 +48,7 @@ _QUESTIONS = {
     "fleet": fleet,
     "sequence": sequence,
     "ranks": ranks,
+    "cuda": cuda,
 }
 
 

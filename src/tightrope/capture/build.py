@@ -395,11 +395,11 @@ class _GraphBuilder:
                 )
             )  # fmt: skip
             self.ops[number] = replace(base, variant=identity)
-        device = device_named(environment)
+        alignment = alignment_on(device_named(environment))
+        storages = tuple(replace(storage, alignment=alignment) for storage in self.storages)
         graph = Graph(
-            tuple(self.ops), tuple(self.storages), tuple(again), tuple(self.parts), name, environment,
-            alignment=alignment_on(device),
-        )  # fmt: skip
+            tuple(self.ops), storages, tuple(again), tuple(self.parts), name, environment, alignment=alignment
+        )
         constants = tuple(self._constant(node) for node in self.constants)
         return Program(graph, self.module, constants, self.by_key)
 

@@ -23,7 +23,7 @@ _NARROW: Final = (torch.bfloat16, torch.float16)
 
 def remembers_casts(module: torch.fx.GraphModule) -> bool:
     """Tell whether autocast, where it is on in a call that Dynamo captured, remembers casts all along."""
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return torch.is_autocast_cache_enabled()
     depth = num_outermost = 0
     for node in module.graph.nodes:

@@ -96,7 +96,8 @@ def solve(
     if cache is not None and order != "given":
         raise TightropeError("a cache keeps plans in base order: leave it out, or ask for that order.")
     known = cache.exact(graph, budget=budget, planner=planner, placed=placed) if cache is not None else None
-    least = cache.least(graph, placed=placed) if cache is not None and seconds is None else None
+    smallest_known = cache.least(graph, placed=placed) if cache is not None else None
+    least = smallest_known if seconds is None else None
     if least is not None and budget < least.forecast.total and planner == "auto":
         raise _infeasible(graph, budget, least, order)
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
@@ -114,7 +115,8 @@ def solve(
         job.run(planner)
     if job.best is None and planner != "given":
         _rescue(job)
-    if cache is not None and least is None and job.least is not None:
+        _remember(job, smallest_known)
+    if cache is not None and job.least is not None and job.least is not smallest_known:
         cache.store(graph, job.least, planner=SMALLEST)
     if job.best is None:
         raise _infeasible(job.graph, budget, job.least, order)
@@ -172,6 +174,14 @@ def _rescue(job: Job) -> None:
     if job.best is not None and not searched and not job.done:
         job.unplaced = pairs_of(job.graph, job.least.schedule)
         job.rounds("anneal", job.options)
+
+
+def _remember(job: Job, known: Plan | None) -> None:
+    """Fall back on the smallest plan of earlier searches: what one refusal named has to be found again."""
+    if known is None or (job.least is not None and job.least.forecast.total <= known.forecast.total):
+        return
+    job.least = known
+    job.consider(known)
 
 
 def _stored(graph: Graph, plan: Plan, cache: PlanCache | None, planner: str) -> Plan:

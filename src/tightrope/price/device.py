@@ -140,5 +140,3 @@ def warm_up(device: torch.device) -> None:
             one = torch.ones(64, 64, device=device, dtype=dtype)
             torch.addmm(one[0], one, one)
             torch.bmm(one[None], one[None])
-
-

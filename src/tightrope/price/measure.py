@@ -75,9 +75,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
     hidden: Bytes = 0
 
 
-def measure(
-    run: Callable[[], Any], allocator: Allocator | None, device: torch.device = CPU
-) -> Measured:
+def measure(run: Callable[[], Any], allocator: Allocator | None, device: torch.device = CPU) -> Measured:
     """Price ``run``, which calls one op on inputs that exist already, on a device.
 
     Raises:
@@ -152,7 +150,8 @@ def _record(run: Callable[[], Any], allocator: Allocator) -> tuple[_Allocations,
 
 
 def _counted(run: Callable[[], Any], allocator: Allocator) -> tuple[Any, Bytes]:
-    allocator.tidy()  # or a count finds what the matrix library kept of the one before, and misses it
+    if allocator.index < 0:
+        allocator.tidy()  # or a count finds what the matrix library kept of the one before, and misses it
     allocator.begin_hidden()
     try:
         result = run()

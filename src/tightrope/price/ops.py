@@ -97,7 +97,11 @@ def price_ops(
         allocator.attach_hidden()
     device = pricing.device
     warm_up(device)
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), same_random_state(device):
+    with (
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        same_random_state(device),
+    ):
         ops = pricing.all_priced(tick)
         if check and pricing.outdated():
             pricing = _Pricing(graph, given, allocator, FreshPrices(graph.environment))
@@ -240,7 +244,9 @@ class _Pricing:
             dtype = dtype_of(view.dtype)
             size = max(storage.bytes, view.end)
             made[view.base] = torch.UntypedStorage(size, device=self.device)  # type: ignore[no-untyped-call]
-            whole = torch.empty(0, dtype=dtype, device=self.device).set_(made[view.base], 0, (size // dtype.itemsize,), (1,))
+            whole = torch.empty(0, dtype=dtype, device=self.device).set_(
+                made[view.base], 0, (size // dtype.itemsize,), (1,)
+            )
             fraction = dtype.is_floating_point or dtype.is_complex
             whole.fill_(0.5 if fraction else number or dtype is torch.bool)
         return tensor_in(made[view.base], view)
@@ -263,9 +269,7 @@ def _does_not_fit(graph: Graph, op: Op, allocator: Allocator | None, reason: str
     )
 
 
-def _given(
-    graph: Graph, given: Sequence[Any], device: torch.device
-) -> dict[StorageId, torch.UntypedStorage]:
+def _given(graph: Graph, given: Sequence[Any], device: torch.device) -> dict[StorageId, torch.UntypedStorage]:
     """The caller's memory by storage, where it looks as captured."""
     found: dict[StorageId, torch.UntypedStorage] = {}
     inputs = graph.parts[0].inputs if graph.parts else ()

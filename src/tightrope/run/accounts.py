@@ -33,6 +33,8 @@ from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
 
 _UNLIMITED: Final[Bytes] = 2**60
+_SLACK: Final[Bytes] = 48 * 2**20
+"""Two segments of 20 MiB in which blocks of 1 to 10 MiB lie, and four of 2 MiB for smaller ones."""
 _LEAST_MORE: Final[Bytes] = 65536
 """The least that a budget is raised by after a request was refused."""
 
@@ -152,6 +154,11 @@ class Accounts:
             weakref.finalize(owner, self._apply)
         self._hidden[owner] = hidden
         self._apply()
+
+    @property
+    def slack(self) -> Bytes:
+        """Bytes to leave for how torch's allocator of a GPU divides what it reserves; 0 on a CPU."""
+        return _SLACK if self.device.type == "cuda" else 0
 
     @property
     def hidden(self) -> Bytes:
@@ -401,11 +408,16 @@ def _allocator_of(device: torch.device) -> Allocator:
     return cuda_allocator(device.index or 0) if device.type == "cuda" else allocator()
 
 
-@functools.cache
 def accounts(device: torch.device = CPU) -> Accounts:
     """Return the process's accounts of a device; the first call installs the allocator hook.
 
     Raises:
         NativeError: there is a C++ compiler, but it could not build the hook.
     """
+    index = (device.index or 0) if device.type == "cuda" else None
+    return _accounts(torch.device("cuda", index) if index is not None else CPU)
+
+
+@functools.cache
+def _accounts(device: torch.device) -> Accounts:
     return Accounts(device)

@@ -96,7 +96,7 @@ class Prospects:
         state, beside = self.future.update()
         known = self.future.known and not self.future.complete
         update = self.future.gradients + beside if updates and known else 0
-        hidden = self.accounts.hidden
+        hidden = self.accounts.hidden + self.accounts.slack
         room = Room(self.budget, held, state, update, unit.headroom, self.left_behind, hidden)
         if updates:
             self._last = unit, room

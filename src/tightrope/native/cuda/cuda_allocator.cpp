@@ -51,10 +51,15 @@ void* from_heap(size_t bytes) {
     try {
       return state->device->raw_alloc(bytes);
     } catch (const c10::OutOfMemoryError&) {
-      {
-        Lock lock(state->mutex);
-        if (state->trim_idle()) continue;
-      }
+    }
+    bool trimmed;
+    {
+      Lock lock(state->mutex);
+      trimmed = state->trim_idle();
+    }
+    if (trimmed) {
+      state->device->emptyCache();  // or what follows is cut out of the slab
+      continue;
     }
     try {
       Lock lock(state->mutex);
@@ -128,18 +133,12 @@ int64_t tr_install_on(int64_t index) {
 
 int64_t tr_install() { return 0; }
 
-// Gives what torch keeps free back to the driver.
-int64_t tr_empty_cache() {
-  state->device->emptyCache();
-  return 0;
-}
-
 int64_t tr_attach_hidden() { return 0; }
 
 void tr_begin_hidden() {}
 
 void tr_end_hidden(int64_t* out) { out[0] = out[1] = 0; }
 
-void tr_tidy(Bytes) {}
+void tr_tidy(Bytes) { state->device->emptyCache(); }
 
 }  // extern "C"

@@ -195,6 +195,7 @@ class State : public Ledger<Arena> {
       base = device->raw_alloc(static_cast<size_t>(arena.bytes));
     } catch (const c10::OutOfMemoryError&) {
       if (!trim_idle()) refuse(arena.bytes);
+      device->emptyCache();
       try {
         base = device->raw_alloc(static_cast<size_t>(arena.bytes));
       } catch (const c10::OutOfMemoryError&) {

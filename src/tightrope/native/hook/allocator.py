@@ -436,7 +436,10 @@ class Allocator:
         return Hidden(*out)
 
     def tidy(self) -> None:
-        """Give back what the matrix library keeps, but for `KEPT` bytes that need no memory until used."""
+        """Give back what the matrix library keeps, but for `KEPT` bytes that need no memory until used.
+
+        On a GPU, give back what torch keeps free: blocks that are cut out of it would keep it.
+        """
         self._native.tr_tidy(KEPT)
 
     def _checked(self, code: int) -> int:

@@ -16,7 +16,7 @@ import torch
 DRAW: Final = "tightrope_draw"
 
 
-@torch.library.custom_op(f"{DRAW}::mask", mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
+@torch.library.custom_op(f"{DRAW}::mask", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def mask(shape: list[int], keep: float, device: str) -> torch.Tensor:
     """Draw which values stay, each with probability ``keep``: one byte a value."""
     return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(keep)
