@@ -108,7 +108,7 @@ def verdicts(found: Sequence[dict[str, Any]]) -> list[str]:
         said += [
             f"C1 {_word(within == len(limited) and off <= 0.005)}: reserved within the budget in {within} of "
             f"{len(limited)} runs that were accepted; forecast off by at most {off:.3%}",
-            f"C2 {_word(equal == len(limited))}: bits of the graph without a plan in {equal} of {len(limited)}",
+            f"C2 {_word(equal == len(limited))}: bits of the unplanned graph in {equal} of {len(limited)}",
             f"C5 {_word(live <= 1.01)}: reserved over peak live at most {live:.4f}",
         ]
     pairs = [row for row in found if row["kind"] == "C3" and "ratio" in row]

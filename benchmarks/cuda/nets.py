@@ -1,4 +1,4 @@
-"""Nets at the sizes of a data-centre GPU, with random weights and a batch; forward and loss in bfloat16 autocast.
+"""Nets at the sizes of a data-centre GPU, with random weights and a batch; they run in bfloat16 autocast.
 
 gpt2         GPT-2, 124M parameters, dropout 0.1                     8 x 1024 tokens
 gpt2_medium  GPT-2, 355M parameters, dropout 0.1                     8 x 1024 tokens

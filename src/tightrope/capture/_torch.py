@@ -442,7 +442,7 @@ def ignore_logging() -> None:
 
 
 def _without_broken_log() -> None:
-    """Let Dynamo leave its settings out of its own log where it cannot write functions among them down (2.11)."""
+    """Let Dynamo leave its settings out of its own log where it cannot write functions down (torch 2.11)."""
     from torch._dynamo import utils
 
     written = getattr(utils, "_get_dynamo_config_for_logging", None)

@@ -84,7 +84,7 @@ def has_cuda() -> bool:
 
 
 def _cuda_headers() -> Path:
-    """Find the headers of the CUDA runtime: ``CUDA_HOME``, where CUDA is installed, or the packages beside torch."""
+    """Find the headers of the CUDA runtime: where CUDA is installed, or in the packages beside torch."""
     packages = sorted(_torch_folder().parent.glob("nvidia/*/include"), reverse=True)
     chosen = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
     for folder in (Path(chosen) / "include", *packages):

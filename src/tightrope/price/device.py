@@ -1,14 +1,14 @@
 """What differs between devices for whoever runs ops: the random state, the clock, the kernels' first call.
 
-A state of the generator of a CPU is a tensor of 5,056 bytes. That of a GPU is a seed and an offset, 16 bytes on the
-host: what stands for it in a graph is a tensor of as many bytes on the GPU, and this module remembers the state by
-that tensor's address, so that nothing waits for the GPU. A state is saved again wherever its block is reused, so
-what is found at an address is what was saved there last.
+A state of the generator of a CPU is a tensor of 5,056 bytes. That of a GPU is a seed and an offset, 16 bytes
+on the host: what stands for it in a graph is a tensor of as many bytes on the GPU, and this module remembers
+the state by that tensor's address, so that nothing waits for the GPU. A state is saved again wherever its
+block is reused, so what is found at an address is what was saved there last.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -87,7 +87,7 @@ def saved_state(device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def in_state(saved: torch.Tensor) -> Iterator[None]:
-    """Run what is inside with the generator as it was when ``saved`` was made, then put the present state back."""
+    """Run what is inside with the generator as ``saved`` says, then put the present state back."""
     device = saved.device
     present = random_state(device)
     set_random_state(_SAVED[saved.data_ptr()] if device.type == "cuda" else saved, device)
@@ -126,8 +126,13 @@ def timed_on_gpu(run: Callable[[], Any], device: torch.device) -> Nanoseconds:
     return max(int(best * 1e6), 1)
 
 
+def without_casts(device: torch.device) -> AbstractContextManager[Any]:
+    """Switch autocast of a GPU off; nothing for the CPU."""
+    return torch.autocast("cuda", enabled=False) if device.type == "cuda" else nullcontext()
+
+
 def warm_up(device: torch.device) -> None:
-    """Let matrix products of the calling thread take their workspaces, once: torch keeps one per thread and stream.
+    """Let matrix products of the calling thread take their workspaces, once for each thread and stream.
 
     Otherwise the first planned part of a thread would allocate what no other run of it does.
     """

@@ -35,7 +35,7 @@ from tightrope.core import (
 from tightrope.core.graph import RETURN
 from tightrope.core.values import EMPTY
 from tightrope.native.hook.allocator import Allocator
-from tightrope.price.device import device_named, same_random_state, saved_state, warm_up
+from tightrope.price.device import device_named, same_random_state, saved_state, warm_up, without_casts
 from tightrope.price.kernels import dtype_of, resolve, tensor_in, value_of
 from tightrope.price.measure import Layout, Measured, measure
 from tightrope.price.store import FreshPrices, PriceStore
@@ -97,11 +97,7 @@ def price_ops(
         allocator.attach_hidden()
     device = pricing.device
     warm_up(device)
-    with (
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False),
-        same_random_state(device),
-    ):
+    with torch.autocast("cpu", enabled=False), without_casts(device), same_random_state(device):
         ops = pricing.all_priced(tick)
         if check and pricing.outdated():
             pricing = _Pricing(graph, given, allocator, FreshPrices(graph.environment))

@@ -23,8 +23,7 @@ from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
-from tightrope.price.device import device_of
-from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.accounts import Accounts
 from tightrope.run.asked import check_fallback, check_switches, check_verify, parse_budget
 from tightrope.run.attempt import attempt
 from tightrope.run.beside import Beside
@@ -35,6 +34,7 @@ from tightrope.run.evicted import EvictedSteps, evicted_steps
 from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.fastest import add_fastest
 from tightrope.run.foresee import Foresight
+from tightrope.run.on_gpu import accounts_for, refuse_uncaptured_on_gpu
 from tightrope.run.paging import paging_of
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
@@ -80,15 +80,14 @@ class CompiledModel:
         *,
         shapes: Shapes = None,
     ) -> None:
-        self.level, self.why, self.broken = "L1", "", ""
+        self.level, self.why, self.broken, self.many_sizes = "L1", "", "", False
         self.settings, self.status = settings, status
         self.in_pieces, self.num_graphs, self.num_new = False, 0, 0
-        self.many_sizes = False
         self.replay: Replay | None = None
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
-        self.accounts: Accounts = accounts(device_of(parameters := list(parameters)))
+        self.accounts: Accounts = accounts_for(parameters := list(parameters), settings)
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
         self.beside = Beside(self.accounts)
         self.twin: EagerTwin | None = None
@@ -100,7 +99,7 @@ class CompiledModel:
         self.calls.prospects.raised = _weakly(this, CompiledModel.hold)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not ending():  # else modules are empty already
+        if not ending() and "calls" in self.__dict__:  # modules are empty then, or it was refused
             self.close()
 
     def close(self) -> None:
@@ -214,6 +213,7 @@ class CompiledModel:
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
             )
+        refuse_uncaptured_on_gpu(self.accounts.device, reason)
         held, enough = self.accounts.charged(), self.accounts.enough
         if budget < held < enough:
             raise InfeasibleError(

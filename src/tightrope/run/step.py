@@ -33,6 +33,7 @@ from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.fastest import faster_form
+from tightrope.run.on_gpu import refuse_step_on_gpu
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.sharded import refuse_divided
@@ -154,7 +155,8 @@ class TrainingStep:
     ) -> None:
         self.fn = fn
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
-        self.accounts: Accounts = accounts(device_of(model.parameters()))
+        refuse_step_on_gpu(device_of(model.parameters()))
+        self.accounts: Accounts = accounts()
         self.before_run: Callable[[WholeStep, list[Any]], None] | None = None
         self.accounts.search()
         self.wholes: list[WholeStep] = []

@@ -115,8 +115,8 @@ class Divergence:
         index: number of the allocation in the plan.
         expected: planned bytes (0 past the end).
         got: requested bytes.
-        reason: ``size``, ``past end``, ``overlap`` (a block that should be dead is still alive there) or, on a
-            GPU, ``stream`` (the request is for another stream than the plan's).
+        reason: ``size``, ``past end``, ``overlap`` (a block that should be dead is still alive there) or,
+            on a GPU, ``stream`` (the request is for another stream than the plan's).
         outside: bytes served from the heap since, because of it.
     """
 

@@ -1,0 +1,79 @@
+"""What runs on a GPU and what does not yet: refused in words, before anything runs."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tightrope.core import CaptureError, TightropeError
+from tightrope.price.device import device_of
+from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.unit import Settings
+
+_LATER = "It runs on the CPU only, so far."
+
+
+def accounts_for(parameters: Sequence[torch.Tensor], settings: Settings) -> Accounts:
+    """Find the accounts of the device that parameters are on.
+
+    Raises:
+        TightropeError: the settings ask for what does not run there.
+    """
+    device = device_of(parameters)
+    refuse_on_gpu(device, settings)
+    return accounts(device)
+
+
+def refuse_on_gpu(device: torch.device, settings: Settings) -> None:
+    """Refuse what the settings ask of a model on a GPU and only runs on the CPU.
+
+    Raises:
+        TightropeError: names the argument.
+
+    Example:
+        >>> refuse_on_gpu(torch.device("cpu"), Settings(2**30, fuse=True))
+    """
+    if device.type != "cuda":
+        return
+    if settings.fuse:
+        raise TightropeError(f"fuse=True for a model on {device}: leave it out. {_LATER}")
+    if settings.pages is not None:
+        raise TightropeError(f"page_to for a model on {device}: leave it out. {_LATER}")
+
+
+def refuse_step_on_gpu(device: torch.device) -> None:
+    """Refuse a whole step of a model on a GPU.
+
+    Raises:
+        TightropeError: says what to use.
+    """
+    if device.type == "cuda":
+        raise TightropeError(
+            f"tightrope.step of a model on {device}: use tightrope.compile(model, budget=...) and "
+            f"optimizer.step(). {_LATER}"
+        )
+
+
+def refuse_uncaptured_on_gpu(device: torch.device, reason: str) -> None:
+    """Refuse a model on a GPU that no plan can be made for: levels 0 and E run on the CPU only.
+
+    Raises:
+        CaptureError: with the reason.
+    """
+    if device.type == "cuda":
+        raise CaptureError(
+            f"this model on {device} is not planned: {reason} What runs elsewhere without a plan, levels 0 "
+            f"and E, does not run on a GPU. Set torch.cuda.set_per_process_memory_fraction for a limit alone."
+        )
+
+
+def refuse_other_device(graph: torch.device, planned: torch.device, name: str) -> None:
+    """Refuse a graph on another device than the one that its model was compiled for.
+
+    Raises:
+        CaptureError: says what to do.
+    """
+    if (graph.type, graph.index or 0) != (planned.type, planned.index or 0):
+        raise CaptureError(
+            f"{name} was compiled with its parameters on {planned}, and is called with tensors on {graph}: "
+            "move it first, then call tightrope.compile."
+        )
