@@ -8,7 +8,7 @@ import transformers  # noqa: F401
 
 from tightrope.capture._torch import reset_dynamo
 from tightrope.native.build import compiler
-from tightrope.run.accounts import accounts
+from tightrope.run.accounts import accounts, has_accounts
 
 gc.collect()
 gc.freeze()  # spare the collection after every test the half a million objects of these imports
@@ -18,7 +18,7 @@ gc.freeze()  # spare the collection after every test the half a million objects 
 def _no_open_step() -> Iterator[None]:
     """End what a level 0 model has begun, before the allocator is put back to plain counting."""
     yield
-    if accounts.cache_info().currsize and compiler() is not None:
+    if has_accounts() and compiler() is not None:
         accounts().open_step(None)
     reset_dynamo()  # compiled code refers to its model
     gc.collect()

@@ -35,7 +35,7 @@ def test_arguments_that_need_the_cpu_are_refused_by_name() -> None:
 def test_steps_and_models_without_a_plan_are_refused_with_a_way_on() -> None:
     with pytest.raises(TightropeError, match=r"tightrope\.compile\(model, budget=\.\.\.\)"):
         refuse_step_on_gpu(GPU)
-    with pytest.raises(CaptureError, match=r"because\. .* set_per_process_memory_fraction"):
+    with pytest.raises(CaptureError, match=r"because\. .*set_per_process_memory_fraction"):
         refuse_uncaptured_on_gpu(GPU, "because.")
     refuse_step_on_gpu(CPU)
     refuse_uncaptured_on_gpu(CPU, "because.")

@@ -12,7 +12,6 @@ optimizer and user code live under it too. Inside a step with a limit of its own
 holds.
 """
 
-import functools
 import gc
 import threading
 import weakref
@@ -32,6 +31,7 @@ from tightrope.price.device import CPU
 from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
 
+_MADE: "Final[dict[torch.device, Accounts]]" = {}
 _UNLIMITED: Final[Bytes] = 2**60
 _SLACK: Final[Bytes] = 48 * 2**20
 """Two segments of 20 MiB in which blocks of 1 to 10 MiB lie, and four of 2 MiB for smaller ones."""
@@ -408,16 +408,18 @@ def _allocator_of(device: torch.device) -> Allocator:
     return cuda_allocator(device.index or 0) if device.type == "cuda" else allocator()
 
 
+def has_accounts(device: torch.device = CPU) -> bool:
+    """Tell whether somebody asked for the accounts of a device."""
+    return device in _MADE
+
+
 def accounts(device: torch.device = CPU) -> Accounts:
     """Return the process's accounts of a device; the first call installs the allocator hook.
 
     Raises:
         NativeError: there is a C++ compiler, but it could not build the hook.
     """
-    index = (device.index or 0) if device.type == "cuda" else None
-    return _accounts(torch.device("cuda", index) if index is not None else CPU)
-
-
-@functools.cache
-def _accounts(device: torch.device) -> Accounts:
-    return Accounts(device)
+    one = torch.device("cuda", device.index or 0) if device.type == "cuda" else CPU
+    if one not in _MADE:
+        _MADE[one] = Accounts(one)
+    return _MADE[one]
