@@ -22,6 +22,7 @@ from tightrope.core import (
     fitted,
 )
 from tightrope.core.executable import Executable
+from tightrope.judge.cuts import check_cuts
 from tightrope.lower import lowered
 from tightrope.micro.maps import MapShape, finer_maps, with_maps_cut
 from tightrope.micro.tiles import TiledGraph, tile
@@ -81,6 +82,7 @@ def plan_step(
         InfeasibleError: an op needs more, named with the smallest limit that does; or time or energy do.
         TightropeError: the machine has no slower tier, or the slower tier is too small; or energy was
             asked for, and the machine does not tell its power.
+        JudgeError: what is cut does not compute the same.
     """
     economy = economy or Economy()
     if not machine.watts and (economy.joules is not None or economy.objective == "joules"):
@@ -118,7 +120,16 @@ def plan_step(
             f"of counters: {error} The next limit to try is {least + beside} B.",
             asked=ram, smallest_found=least + beside, lower_bound=error.lower_bound + beside, op=error.op,
         ) from error  # fmt: skip
+    if tiled.whole is not graph or tiled.counts:
+        check_cuts(graph, tiled.graph, _held(graph, tiled))
     return MicroPlan(plan, lowered(tiled.graph, plan, machine).executable, tiled, ram, stack)
+
+
+def _held(graph: Graph, tiled: TiledGraph) -> dict[StorageId, tuple[StorageId, Bytes]]:
+    """What the caller holds in a graph that is cut: parts of what it holds in the whole one."""
+    pairs = zip(tiled.whole.parts[0].inputs, graph.parts[0].inputs, strict=True)
+    whole = {one.view.base: other.view.base for one, other in pairs if one.view and other.view}
+    return {storage: (whole[of], first) for storage, (of, first) in tiled.origin.items()}
 
 
 def _plan(tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy) -> tuple[Plan, TiledGraph]:
