@@ -151,6 +151,22 @@ def test_maps_of_the_caller_are_read_and_updated_as_in_pytorch(
     assert {"first.weight", "third.weight", "fc.bias"} <= set(known)
 
 
+@pytest.mark.parametrize("kind", ["place", "place first", "relu"])
+def test_signs_never_need_more(kind: str, board: Machine) -> None:
+    torch.manual_seed(3)
+    model = Given(kind)
+    rule = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    step = capture_step(model, (torch.randn(1, 8, 8, 8), torch.tensor([4])), rule)
+    least = []
+    for signs in (True, False):
+        with pytest.raises(InfeasibleError) as caught:
+            compile_step(step, board, ram=2300, signs=signs)
+        least.append(caught.value.smallest_found or 0)
+    assert least[0] <= least[1]
+    found = compile_step(step, board, ram=least[0], economy=Economy(walks=20))
+    assert found.manifest.total <= least[0]
+
+
 def test_maps_that_others_look_at_stay_whole(steps: dict[str, MicroStep]) -> None:
     for name in ("normed", "pooled"):  # three images; pools and groups
         graph = steps[name].graph

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.micro.nets import NETS, Residual
-from tightrope.core import InfeasibleError, Machine, TightropeError, UnsupportedOpError
+from tightrope.core import InfeasibleError, Machine, PageIn, TightropeError, UnsupportedOpError
 from tightrope.micro import MicroStep, capture_step, compile_step
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
 from tightrope.plan import whole_bytes
@@ -107,6 +107,37 @@ def test_the_limit_that_a_refusal_names_works(name: str, steps: dict[str, MicroS
     assert named is not None
     assert caught.value.lower_bound <= named <= error.smallest_found
     assert compile_step(steps[name], board, ram=named, economy=short).manifest.total <= named
+
+
+@pytest.mark.parametrize("name", ["dense", "pooled", "normed", "sentences"])
+def test_without_pages_the_limit_named_works_and_reruns_never_need_more(
+    name: str, steps: dict[str, MicroStep], board: Machine
+) -> None:
+    least = {}
+    for reruns in (False, True):
+        economy = Economy(pages=False, reruns=reruns, walks=20)
+        with pytest.raises(InfeasibleError) as caught:
+            compile_step(steps[name], board, ram=2300, economy=economy)
+        least[reruns] = caught.value.smallest_found or 0
+        compiled = compile_step(steps[name], board, ram=least[reruns], economy=economy)
+        assert compiled.manifest.total <= least[reruns]
+        storages = compiled.planned.tiled.graph.storages
+        pages = [one for one in compiled.planned.plan.schedule.steps if isinstance(one, PageIn)]
+        assert pages
+        assert all(storages[one.storage].home for one in pages)
+    assert least[True] <= least[False]
+
+
+@pytest.mark.parametrize("name", ["dense", "normed"])
+def test_the_limit_that_is_named_is_the_same_from_every_smaller_one(
+    name: str, steps: dict[str, MicroStep], board: Machine
+) -> None:
+    named = set()
+    for ram in (2300, 3200, 4100):
+        with pytest.raises(InfeasibleError) as caught:
+            compile_step(steps[name], board, ram=ram)
+        named.add(caught.value.smallest_found)
+    assert len(named) == 1
 
 
 def test_a_limit_above_the_machine_is_refused(steps: dict[str, MicroStep], board: Machine) -> None:
