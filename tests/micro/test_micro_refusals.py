@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.micro.nets import NETS, Residual
-from tightrope.core import InfeasibleError, Machine, PageIn, TightropeError, UnsupportedOpError
+from tightrope.core import CaptureError, InfeasibleError, Machine, PageIn, TightropeError, UnsupportedOpError
 from tightrope.micro import MicroStep, capture_step, compile_step
+from tightrope.micro.infer import capture_net
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
 from tightrope.plan import whole_bytes
 from tightrope.plan.paging.economy import Economy
@@ -59,6 +60,32 @@ def test_an_op_without_a_kernel_is_named_with_module_and_line() -> None:
 
 def test_a_weight_that_is_used_twice_is_refused() -> None:
     assert "gradient of a parameter for more than its update" in str(refused(Tied(), *BATCH))
+
+
+def test_classes_and_rows_that_there_are_not_are_refused() -> None:
+    model = nn.Linear(4, 3)
+
+    class Loss(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.inner(x), y)
+
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    for wrong in (3, -1, -100):
+        with pytest.raises(TightropeError, match=f"gets the number {wrong}, of 3 classes counted from 0"):
+            capture_step(Loss(model), (torch.ones(2, 4), torch.tensor([2, wrong])), rule)
+    words, args, rule = NETS["sentences"]()
+    with pytest.raises(TightropeError, match=r"embedding.* gets the number 12, of 12 rows counted from 0"):
+        capture_step(words, (torch.full_like(args[0], 12), args[1]), rule)
+
+
+def test_a_forward_that_computes_nothing_is_refused() -> None:
+    for model in (nn.Identity(), nn.Sequential()):
+        with pytest.raises(CaptureError, match="computes nothing"):
+            capture_net(model, (torch.ones(1, 4),))
 
 
 def test_a_norm_with_running_statistics_is_refused() -> None:
