@@ -14,6 +14,7 @@ from tightrope.core import Bytes, Graph, InfeasibleError, Machine, TightropeErro
 from tightrope.core.codec import dump_graph
 from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
+from tightrope.micro.arduino import arduino
 from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
 from tightrope.micro.signs import with_signs
@@ -117,7 +118,8 @@ class CompiledStep:
             TightropeError: the folder holds something else, or cannot be written.
         """
         graph = self.planned.tiled.graph
-        texts: dict[str, bytes] = {name: text.encode() for name, text in self.source.texts.items()}
+        code = {**self.source.texts, **arduino(self.source.texts, step=True)}
+        texts: dict[str, bytes] = {name: text.encode() for name, text in code.items()}
         texts["storage.bin"] = self.image
         texts["sample.bin"] = sample_of(self.manifest, self.image)
         texts["step.plan.json"] = dump_plan(self.planned.plan)
