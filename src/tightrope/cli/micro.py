@@ -62,12 +62,12 @@ def compile_command(
     machine: Annotated[str, typer.Option(help="A profile with a slower tier, or a TOML file.")] = "nrf52840",
     stack: Annotated[str, typer.Option(help="Bytes of it for the stack.")] = "2KiB",
     objective: Annotated[
-        Literal["seconds", "joules"], typer.Option(help="What is least, as modelled.")
+        Literal["seconds", "joules"], typer.Option(help="Of a step: what is least, as modelled.")
     ] = "seconds",
-    seconds: Annotated[float | None, typer.Option(help="Largest modelled time of a step.")] = None,
-    joules: Annotated[float | None, typer.Option(help="Largest modelled energy of a step.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Of a step: its largest modelled time.")] = None,
+    joules: Annotated[float | None, typer.Option(help="Of a step: its largest modelled energy.")] = None,
     recompute: Annotated[
-        bool, typer.Option(help="Run ops again where that is cheaper than to page what they made.")
+        bool, typer.Option(help="Of a step: run ops again where that is cheaper than to page what they made.")
     ] = True,
     infer: Annotated[bool, typer.Option("--infer", help="Inference alone, weights in flash.")] = False,
     integer: Annotated[
@@ -112,6 +112,16 @@ def compile_command(
         raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
     if sparse and (infer or integer):
         raise TightropeError("--sparse chooses what a step updates: leave out --infer and --integer.")
+    if (infer or integer) and (objective != "seconds" or seconds is not None or joules is not None):
+        raise TightropeError(
+            "--objective, --seconds and --joules are of a training step: leave them out with --infer and "
+            "--integer, which compute every op once where RAM allows it."
+        )
+    if (infer or integer) and not recompute:
+        raise TightropeError(
+            "--no-recompute is of a training step: inference runs ops again only where activations have to "
+            "be paged; --no-pages leaves out both."
+        )
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)
