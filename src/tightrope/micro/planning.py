@@ -156,16 +156,17 @@ def _tiled_plan(
     Raises:
         InfeasibleError: that with the smallest plan, of all forms that are tried under any limit: it works.
     """
-    forms = partial(_forms, graph, machine, maps=maps)
-    stays = (False,) if economy.pages else (True, False) if economy.reruns else (True,)
-    ways = [(economy, stays)]
+    forms = partial(_cut_forms, graph, machine, maps=maps)
+    ways = [(economy, forms(room, stay=not economy.pages))]
     if economy.pages:
-        ways.append((dataclasses.replace(economy, pages=False), (True,)))
+        ways.append((dataclasses.replace(economy, pages=False), forms(room, stay=True)))
+    elif economy.reruns:  # each form is searched in full: not all of them
+        ways[0] = (economy, chain(forms(room, stay=True), _halves(forms(room, stay=False), room)))
     found: list[tuple[Plan, TiledGraph]] = []
     late: list[InfeasibleError] = []
     for way, asked in ways:
         try:
-            fits = _first(forms(room, asked), graph, machine, room, way)
+            fits = _first(asked, graph, machine, room, way)
         except InfeasibleError as error:
             late.append(error)
         else:
@@ -175,21 +176,25 @@ def _tiled_plan(
     if late:
         raise late[0]
     refused: list[InfeasibleError] = []
-    for need, tiled in sorted(forms(0, stays), key=lambda one: one[0]):
+    once = economy if economy.pages else dataclasses.replace(economy, reruns=False)  # as what is named holds
+    for need, tiled in sorted(forms(0, stay=not economy.pages), key=lambda one: one[0]):
         if refused and need >= min(map(_least, refused)):
             break
-        tried = _tried(tiled, machine, room, _as_long(economy, len(graph.ops), tiled.graph))
+        tried = _tried(tiled, machine, room, _as_long(once, len(graph.ops), tiled.graph))
         if isinstance(tried, tuple):
-            return tried
+            better = _tried(tiled, machine, room, _as_long(economy, len(graph.ops), tiled.graph))
+            return better if isinstance(better, tuple) else tried
         refused.append(tried)
     raise min(refused, key=_least)
 
 
-def _forms(
-    graph: Graph, machine: Machine, within: Bytes, stays: Iterable[bool], *, maps: bool
-) -> Iterator[tuple[Bytes, TiledGraph]]:
-    """Iterate over forms of a graph, where what ops make stays and where it need not."""
-    return chain.from_iterable(_cut_forms(graph, machine, within, stay=stay, maps=maps) for stay in stays)
+def _halves(forms: Iterable[tuple[Bytes, TiledGraph]], room: Bytes) -> Iterator[tuple[Bytes, TiledGraph]]:
+    """The first form of which every op fits, and each that needs at most half of the one before."""
+    last = 2 * room
+    for need, tiled in forms:
+        if need <= room and 2 * need <= last:
+            last = need
+            yield need, tiled
 
 
 def _first(
