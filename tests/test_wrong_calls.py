@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "report a plain model": (lambda: tightrope.report(net()), "Linear was not compiled"),
     # files and figures
     "Machine.parse 3": (lambda: Machine.parse(3), "text=3: give"),
-    "Machine.parse text": (lambda: Machine.parse("x"), "'x' is not a machine profile"),
+    "Machine.parse text": (lambda: Machine.parse("x"), "'x' as a machine profile is not TOML"),
     "Machine.load 3": (lambda: Machine.load(3), "path=3: give the path"),
     "Machine.load None": (lambda: Machine.load(None), "path=None: give the path"),
     "Plan.load 3": (lambda: Plan.load(3), "path=3: give the path"),
