@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from tightrope.core import (
     fitted,
 )
 from tightrope.core.executable import Executable
+from tightrope.judge.cuts import check_cuts
 from tightrope.lower import lowered
 from tightrope.micro.maps import MapShape, finer_maps, with_maps_cut
 from tightrope.micro.tiles import TiledGraph, tile
@@ -81,6 +83,7 @@ def plan_step(
         InfeasibleError: an op needs more, named with the smallest limit that does; or time or energy do.
         TightropeError: the machine has no slower tier, or the slower tier is too small; or energy was
             asked for, and the machine does not tell its power.
+        JudgeError: what is cut does not compute the same.
     """
     economy = economy or Economy()
     if not machine.watts and (economy.joules is not None or economy.objective == "joules"):
@@ -118,7 +121,16 @@ def plan_step(
             f"of counters: {error} The next limit to try is {least + beside} B.",
             asked=ram, smallest_found=least + beside, lower_bound=error.lower_bound + beside, op=error.op,
         ) from error  # fmt: skip
+    if tiled.whole is not graph or tiled.counts:
+        check_cuts(graph, tiled.graph, _held(graph, tiled))
     return MicroPlan(plan, lowered(tiled.graph, plan, machine).executable, tiled, ram, stack)
+
+
+def _held(graph: Graph, tiled: TiledGraph) -> dict[StorageId, tuple[StorageId, Bytes]]:
+    """What the caller holds in a graph that is cut: parts of what it holds in the whole one."""
+    pairs = zip(tiled.whole.parts[0].inputs, graph.parts[0].inputs, strict=True)
+    whole = {one.view.base: other.view.base for one, other in pairs if one.view and other.view}
+    return {storage: (whole[of], first) for storage, (of, first) in tiled.origin.items()}
 
 
 def _plan(tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy) -> tuple[Plan, TiledGraph]:
@@ -138,21 +150,26 @@ def _tiled_plan(
     """Cut the largest weight of the op that needs most, then its maps, until it fits or nothing can be cut.
 
     Raises:
-        InfeasibleError: that with the smallest plan, of all that were tried.
+        InfeasibleError: that with the smallest plan, of all forms that are tried under any limit: it works.
     """
-    refused: list[InfeasibleError] = []
-    stay = not (economy.pages or economy.reruns)
-    for need, tiled in _cut_forms(graph, machine, room, stay=stay, maps=maps):
+    stays = [False] if economy.pages else [True, False] if economy.reruns else [True]
+
+    def forms(within: Bytes) -> Iterator[tuple[Bytes, TiledGraph]]:
+        return chain.from_iterable(_cut_forms(graph, machine, within, stay=stay, maps=maps) for stay in stays)
+
+    for need, tiled in forms(room):
         asked = _as_long(economy, len(graph.ops), tiled.graph)
-        if need <= room and (found := _tried(tiled, machine, room, asked, refused)) is not None:
+        if need <= room and isinstance(found := _tried(tiled, machine, room, asked), tuple):
             return found
-    finest = list(_cut_forms(graph, machine, 0, stay=stay, maps=maps))
-    for need, tiled in sorted(finest, key=lambda one: one[0]):  # does not depend on the room: can be named
+    refused: list[InfeasibleError] = []
+    for need, tiled in sorted(forms(0), key=lambda one: one[0]):
         if refused and need >= min(map(_least, refused)):
             break
         asked = _as_long(economy, len(graph.ops), tiled.graph)
-        if (found := _tried(tiled, machine, room, asked, refused)) is not None:
-            return found
+        tried = _tried(tiled, machine, room, asked)
+        if isinstance(tried, tuple):
+            return tried
+        refused.append(tried)
     raise min(refused, key=_least)
 
 
@@ -185,9 +202,9 @@ def _least(error: InfeasibleError) -> Bytes:
 
 
 def _tried(
-    tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy, refused: list[InfeasibleError]
-) -> tuple[Plan, TiledGraph] | None:
-    """Plan a form; notes why it does not fit.
+    tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy
+) -> tuple[Plan, TiledGraph] | InfeasibleError:
+    """Plan a form; returns why it does not fit.
 
     Raises:
         InfeasibleError: time or energy do not.
@@ -197,8 +214,7 @@ def _tried(
     except InfeasibleError as error:
         if not error.op:
             raise
-        refused.append(error)
-    return None
+        return error
 
 
 def price(graph: Graph, machine: Machine) -> Graph:
