@@ -108,20 +108,11 @@ def compile_command(
     With --infer or --integer: a forward instead of a step. The folder is written whole or not at all. Exit
     code 3: an op needs more than the limit, or the step more time or energy.
     """
-    if not integer and (core != "auto" or floats):
-        raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
-    if sparse and (infer or integer):
-        raise TightropeError("--sparse chooses what a step updates: leave out --infer and --integer.")
-    if (infer or integer) and (objective != "seconds" or seconds is not None or joules is not None):
-        raise TightropeError(
-            "--objective, --seconds and --joules are of a training step: leave them out with --infer and "
-            "--integer, which compute every op once where RAM allows it."
-        )
-    if (infer or integer) and not recompute:
-        raise TightropeError(
-            "--no-recompute is of a training step: inference runs ops again only where activations have to "
-            "be paged; --no-pages leaves out both."
-        )
+    asked_of_step = objective != "seconds" or seconds is not None or joules is not None
+    _check_options(
+        step=not (infer or integer), integer=integer, kernels=core != "auto" or floats, sparse=sparse,
+        limits=asked_of_step, recompute=recompute,
+    )  # fmt: skip
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)
@@ -133,6 +124,32 @@ def compile_command(
 
     asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute, pages=pages)
     _say(output, _step(target, machine, (ram, stack), asked, output, sparse=sparse), json)
+
+
+def _check_options(
+    *, step: bool, integer: bool, kernels: bool, sparse: bool, limits: bool, recompute: bool
+) -> None:
+    """Refuse options of one kind of compilation for another.
+
+    Raises:
+        TightropeError: names them.
+    """
+    if not integer and kernels:
+        raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
+    if step:
+        return
+    if sparse:
+        raise TightropeError("--sparse chooses what a step updates: leave out --infer and --integer.")
+    if limits:
+        raise TightropeError(
+            "--objective, --seconds and --joules are of a training step: leave them out with --infer and "
+            "--integer, which compute every op once where RAM allows it."
+        )
+    if not recompute:
+        raise TightropeError(
+            "--no-recompute is of a training step: inference runs ops again only where activations have to "
+            "be paged; --no-pages leaves out both."
+        )
 
 
 def _step(
