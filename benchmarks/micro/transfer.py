@@ -26,7 +26,7 @@ from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError
 from tightrope.core.schedule import PageOut
 from tightrope.micro import CompiledStep, MicroStep, capture_step, compile_step
-from tightrope.micro.choose import SparseChoice, choose_updates, gains_of
+from tightrope.micro.choose import SparseChoice, choose_updates, gains_of, sparse_step
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
 from tightrope.plan.paging.economy import Economy
 
@@ -162,6 +162,19 @@ def _compiled(step: MicroStep, arena: int) -> CompiledStep:
     return found
 
 
+def _one_more(step: MicroStep, names: Sequence[str], every: Sequence[str]) -> int:
+    """The least arena that was found for a set with one parameter more."""
+    found = []
+    for name in every:
+        if name not in names:
+            more = sparse_step(step, [one for one in every if one in names or one == name])
+            try:
+                compile_step(more, find_machine("poet-cortex-m4f"), ram=_BESIDE, economy=_economy())
+            except InfeasibleError as error:
+                found.append((error.smallest_found or error.lower_bound) - _BESIDE)
+    return min(found)
+
+
 def _said(seed: int, full: int, step: MicroStep, found: SparseChoice, scores: dict[str, float]) -> Row:
     everything, some = within(step, full), found.compiled.manifest
     assert everything is not None
@@ -171,7 +184,8 @@ def _said(seed: int, full: int, step: MicroStep, found: SparseChoice, scores: di
     rates = ", ".join(f"{what} {rate:g} for {epochs} epochs" for what, (rate, epochs) in _TUNED.items())
     ours = (
         f"seed {seed}: arena {some.arena} B, of all {full} B ({full / some.arena:.2f} times); top-1 of new "
-        f"digits {chosen}, of all {every}, of the last layer alone {last}; "
+        f"digits {chosen}, of all {every}, of the last layer alone {last}; with any one parameter more the "
+        f"arena is at least {_one_more(step, found.names, all_of_it.updated)} B; "
         f"{len(found.names)} of {len(all_of_it.updated)} parameters, {100 * found.gain:.0f} % of the gain, "
         f"after {found.num_plans} plans{ended}; modelled {some.seconds:.2f} s and {some.joules:.4f} J a "
         f"step, of all {all_of_it.seconds:.2f} s and {all_of_it.joules:.4f} J; bytes written "

@@ -153,10 +153,28 @@ def test_a_narrow_net_in_which_one_shift_does_not_do_is_refused() -> None:
     samples = [(torch.randn(1, 512),) for _ in range(20)]
     net = capture_net(model, samples[0])
     with pytest.raises(
-        TightropeError, match=r"channel 3, whose weights are \d+ times smaller.*Leave narrow out"
+        TightropeError, match=r"channel 3, whose unit .* is \d+ times smaller.*Leave narrow out"
     ):
         quantize(net, ranges_of(net, samples), narrow=True)
     assert quantize(net, ranges_of(net, samples)).output.dtype == "int16"
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    samples = [(torch.randn(1, 4),) for _ in range(3)]
+    net = capture_net(model, samples[0])
+    for wrong in (float("nan"), float("inf")):
+        broken = [*samples, (torch.full((1, 4), wrong),), *samples]
+        with pytest.raises(TightropeError, match="input_0 takes values on the samples that are not finite"):
+            quantize(net, ranges_of(net, broken))
+        with torch.no_grad():
+            model[2].weight[1, 3] = wrong
+        bad = capture_net(model, samples[0])
+        with pytest.raises(TightropeError, match=r"linear.* in 2 .*has a weight that is NaN or infinite"):
+            quantize(bad, ranges_of(bad, samples))
+    with pytest.raises(TightropeError, match="ranges come from samples"):
+        ranges_of(net, [])
 
 
 @needs_cc

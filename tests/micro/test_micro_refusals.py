@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.micro.nets import NETS, Residual
-from tightrope.core import InfeasibleError, Machine, TightropeError, UnsupportedOpError
+from tightrope.core import CaptureError, InfeasibleError, Machine, PageIn, TightropeError, UnsupportedOpError
 from tightrope.micro import MicroStep, capture_step, compile_step
+from tightrope.micro.infer import capture_net
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
 from tightrope.plan import whole_bytes
 from tightrope.plan.paging.economy import Economy
@@ -61,6 +62,32 @@ def test_a_weight_that_is_used_twice_is_refused() -> None:
     assert "gradient of a parameter for more than its update" in str(refused(Tied(), *BATCH))
 
 
+def test_classes_and_rows_that_there_are_not_are_refused() -> None:
+    model = nn.Linear(4, 3)
+
+    class Loss(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.inner(x), y)
+
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    for wrong in (3, -1, -100):
+        with pytest.raises(TightropeError, match=f"gets the number {wrong}, of 3 classes counted from 0"):
+            capture_step(Loss(model), (torch.ones(2, 4), torch.tensor([2, wrong])), rule)
+    words, args, rule = NETS["sentences"]()
+    with pytest.raises(TightropeError, match=r"embedding.* gets the number 12, of 12 rows counted from 0"):
+        capture_step(words, (torch.full_like(args[0], 12), args[1]), rule)
+
+
+def test_a_forward_that_computes_nothing_is_refused() -> None:
+    for model in (nn.Identity(), nn.Sequential()):
+        with pytest.raises(CaptureError, match="computes nothing"):
+            capture_net(model, (torch.ones(1, 4),))
+
+
 def test_a_norm_with_running_statistics_is_refused() -> None:
     model = Residual((4,), normed=True).eval()
     error = refused(model, torch.ones(2, 3, 8, 8), torch.tensor([0, 1]))
@@ -107,6 +134,37 @@ def test_the_limit_that_a_refusal_names_works(name: str, steps: dict[str, MicroS
     assert named is not None
     assert caught.value.lower_bound <= named <= error.smallest_found
     assert compile_step(steps[name], board, ram=named, economy=short).manifest.total <= named
+
+
+@pytest.mark.parametrize("name", ["dense", "pooled", "normed", "sentences"])
+def test_without_pages_the_limit_named_works_and_reruns_never_need_more(
+    name: str, steps: dict[str, MicroStep], board: Machine
+) -> None:
+    least = {}
+    for reruns in (False, True):
+        economy = Economy(pages=False, reruns=reruns, walks=20)
+        with pytest.raises(InfeasibleError) as caught:
+            compile_step(steps[name], board, ram=2300, economy=economy)
+        least[reruns] = caught.value.smallest_found or 0
+        compiled = compile_step(steps[name], board, ram=least[reruns], economy=economy)
+        assert compiled.manifest.total <= least[reruns]
+        storages = compiled.planned.tiled.graph.storages
+        pages = [one for one in compiled.planned.plan.schedule.steps if isinstance(one, PageIn)]
+        assert pages
+        assert all(storages[one.storage].home for one in pages)
+    assert least[True] <= least[False]
+
+
+@pytest.mark.parametrize("name", ["dense", "normed"])
+def test_the_limit_that_is_named_is_the_same_from_every_smaller_one(
+    name: str, steps: dict[str, MicroStep], board: Machine
+) -> None:
+    named = set()
+    for ram in (2300, 3200, 4100):
+        with pytest.raises(InfeasibleError) as caught:
+            compile_step(steps[name], board, ram=ram)
+        named.add(caught.value.smallest_found)
+    assert len(named) == 1
 
 
 def test_a_limit_above_the_machine_is_refused(steps: dict[str, MicroStep], board: Machine) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.judge.families import FAMILIES, Sketch, possible_pairs
 from tests.plan.test_paging import drawn, machine
-from tightrope.core import Graph, InfeasibleError, Limits, Machine, Tier, TightropeError
+from tightrope.core import Graph, InfeasibleError, Limits, Machine, Op, Storage, Tier, TightropeError
 from tightrope.lower import lowered, walked
 from tightrope.native.solvers.paging import PagingGoal, PagingSolver
 from tightrope.plan.assemble import assemble
@@ -256,3 +256,22 @@ def test_equal_seeds_give_equal_sets_and_a_goal_without_paging_pages_nothing() -
     assert sets[0]
     assert not PagedSet.of(sets[0]).pages
     assert PagedSet((), (Page(4, 2, 1),)).decisions() == ((4, 1, 2, 1),)
+
+
+def test_where_ops_write_over_inputs_the_program_bounds_with_fewer_bytes() -> None:
+    ops = [Op(0, "a", "a", creates=(0,), ns=10)]
+    ops += [Op(k, "b", "b", reads=(k - 1,), creates=(k,), ns=10) for k in (1, 2, 3)]
+    ops.append(Op(4, "c", "c", reads=(3, 1), creates=(4,), ns=10))
+    storages = [Storage(k, 64) for k in range(4)] + [Storage(4, 64, resident_at_end=True)]
+    graph = Graph(tuple(ops), tuple(storages))
+    knobs = PoetKnobs(objective="seconds")
+    over = PoetKnobs(objective="seconds", in_place={1: 0, 2: 1, 3: 2, 4: 3})
+    plain, free = (solve_poet(graph, board(0), Limits((128,)), knobs=one) for one in (knobs, over))
+    assert plain.chosen is None
+    assert plain.proved
+    assert free.proved
+    assert free.chosen is None
+    assert free.bound == 50
+    roomy = [solve_poet(graph, board(0), Limits((192,)), knobs=one) for one in (knobs, over)]
+    assert [answer.bound for answer in roomy] == [50, 50]
+    assert solve_poet(graph, board(0), Limits((64,)), knobs=over).bound == float("inf")

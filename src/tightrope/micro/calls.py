@@ -161,7 +161,7 @@ CALLS: Final[dict[str, _Call]] = {
     "conv2d": _conv2d,
     "conv2d_input": _conv2d_input,
     "conv2d_weight_sgd": _conv2d_weight,
-    "embedding": lambda a: [*a.at(0, 1), *a.made(), count_of(a.shape(1)), a.shape(0)[1]],
+    "embedding": lambda a: [*a.at(0, 1), *a.made(), count_of(a.shape(1)), *a.shape(0)],
     "embedding_sgd": lambda a: [*a.at(0, 1, 2, 3), count_of(a.shape(1)), *a.shape(2), a.rule()],
     "gelu": lambda a: [*a.at(0), *a.made(), count_of(a.result())],
     "gelu_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result())],

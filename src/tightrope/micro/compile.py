@@ -3,16 +3,18 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from tightrope.core import Bytes, Machine, TightropeError
+from tightrope.core import Bytes, Graph, InfeasibleError, Machine, TightropeError
 from tightrope.core.codec import dump_graph
 from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
+from tightrope.micro.arduino import arduino
 from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
 from tightrope.micro.signs import with_signs
@@ -116,7 +118,8 @@ class CompiledStep:
             TightropeError: the folder holds something else, or cannot be written.
         """
         graph = self.planned.tiled.graph
-        texts: dict[str, bytes] = {name: text.encode() for name, text in self.source.texts.items()}
+        code = {**self.source.texts, **arduino(self.source.texts, step=True)}
+        texts: dict[str, bytes] = {name: text.encode() for name, text in code.items()}
         texts["storage.bin"] = self.image
         texts["sample.bin"] = sample_of(self.manifest, self.image)
         texts["step.plan.json"] = dump_plan(self.planned.plan)
@@ -145,15 +148,15 @@ def compile_step(
         stack: bytes of it for the stack.
         tiles: whether weights may be cut into rows where no plan of whole ones fits.
         maps: whether maps may be cut into groups of channels where that does not do.
-        signs: whether one bit per element is kept of what gradients of ReLUs alone read later.
+        signs: whether one bit per element may be kept of what gradients of ReLUs alone read later.
         economy: what ops run again for, limits of modelled time and energy; None = the least time.
 
     Raises:
         InfeasibleError: an op needs more, named with its bytes and the next limit to try; or the best
             step that was found takes more time or energy than it may.
     """
-    graph = with_signs(step.graph) if signs else step.graph
-    planned = plan_step(graph, machine, ram=ram, stack=stack, tiles=tiles, maps=maps, economy=economy)
+    plans = partial(plan_step, machine=machine, ram=ram, stack=stack, tiles=tiles, maps=maps, economy=economy)
+    planned = _with_signs(step.graph, plans) if signs else plans(step.graph)
     source = emit(planned.tiled, planned.executable)
     forecast = planned.plan.forecast
     manifest = Manifest(
@@ -167,6 +170,25 @@ def compile_step(
         value = step.values[by_name[one.name]]
         image[one.offset : one.offset + one.bytes] = value[one.first : one.first + one.bytes]
     return CompiledStep(step, planned, source, manifest, bytes(image), machine)
+
+
+def _with_signs(graph: Graph, plans: Callable[[Graph], MicroPlan]) -> MicroPlan:
+    """Plan a step with signs; without, where those do not fit: to take them needs some bytes too.
+
+    Raises:
+        InfeasibleError: neither fits; that of the smaller plan.
+    """
+    signed = with_signs(graph)
+    try:
+        return plans(signed)
+    except InfeasibleError as error:
+        if signed is graph or not error.op:
+            raise
+        refused = error
+    try:
+        return plans(graph)
+    except InfeasibleError as error:
+        raise min(refused, error, key=lambda one: one.smallest_found or one.lower_bound) from None
 
 
 def sample_of(manifest: Manifest, image: bytes) -> bytes:

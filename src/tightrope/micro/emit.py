@@ -185,6 +185,10 @@ def _header(
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
 #define TR_ARENA_BYTES {arena}u
 #define TR_STORAGE_BYTES {storage}u
 #define TR_NUM_INPUTS {len(inputs)}
@@ -210,6 +214,10 @@ void tr_storage_write(uint32_t offset, const void *from, uint32_t bytes);
 
 {more}/* {entry.about} */
 {entry.declared}(void);
+
+#ifdef __cplusplus
+}}
+#endif
 
 #endif
 """

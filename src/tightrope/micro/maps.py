@@ -8,7 +8,8 @@ Source      Tiling below one tensor, as POET (ICML 2022) lacks it
 Guarantee   Every element is the same sum in the same order as of whole maps: results are equal to the bit.
             Every row of a weight is updated after the last op that reads its old value.
 Complexity  Linear in ops; a convolution becomes as many as there are pairs of groups.
-Gaps        One image per step, no pools and no convolutions in groups.
+Gaps        One image per step, no pools and no convolutions in groups. What the caller holds stays whole:
+            an op reads a part of it where it lies. `judge.cuts` checks what is written here.
 
     channels ^  x0 --+--> y0      conv2d(x0) makes y0 and y1, conv2d(x1) adds to y0 and y1
              |  x1 --+--> y1
@@ -16,6 +17,7 @@ Gaps        One image per step, no pools and no convolutions in groups.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace
@@ -63,6 +65,10 @@ def shape_of(view: View) -> MapShape | None:
     return view.shape[1], view.shape[2], view.shape[3]
 
 
+class _NoFormError(Exception):
+    """An op that touches a map has no form for groups of channels."""
+
+
 def finer_maps(graph: Graph, witness: Op, counts: Mapping[MapShape, int]) -> Mapping[MapShape, int] | None:
     """Twice as many groups of the largest maps that an op looks at; None where none can be cut further.
 
@@ -76,16 +82,18 @@ def finer_maps(graph: Graph, witness: Op, counts: Mapping[MapShape, int]) -> Map
     for shape in _shapes(graph):
         channels, *size = shape
         pieces = counts.get(shape, 1)
-        whole_bytes = _elements(shape) % (2 * pieces * _BITS) == 0  # of signs
-        if 2 * pieces <= _MOST and channels % (2 * pieces) == 0 and whole_bytes:
+        if 2 * pieces <= _MOST and channels % (2 * pieces) == 0:
             here = (1, channels // pieces, *size)
             found.update([shape] if any(view.shape == here for view in looks) else [])
-    able = [shape for shape in sorted(found, key=_elements) if _can_be_cut(graph, shape)]
-    return {**counts, able[-1]: 2 * counts.get(able[-1], 1)} if able else None
+    for shape in sorted(found, key=_elements, reverse=True):
+        finer = {**counts, shape: 2 * counts.get(shape, 1)}
+        if _written(graph, finer) is not None:
+            return finer
+    return None
 
 
-def _elements(shape: MapShape) -> int:
-    return shape[0] * shape[1] * shape[2]
+def _elements(shape: tuple[int, ...]) -> int:
+    return prod(shape)
 
 
 def _shapes(graph: Graph) -> set[MapShape]:
@@ -101,27 +109,6 @@ def _maps(graph: Graph, shapes: Iterable[MapShape]) -> dict[StorageId, View]:
     return {storage: view for storage, view in views.items() if shape_of(view) in wanted}
 
 
-def _can_be_cut(graph: Graph, shape: MapShape) -> bool:
-    """Whether every op that touches a map of a shape has a form for groups of channels."""
-    maps = _maps(graph, [shape])
-    if any(graph.storages[storage].resident_at_end for storage in maps):
-        return False
-    return all(_has_form(op, maps) for op in graph.ops if maps.keys() & {*op.reads, *op.creates})
-
-
-def _has_form(op: Op, maps: Mapping[StorageId, View]) -> bool:
-    name = op.target.removeprefix("micro.")
-    looks = [v for v in (*op.arguments, *(r.view for r in op.results)) if isinstance(v, View)]
-    if op.keywords or any(v.base in maps and shape_of(v) is None for v in looks):
-        return False
-    if name in _CONVOLUTIONS:
-        at = _CONVOLUTIONS[name][2]
-        weight = op.arguments[at]
-        groups = next(v for v in op.arguments[at:] if isinstance(v, int) and not isinstance(v, bool))
-        return isinstance(weight, View) and groups == 1
-    return name in _ALIKE
-
-
 def with_maps_cut(graph: Graph, counts: Mapping[MapShape, int]) -> Graph:
     """Write a step with maps in groups of channels.
 
@@ -129,9 +116,19 @@ def with_maps_cut(graph: Graph, counts: Mapping[MapShape, int]) -> Graph:
         graph: of a captured step, not cut into tiles.
         counts: number of groups by shape of the map, of shapes that `finer_maps` named.
     """
-    writer = _MapWriter(graph, counts)
-    for op in graph.ops:
-        writer.take(op)
+    found = _written(graph, counts)
+    assert found is not None
+    return found
+
+
+def _written(graph: Graph, counts: Mapping[MapShape, int]) -> Graph | None:
+    """Write it; None where an op that touches a map has no form for groups."""
+    try:
+        writer = _MapWriter(graph, counts)
+        for op in graph.ops:
+            writer.take(op)
+    except _NoFormError:
+        return None
     return writer.graph_written()
 
 
@@ -141,6 +138,7 @@ class _MapWriter:
 
     Attributes:
         pieces: storage that is cut -> its looks, one per group.
+        whole: storage that is cut -> its shape.
     """
 
     graph: Graph
@@ -148,6 +146,7 @@ class _MapWriter:
     ops: list[Op] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     pieces: dict[StorageId, list[View]] = field(default_factory=dict)
+    whole: dict[StorageId, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.storages = list(self.graph.storages)
@@ -155,7 +154,11 @@ class _MapWriter:
             shape = shape_of(view)
             assert shape is not None
             count = self.counts[shape]
+            whole_bytes = _elements(shape) % (count * _BITS) == 0  # of signs
+            if self.graph.storages[storage].resident_at_end or not whole_bytes:
+                raise _NoFormError
             part = (1, shape[0] // count, *shape[1:])
+            self.whole[storage] = view.shape
             self.pieces[storage] = [self._piece(storage, part, k, count) for k in range(count)]
 
     def _piece(
@@ -169,50 +172,91 @@ class _MapWriter:
     def take(self, op: Op) -> None:
         """Write an op: once, per group, or per pair of groups."""
         name = op.target.removeprefix("micro.")
-        if not self.pieces.keys() & {*op.reads, *op.creates}:
+        touches = bool(self.pieces.keys() & {*op.reads, *op.creates})
+        if name in _ALIKE and (touches or self._callers_map(op)):
+            self._alike(op, _ALIKE[name])
+        elif not touches:
             self._put(op, op.target, op.arguments, op.keywords, op.results)
         elif name in _CONVOLUTIONS:
             self._convolution(op, name)
         else:
-            self._alike(op, _ALIKE[name])
+            raise _NoFormError
+
+    def _callers_map(self, op: Op) -> bool:
+        """Whether an op reads first a map of the caller of a shape that is cut: its norms are too, then."""
+        first = op.arguments[0]
+        return isinstance(first, View) and shape_of(first) in self.counts and self._is_callers(first)
+
+    def _is_callers(self, view: View) -> bool:
+        return view.base != EMPTY and self.graph.storages[view.base].external
 
     def _alike(self, op: Op, kinds: str) -> None:
         """An op that works channel by channel: once per group."""
-        first = op.arguments[0]
-        assert isinstance(first, View)
-        count = len(self.pieces[first.base])
+        values = [(v, kinds[k] if k < len(kinds) else _state(op, v)) for k, v in enumerate(op.arguments)]
+        count = self._count(op, values)
         for result in op.results:
-            if result.view.base not in self.pieces:  # two rows of channels, or signs
-                *rows, last = result.view.shape
-                self.pieces[result.view.base] = [
-                    self._piece(result.view.base, (*rows, last // count), k, count, result.view.dtype)
-                    for k in range(count)
+            view = result.view
+            if view.base not in self.pieces:  # two rows of channels, or signs
+                *rows, last = view.shape
+                if self.graph.storages[view.base].resident_at_end or last % count or len(rows) > 1:
+                    raise _NoFormError
+                part = (*rows, last // count)
+                self.whole[view.base] = view.shape
+                self.pieces[view.base] = [
+                    self._piece(view.base, part, k, count, view.dtype) for k in range(count)
                 ]
         for k in range(count):
-            arguments = tuple(
-                self._part(value, kinds[at] if at < len(kinds) else _state(op, value), k, count)
-                for at, value in enumerate(op.arguments)
-            )
+            arguments = tuple(self._part(value, kind, k, count) for value, kind in values)
             results = tuple(Result(r.position, self.pieces[r.view.base][k]) for r in op.results)
             self._put(op, op.target, arguments, op.keywords, results)
 
+    def _count(self, op: Op, values: Iterable[tuple[Argument, str]]) -> int:
+        """Number of groups of every map that an op touches, which has to be one."""
+        shapes, found = set[tuple[int, ...]](), set[int]()
+        looks = [(r.view, "m") for r in op.results]
+        looks += [(v, kind) for v, kind in values if isinstance(v, View) and v.base != EMPTY]
+        for view, kind in looks:
+            if kind in "mr" and view.base in self.pieces:
+                found.add(len(self.pieces[view.base]))
+            elif kind == "m" and shape_of(view) in self.counts and self._is_callers(view):
+                found.add(self.counts[view.shape[1], view.shape[2], view.shape[3]])
+            if kind == "m" and len(view.shape) == 4:
+                shapes.add(view.shape)
+        if op.keywords or len(found) != 1 or len(shapes) > 1:
+            raise _NoFormError
+        return found.pop()
+
     def _part(self, value: Argument, kind: str, k: int, count: int) -> Argument:
+        """One group's part of an argument: a piece, or as many of the elements that the caller holds."""
         if not isinstance(value, View) or value.base == EMPTY or kind == "-":
             return value
         if value.base in self.pieces:
-            piece = self.pieces[value.base][k]
-            if len(piece.shape) == 2 and len(value.shape) == 1:  # one of two rows
-                row = value.offset // value.shape[0]
+            piece, whole = self.pieces[value.base][k], self.whole[value.base]
+            if (
+                len(whole) == 2 and value.shape == whole[1:] and value.offset % whole[1] == 0
+            ):  # one of two rows
+                row = value.offset // whole[1]
                 return replace(piece, shape=piece.shape[1:], strides=(1,), offset=row * piece.shape[1])
+            if value.shape != whole or value.offset:
+                raise _NoFormError
             return piece
-        channels = value.shape[0] // count
-        return _rows(value, k * channels, channels)
+        elements = _elements(value.shape)
+        if not self._is_callers(value) or kind == "r" or not is_dense(value) or elements % count:
+            raise _NoFormError
+        part = elements // count
+        shape = (1, value.shape[1] // count, *value.shape[2:]) if kind == "m" else (part,)
+        at = value.offset + k * part
+        return replace(value, shape=shape, strides=contiguous(shape), offset=at)
 
     def _convolution(self, op: Op, name: str) -> None:
         """A convolution: once per pair of groups, those of what is read outside, of what is made inside."""
         into, out, at = _CONVOLUTIONS[name]
         weight = op.arguments[at]
-        assert isinstance(weight, View)
+        numbers = [v for v in op.arguments[at:] if isinstance(v, int) and not isinstance(v, bool)]
+        others = [v for k, v in enumerate(op.arguments) if isinstance(v, View) and k not in (into, out)]
+        cut = any(one.base in self.pieces for one in others)
+        if not isinstance(weight, View) or op.keywords or numbers[0] != 1 or cut:
+            raise _NoFormError
         made = op.results[0].view if op.results else None
         inputs = self._groups(made if into is None else op.arguments[into])
         outputs = self._groups(made if out is None else op.arguments[out])
@@ -248,6 +292,8 @@ class _MapWriter:
     def _groups(self, value: Argument) -> list[tuple[View, int]]:
         """Groups of a map, and the first channel of each."""
         assert isinstance(value, View)
+        if value.base in self.pieces and (value.shape != self.whole[value.base] or value.offset):
+            raise _NoFormError
         found, first = [], 0
         for piece in self.pieces.get(value.base, [value]):
             found.append((piece, first))

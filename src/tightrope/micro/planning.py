@@ -1,8 +1,10 @@
 """A plan of a step under a limit on all RAM of a device, stack included."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
@@ -22,6 +24,7 @@ from tightrope.core import (
     fitted,
 )
 from tightrope.core.executable import Executable
+from tightrope.judge.cuts import check_cuts
 from tightrope.lower import lowered
 from tightrope.micro.maps import MapShape, finer_maps, with_maps_cut
 from tightrope.micro.tiles import TiledGraph, tile
@@ -81,6 +84,7 @@ def plan_step(
         InfeasibleError: an op needs more, named with the smallest limit that does; or time or energy do.
         TightropeError: the machine has no slower tier, or the slower tier is too small; or energy was
             asked for, and the machine does not tell its power.
+        JudgeError: what is cut does not compute the same.
     """
     economy = economy or Economy()
     if not machine.watts and (economy.joules is not None or economy.objective == "joules"):
@@ -118,7 +122,16 @@ def plan_step(
             f"of counters: {error} The next limit to try is {least + beside} B.",
             asked=ram, smallest_found=least + beside, lower_bound=error.lower_bound + beside, op=error.op,
         ) from error  # fmt: skip
+    if tiled.whole is not graph or tiled.counts:
+        check_cuts(graph, tiled.graph, _held(graph, tiled))
     return MicroPlan(plan, lowered(tiled.graph, plan, machine).executable, tiled, ram, stack)
+
+
+def _held(graph: Graph, tiled: TiledGraph) -> dict[StorageId, tuple[StorageId, Bytes]]:
+    """What the caller holds in a graph that is cut: parts of what it holds in the whole one."""
+    pairs = zip(tiled.whole.parts[0].inputs, graph.parts[0].inputs, strict=True)
+    whole = {one.view.base: other.view.base for one, other in pairs if one.view and other.view}
+    return {storage: (whole[of], first) for storage, (of, first) in tiled.origin.items()}
 
 
 def _plan(tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy) -> tuple[Plan, TiledGraph]:
@@ -137,23 +150,67 @@ def _tiled_plan(
 ) -> tuple[Plan, TiledGraph]:
     """Cut the largest weight of the op that needs most, then its maps, until it fits or nothing can be cut.
 
+    Where pages are allowed, a plan in which nothing that ops make is paged, with weights cut further, is
+    taken if it costs less.
+
     Raises:
-        InfeasibleError: that with the smallest plan, of all that were tried.
+        InfeasibleError: that with the smallest plan, of all forms that are tried under any limit: it works.
     """
+    forms = partial(_cut_forms, graph, machine, maps=maps)
+    ways = [(economy, forms(room, stay=not economy.pages))]
+    if economy.pages:
+        ways.append((dataclasses.replace(economy, pages=False), forms(room, stay=True)))
+    elif economy.reruns:  # each form is searched in full: not all of them
+        ways[0] = (economy, chain(forms(room, stay=True), _halves(forms(room, stay=False), room)))
+    found: list[tuple[Plan, TiledGraph]] = []
+    late: list[InfeasibleError] = []
+    for way, asked in ways:
+        try:
+            fits = _first(asked, graph, machine, room, way)
+        except InfeasibleError as error:
+            late.append(error)
+        else:
+            found += [fits] if fits is not None else []
+    if found:
+        return min(found, key=lambda one: economy.cost(one[0].forecast.ns, one[0].forecast.joules))
+    if late:
+        raise late[0]
     refused: list[InfeasibleError] = []
-    stay = not (economy.pages or economy.reruns)
-    for need, tiled in _cut_forms(graph, machine, room, stay=stay, maps=maps):
-        asked = _as_long(economy, len(graph.ops), tiled.graph)
-        if need <= room and (found := _tried(tiled, machine, room, asked, refused)) is not None:
-            return found
-    finest = list(_cut_forms(graph, machine, 0, stay=stay, maps=maps))
-    for need, tiled in sorted(finest, key=lambda one: one[0]):  # does not depend on the room: can be named
+    once = economy if economy.pages else dataclasses.replace(economy, reruns=False)  # as what is named holds
+    for need, tiled in sorted(forms(0, stay=not economy.pages), key=lambda one: one[0]):
         if refused and need >= min(map(_least, refused)):
             break
-        asked = _as_long(economy, len(graph.ops), tiled.graph)
-        if (found := _tried(tiled, machine, room, asked, refused)) is not None:
-            return found
+        tried = _tried(tiled, machine, room, _as_long(once, len(graph.ops), tiled.graph))
+        if isinstance(tried, tuple):
+            better = _tried(tiled, machine, room, _as_long(economy, len(graph.ops), tiled.graph))
+            return better if isinstance(better, tuple) else tried
+        refused.append(tried)
     raise min(refused, key=_least)
+
+
+def _halves(forms: Iterable[tuple[Bytes, TiledGraph]], room: Bytes) -> Iterator[tuple[Bytes, TiledGraph]]:
+    """The first form of which every op fits, and each that needs at most half of the one before."""
+    last = 2 * room
+    for need, tiled in forms:
+        if need <= room and 2 * need <= last:
+            last = need
+            yield need, tiled
+
+
+def _first(
+    forms: Iterable[tuple[Bytes, TiledGraph]], graph: Graph, machine: Machine, room: Bytes, economy: Economy
+) -> tuple[Plan, TiledGraph] | None:
+    """Plan forms until one fits; None where none does.
+
+    Raises:
+        InfeasibleError: time or energy do not.
+    """
+    for need, tiled in forms:
+        if need <= room:
+            tried = _tried(tiled, machine, room, _as_long(economy, len(graph.ops), tiled.graph))
+            if isinstance(tried, tuple):
+                return tried
+    return None
 
 
 def _cut_forms(
@@ -185,9 +242,9 @@ def _least(error: InfeasibleError) -> Bytes:
 
 
 def _tried(
-    tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy, refused: list[InfeasibleError]
-) -> tuple[Plan, TiledGraph] | None:
-    """Plan a form; notes why it does not fit.
+    tiled: TiledGraph, machine: Machine, room: Bytes, economy: Economy
+) -> tuple[Plan, TiledGraph] | InfeasibleError:
+    """Plan a form; returns why it does not fit.
 
     Raises:
         InfeasibleError: time or energy do not.
@@ -197,8 +254,7 @@ def _tried(
     except InfeasibleError as error:
         if not error.op:
             raise
-        refused.append(error)
-    return None
+        return error
 
 
 def price(graph: Graph, machine: Machine) -> Graph:

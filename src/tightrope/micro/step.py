@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from tightrope.capture import capture_program
 from tightrope.capture.whole import Update, Wanted, trained_positions, whole_program, with_updates
-from tightrope.core import CaptureError, Graph, Kind, StorageId, TightropeError
+from tightrope.core import CaptureError, Graph, Kind, StorageId, TightropeError, View
 from tightrope.micro.translate import translate
 from tightrope.micro.translator import AdamRule, Rule, SgdRule
 
@@ -48,7 +49,7 @@ def capture_step(
     Raises:
         UnsupportedOpError: an op has no kernel in C; names op, module and line.
         CaptureError: the step is not one graph, or its loss is not a scalar.
-        TightropeError: the optimizer is another one.
+        TightropeError: the optimizer is another one, or the batch has classes or rows that there are not.
     """
     args = [_whole(value) for value in args]
     kwargs = {name: _whole(value) for name, value in kwargs.items()}
@@ -82,7 +83,30 @@ def capture_step(
             named[storage.id] = storage.module
             is_count = storage.module not in by_name
             kept[storage.id] = bytes(storage.bytes) if is_count else values[by_name[storage.module]]
+    _check_numbers(graph, kept)
     return MicroStep(graph, kept, named, tuple(name for name in example if name in named.values()))
+
+
+def _check_numbers(graph: Graph, kept: Mapping[StorageId, bytes]) -> None:
+    """Refuse class and row numbers that PyTorch refuses when the step runs.
+
+    Raises:
+        TightropeError: one of the sample is out of range.
+    """
+    for op in graph.ops:
+        if op.target not in ("micro.nll_loss", "micro.embedding"):
+            continue
+        rows, index = op.arguments[:2]
+        assert isinstance(rows, View)
+        assert isinstance(index, View)
+        of_table = op.target == "micro.embedding"
+        most, what = (rows.shape[0], "rows") if of_table else (rows.shape[1], "classes")
+        numbers = np.frombuffer(kept.get(index.base, b""), np.int32)
+        if wrong := [int(n) for n in numbers if not 0 <= n < most]:
+            raise TightropeError(
+                f"{op.describe()} gets the number {wrong[0]}, of {most} {what} counted from 0: give inputs "
+                "like those that the device will get."
+            )
 
 
 def _state_names(rule: Rule) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ def capture_net(model: torch.nn.Module, args: Sequence[torch.Tensor]) -> FloatNe
         if rule is None:
             writer.refuse("has no kernel")
         rule(writer, op)
+    if not writer.ops:
+        raise CaptureError("the forward computes nothing: it returns an input as it is.")
     found, constants = _compact(with_sums_inside(writer.finish()), writer.flash)
     return FloatNet(found, constants, tuple(shape for _, shape in sorted(shapes.items())))
 

@@ -17,6 +17,7 @@ from tightrope.core.codec import dump_graph
 from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
 from tightrope.core.values import ITEM_BYTES
+from tightrope.micro.arduino import arduino
 from tightrope.micro.compile import MANIFEST, Manifest, NetPromise, NumberFormat, sample_of, write_folder
 from tightrope.micro.emit import CSource, emit
 from tightrope.micro.infer.bands import BandedGraph, banded_forms
@@ -59,7 +60,8 @@ class CompiledNet:
             TightropeError: the folder holds something else, or cannot be written.
         """
         image = bytes(self.source.storage)
-        texts: dict[str, bytes] = {name: text.encode() for name, text in self.source.texts.items()}
+        code = {**self.source.texts, **arduino(self.source.texts, step=False)}
+        texts: dict[str, bytes] = {name: text.encode() for name, text in code.items()}
         texts["storage.bin"] = image
         texts["sample.bin"] = sample_of(self.manifest, image)
         texts["step.plan.json"] = dump_plan(self.planned.plan)

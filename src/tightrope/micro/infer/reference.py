@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tightrope.core import Op, StorageId, View
+from tightrope.core import Op, StorageId, TightropeError, View
 from tightrope.core.values import EMPTY
 from tightrope.micro.infer.capture import FloatNet
 from tightrope.micro.translator import whole_numbers
@@ -60,12 +61,19 @@ def ranges_of(net: FloatNet, samples: Sequence[Sequence[Tensor]]) -> Mapping[str
     Args:
         net: captured.
         samples: inputs of several calls.
+
+    Raises:
+        TightropeError: there are none.
     """
     most: dict[str, float] = {}
 
     def note(name: str, value: Tensor) -> None:
-        most[name] = max(most.get(name, 1e-6), float(value.abs().max()))
+        most[name] = float(np.maximum(most.get(name, 1e-6), float(value.abs().max())))  # NaN stays NaN
 
+    if not samples:
+        raise TightropeError(
+            "ranges come from samples: give some inputs like those that the device will get."
+        )
     for inputs in samples:
         for number, value in enumerate(inputs):
             note(f"input_{number}", value)

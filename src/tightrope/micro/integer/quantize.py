@@ -112,6 +112,7 @@ def quantize(
         TightropeError: no shifts fit an op; or, of a narrow net, one shift does not do for all channels of a
             layer, named with the channel and how far off it would be.
     """
+    _refuse_endless(net, ranges)
     forms = KernelForms(core, floats)
     makers = (softmax_of or forms.softmax, norm_of or forms.layer_norm, forms.gelu)
     demands = demands_of(net.graph, NARROW if narrow else WIDE)
@@ -406,6 +407,28 @@ class _Quantizer:
         raise UnsupportedOpError(f"{who} {why}: compile the net in float32, or replace the op.", op=who)
 
 
+def _refuse_endless(net: FloatNet, ranges: Mapping[str, float]) -> None:
+    """Refuse numbers that no whole one stands for.
+
+    Raises:
+        TightropeError: a weight or a range is not finite; names the op.
+    """
+    for op in net.graph.ops:
+        constants = [net.constants.read(v) for v in op.arguments if isinstance(v, View) and is_constant(v)]
+        if not all(np.isfinite(one).all() for one in constants):
+            raise TightropeError(
+                f"{op.describe()} has a weight that is NaN or infinite: it cannot be quantized. Load weights "
+                "that are finite."
+            )
+    inputs = [storage.module for storage in net.graph.storages if storage.external]
+    for name in (*inputs, *(op.name for op in net.graph.ops)):
+        if not np.isfinite(ranges[name]):
+            raise TightropeError(
+                f"{name} takes values on the samples that are not finite, so that it has no range. Give "
+                "samples without NaN and infinity."
+            )
+
+
 def _refuse_far_off(found: Rescale, bounds: Whole, ratios: NDArray[np.float64], most: int, op: Op) -> None:
     """Refuse a shift with which a channel is off by more than a unit before it saturates.
 
@@ -417,10 +440,11 @@ def _refuse_far_off(found: Rescale, bounds: Whole, ratios: NDArray[np.float64], 
     worst, largest = int(off.argmax()), int(ratios.argmax())
     if off[worst] > _MOST_OFF:
         raise TightropeError(
-            f"narrow=True: {op.describe()}: all channels share one shift, and channel {worst}, whose "
-            f"weights are {ratios[largest] / ratios[worst]:.3g} times smaller than those of channel "
-            f"{largest}, would be off by up to {off[worst]:.3g} of {most} units. Leave narrow out, or "
-            "scale the channels of that layer to like sizes, and those of the next one back."
+            f"narrow=True: {op.describe()}: all channels share one shift, and channel {worst}, whose unit "
+            f"(of its largest weight, or of a large bias) is {ratios[largest] / ratios[worst]:.3g} times "
+            f"smaller than that of channel {largest}, would be off by up to {off[worst]:.3g} of {most} "
+            "units. Leave narrow out, or scale the channels of that layer to like sizes, and those of the "
+            "next one back."
         )
 
 

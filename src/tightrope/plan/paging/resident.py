@@ -17,6 +17,7 @@ Gaps        See `residency` and `economy`.
 """
 
 import dataclasses
+from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import Final, NoReturn
 
@@ -65,85 +66,108 @@ def plan_resident(
         InfeasibleError: an op needs more bytes, no placement within them was found, or a step within them
             takes more time or energy than it may.
     """
-    graph = fitted(graph, machine.tiers[0].alignment)
-    if economy is None or economy.pages:
-        plan = _searched(graph, budget, machine, seed, economy, _ONCE)
-    else:
-        plan = _unpaged(graph, budget, machine, seed, economy)
+    asked = _Asked(fitted(graph, machine.tiers[0].alignment), budget, machine, seed)
+    plan = _searched(asked, economy, _ONCE) if economy is None or economy.pages else _unpaged(asked, economy)
     if economy is not None:
         _check(plan, economy)
-    return replace(plan, reasons=reasons(graph, plan, machine))
+    return replace(plan, reasons=reasons(asked.graph, plan, machine))
 
 
-def _searched(
-    graph: Graph,
-    budget: Bytes,
-    machine: Machine,
-    seed: int,
-    economy: Economy | None,
-    start: WalkChoice,
-) -> Plan:
-    plan, limit = _once(graph, budget, machine, seed, start)
-    return plan if economy is None else _cheaper(graph, plan, limit, machine, seed, economy, start)
+@dataclass(frozen=True)
+class _Asked:
+    """What is planned, under which bytes, for what.
+
+    Attributes:
+        graph: fitted to the machine's alignment.
+        budget: bytes of the arena.
+        machine: with a slower tier.
+        seed: of the placer.
+    """
+
+    graph: Graph
+    budget: Bytes
+    machine: Machine
+    seed: int
+
+    def placed(self, schedule: Schedule) -> Plan:
+        """Give a schedule addresses."""
+        return assemble(
+            self.graph, schedule, budget=self.budget, machine=self.machine, planner="resident", seed=self.seed
+        )
+
+    def num_paged(self, plan: Plan) -> int:
+        """Count page-ins of what ops make."""
+        pages = (one.storage for one in plan.schedule.steps if isinstance(one, PageIn))
+        return sum(not self.graph.storages[storage].home for storage in pages)
 
 
-def _unpaged(graph: Graph, budget: Bytes, machine: Machine, seed: int, economy: Economy) -> Plan:
-    """Plan with nothing paged that ops make; where that takes re-runs, from a plan with pages."""
+def _searched(asked: _Asked, economy: Economy | None, start: WalkChoice) -> Plan:
+    plan, limit = _once(asked, start)
+    return plan if economy is None else _cheaper(asked, plan, limit, economy, start)
+
+
+def _unpaged(asked: _Asked, economy: Economy) -> Plan:
+    """Plan with nothing paged that ops make; where that takes re-runs, from a plan with pages.
+
+    Raises:
+        InfeasibleError: none was found; names the smallest plan without re-runs.
+    """
     try:
-        return _searched(graph, budget, machine, seed, economy, _STAY)
-    except InfeasibleError:
+        return _searched(asked, economy, _STAY)
+    except InfeasibleError as error:
         if not economy.reruns:
             raise
-        plan = _searched(graph, budget, machine, seed, economy, _ONCE)
-        if any(
-            isinstance(one, PageIn) and not graph.storages[one.storage].home for one in plan.schedule.steps
-        ):
-            raise
+        refused = error
+    try:
+        plan = _searched(asked, economy, _ONCE)
+    except InfeasibleError:
+        plan = None  # what it names holds with pages alone
+    if plan is not None and not asked.num_paged(plan):
         return plan
+    raise InfeasibleError(
+        f"{refused} To run ops again did not do.",
+        asked=asked.budget, smallest_found=refused.smallest_found, lower_bound=floor_bytes(asked.graph)[0],
+        op=refused.op,
+    )  # fmt: skip
 
 
-def _once(graph: Graph, budget: Bytes, machine: Machine, seed: int, choice: WalkChoice) -> tuple[Plan, Bytes]:
-    """Plan without re-runs; returns the limit on live bytes too."""
+def _once(asked: _Asked, choice: WalkChoice) -> tuple[Plan, Bytes]:
+    """Plan without re-runs; returns the limit on live bytes too.
+
+    Raises:
+        InfeasibleError: names the plan of the least live bytes, which is tried under every budget.
+    """
+    graph, budget = asked.graph, asked.budget
     need, witness = floor_bytes(graph, stay=choice.stay)
-    limit, best = max(budget, need), None
+    limit, found = max(budget, need), None
     for left in reversed(range(_TRIES)):
         try:
-            schedule = resident_schedule(graph, limit, choice)
+            plan = asked.placed(resident_schedule(graph, limit, choice))
         except InfeasibleError:
             break
-        plan = assemble(graph, schedule, budget=budget, machine=machine, planner="resident", seed=seed)
-        if best is None or plan.forecast.total < best.forecast.total:
-            best = plan
         if plan.forecast.total <= budget:
             return plan, limit
         if limit == need:
+            found = plan.forecast.total
             break
         smaller = limit - max(plan.forecast.total - max(budget, need), graph.alignment)
         limit = max(need, smaller) if left > 1 else need
-    found = best.forecast.total if best else None
     _refuse(graph, budget, need, witness, found, stay=choice.stay)
 
 
-def _cheaper(
-    graph: Graph,
-    once: Plan,
-    limit: Bytes,
-    machine: Machine,
-    seed: int,
-    economy: Economy,
-    start: WalkChoice,
-) -> Plan:
+def _cheaper(asked: _Asked, once: Plan, limit: Bytes, economy: Economy, start: WalkChoice) -> Plan:
     """Search re-runs, place what was found, and search again under fewer bytes where it does not fit."""
+    graph, machine = asked.graph, asked.machine
     chosen, prices, need = start, CopyPrices.of(graph, machine), floor_bytes(graph)[0]
     for _ in range(_SEARCHES):
         chosen = cheapest(graph, machine, limit, economy, start=chosen)
         if chosen == start:
             break
-        schedule = resident_schedule(graph, limit, chosen, prices)
-        plan = assemble(graph, schedule, budget=once.budget, machine=machine, planner="resident", seed=seed)
+        plan = asked.placed(resident_schedule(graph, limit, chosen, prices))
         over = plan.forecast.total - once.budget
         if over <= 0:
-            return min(plan, once, key=lambda found: _cost(found, economy))
+            pages = {id(one): 0 if economy.pages else asked.num_paged(one) for one in (plan, once)}
+            return min(plan, once, key=lambda found: (pages[id(found)], *_cost(found, economy)))
         limit, economy = limit - over, dataclasses.replace(economy, walks=max(2, economy.walks // 2))
         if limit < need:
             break

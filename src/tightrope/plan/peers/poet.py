@@ -15,7 +15,7 @@ Gaps        The processor copies by itself (no copy engine). A page-in that the 
             tier is charged as if every copy stayed from the first op to the last.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -52,6 +52,8 @@ class PoetKnobs:
             quicker to refute than an optimum is to prove; None = all.
         given: storages that are in the slower tier before the step, each made by an op that stands for
             its first read: they are paged in wherever they are read, and never out.
+        in_place: op -> the input over which it may write its result where that ends there, which POET's
+            program does not know: gives a bound alone, without a set.
     """
 
     objective: Objective = "joules"
@@ -62,6 +64,7 @@ class PoetKnobs:
     paging: bool = True
     below: float | None = None
     given: frozenset[StorageId] = frozenset()
+    in_place: Mapping[OpId, StorageId] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,8 @@ def solve_poet(
         program = _PoetStages(build(graph), facts, asked, knobs)
         answer = program.program.solve(seconds=knobs.seconds, nodes=knobs.nodes, seed=options.seed)
         bound = program.fixed + answer.bound * program.unit
-        if not answer.values:
-            return PoetAnswer(None, answer.status == "infeasible", bound)
+        if not answer.values or knobs.in_place is not None:
+            return PoetAnswer(None, answer.status in ("infeasible", "optimal"), bound)
         chosen = program.chosen(answer.values)
         search.load(chosen.decisions())
         over = search.state(goal.limit, goal.tier_limit).peak - goal.limit
@@ -262,14 +265,33 @@ class _PoetStages:
             held = self._arrive(stage, held, arriving.intersection(model.again_reads[op]))
             arriving.difference_update(model.again_reads[op])
             run = self.run[stage, op]
-            program.row([(held, 1), (run, model.again_need[op] * self.byte)], upper=room)
+            frees = self._frees(stage, op, candidates)
+            over = [
+                (free, -size) for storage, free, size in frees if storage == self._over(model.again_over[op])
+            ]
+            program.row([(held, 1), (run, model.again_need[op] * self.byte), *over], upper=room)
             after = program.column()
             made = sum(model.size[s] for s in model.again_creates[op]) * self.byte
-            frees = self._frees(stage, op, candidates)
-            program.row([(after, 1.0), (held, -1.0), (run, -made), *frees], lower=0, upper=0)
+            given_back = [(free, size) for _, free, size in frees]
+            program.row([(after, 1.0), (held, -1.0), (run, -made), *given_back], lower=0, upper=0)
             held = after
         held = self._arrive(stage, held, arriving)
-        program.row([(held, 1)], upper=room - model.need[stage] * self.byte)
+        need = [(held, 1.0), *self._written(stage)]
+        program.row(need, upper=room - model.need[stage] * self.byte)
+
+    def _over(self, op: OpId) -> StorageId:
+        """The input over which an op may write its result, -1 for none."""
+        return (self.knobs.in_place or {}).get(op, -1)
+
+    def _written(self, stage: StepIndex) -> list[tuple[int, float]]:
+        """Add the column that says that a first run writes over an input, which then does not go on."""
+        storage = self._over(stage)
+        if storage < 0:
+            return []
+        over = self.program.column(upper=1, integer=True)
+        if (stage + 1, storage) in self.keep:
+            self.program.row([(over, 1), (self.keep[stage + 1, storage], 1)], upper=1)
+        return [(over, -self.model.size[storage] * self.byte)]
 
     def _arrive(self, stage: StepIndex, held: int, storages: set[StorageId]) -> int:
         """Add the bytes of what may be paged in here; the page-in itself must fit, too, and so does."""
@@ -280,7 +302,9 @@ class _PoetStages:
         self.program.row([(after, 1.0), (held, -1.0), *terms], lower=0, upper=0)
         return after
 
-    def _frees(self, stage: StepIndex, op: OpId, candidates: list[OpId]) -> list[tuple[int, float]]:
+    def _frees(
+        self, stage: StepIndex, op: OpId, candidates: list[OpId]
+    ) -> list[tuple[StorageId, int, float]]:
         """Add the columns FREE of one op of a stage, with the bytes that each gives back."""
         model, row = self.model, self.program.row
         terms = []
@@ -294,7 +318,7 @@ class _PoetStages:
                 hazards.append(self.keep[stage + 1, storage])
             for hazard in hazards:
                 row([(free, 1), (hazard, 1)], upper=1)
-            terms.append((free, model.size[storage] * self.byte))
+            terms.append((storage, free, model.size[storage] * self.byte))
         return terms
 
     def _limits(self) -> None:
