@@ -83,7 +83,13 @@ class CompiledModel:
     ) -> None:
         self.level, self.why, self.broken, self.name, self.many_sizes = "L1", "", "", "", False
         self.settings, self.status = settings, status
-        self.in_pieces, self.num_graphs, self.num_new = False, 0, 0
+        self.num_graphs, self.num_new, self.in_pieces, self._inside_step, self._lifted = (
+            0,
+            0,
+            False,
+            False,
+            False,
+        )
         self.replay: Replay | None = None
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
@@ -94,7 +100,6 @@ class CompiledModel:
         self.twin: EagerTwin | None = None
         self.calls = Calls(settings, self.accounts, status, Foresight(parameters, self.accounts.allocator))
         self.buckets = Buckets(shapes, self.calls)
-        self._inside_step = self._lifted = False
         this = weakref.ref(self)
         self.calls.when_fits = _weakly(this, CompiledModel.hold_again)
         self.calls.prospects.raised = _weakly(this, CompiledModel.hold)
