@@ -82,14 +82,8 @@ class CompiledModel:
         shapes: Shapes = None,
     ) -> None:
         self.level, self.why, self.broken, self.name, self.many_sizes = "L1", "", "", "", False
-        self.settings, self.status = settings, status
-        self.num_graphs, self.num_new, self.in_pieces, self._inside_step, self._lifted = (
-            0,
-            0,
-            False,
-            False,
-            False,
-        )
+        self.settings, self.status, self.num_graphs, self.num_new = settings, status, 0, 0
+        self.in_pieces = self._inside_step = self._lifted = False
         self.replay: Replay | None = None
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
