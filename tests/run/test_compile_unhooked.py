@@ -22,7 +22,7 @@ def _unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PriceStore, "get", lambda *_: None)
     monkeypatch.setattr(PriceStore, "save", lambda _: None)
     unhooked = Accounts()
-    monkeypatch.setitem(tightrope.compile.__globals__, "accounts", lambda: unhooked)
+    monkeypatch.setattr("tightrope.run.on_gpu.accounts", lambda _: unhooked)
 
 
 def loop(model: nn.Module, see: Seen) -> None:
