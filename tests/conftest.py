@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,14 @@ torch.set_num_threads(1)
 _MUCH = 1 << 20
 """Bytes that budgets of tests leave free."""
 os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, so that what its tests share is made once and not in every process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,9 @@
 """The house rules that a machine can check: arrows, sizes, private names, the environment."""
 
 import ast
+import functools
 import importlib.metadata
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,16 +42,22 @@ def room_of(file: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-def imports_of(file: Path) -> set[str]:
+def nodes_of(file: Path) -> Iterator[ast.AST]:
+    """List the nodes of a file's syntax tree."""
+    return ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+
+
+@functools.cache
+def imports_of(file: Path) -> frozenset[str]:
     """List every module that a file imports, wherever in the file it does so."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file.name}:{node.lineno}: imports are absolute here"
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+    return frozenset(found)
 
 
 def arrows() -> set[tuple[str, str]]:
@@ -126,7 +134,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_every_class_name_stands_for_one_class() -> None:
     where: dict[str, list[str]] = {}
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes_of(file):
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(module_of(file))
     assert {name: found for name, found in where.items() if len(found) > 1} == {}
@@ -139,7 +147,7 @@ PRIVATE = ("_torch.py", "_eager.py", "_norms.py", "_inductor.py", "_sizes.py")
 def private_names(file: Path) -> list[str]:
     """List imports and attribute chains such as ``torch._dynamo.config`` that use torch's private names."""
     found = [name for name in imports_of(file) if name.startswith("torch.") and "._" in name]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             chain = ast.unparse(node)
             if chain.startswith("torch.") and not chain.startswith("torch.ops."):
@@ -159,7 +167,7 @@ def test_private_names_of_torch_live_in_named_files() -> None:
 def test_files_and_functions_are_short(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 500
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno < 80, f"{node.name} at line {node.lineno}"

@@ -72,10 +72,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         compiling(machine=Machine("m", (Tier("ram", 2**30, alignment=0),))),
         "needs 0 < alignment",
     ),
-    "compile, machine half": (compiling(machine=Machine("m", (Tier("ram", 0.5),))), r"`int`, got `float`"),
+    "compile, machine half": (
+        compiling(machine=Machine("m", (Tier("ram", 0.5),))),
+        "tiers 'ram', bytes is a number: give a whole number",
+    ),
     "compile, machine bytes": (
         compiling(machine=Machine("m", (Tier("ram", "x"),))),
-        r"machine=Machine\(.*`int`, got `str`",
+        r"machine=Machine\(.*tiers 'ram', bytes is text in quotes: give a whole number",
     ),
     "compile, example ints": (compiling(example=[1]), r"example=\[1\]: the model raises TypeError for it"),
     "format_bytes infinite": (
@@ -162,7 +165,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "report a plain model": (lambda: tightrope.report(net()), "Linear was not compiled"),
     # files and figures
     "Machine.parse 3": (lambda: Machine.parse(3), "text=3: give"),
-    "Machine.parse text": (lambda: Machine.parse("x"), "'x' is not a machine profile"),
+    "Machine.parse text": (lambda: Machine.parse("x"), "'x' as a machine profile is not TOML"),
     "Machine.load 3": (lambda: Machine.load(3), "path=3: give the path"),
     "Machine.load None": (lambda: Machine.load(None), "path=None: give the path"),
     "Plan.load 3": (lambda: Plan.load(3), "path=3: give the path"),

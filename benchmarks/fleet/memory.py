@@ -24,7 +24,7 @@ from benchmarks.fleet.devices import KINDS
 from benchmarks.fleet.trained import sample
 from benchmarks.micro.rows import Row
 from tightrope.core import Bytes, Graph, InfeasibleError
-from tightrope.fleet.devices.fleet import DeviceClass, FleetProfile, make_devices
+from tightrope.fleet.devices.fleet import DeviceClass, Devices, FleetProfile, make_devices
 from tightrope.fleet.devices.memory import KindFit, able_share, fit_kinds
 from tightrope.plan import smallest
 from tightrope.plan.api import plan, whole_bytes
@@ -90,22 +90,27 @@ def _room(
         f"{before:.1%} of devices without, {after:.1%} with plans, {after / max(before, 1e-9):.2f} times "
         f"({after / max(given, 1e-9):.2f} times those of the given order); at most "
         f"{max(fit.factor for fit in fits):.2f}x the time; trained in {_mib(tight)}: {seen}; "
-        f"{_why(graph, fits)}"
+        f"{_bound(graph, fits, devices, before)}"
     )
     return text, after >= 1.3 * before and equal
 
 
-def _why(graph: Graph, fits: tuple[KindFit, ...]) -> str:
-    """Say why no more devices have room."""
+def _bound(graph: Graph, fits: tuple[KindFit, ...], devices: Devices, before: float) -> str:
+    """Say why no more devices have room, and how many times those of before any plan could let in."""
     refused = [fit for fit in fits if not fit.factor]
-    if not refused:
-        return "there are no more devices"
-    most = max(refused, key=lambda fit: fit.bytes)
-    try:
-        plan(graph, budget=most.bytes, seconds=2.0)
-    except InfeasibleError as error:
-        return f"no room in {_mib(most)}, proved below {error.lower_bound / _MIB:.1f}"
-    return f"room in {_mib(most)} after a longer search"
+    proved = 0
+    why = "there are no more devices"
+    if refused:
+        largest = max(refused, key=lambda fit: fit.bytes)
+        try:
+            plan(graph, budget=largest.bytes, seconds=2.0)
+            why = f"room in {_mib(largest)} after a longer search"
+        except InfeasibleError as error:
+            proved = error.lower_bound
+            why = f"no room in {_mib(largest)}, proved below {proved / _MIB:.1f}"
+    room = [fit.factor > 0 or fit.bytes >= proved for fit in fits]
+    share = sum(room[kind] for kind in devices.kind.tolist()) / len(devices.kind)
+    return f"{why}; no plan can give more than {share / max(before, 1e-9):.2f} times"
 
 
 def _mib(fit: KindFit) -> str:

@@ -155,7 +155,7 @@ def planned(
 
 
 def finish_contest(net: Planned) -> None:
-    """Train until it is known whether the fused form of the step is the faster one."""
+    """Train until it is known which form of the step goes on, the fused one or the one op by op."""
     for _ in range(STEPS):
         net.loop.clear()
         net.loop.step()

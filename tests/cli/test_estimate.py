@@ -83,6 +83,14 @@ def printed(*arguments: str | Path, code: int = 0) -> Any:
     return json.loads(done.out)
 
 
+def test_times_that_were_measured_beside_other_work_are_doubted(words: Path) -> None:
+    step = step_of(words, machine=None)
+    step.waited = 0.0
+    assert step.prices == "every op was measured alone, here"
+    step.waited = 0.4
+    assert "for 40% of that time others had the processor" in step.prices
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 60), st.integers(0, 2000))
 def test_the_largest_size_is_found_however_bytes_grow(grows: list[int], start: int, limit: int) -> None:
     sums = [sum(grows[:size]) if size <= len(grows) else 10**6 for size in range(2 + max(start, len(grows)))]

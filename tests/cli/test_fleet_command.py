@@ -169,3 +169,10 @@ def test_a_limit_that_is_no_limit_is_refused(phones, option, value):
     assert done.code == 2
     assert f"is {float(value)}: give a number of at least 0" in done.err
     assert not (phones.parent / "page.html").exists()
+
+
+@pytest.mark.parametrize(("option", "missing"), [("--error-limit", "--fashion"), ("--able-limit", "--step")])
+def test_a_limit_on_what_is_not_looked_at_is_refused(phones, option, missing):
+    done = run("fleet", phones, *SMALL, option, "0.5")
+    assert done.code == 2
+    assert f"add {missing}" in done.err

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tightrope.core import Machine, Tier, TightropeError
+from tightrope.core.machine import check_machine
 
 PROFILE = """
 name = "board"
@@ -65,6 +67,26 @@ def test_a_profile_is_read() -> None:
 def test_what_is_no_profile_is_refused(text: str) -> None:
     with pytest.raises(TightropeError, match="machine"):
         Machine.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = 3\n" + TIER, "name is a whole number: give text in quotes"),
+        ('name = "x"\n', "has no tiers; it has name"),
+        ('name = "x"\n' + TIER + 'read = "fast"', "read is text in quotes: give a number"),
+        ('name = "x"\n' + TIER + "color = 3", "has 'color', which is not known"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_the_file(text: str, said: str) -> None:
+    with pytest.raises(TightropeError, match=said):
+        Machine.parse(text)
+
+
+def test_a_machine_with_a_value_of_another_kind_is_refused_by_its_field() -> None:
+    tier = msgspec.structs.replace(Machine.here().tiers[0], bytes="many")
+    with pytest.raises(TightropeError, match="tiers 'dram', bytes is text in quotes: give a whole number"):
+        check_machine(msgspec.structs.replace(Machine.here(), tiers=(tier,)))
 
 
 def test_a_profile_is_loaded_from_a_small_file(tmp_path: Path) -> None:

@@ -105,6 +105,13 @@ def test_the_need_passes_and_64_bytes_less_raise_and_leak_nothing() -> None:
     assert tightrope.report(model).divergences == 0
 
 
+def test_a_request_beside_a_model_is_told_whose_budget_it_meets() -> None:
+    model = compiled()
+    step(model)
+    with pytest.raises(torch.OutOfMemoryError, match=r"the budget of \d+.*, for as long as Blocks lives\."):
+        torch.empty(allocator().limit or 0)
+
+
 def test_a_budget_below_the_smallest_is_refused_before_anything_runs() -> None:
     model = built(Blocks)
     tightrope.compile(model, budget=budget_for(model, DATA[0][:1], share=0.0) - (512 << 10), progress=False)

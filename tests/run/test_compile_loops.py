@@ -172,6 +172,7 @@ def test_a_plan_per_shape() -> None:
     assert tightrope.report(model).arena == last.prepared.arena
 
 
+@pytest.mark.slow
 def test_a_dataclass_of_outputs_with_a_loss_inside_and_one_outside() -> None:
     transformers = pytest.importorskip("transformers")
 

@@ -62,7 +62,13 @@ RANDOM: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RANDOM)
+_QUICK = ("dropout", "rand_like", "bernoulli", "normal noise in place", "rrelu")
+"""One of each way to draw; the others are run by `make test-all`."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in RANDOM]
+)
 def test_random_ops_draw_once_and_leave_the_state_of_eager(name: str) -> None:
     x = DATA[0][0]
     same(lambda: Around(RANDOM[name]()), train(x), (x,), share=0.0)

@@ -324,7 +324,10 @@ def test_the_interpreter_ends_quietly(kept: str) -> None:
         "model = tightrope.compile(torch.nn.Linear(8, 8), budget='64MiB', progress=False)\n"
         "loss = model(torch.ones(2, 8)).sum()\n"
         "loss.backward()\n"
-        "loss = model(torch.ones(2, 8)).sum()\n" + kept
+        "loss = model(torch.ones(2, 8)).sum()\n"
+        "other = torch.nn.Linear(8, 8)\n"
+        "train = tightrope.step(lambda x: other(x).sum(), budget='64MiB', model=other, progress=False)\n"
+        "train(torch.ones(2, 8))\n" + kept
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],

@@ -1,6 +1,7 @@
 """The smallest budget that is named is typed in and trained in, the optimizer's state included."""
 
 import gc
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,9 +160,22 @@ def named(
     return None
 
 
-@pytest.mark.parametrize("build", [Blocks, Wide])
-@pytest.mark.parametrize("drops", ["before", "after", "zeros"])
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+_QUICK = {
+    ("adamw", "before", Blocks),
+    ("adamw", "after", Wide),
+    ("sgd", "zeros", Blocks),
+    ("sgd", "before", Wide),
+}
+"""Every optimizer, order and net; the other pairs are run by `make test-all`."""
+
+
+@pytest.mark.parametrize(
+    ("name", "drops", "build"),
+    [
+        pytest.param(*one, marks=() if one in _QUICK else pytest.mark.slow)
+        for one in itertools.product(["adamw", "sgd"], ["before", "after", "zeros"], [Blocks, Wide])
+    ],
+)
 def test_one_number_is_named_and_it_works(build: Callable[[], nn.Module], drops: str, name: str) -> None:
     found = named(build, LOSSES["cross entropy"], OPTIMIZERS[name], 64 << 10, drops)
     assert found is not None

@@ -1,5 +1,6 @@
 """Saved steps: the same bits in a process that captures nothing, and damaged files refused."""
 
+import gc
 import json
 import struct
 import subprocess
@@ -17,6 +18,7 @@ from tests.cli.command import run
 from tests.run.stepping import SGD, AdamW, batches, loss_of, mlp
 from tightrope import SavedStep, load, save
 from tightrope.core import Graph, InfeasibleError, JudgeError, PlanFileError, TightropeError
+from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.price.kernels import resolve
 from tightrope.run.compile import compile as planned
 from tightrope.run.foresee import assumed_update, by_page
@@ -137,6 +139,24 @@ def test_the_budget_is_held(kept: Kept) -> None:
     saved._accounts.hold(saved, saved._accounts.charged())
     with pytest.raises(torch.OutOfMemoryError):
         saved()
+
+
+def test_beside_a_living_model_the_budget_that_is_named_is_enough_and_used(tmp_path: Path) -> None:
+    gc.collect()
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(128, 128), torch.nn.Tanh())]
+    model, x = torch.nn.Sequential(*layers), torch.ones(1024, 128)
+    planned(model, budget="70%", progress=False)
+    model(x).sum().backward()
+    save(model, tmp_path / "net.step", (x,))
+    with pytest.raises(OutOfBudgetError) as refused:
+        load(tmp_path / "net.step")()
+    named = refused.value.budget_to_try
+    assert named is not None
+    del refused
+    gc.collect()
+    saved = load(tmp_path / "net.step", budget=named)
+    saved()
+    assert 0.9 * named < saved.observed.charged <= named
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,14 @@ def _no_leftovers() -> Iterator[None]:
     gc.collect()
 
 
+_QUICK = ("sgd", "momentum", "amsgrad", "adamw", "two_groups")
+"""One of each kind of state; the others are run by `make test-all`."""
+
+
 @enforced
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in OPTIMIZERS]
+)
 def test_updates_have_the_bits_of_the_eager_optimizer_in_the_smallest_budget(name: str) -> None:
     make, data = OPTIMIZERS[name], batches()
     other = mlp()
@@ -93,7 +99,7 @@ def test_updates_have_the_bits_of_the_eager_optimizer_in_the_smallest_budget(nam
     [
         ("gpt2", OPTIMIZERS["adamw"]),
         ("resnet18", OPTIMIZERS["momentum"]),
-        ("llama_lora", OPTIMIZERS["adam"]),
+        pytest.param("llama_lora", OPTIMIZERS["adam"], marks=pytest.mark.slow),
     ],
 )
 def test_zoo_nets_train_with_the_eager_bits(net: str, make: Make) -> None:
@@ -425,6 +431,7 @@ def test_a_report_is_refused_before_the_first_step() -> None:
         train.report()
 
 
+@pytest.mark.slow
 def test_the_example_runs() -> None:
     done = subprocess.run(
         [sys.executable, "examples/whole_step.py"], capture_output=True, text=True, timeout=300, check=False

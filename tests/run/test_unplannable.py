@@ -62,6 +62,7 @@ def test_sparse_gradients_run_at_level_0() -> None:
     assert tightrope.report(model).level == "L0"
 
 
+@pytest.mark.slow
 def test_a_step_that_lives_to_the_end_of_the_process_says_nothing() -> None:
     script = (
         "import torch, tightrope\nmodel = torch.nn.Linear(8, 8)\n"

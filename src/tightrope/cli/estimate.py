@@ -32,6 +32,7 @@ from tightrope.lower import lower, timeline, with_writes
 from tightrope.lower.lengthen import Gone, lengthened
 from tightrope.plan import base_schedule, lower_bound, solve
 from tightrope.price import price_graph
+from tightrope.price.waiting import MUCH, Waiting
 from tightrope.run.accounts import accounts
 from tightrope.run.floor import Floor, floor_of
 from tightrope.run.foresee import NO_UPDATE, Foresight, UpdateBytes
@@ -102,7 +103,7 @@ class Step:
             if found is None:
                 found = _graphs(asked, built, capture_target(asked.target, built, short=False, noted=False))
         assert found is not None, "a program without a gap has a graph"
-        self.captured, self.graph, program, self.measured, unread = found
+        self.captured, self.graph, program, self.measured, unread, self.waited = found
         self.parameters = [p for p in built.model.parameters() if p.requires_grad and program.has_backward]
         self.held = self.graph.persistent + unread
         self.sizes = [parameter.untyped_storage().nbytes() for parameter in self.parameters]
@@ -123,7 +124,11 @@ class Step:
     def prices(self) -> str:
         """Where times come from, in words."""
         if self.measured:
-            return "every op was measured alone, here"
+            beside = (
+                f"; for {self.waited:.0%} of that time others had the processor, so that times may be too "
+                "long: ask again when this machine is idle"
+            )
+            return f"every op was measured alone, here{beside * (self.waited >= MUCH)}"
         rates = "the rates of this machine's profile" if self.asked.machine else "10 GB/s and 50 GFLOP/s"
         return (
             f"times are modelled and not measured: {rates}, reached in full; tensor bytes are exact, the "
@@ -193,6 +198,7 @@ class _Graphs(NamedTuple):
         program: of a few layers, where others were left out.
         measured: whether ops were measured.
         unread: bytes of the model and of what it is called with that no op reads.
+        waited: share of the time of measuring in which others had the processor.
     """
 
     captured: Graph
@@ -200,6 +206,7 @@ class _Graphs(NamedTuple):
     program: Program
     measured: bool
     unread: Bytes
+    waited: float = 0.0
 
 
 def _graphs(asked: Asked, built: Built, found: ShortProgram) -> _Graphs | None:
@@ -212,8 +219,11 @@ def _graphs(asked: Asked, built: Built, found: ShortProgram) -> _Graphs | None:
     unread = _unread(built, real) - (whole.persistent - program.graph.persistent)
     if not here:
         return _Graphs(whole, with_writes(price_graph(whole, asked.on)), program, here, unread)
-    priced = _whole(measured(program, real, accounts().allocator).graph, gone)
-    return None if priced is None else _Graphs(whole, with_writes(priced), program, here, unread)
+    with Waiting() as waiting:
+        priced = _whole(measured(program, real, accounts().allocator).graph, gone)
+    if priced is None:
+        return None
+    return _Graphs(whole, with_writes(priced), program, here, unread, waiting.share)
 
 
 def _unread(built: Built, real: Sequence[object]) -> Bytes:

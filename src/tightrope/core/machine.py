@@ -6,7 +6,6 @@ and a microcontroller with flash are all instances; profiles are TOML files.
 
 import math
 import os
-import tomllib
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ import msgspec
 
 from tightrope.core.arguments import check_kind, refuse_argument
 from tightrope.core.errors import TightropeError
+from tightrope.core.toml_text import from_toml, in_plain_words
 from tightrope.core.units import ALIGNMENT, Bytes, Nanoseconds, shown
 
 
@@ -160,15 +160,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             TightropeError: it is not TOML, or not a machine profile.
         """
         check_kind("text", text, str, "a machine profile in TOML as text")
-        try:
-            machine = msgspec.convert(tomllib.loads(text), Machine)
-        except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
-            raise TightropeError(
-                f"{shown(text)} is not a machine profile: {error}. It needs name and [[tiers]] with name and "
-                "bytes."
-            ) from error
-        _check_rates(machine)
-        return machine
+        return _parsed(text, f"{shown(text)} as a machine profile")
 
     @staticmethod
     def load(path: str | Path) -> "Machine":
@@ -189,13 +181,23 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise TightropeError(
                 f"machine profile {str(path)!r} cannot be read: {error}. Give a TOML file in UTF-8."
             ) from error
-        return Machine.parse(text)
+        return _parsed(text, f"machine profile {str(path)!r}")
 
     @staticmethod
     def here() -> "Machine":
         """Describe this computer's memory; op times come from measuring ops, not from rates."""
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return Machine(name="here", tiers=(Tier("dram", pages),))
+
+
+def _parsed(text: str, name: str) -> Machine:
+    """Read a TOML profile and check it."""
+    try:
+        machine = from_toml(text, Machine, name)
+    except TightropeError as error:
+        raise TightropeError(f"{error} It needs name and [[tiers]] with name and bytes.") from error
+    _check_rates(machine)
+    return machine
 
 
 def check_machine(machine: object) -> None:
@@ -213,9 +215,14 @@ def check_machine(machine: object) -> None:
     if not isinstance(tiers, tuple) or not tiers or not all(isinstance(tier, Tier) for tier in tiers):
         refuse_argument("machine", machine, f"{give}: this one has no tiers of memory")
     try:
-        _check_rates(msgspec.convert(msgspec.to_builtins(machine), Machine))
-    except (msgspec.ValidationError, TypeError) as error:
+        tree = msgspec.to_builtins(machine)
+        checked = msgspec.convert(tree, Machine)
+    except msgspec.ValidationError as error:
+        wrong = in_plain_words(str(error), tree).removesuffix(".")
+        refuse_argument("machine", machine, f"{give}: in this one {wrong}")
+    except TypeError as error:
         refuse_argument("machine", machine, f"{give}: this one is not well formed ({error})")
+    _check_rates(checked)
 
 
 def _check_rates(machine: Machine) -> None:

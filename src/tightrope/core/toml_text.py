@@ -51,11 +51,11 @@ def from_toml(text: str, kind: type[_T], name: str) -> _T:
     try:
         return msgspec.convert(tree, kind)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise TightropeError(f"{name}: {_plain(str(error), tree)}") from error
+        raise TightropeError(f"{name}: {in_plain_words(str(error), tree)}") from error
 
 
-def _plain(said: str, tree: Any) -> str:
-    """Say what a conversion said, by the names of tables and in plain words."""
+def in_plain_words(said: str, tree: Any) -> str:
+    """Say what a conversion of ``tree`` said, by the names of tables and without the words of types."""
     place = _AT.search(said)
     what = said[: place.start()] if place else said
     where, there = _place(place[1] if place else "", tree)
@@ -76,7 +76,7 @@ def _place(path: str, tree: Any) -> tuple[str, Any]:
     for field, index in _STEP.findall(path):
         if index:
             number = int(index) if index.isdigit() else -1
-            tree = tree[number] if isinstance(tree, list) and 0 <= number < len(tree) else None
+            tree = tree[number] if isinstance(tree, (list, tuple)) and 0 <= number < len(tree) else None
             if number < 0 and words and words[-1] != "in one of its tables":
                 words.append("in one of its tables")
             if number >= 0 and words:

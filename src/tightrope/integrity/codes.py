@@ -15,6 +15,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
@@ -126,8 +127,19 @@ class Bytecode:
             return None
         return found if isinstance(found, CodeType) else None
 
+    def _is_as_written(self, level: int) -> bool:
+        """Whether it is byte for byte what import writes, as almost all are; they need not be parsed."""
+        if os.fsencode(self.source) not in self._data:
+            return False
+        with suppress(SyntaxError, ValueError):
+            fresh = compiled(Path(self.source).read_bytes(), self.source, level)
+            return marshal.dumps(fresh) == self._data[_HEAD:]
+        return False
+
     def compare(self, level: int) -> tuple[str, str]:
         """Compile the source and give both digests, of fresh and of found code; equal = it is the same."""
+        if self._is_as_written(level):
+            return "", ""
         try:
             found = marshal.loads(self._data[_HEAD:])
         except (ValueError, EOFError, TypeError) as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tightrope.core import TightropeError
+from tightrope.core.csv_text import what_is_wrong
 from tightrope.integrity.findings import Finding, FindingKind
 
 _FOLDER: Final = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.dist-info")
@@ -20,6 +21,7 @@ _PLAIN: Final = re.compile(r'([^",\0]+),(?:sha256=([A-Za-z0-9_-]{43})=?)?,\d*')
 _UNUSUAL: Final = re.compile(r"^\.?/|\.\.|//|/\./|\\")
 _MARKS: Final = ('"', "..", "//", "./", "\\", "\n/")
 """Without any of them a RECORD has plain rows alone."""
+_READ: Final = 1 << 13
 _LENGTHS: Final = {"sha256": 43, "sha384": 64, "sha512": 86}
 _PYTHON: Final = re.compile(r"python(\d+)\.(\d+)")
 
@@ -176,6 +178,8 @@ def _rows_about(environment: Environment, root: Path, text: str, wanted: Collect
     """List the rows of a RECORD that may name one of some paths: those that say so, and unusual ones."""
     before = environment.name(root) + "/" if root != environment.base else ""
     below = {name[len(before) :] for name in wanted if name.startswith(before)}
+    if not any(top in text for top in {name.partition("/")[0] for name in below}):
+        return []  # however a row spells a path below, its first folder is there
     rows = text.splitlines()
     found = [row for row in rows if row.split(",", 1)[0] in below]
     beside, back = "../../../", f"/{root.name}/"  # beside the packages, unless it leads back to them
@@ -197,7 +201,8 @@ def _distribution(
         return Finding(FindingKind.RECORD, f"{folder}/RECORD", said, "", found, why)
 
     try:
-        text = (root / entry / "RECORD").read_text(encoding="utf-8")
+        with open(f"{root}{os.sep}{entry}{os.sep}RECORD", "rb", buffering=0) as file:
+            text = file.readall().decode()
     except FileNotFoundError:
         return Distribution(name, version, folder, (), (*wrong, damaged("there is no RECORD of its files")))
     except (OSError, UnicodeDecodeError) as error:
@@ -232,7 +237,7 @@ def _identity(folder: Path, shown: str) -> tuple[str, str, tuple[Finding, ...]]:
         return (Finding(FindingKind.RECORD, f"{shown}/METADATA", said, said, found, why),)
 
     try:
-        head = (folder / "METADATA").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
+        head = _head(f"{folder}{os.sep}METADATA")
     except OSError:
         return name, version, wrong("there is no METADATA")
     fields = dict(re.findall(r"(?m)^(Name|Version): *(.*?)\s*$", head))
@@ -244,6 +249,16 @@ def _identity(folder: Path, shown: str) -> tuple[str, str, tuple[Finding, ...]]:
     )  # fmt: skip
 
 
+def _head(path: str) -> str:
+    """Read a file up to its first empty line, behind which a METADATA has a description of any length."""
+    data = head = empty = b""
+    with open(path, "rb", buffering=0) as file:
+        while not empty and (more := file.read(_READ)):
+            data += more
+            head, empty, _ = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").partition(b"\n\n")
+    return head.decode(errors="replace")
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -253,7 +268,7 @@ def _line(environment: Environment, root: Path, text: str) -> tuple[str, RecordL
     try:
         row = next(csv.reader([text], strict=True), [])
     except csv.Error as error:
-        return f"is no row of values with commas ({error})", None
+        return f"is no row of values with commas ({what_is_wrong(error)})", None
     if not row:
         return "", None
     if len(row) != 3 or not row[0] or "\0" in row[0]:

@@ -4,6 +4,7 @@ RECORD files can be changed together with the files that they list, so they prov
 write into the environment. A lock is the second copy, and has to lie where such a package cannot write.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Literal
 
@@ -68,6 +69,15 @@ class Lock(msgspec.Struct, frozen=True):
             return ""
         distribution = self.distributions[file.owner]
         return f"{distribution.name} {distribution.version}"
+
+    def about(self, names: Collection[str]) -> "Lock":
+        """The same lock, with some of its files alone.
+
+        Args:
+            names: paths below the environment's base.
+        """
+        files = tuple(file for file in self.files if file.path in names)
+        return msgspec.structs.replace(self, files=files)
 
 
 def check_lock(lock: Lock) -> None:

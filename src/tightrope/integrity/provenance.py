@@ -234,10 +234,11 @@ def _fresh_findings(
 
 def _live_findings(environment: Environment, planned: Provenance, found: Sequence[str]) -> Iterable[Finding]:
     """Compare functions of the plan with those that this process would call, where their module is loaded."""
+    last = {os.path.basename(path) for path in found}  # which of thousands of modules can be meant at all
     loaded = {
         os.path.abspath(path): module
         for module in list(sys.modules.values())
-        if isinstance(path := getattr(module, "__file__", None), str)
+        if isinstance(path := getattr(module, "__file__", None), str) and os.path.basename(path) in last
     }
     for code in planned.codes:
         path = found[code.file] if code.file >= 0 else ""

@@ -47,17 +47,14 @@ class Scan:
         links: symbolic links and where they lead.
         problems: what is wrong.
         notes: what was not checked, or is worth knowing.
+        num_bytes: of the files that were hashed.
     """
 
     files: dict[str, SeenFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     problems: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def num_bytes(self) -> Bytes:
-        """Of the files that were hashed."""
-        return sum(file.bytes for file in self.files.values())
+    num_bytes: Bytes = 0
 
 
 class _Scanner:
@@ -168,6 +165,7 @@ class _Scanner:
             self.add(FindingKind.UNREADABLE, name, "a file", "", f"cannot be read: {error.strerror}")
             return
         self.scan.files[name] = seen
+        self.scan.num_bytes += seen.bytes
         if not lines:
             if not self.allowed(name):
                 self.add(FindingKind.UNOWNED, name, "", seen.digest, "no distribution installed this file")

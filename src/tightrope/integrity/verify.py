@@ -7,7 +7,7 @@ Order of the checks: RECORD, ownership, files of nobody, byte code, and then the
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -121,7 +121,8 @@ def verify_files(
         inside |= {environment.name(path) for path in startup_files(environment)}
     elsewhere = {name for name in inside if os.path.isabs(name)}
     environment = environment.about(inside)
-    found = scan(environment, known=_known(lock, inside), allow=_allowed(lock), only=inside - elsewhere)
+    lock = lock and lock.about(inside)
+    found = scan(environment, known=_known(lock), allow=_allowed(lock), only=inside - elsewhere)
     problems = list(found.problems)
     if lock is not None:
         problems += _differences(environment, found, lock, upgraded=False, only=inside - elsewhere)
@@ -160,11 +161,10 @@ def _mapped(environment: Environment) -> Iterator[str]:
             yield path
 
 
-def _known(lock: Lock | None, names: Collection[str] | None = None) -> dict[str, SeenFile] | None:
+def _known(lock: Lock | None) -> dict[str, SeenFile] | None:
     if lock is None:
         return None
-    files = lock.files if names is None else [file for file in lock.files if file.path in names]
-    return {file.path: SeenFile(file.digest, file.bytes, file.bytecode) for file in files}
+    return {file.path: SeenFile(file.digest, file.bytes, file.bytecode) for file in lock.files}
 
 
 def _allowed(lock: Lock | None) -> list[str]:

@@ -105,6 +105,7 @@ class Accounts:
         if self.allocator is not None:  # only its requests are refused
             OutOfBudgetError.advise = self._advise
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
+        self._names: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._enough: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         hook = self.allocator
@@ -112,8 +113,12 @@ class Accounts:
         self._applied: Bytes = 0
         self.search()
 
-    def hold(self, owner: object, budget: Bytes) -> None:
-        """Hold the process to ``budget`` for as long as ``owner`` lives; the largest of several counts."""
+    def hold(self, owner: object, budget: Bytes, *, name: str = "") -> None:
+        """Hold the process to ``budget`` for as long as ``owner`` lives; the largest of several counts.
+
+        ``name`` is what refusals call the owner.
+        """
+        self._names[owner] = name or "a model"
         if self._budgets.get(owner) == budget:
             return
         if owner not in self._budgets:
@@ -121,11 +126,11 @@ class Accounts:
         self._budgets[owner] = budget
         self._apply()
 
-    def hold_if_possible(self, owner: object, budget: Bytes, spare: Bytes) -> bool:
+    def hold_if_possible(self, owner: object, budget: Bytes, spare: Bytes, *, name: str = "") -> bool:
         """Hold the process to ``budget`` unless less than ``spare`` is left of it already; tell whether."""
         possible = budget >= self.charged() + spare
         if possible:
-            self.hold(owner, budget)
+            self.hold(owner, budget, name=name)
         return possible
 
     def release(self, owner: object) -> None:
@@ -206,8 +211,11 @@ class Accounts:
         if self.hidden:
             less.append(f"{self.hidden} bytes that kernels take beside torch's allocator")
         self._less = ""
-        if budget is not None and less:
-            self._less = f"The limit is the budget of {budget} less {' and '.join(less)}."
+        if budget is not None:
+            owners = [one for one, size in self._budgets.items() if size == budget]
+            whose = self._names.get(owners[0], "a model") if owners else "a model"
+            beside = f" less {' and '.join(less)}" * bool(less)
+            self._less = f"The limit is the budget of {budget}{beside}, for as long as {whose} lives."
         self.explain(self._room)
 
     def explain(self, room: str) -> None:

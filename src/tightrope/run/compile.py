@@ -68,6 +68,7 @@ class CompiledModel:
         before_run: called with (this, number of the graph) and its arguments right before a forward runs.
         twin: the model as it is, where plans are compared with it.
         forget: makes Dynamo drop what it compiled for the model.
+        name: what refusals of memory call the model.
         in_hooks: finds what calls the model where ``fully_shard`` divided it, and is the model's own.
     """
 
@@ -82,7 +83,7 @@ class CompiledModel:
         self.level, self.why, self.broken = "L1", "", ""
         self.settings, self.status = settings, status
         self.in_pieces, self.num_graphs, self.num_new = False, 0, 0
-        self.many_sizes = False
+        self.many_sizes, self.name = False, ""
         self.replay: Replay | None = None
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
@@ -149,7 +150,7 @@ class CompiledModel:
     def hold(self) -> None:
         """Hold the process to the budget, as far as it is known; where more is held, once a plan fits."""
         if self.calls.budget:
-            self._lifted = not self.accounts.hold_if_possible(self, self.calls.budget, 0)
+            self._lifted = not self.accounts.hold_if_possible(self, self.calls.budget, 0, name=self.name)
 
     def divide(self, model: torch.nn.Module | None, inside: _Call) -> InsideHooks | None:
         """Look whether ``fully_shard`` divided the model; then forwards run ``inside`` of its hooks."""
@@ -204,7 +205,7 @@ class CompiledModel:
         """Hold the process to the budget once more if a refusal lifted it."""
         if self._lifted:
             self._lifted = False
-            self.accounts.hold(self, self.calls.budget)
+            self.accounts.hold(self, self.calls.budget, name=self.name)
 
     def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
         """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
@@ -223,7 +224,7 @@ class CompiledModel:
         self.calls.close()
         self.beside.close()
         self.run_plain()
-        self.accounts.hold(self, budget)  # where none is known to be enough, a refused request names the next
+        self.accounts.hold(self, budget, name=self.name)  # a refused request names the next budget
         self.evicted, against = evicted_steps(model, self.accounts, budget, self.settings.fallback)
         self.why, self.in_pieces = f"{reason} {against}".strip(), False
         if self.evicted is not None:
@@ -356,7 +357,7 @@ def compile(
         size, verify, seed, seconds, fuse=fuse, writes=overwrite, pages=pages, fallback=fallback
     )
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
-    compiled.many_sizes = shapes is not None
+    compiled.many_sizes, compiled.name = shapes is not None, type(model).__name__
     _wrap(model, compiled)
     if example is not None:
         plan_ahead(model, example)

@@ -5,11 +5,14 @@ Idea        A stretch is chosen by its own time, taken on memory that it has jus
             its copies take from the ops beside them, changes by the minute. So whole steps decide: a plan
             fused and op by op, or a plan that pages and one that does not, run in blocks that take turns,
             and the fastest step of each is compared. A plan that pages goes on where it takes 1 % less.
-Guarantee   Both forms fit the budget, are judged, and are checked in their first run. What runs in the
-            end was not slower in the steps that were timed.
+Guarantee   Both forms fit the budget, are judged, and are checked in their first run. Of a fused plan and
+            the same op by op, the one goes on whose fastest timed step was not slower than the other's. A
+            plan that pages goes on only if its fastest timed step took at least 1 % less; else the one
+            without pages does, and may then have been the slower one, by up to that 1 %.
 Complexity  `STEPS` steps, which train like any other; the first one of every block is not timed.
 Gaps        What the caller does between the parts is not counted. Steps that are not run to their end, or
-            run otherwise than planned, are not timed, and the contest waits.
+            run otherwise than planned, are not timed, and the contest waits. Where there is no room for the
+            other form when a step begins, that step runs in the first form, whichever was faster.
 """
 
 from collections.abc import Callable
@@ -55,7 +58,7 @@ class Contest:
         forms: what they are.
 
     Attributes:
-        over: whether it is known which is faster.
+        over: whether it is known which goes on.
     """
 
     def __init__(self, first: Prepared, other: Callable[[], Prepared], forms: TwoForms = FUSED) -> None:
@@ -97,7 +100,7 @@ class Contest:
                 self._other = self._make()
                 forms = self._forms
                 self._other.proof.lost = (
-                    f"{forms.lost}: in turns with the plan {forms.first}, until it is known which is faster"
+                    f"{forms.lost}: in turns with the plan {forms.first}, until it is known which goes on"
                 )
             self._turn = self._other
         else:
@@ -112,5 +115,6 @@ class Contest:
         self._turn, self.over = (self._first if wins else self._other), True
         said = f"{format_time(first)} a step {forms.first}, {format_time(other)} {forms.other}, in turns"
         self._first.proof.contest = said
-        short = f"not {forms.ahead:.0%} faster" if first < other else "slower"
-        self._other.proof.lost = f"{forms.lost}: {short}, {said}"
+        if not wins:
+            short = "slower" if first > other else f"not {forms.ahead:.0%} faster"
+            self._other.proof.lost = f"{forms.lost}: {short}, {said}"

@@ -41,7 +41,7 @@ from tightrope.lower import planned, simulate
 from tightrope.native.hook.allocator import Allocator, Divergence
 from tightrope.price.kernels import dtype_of, tensor_in
 from tightrope.run.accounts import accounts
-from tightrope.run.arenas import Arenas
+from tightrope.run.arenas import Arenas, trim_all
 from tightrope.run.asked import check_verify
 from tightrope.run.check import RecomputeCheck
 from tightrope.run.emit import Code, emit
@@ -171,7 +171,9 @@ class SavedStep:
         self.observed = Observed(
             budget, allocator is not None, self.graph.persistent - self.graph.hidden, figures.peak,
         )  # fmt: skip
-        self._accounts.hold(self, budget)
+        trim_all()  # what arenas of others have free is not in the way of this step
+        self._accounts.note_enough(self, self._accounts.charged() + need)
+        self._accounts.hold(self, budget, name="the loaded step")
         self._accounts.hold_back(self, self.graph.hidden)
         self._given, self.random_state = _memory(opened)
         self.inputs = self.by_role("input")

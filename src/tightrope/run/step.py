@@ -252,7 +252,8 @@ class TrainingStep:
 
     def hold(self) -> None:
         """Hold the process to the budget."""
-        self.accounts.hold(self, max(whole.calls.budget for whole in self.wholes))
+        budget = max(whole.calls.budget for whole in self.wholes)
+        self.accounts.hold(self, budget, name=f"the step of {type(self.model).__name__}")
 
     def _labels(self) -> dict[torch.Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}

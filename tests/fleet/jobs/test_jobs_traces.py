@@ -45,7 +45,7 @@ def test_azure_rows_are_read_in_seconds() -> None:
         ("name,start,end,gb\na,0,x,4", "line 2: end is 'x'"),
         ("name,start,end,gb\na,5,5,4", "line 2: ends at 5"),
         ("name,start,end,gb\na,0,1,2.5", "line 2: gb is '2.5': give a whole number"),
-        ('name,start,end,gb\na,0,1,2\n\nb,"0,1,4', "line 4: not CSV"),
+        ('name,start,end,gb\na,0,1,2\n\nb,"0,1,4', "line 4: not CSV: a quote opens"),
         ("name,start,end,gb\n\na,0,1,2,7", "line 3: 5 values; the header names 4 columns, name,start,end,gb"),
         ("name,start,end,gb\na,0,1", "line 2: 3 values; the header names 4"),
         ("name,cpu_milli,gpu_milli\n", "missing or repeated columns: memory_mib"),

@@ -241,7 +241,7 @@ def test_limits_that_are_none_are_refused_where_they_are_given(limits, said):
     ("data", "said"),
     [
         (b"y,a\n1,2\n\xff,3\n", "line 3: not UTF-8 text"),
-        (b"y,a\n1,2\n0," + b"9" * 200_000 + b"\n", "line 3: not CSV: field larger"),
+        (b"y,a\n1,2\n0," + b"9" * 200_000 + b"\n", "line 3: not CSV: a value has more than"),
         (b'y,"a\nb"\n1,2\n,3\n', "line 4: the label 'y' is missing"),
     ],
 )

@@ -73,8 +73,19 @@ def run_fleet(
     """Forecast, train where there is something to train, and hold both against the limits.
 
     Raises:
-        TightropeError: no device can take part, or weights are no longer finite.
+        TightropeError: no device can take part, weights are no longer finite, or a limit is on what is
+            neither planned nor trained here.
     """
+    if limits.error is not None and training is None:
+        raise TightropeError(
+            f"the limit error is {limits.error}, and nothing is trained: add --fashion (training=...), or "
+            "leave --error-limit out."
+        )
+    if limits.able is not None and not fits:
+        raise TightropeError(
+            f"the limit able is {limits.able}, and which devices have room is known of a planned step alone: "
+            "add --step (fits=...), or leave --able-limit out."
+        )
     due = run_rounds(devices, samples, plan)
     log = due if training is None else run_rounds(devices, samples, plan, training)
     last = due.steps[-1] / 1000 if due.steps else 0.0

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.arguments import check_path
+from tightrope.core.csv_text import not_csv
 from tightrope.core.work import WorkItem
 
 _MOST_BYTES: Bytes = 256 * 2**20
@@ -119,9 +120,7 @@ def parse_jobs(text: str, name: str, *, compress: float = 1.0, since: int = 0) -
         header = [column.strip() for column in next(reader, [])]
         rows = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        raise TightropeError(
-            f"{name}, line {reader.line_num}: not CSV: {error}. Give values apart by commas, a row per line."
-        ) from error
+        raise not_csv(f"{name}, line {reader.line_num}", error) from error
     for line, row in rows:
         if len(row) != len(header):
             raise TightropeError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tightrope.core.csv_text import not_csv
 from tightrope.core.errors import TightropeError
 from tightrope.core.files import read_file
 from tightrope.core.units import Bytes
@@ -112,9 +113,7 @@ def _rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
             if row:
                 yield reader.line_num, dict(zip(header, row, strict=True))
     except csv.Error as error:
-        raise TightropeError(
-            f"{where}, line {reader.line_num}: not CSV: {error}. Give values apart by commas, a row per line."
-        ) from error
+        raise not_csv(f"{where}, line {reader.line_num}", error) from error
 
 
 def _number(text: str, at: str, column: str, logs: bool) -> float:

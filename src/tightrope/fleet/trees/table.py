@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from tightrope.core.csv_text import not_csv
 from tightrope.core.errors import TightropeError
 from tightrope.core.files import read_file
 from tightrope.core.units import Bytes, printable
@@ -108,9 +109,7 @@ def _csv_rows(path: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
         for row in reader:
             yield reader.line_num, row
     except csv.Error as error:
-        raise TightropeError(
-            f"{path!r}, line {reader.line_num}: not CSV: {error}. Give values apart by commas, a row a line."
-        ) from error
+        raise not_csv(f"{path!r}, line {reader.line_num}", error) from error
 
 
 def _number(cell: str, path: str, line: int, name: str) -> float:
