@@ -62,12 +62,12 @@ def compile_command(
     machine: Annotated[str, typer.Option(help="A profile with a slower tier, or a TOML file.")] = "nrf52840",
     stack: Annotated[str, typer.Option(help="Bytes of it for the stack.")] = "2KiB",
     objective: Annotated[
-        Literal["seconds", "joules"], typer.Option(help="What is least, as modelled.")
+        Literal["seconds", "joules"], typer.Option(help="Of a step: what is least, as modelled.")
     ] = "seconds",
-    seconds: Annotated[float | None, typer.Option(help="Largest modelled time of a step.")] = None,
-    joules: Annotated[float | None, typer.Option(help="Largest modelled energy of a step.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Of a step: its largest modelled time.")] = None,
+    joules: Annotated[float | None, typer.Option(help="Of a step: its largest modelled energy.")] = None,
     recompute: Annotated[
-        bool, typer.Option(help="Run ops again where that is cheaper than to page what they made.")
+        bool, typer.Option(help="Of a step: run ops again where that is cheaper than to page what they made.")
     ] = True,
     infer: Annotated[bool, typer.Option("--infer", help="Inference alone, weights in flash.")] = False,
     integer: Annotated[
@@ -108,10 +108,11 @@ def compile_command(
     With --infer or --integer: a forward instead of a step. The folder is written whole or not at all. Exit
     code 3: an op needs more than the limit, or the step more time or energy.
     """
-    if not integer and (core != "auto" or floats):
-        raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
-    if sparse and (infer or integer):
-        raise TightropeError("--sparse chooses what a step updates: leave out --infer and --integer.")
+    asked_of_step = objective != "seconds" or seconds is not None or joules is not None
+    _check_options(
+        step=not (infer or integer), integer=integer, kernels=core != "auto" or floats, sparse=sparse,
+        limits=asked_of_step, recompute=recompute,
+    )  # fmt: skip
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)
@@ -123,6 +124,32 @@ def compile_command(
 
     asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute, pages=pages)
     _say(output, _step(target, machine, (ram, stack), asked, output, sparse=sparse), json)
+
+
+def _check_options(
+    *, step: bool, integer: bool, kernels: bool, sparse: bool, limits: bool, recompute: bool
+) -> None:
+    """Refuse options of one kind of compilation for another.
+
+    Raises:
+        TightropeError: names them.
+    """
+    if not integer and kernels:
+        raise TightropeError("--core and --float-kernels choose integer kernels: give --integer with them.")
+    if step:
+        return
+    if sparse:
+        raise TightropeError("--sparse chooses what a step updates: leave out --infer and --integer.")
+    if limits:
+        raise TightropeError(
+            "--objective, --seconds and --joules are of a training step: leave them out with --infer and "
+            "--integer, which compute every op once where RAM allows it."
+        )
+    if not recompute:
+        raise TightropeError(
+            "--no-recompute is of a training step: inference runs ops again only where activations have to "
+            "be paged; --no-pages leaves out both."
+        )
 
 
 def _step(

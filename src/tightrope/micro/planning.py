@@ -1,8 +1,9 @@
 """A plan of a step under a limit on all RAM of a device, stack included."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -149,28 +150,67 @@ def _tiled_plan(
 ) -> tuple[Plan, TiledGraph]:
     """Cut the largest weight of the op that needs most, then its maps, until it fits or nothing can be cut.
 
+    Where pages are allowed, a plan in which nothing that ops make is paged, with weights cut further, is
+    taken if it costs less.
+
     Raises:
         InfeasibleError: that with the smallest plan, of all forms that are tried under any limit: it works.
     """
-    stays = [False] if economy.pages else [True, False] if economy.reruns else [True]
-
-    def forms(within: Bytes) -> Iterator[tuple[Bytes, TiledGraph]]:
-        return chain.from_iterable(_cut_forms(graph, machine, within, stay=stay, maps=maps) for stay in stays)
-
-    for need, tiled in forms(room):
-        asked = _as_long(economy, len(graph.ops), tiled.graph)
-        if need <= room and isinstance(found := _tried(tiled, machine, room, asked), tuple):
-            return found
+    forms = partial(_cut_forms, graph, machine, maps=maps)
+    ways = [(economy, forms(room, stay=not economy.pages))]
+    if economy.pages:
+        ways.append((dataclasses.replace(economy, pages=False), forms(room, stay=True)))
+    elif economy.reruns:  # each form is searched in full: not all of them
+        ways[0] = (economy, chain(forms(room, stay=True), _halves(forms(room, stay=False), room)))
+    found: list[tuple[Plan, TiledGraph]] = []
+    late: list[InfeasibleError] = []
+    for way, asked in ways:
+        try:
+            fits = _first(asked, graph, machine, room, way)
+        except InfeasibleError as error:
+            late.append(error)
+        else:
+            found += [fits] if fits is not None else []
+    if found:
+        return min(found, key=lambda one: economy.cost(one[0].forecast.ns, one[0].forecast.joules))
+    if late:
+        raise late[0]
     refused: list[InfeasibleError] = []
-    for need, tiled in sorted(forms(0), key=lambda one: one[0]):
+    once = economy if economy.pages else dataclasses.replace(economy, reruns=False)  # as what is named holds
+    for need, tiled in sorted(forms(0, stay=not economy.pages), key=lambda one: one[0]):
         if refused and need >= min(map(_least, refused)):
             break
-        asked = _as_long(economy, len(graph.ops), tiled.graph)
-        tried = _tried(tiled, machine, room, asked)
+        tried = _tried(tiled, machine, room, _as_long(once, len(graph.ops), tiled.graph))
         if isinstance(tried, tuple):
-            return tried
+            better = _tried(tiled, machine, room, _as_long(economy, len(graph.ops), tiled.graph))
+            return better if isinstance(better, tuple) else tried
         refused.append(tried)
     raise min(refused, key=_least)
+
+
+def _halves(forms: Iterable[tuple[Bytes, TiledGraph]], room: Bytes) -> Iterator[tuple[Bytes, TiledGraph]]:
+    """The first form of which every op fits, and each that needs at most half of the one before."""
+    last = 2 * room
+    for need, tiled in forms:
+        if need <= room and 2 * need <= last:
+            last = need
+            yield need, tiled
+
+
+def _first(
+    forms: Iterable[tuple[Bytes, TiledGraph]], graph: Graph, machine: Machine, room: Bytes, economy: Economy
+) -> tuple[Plan, TiledGraph] | None:
+    """Plan forms until one fits; None where none does.
+
+    Raises:
+        InfeasibleError: time or energy do not.
+    """
+    for need, tiled in forms:
+        if need <= room:
+            tried = _tried(tiled, machine, room, _as_long(economy, len(graph.ops), tiled.graph))
+            if isinstance(tried, tuple):
+                return tried
+    return None
 
 
 def _cut_forms(

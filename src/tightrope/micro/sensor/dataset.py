@@ -149,7 +149,8 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
         ) from error
     except Exception as error:  # what a damaged archive raises is numpy's and zipfile's affair
         raise TightropeError(
-            f"{str(path)!r} is no data set: {error}. Ingest the recordings again."
+            f"{str(path)!r} is no data set that tightrope micro ingest wrote, or it is damaged. Ingest the "
+            "recordings again."
         ) from error
     ends = np.cumsum(head.rows)
     whole = values.ndim == 2 and values.shape[1] == len(head.sensors) and np.isfinite(values).all()
