@@ -84,11 +84,11 @@ def run(script: str | Path) -> str:
 @pytest.mark.parametrize(
     ("example", "prints"),
     [
-        ("compile_a_model.py", "enforced"),
+        pytest.param("compile_a_model.py", "enforced", marks=pytest.mark.slow),
         ("frames_before_deadlines.py", "within its limit: True"),
         ("place_a_file.py", "optimal: 512 bytes, at least 512 are needed"),
-        ("plan_a_graph.py", "smallest feasible found"),
-        ("replay_any_loop.py", "0 elsewhere"),
+        pytest.param("plan_a_graph.py", "smallest feasible found", marks=pytest.mark.slow),
+        pytest.param("replay_any_loop.py", "0 elsewhere", marks=pytest.mark.slow),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),
         pytest.param("u_net.py", "equal to eager in every step: True", marks=pytest.mark.slow),
         pytest.param("train_on_a_microcontroller.py", "within 64 KiB of RAM: True", marks=pytest.mark.slow),
@@ -147,12 +147,21 @@ def imports_in(snippet: str) -> list[str]:
     return re.findall(r"(?m)^(?:from|import) (\w+)", snippet)
 
 
-def test_the_readme_and_the_blocks_of_pages_run_in_turn(tmp_path: Path) -> None:
+def test_the_readme_the_blocks_of_pages_and_examples_run_in_turn(tmp_path: Path) -> None:
     here = [snippet for snippet in SNIPPETS if all(map(importlib.util.find_spec, imports_in(snippet)))]
     first = sorted(WITH_BLOCKS, key=lambda page: page.name != "integrity.md")  # it looks at what is loaded
     texts = [(f"README.md, block {number}", snippet) for number, snippet in enumerate(here)]
     pages = [(page.name, blocks_of(page)) for page in first]
-    run(f"TEXTS = {[*pages[:1], *texts, ('the pages', str(tmp_path)), *pages[1:]]!r}{IN_TURN}")
+    promised = {
+        "compile_a_model.py": "enforced",
+        "plan_a_graph.py": "smallest feasible found",
+        "replay_any_loop.py": "0 elsewhere",
+    }
+    examples = [(name, f"{(ROOT / 'examples' / name).read_text()}\nmain()\n") for name in promised]
+    texts = [("the pages", str(tmp_path)), *pages, *texts, *examples]  # what holds less comes first
+    printed = run(f"TEXTS = {texts!r}{IN_TURN}")
+    for name, prints in promised.items():
+        assert prints in printed.partition(f"\n{name}\n")[2].partition(".py\n")[0], name
 
 
 @pytest.mark.slow
