@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -119,30 +120,52 @@ def test_the_idea_refuses_what_cannot_fit_and_its_judge_notices_a_wrong_address(
     assert run(script).split() == ["MemoryError", "AssertionError"]
 
 
-SIMULATED = {"fleet.md", "jobs.md", "select.md", "streams.md", "trees.md"}
-"""Pages whose blocks hold this process to no limit, so that they need none of their own."""
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+WITH_BLOCKS = [page for page in PAGES if "docs" in page.parts and "```python" in page.read_text()]
+IN_TURN = """
+import gc, os, sys, types
+import torch
+for number, (name, text) in enumerate(TEXTS):
+    if name == "the pages":
+        os.chdir(text)
+        continue
+    print(name)
+    page = sys.modules[f"page{number}"] = types.ModuleType(f"page{number}")
+    exec(compile(text, name, "exec"), page.__dict__)
+    page.__dict__.clear()
+    torch._dynamo.reset()
+    gc.collect()
+"""
+"""Run texts in one process, each as a module of its own."""
 
 
+def blocks_of(page: Path) -> str:
+    return "\n".join(re.findall(r"(?:```python|<!-- before:)\n(.*?)(?:```|-->)", page.read_text(), re.DOTALL))
+
+
+def imports_in(snippet: str) -> list[str]:
+    return re.findall(r"(?m)^(?:from|import) (\w+)", snippet)
+
+
+def test_the_readme_and_the_blocks_of_pages_run_in_turn(tmp_path: Path) -> None:
+    here = [snippet for snippet in SNIPPETS if all(map(importlib.util.find_spec, imports_in(snippet)))]
+    first = sorted(WITH_BLOCKS, key=lambda page: page.name != "integrity.md")  # it looks at what is loaded
+    texts = [(f"README.md, block {number}", snippet) for number, snippet in enumerate(here)]
+    pages = [(page.name, blocks_of(page)) for page in first]
+    run(f"TEXTS = {[*pages[:1], *texts, ('the pages', str(tmp_path)), *pages[1:]]!r}{IN_TURN}")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_the_readme_snippets_run(snippet: str) -> None:
-    skip_without(*re.findall(r"(?m)^(?:from|import) (\w+)", snippet))
+    skip_without(*imports_in(snippet))
     run(snippet)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if "docs" in page.parts and "```python" in page.read_text()],
-    ids=lambda file: file.name,
-)  # fmt: skip
-def test_the_blocks_of_a_page_run_one_after_another(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks = re.findall(r"(?:```python|<!-- before:)\n(.*?)(?:```|-->)", page.read_text(), re.DOTALL)
-    if page.name in SIMULATED:
-        monkeypatch.chdir(tmp_path)
-        exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "__main__"})
-    else:
-        run("\n".join([f"import os; os.chdir({str(tmp_path)!r})", *blocks]))
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda file: file.name)
+def test_the_blocks_of_a_page_run_one_after_another(page: Path, tmp_path: Path) -> None:
+    run(f"import os; os.chdir({str(tmp_path)!r})\n{blocks_of(page)}")
 
 
 def commands() -> list[tuple[str, str, frozenset[str]]]:
