@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -83,11 +84,11 @@ def run(script: str | Path) -> str:
 @pytest.mark.parametrize(
     ("example", "prints"),
     [
-        ("compile_a_model.py", "enforced"),
+        pytest.param("compile_a_model.py", "enforced", marks=pytest.mark.slow),
         ("frames_before_deadlines.py", "within its limit: True"),
         ("place_a_file.py", "optimal: 512 bytes, at least 512 are needed"),
-        ("plan_a_graph.py", "smallest feasible found"),
-        ("replay_any_loop.py", "0 elsewhere"),
+        pytest.param("plan_a_graph.py", "smallest feasible found", marks=pytest.mark.slow),
+        pytest.param("replay_any_loop.py", "0 elsewhere", marks=pytest.mark.slow),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),
         pytest.param("u_net.py", "equal to eager in every step: True", marks=pytest.mark.slow),
         pytest.param("train_on_a_microcontroller.py", "within 64 KiB of RAM: True", marks=pytest.mark.slow),
@@ -119,30 +120,61 @@ def test_the_idea_refuses_what_cannot_fit_and_its_judge_notices_a_wrong_address(
     assert run(script).split() == ["MemoryError", "AssertionError"]
 
 
-SIMULATED = {"fleet.md", "jobs.md", "select.md", "streams.md", "trees.md"}
-"""Pages whose blocks hold this process to no limit, so that they need none of their own."""
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+WITH_BLOCKS = [page for page in PAGES if "docs" in page.parts and "```python" in page.read_text()]
+IN_TURN = """
+import gc, os, sys, types
+import torch
+for number, (name, text) in enumerate(TEXTS):
+    if name == "the pages":
+        os.chdir(text)
+        continue
+    print(name)
+    page = sys.modules[f"page{number}"] = types.ModuleType(f"page{number}")
+    exec(compile(text, name, "exec"), page.__dict__)
+    page.__dict__.clear()
+    torch._dynamo.reset()
+    gc.collect()
+"""
+"""Run texts in one process, each as a module of its own."""
 
 
+def blocks_of(page: Path) -> str:
+    return "\n".join(re.findall(r"(?:```python|<!-- before:)\n(.*?)(?:```|-->)", page.read_text(), re.DOTALL))
+
+
+def imports_in(snippet: str) -> list[str]:
+    return re.findall(r"(?m)^(?:from|import) (\w+)", snippet)
+
+
+def test_the_readme_the_blocks_of_pages_and_examples_run_in_turn(tmp_path: Path) -> None:
+    here = [snippet for snippet in SNIPPETS if all(map(importlib.util.find_spec, imports_in(snippet)))]
+    first = sorted(WITH_BLOCKS, key=lambda page: page.name != "integrity.md")  # it looks at what is loaded
+    texts = [(f"README.md, block {number}", snippet) for number, snippet in enumerate(here)]
+    pages = [(page.name, blocks_of(page)) for page in first]
+    promised = {
+        "compile_a_model.py": "enforced",
+        "plan_a_graph.py": "smallest feasible found",
+        "replay_any_loop.py": "0 elsewhere",
+    }
+    examples = [(name, f"{(ROOT / 'examples' / name).read_text()}\nmain()\n") for name in promised]
+    texts = [("the pages", str(tmp_path)), *pages, *texts, *examples]  # what holds less comes first
+    printed = run(f"TEXTS = {texts!r}{IN_TURN}")
+    for name, prints in promised.items():
+        assert prints in printed.partition(f"\n{name}\n")[2].partition(".py\n")[0], name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_the_readme_snippets_run(snippet: str) -> None:
-    skip_without(*re.findall(r"(?m)^(?:from|import) (\w+)", snippet))
+    skip_without(*imports_in(snippet))
     run(snippet)
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if "docs" in page.parts and "```python" in page.read_text()],
-    ids=lambda file: file.name,
-)  # fmt: skip
-def test_the_blocks_of_a_page_run_one_after_another(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks = re.findall(r"(?:```python|<!-- before:)\n(.*?)(?:```|-->)", page.read_text(), re.DOTALL)
-    if page.name in SIMULATED:
-        monkeypatch.chdir(tmp_path)
-        exec(compile("\n".join(blocks), str(page), "exec"), {"__name__": "__main__"})
-    else:
-        run("\n".join([f"import os; os.chdir({str(tmp_path)!r})", *blocks]))
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda file: file.name)
+def test_the_blocks_of_a_page_run_one_after_another(page: Path, tmp_path: Path) -> None:
+    run(f"import os; os.chdir({str(tmp_path)!r})\n{blocks_of(page)}")
 
 
 def commands() -> list[tuple[str, str, frozenset[str]]]:

@@ -492,16 +492,20 @@ def test_the_bombs_would_go_off(tmp_path: Path) -> None:
 
 
 PROCESSES: tuple[tuple[str, ...], ...] = (
+    ("plan", "bomb.py", "--budget", "8GiB", "--json"),
+    ("fly",),
     ("judge", "half.json", "--graph", "graph.json"),
     ("plan", "deep.json", "--budget", "8GiB"),
     ("plan", "graph.json", "--budget", "0.9"),
-    ("plan", "bomb.py", "--budget", "8GiB", "--json"),
     ("estimate", "absent.py:build"),
-    ("fly",),
 )
 
 
-@pytest.mark.parametrize("arguments", PROCESSES, ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [*PROCESSES[:2], *(pytest.param(one, marks=pytest.mark.slow) for one in PROCESSES[2:])],
+    ids=" ".join,
+)
 def test_a_process_leaves_with_2_and_no_traceback(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     marker = tmp_path / "marker"
     (tmp_path / "half.json").write_bytes(TEXTS["half a plan"])

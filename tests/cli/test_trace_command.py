@@ -141,6 +141,7 @@ def test_a_fused_run_is_recorded(tmp_path: Path) -> None:
     assert "not fused: no stretch has several ops" in done.err
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_refused_counts_no_optimizer_and_the_named_one_works(
     net: Path, tmp_path: Path
 ) -> None:

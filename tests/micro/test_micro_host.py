@@ -40,8 +40,14 @@ def check_bytes(compiled: CompiledStep, run: HostRun, board: Machine) -> None:
         assert getattr(run.pages, name) == NUM_STEPS * getattr(compiled.manifest.pages, name)
 
 
+_LONG = ("residual", "sentences")
+"""The first is what the emulated board trains too."""
+
+
 @needs_cc
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in _LONG else ()) for name in NETS]
+)
 def test_weights_are_those_of_pytorch_and_bytes_those_of_the_forecast(
     name: str, steps: dict[str, MicroStep], board: Machine, tmp_path: Path
 ) -> None:

@@ -435,6 +435,7 @@ def _elsewhere(data: bytes) -> bytes:
     return dump_graph(msgspec.structs.replace(load_graph(data), environment=(("device", "another"),)))
 
 
+@pytest.mark.slow
 def test_what_was_kept_of_shapes_and_is_wrong_costs_time_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

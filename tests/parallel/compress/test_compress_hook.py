@@ -134,6 +134,7 @@ def test_messages_without_a_codec_train_to_the_bit_like_ddp(tmp_path: Path) -> N
     _start(_equal_to_ddp, tmp_path, 2)
 
 
+@pytest.mark.slow
 def test_other_divisions_give_equal_bits_and_queues_agree(tmp_path: Path) -> None:
     _start(_regrouped, tmp_path, 2)
 
