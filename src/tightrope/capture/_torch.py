@@ -100,6 +100,7 @@ PROBES: dict[str, str] = {
     "folder of code": "torch._inductor.runtime.cache_dir_utils.cache_dir",
     "compiler in use": "torch._inductor.cpp_builder.get_cpp_compiler",
     "groups of gradients": "torch.utils._foreach_utils._group_tensors_by_device_and_dtype",
+    "settings in the log": "torch._dynamo.utils._get_dynamo_config_for_logging",
     "early getitems": "torch._functorch.compile_utils.raise_getitems",
 }
 
