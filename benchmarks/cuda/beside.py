@@ -98,7 +98,7 @@ def _paired(ours: Case, model: Call, theirs: Case, call: Call) -> dict[str, Any]
             two = milliseconds(lambda: step(theirs, call, other))
             other.zero_grad(set_to_none=True)
         pairs.append((one, two))
-    said = tightrope.report(ours.model)  # type: ignore[arg-type]
+    said = tightrope.report(ours.model)
     ratios = sorted(one / two for one, two in pairs[2:])
     return {
         "ms": median(one for one, _ in pairs[2:]), "peer_ms": median(two for _, two in pairs[2:]),

@@ -95,7 +95,7 @@ def clean() -> None:
 
 def milliseconds(act: Callable[[], Any]) -> float:
     """Time by the events of the GPU."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     act()
     end.record()

@@ -356,7 +356,7 @@ class _GraphBuilder:
         for position, node in enumerate(self.outputs):
             value = tensor_of(node) if isinstance(node, torch.fx.Node) else None
             storage = self.by_key.get(_torch.storage_key(value)) if isinstance(value, torch.Tensor) else None
-            if storage is None or self.storages[storage].external:
+            if value is None or storage is None or self.storages[storage].external:
                 continue
             old = self.storages[storage]
             forward = position < self.num_forward

@@ -113,7 +113,10 @@ def timed_on_gpu(run: Callable[[], Any], device: torch.device) -> Nanoseconds:
     stream = torch.cuda.current_stream(device)
     best, runs = float("inf"), 1
     for _ in range(_ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
         begin.record(stream)
         for _ in range(runs):
             run()

@@ -483,6 +483,6 @@ def cuda_allocator(index: int) -> Allocator:
         NativeError: there is no C++ compiler or no headers of CUDA, the build failed, another device was
             chosen before, or torch allocates otherwise than by its caching allocator.
     """
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.empty(1, device=f"cuda:{index}")
     return Allocator(str(library("cuda_allocator")), index)
