@@ -10,7 +10,7 @@ from training import Blocks, Seen, batches, built, play
 
 import tightrope
 from tightrope.price.store import PriceStore
-from tightrope.run.accounts import Accounts
+from tightrope.run.accounts import Accounts, accounts
 
 DATA = batches(3)
 
@@ -18,6 +18,7 @@ DATA = batches(3)
 @pytest.fixture(autouse=True)
 def _unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.unfreeze()  # `DATA` is found by walking what the collector knows
+    accounts()  # those of the process have their hook, whoever asks for them first
     monkeypatch.setattr("tightrope.run.accounts.compiler", lambda: None)
     monkeypatch.setattr(PriceStore, "get", lambda *_: None)
     monkeypatch.setattr(PriceStore, "save", lambda _: None)
