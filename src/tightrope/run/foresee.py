@@ -22,6 +22,7 @@ from tightrope.capture._eager import tensors_in
 from tightrope.capture._torch import real_tensors
 from tightrope.core import Bytes, round_up
 from tightrope.native.hook.allocator import Allocator
+from tightrope.price.device import device_of
 from tightrope.run.pages import by_page
 from tightrope.run.sharded import bytes_of, local_part
 
@@ -219,13 +220,14 @@ class Foresight:
     ) -> _Rate:
         flags = tuple((name, bool(value)) for name, value in group.items() if _is_number(value))
         shape = _VECTOR if parameter.dim() < len(_MATRIX) else _MATRIX
-        key = (type(optimizer), parameter.dtype, parameter.device, shape, flags)
+        device = device_of([parameter])  # what is on no device yet is taken to be for the CPU
+        key = (type(optimizer), parameter.dtype, device, shape, flags)
         if isinstance(optimizer, torch.optim.SparseAdam):
             return _Rate(_STATE, 0, 0, 0)
         if self._allocator is None:
             return _Rate(_STATE, _SMALL, _BESIDE, _SMALL)
         if key not in self._rates:
-            make = partial(torch.zeros, shape, dtype=parameter.dtype, device=parameter.device)
+            make = partial(torch.zeros, shape, dtype=parameter.dtype, device=device)
             self._rates[key] = _rehearsed(optimizer, group, make, self._allocator)
         return self._rates[key]
 
