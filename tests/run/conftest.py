@@ -14,6 +14,15 @@ gc.collect()
 gc.freeze()  # spare the collection after every test the half a million objects of these imports
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_budget_of_other_files() -> None:
+    """Let go of models that tests of other files left to Dynamo, or to a traceback, and of their budgets."""
+    reset_dynamo()
+    gc.collect()
+    if has_accounts():
+        accounts().let_go()
+
+
 @pytest.fixture(autouse=True)
 def _no_open_step() -> Iterator[None]:
     """End what a level 0 model has begun, before the allocator is put back to plain counting."""
