@@ -16,11 +16,9 @@ gc.freeze()  # spare the collection after every test the half a million objects 
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_budget_of_other_files() -> None:
-    """Let go of models that tests of other files left to Dynamo, or to a traceback, and of their budgets."""
+    """Let go of models that tests of other files left to Dynamo, and so of their budgets."""
     reset_dynamo()
     gc.collect()
-    if has_accounts():
-        accounts().let_go()
 
 
 @pytest.fixture(autouse=True)

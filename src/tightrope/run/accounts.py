@@ -144,11 +144,6 @@ class Accounts:
         if self._budgets.pop(owner, None) is not None:
             self._apply()
 
-    def let_go(self) -> None:
-        """Lift every budget, whoever holds it."""
-        for owner in list(self._budgets):
-            self.release(owner)
-
     def budget_of(self, owner: object) -> Bytes:
         """Look up what ``owner`` holds the process to; 0 = nothing yet."""
         return self._budgets.get(owner, 0)
