@@ -201,3 +201,16 @@ def test_a_plan_for_almost_the_same_budget_is_judged(folder: Path) -> None:
     KeptPlans(0).store(GRAPH, wrong, planner="auto")
     with pytest.warns(UserWarning, match="of no use and was deleted"):
         assert KeptPlans(0).close(GRAPH, budget=made.budget + 1, planner="auto") is None
+
+
+def test_of_several_smallest_plans_the_smallest_counts() -> None:
+    cache, least = KeptPlans(0), smallest(GRAPH)
+    named = least.forecast.total
+    larger = solve(GRAPH, budget=2**40, planner="given")
+    assert named < larger.forecast.total
+    cache.store(GRAPH, larger, planner=SMALLEST)  # as a search of few seconds finds it
+    cache.store(GRAPH, least, planner=SMALLEST)
+    assert solve(GRAPH, budget=named, cache=cache).forecast.total <= named
+    with pytest.raises(InfeasibleError) as refused:
+        solve(GRAPH, budget=named - 1, cache=cache)
+    assert refused.value.smallest_found == named

@@ -68,9 +68,10 @@ class PlanCache:
         return min(fitting, key=lambda plan: (plan.forecast.ns, plan.forecast.total), default=None)
 
     def least(self, graph: Graph, *, placed: bool = True) -> Plan | None:
-        """Find the plan that `smallest` found for a graph, if it was stored."""
+        """Find the plan with the fewest bytes that `smallest` found for a graph, if one was stored."""
         label = _label(SMALLEST, placed=placed)
-        return next((plan for (name, _), plan in self._known(graph).items() if name == label), None)
+        found = (plan for (name, _), plan in self._known(graph).items() if name == label)
+        return min(found, key=lambda plan: plan.forecast.total, default=None)
 
     def store(self, graph: Graph, plan: Plan, *, planner: str) -> None:
         """Remember a plan, in the folder too where there is one."""

@@ -71,7 +71,8 @@ def solve(
         progress: called at most about ten times a second.
         cache: plans known already, and where to keep this one.
         order: of first runs: ``given`` = the base order, ``free`` = any that gives the same values.
-        placed: whether allocations get addresses; else the budget counts live bytes, as the literature does.
+        placed: whether allocations get addresses; without, the budget counts live bytes, as the
+            literature does.
         bound: prove a bound on the time; None = only as far as it costs next to nothing.
         start: a plan of a graph with the same ops for other sizes, to begin from.
 
@@ -95,8 +96,7 @@ def solve(
     if cache is not None and order != "given":
         raise TightropeError("a cache keeps plans in base order: leave it out, or ask for that order.")
     known = cache.exact(graph, budget=budget, planner=planner, placed=placed) if cache is not None else None
-    named = cache.least(graph, placed=placed) if cache is not None else None
-    least = named if seconds is None else None
+    least = cache.least(graph, placed=placed) if cache is not None and seconds is None else None
     if least is not None and budget < least.forecast.total and planner == "auto":
         raise _infeasible(graph, budget, least, order)
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
@@ -113,8 +113,8 @@ def solve(
             job.free_order()
         job.run(planner)
     if job.best is None and planner != "given":
-        _rescue(job, named)
-    if cache is not None and job.least is not None and job.least is not named:
+        _rescue(job)
+    if cache is not None and least is None and job.least is not None:
         cache.store(graph, job.least, planner=SMALLEST)
     if job.best is None:
         raise _infeasible(job.graph, budget, job.least, order)
@@ -160,11 +160,8 @@ def _begin_from(job: Job, start: Plan) -> None:
         job.unplaced = job.unplaced or pairs
 
 
-def _rescue(job: Job, named: Plan | None) -> None:
-    """Take the smallest plan where it fits; else refuse with its figures.
-
-    What an earlier refusal ``named`` is found again, however short this search is.
-    """
+def _rescue(job: Job) -> None:
+    """Take the smallest plan where it fits; else refuse with its figures."""
     searched = job.least is not None
     job.least = job.least or job.lowest()
     if job.ordering is not None and job.least.forecast.total > job.budget:
