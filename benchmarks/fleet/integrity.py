@@ -5,8 +5,10 @@ with a lock; F replaces ``forward`` in the process and G builds another graph fr
 looked for by the provenance of a plan. False alarms: after a normal upgrade, a downgrade and an editable
 install with the lock brought up to date, and on the environment that runs this.
 
-I2: CPU seconds of one thread: everything in the environment that runs this, with and without a lock; the
-files that ``tightrope verify LOCK --load torch`` has loaded; the files of a plan of a GPT-2, and its capture.
+I2: CPU seconds of one thread: the files that ``tightrope verify LOCK --load torch`` has loaded; those of a
+plan of a GPT-2, and its capture; everything in the environment that runs this: hashes, hashes and byte code
+that a lock knows, hashes and byte code that is compiled again. A GB is of what is checked; RECORD files and
+their digests know nothing of byte code, so the figure per GB of hashed files is said too.
 
 I3: the same seven beside ``pip check``, ``uv pip check`` where uv is installed, and a scan of RECORD files by
 ``importlib.metadata`` that is written here.
@@ -211,27 +213,19 @@ def _i1(console: Console, made: Prepared, folder: Path) -> list[Row]:
 
 
 def _i2(console: Console) -> list[Row]:
-    environment = running_environment()
-    lock, _ = make_lock(environment)
-    kept = [
-        ("RECORD and byte code", verify_environment(running_environment())),
-        ("RECORD, byte code and lock", verify_environment(running_environment(), lock)),
-        ("RECORD alone", verify_environment(running_environment(), bytecode=False)),
-    ]
-    rates = {}
-    for what, found in kept:
-        rates[what] = found.cpu_seconds / (found.num_bytes / 1e9)
-        console.print(
-            f"all files, {what}: {found.num_files} files, {found.num_bytes / 1e9:.2f} GB, "
-            f"{found.cpu_seconds:.1f} CPU s, {rates[what]:.1f} per GB"
-        )
+    lock, _ = make_lock(running_environment())
+    return [*_loaded(console, lock), *_everything(console, lock)]
+
+
+def _loaded(console: Console, lock: Lock) -> list[Row]:
+    """Check the files of a process with torch, and those of a plan, beside its capture."""
     case = build("gpt2", scale="bench")
     began = time.process_time()
     program, real = capture_program(case.model, case.inputs)
     capturing = time.process_time() - began
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lock.json"
-        write_lock(file, lock, environment)
+        write_lock(file, lock, running_environment())
         command = [sys.executable, "-m", "tightrope", "verify", str(file), "--load", "torch", "--json"]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     loaded = msgspec.json.decode(done.stdout, type=Inspection)
@@ -257,13 +251,36 @@ def _i2(console: Console) -> list[Row]:
             f"{of_plan:.2f} CPU s, {100 * of_plan / capturing:.1f} % of {capturing:.1f} s",
             of_plan <= 0.03 * capturing,
         ),
-        Row(
-            "I2 all",
-            "everything <= 20 CPU s per GB",
-            ", ".join(f"{what} {rate:.1f}" for what, rate in rates.items()),
-            max(rates.values()) <= 20,
-        ),
     ]
+
+
+def _everything(console: Console, lock: Lock) -> list[Row]:
+    """Check every file: hashes alone, with a lock, and with every source compiled."""
+    found = {
+        "RECORD": verify_environment(running_environment(), bytecode=False),
+        "RECORD, byte code, lock": verify_environment(running_environment(), lock),
+        "RECORD, byte code": verify_environment(running_environment()),
+    }
+    rows = []
+    for what, one in found.items():
+        hashed, whole = one.num_bytes / 1e9, (one.num_bytes + one.bytecode_bytes) / 1e9
+        console.print(
+            f"all files, {what}: {one.num_files} files of {hashed:.2f} GB hashed, {one.num_bytecode} of "
+            f"byte code of {whole - hashed:.2f} GB compared, {one.cpu_seconds:.1f} CPU s"
+        )
+        said = f"{one.cpu_seconds / whole:.1f} per GB checked"
+        if one.num_bytecode:
+            said += f" ({one.cpu_seconds / hashed:.1f} where byte code is checked and not counted)"
+        held = one.holds and one.cpu_seconds <= 20 * whole
+        rows.append(Row(f"I2 all, {what}", "everything <= 20 CPU s per GB", said, held))
+    began = time.process_time()
+    alarm = any(by_records(root) for root in running_environment().roots)
+    spent = time.process_time() - began
+    console.print(
+        f"a scan by importlib.metadata, hashes alone: {spent:.1f} CPU s, "
+        f"{spent / (found['RECORD'].num_bytes / 1e9):.1f} per GB{', with an alarm' * alarm}"
+    )
+    return rows
 
 
 def _i3(console: Console, made: Prepared, _: Path) -> list[Row]:

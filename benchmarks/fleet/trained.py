@@ -45,7 +45,7 @@ def train(name: str, batch: int, budget: Bytes | None) -> dict[str, Any]:
     held = native.stats().live - before
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(1)
-    losses, refused = [], ""
+    losses, refused, least = [], "", 0
     try:
         if budget is None:
             for _ in range(NUM_STEPS):
@@ -62,11 +62,14 @@ def train(name: str, batch: int, budget: Bytes | None) -> dict[str, Any]:
             losses = [step(*inputs).item().hex() for _ in range(NUM_STEPS)]
             peak = step.report().observed_total
     except tightrope.InfeasibleError as error:
-        refused, peak = str(error), 0
+        refused, peak, least = str(error), 0, error.smallest_found or 0
     state = hashlib.sha256()
     for tensor in (*model.parameters(), *model.buffers()):
         state.update(tensor.detach().numpy().tobytes())
-    return {"losses": losses, "state": state.hexdigest(), "peak": peak, "held": held, "refused": refused}
+    return {
+        "losses": losses, "state": state.hexdigest(), "peak": peak, "held": held, "refused": refused,
+        "least": least,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

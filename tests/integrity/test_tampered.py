@@ -1,10 +1,15 @@
 """Tampered packages in throw-away environments: what is found, what is named, and what is no alarm."""
 
 import gc
+import importlib.util
 import json
+import marshal
+import os
+import struct
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 
 import msgspec
 import pytest
@@ -12,7 +17,7 @@ import torch
 
 import tightrope
 from benchmarks.fleet.integrity import CLASSES, Prepared, by_plan, by_verify, false_alarms, prepare
-from benchmarks.fleet.toy import NET, Toy
+from benchmarks.fleet.toy import IMPLANTED, NET, Toy
 from tests.cli.command import run, run_process
 from tightrope.capture import capture_program
 from tightrope.core import Plan
@@ -81,6 +86,95 @@ def test_without_a_lock_a_record_that_was_changed_with_its_file_is_believed(made
     assert verify_environment(environment).holds
     assert not verify_environment(environment_at(made.changed["E"].root)).holds
     assert verify_environment(environment_at(made.changed["E"].root), bytecode=False).holds
+
+
+def bytecode(
+    toy: Toy,
+    source: str,
+    *,
+    flags: int = 0,
+    level: int = 0,
+    change: Callable[[CodeType], CodeType] | None = None,
+) -> Path:
+    """Write byte code for the net's file that Python loads: its head tells of the source as it is."""
+    code = compile(source, str(toy.net), "exec", dont_inherit=True, optimize=level)
+    state = toy.net.stat()
+    stamp = struct.pack("<II", int(state.st_mtime), state.st_size)
+    if flags:
+        stamp = importlib.util.source_hash(toy.net.read_bytes())
+    cached = Path(importlib.util.cache_from_source(str(toy.net), optimization=level or ""))
+    cached.parent.mkdir(exist_ok=True)
+    head = importlib.util.MAGIC_NUMBER + struct.pack("<I", flags) + stamp
+    cached.write_bytes(head + marshal.dumps(change(code) if change else code))
+    return cached
+
+
+def moved_lines(code: CodeType) -> CodeType:
+    return code.replace(co_firstlineno=code.co_firstlineno + 1)
+
+
+def elsewhere(code: CodeType) -> CodeType:
+    inner = tuple(elsewhere(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename="build/net.py", co_consts=inner)
+
+
+@pytest.mark.parametrize("lock", [False, True])
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("flags", [0, 1, 3])
+def test_other_byte_code_is_found_whatever_its_head_says(
+    toy: Toy, made: Prepared, *, flags: int, level: int, lock: bool
+) -> None:
+    environment, known = environment_at(toy.root), made.lock if lock else None
+    bytecode(toy, NET, flags=flags, level=level)
+    clean = verify_environment(environment, known)
+    assert clean.holds
+    assert clean.num_bytecode == 3 + (level > 0)  # pip compiled both packages
+    cached = bytecode(toy, IMPLANTED, flags=flags, level=level)
+    found = verify_environment(environment, known).problems
+    assert [one.kind for one in found] == [FindingKind.BYTECODE]
+    assert found[0].path.endswith(cached.name)
+    assert found[0].owner == "toynet 1.0"
+
+
+@pytest.mark.parametrize(
+    ("source", "change"),
+    [
+        (NET.replace("width=8", "width=9"), None),  # a default of an inner function
+        (NET.replace("torch.relu", "torch.tanh"), None),  # a name
+        (NET.replace('"""A net."""', '"""A nut."""'), None),
+        (NET, moved_lines),
+    ],
+)
+def test_byte_code_that_differs_in_one_place_is_found(
+    toy: Toy, source: str, change: Callable[[CodeType], CodeType] | None
+) -> None:
+    bytecode(toy, source, change=change)
+    found = verify_environment(environment_at(toy.root)).problems
+    assert [one.kind for one in found] == [FindingKind.BYTECODE]
+
+
+def test_byte_code_that_was_compiled_elsewhere_or_is_not_loaded_is_no_alarm(toy: Toy) -> None:
+    bytecode(toy, NET, change=elsewhere)
+    assert verify_environment(environment_at(toy.root)).holds
+    bytecode(toy, IMPLANTED, change=elsewhere)
+    assert not verify_environment(environment_at(toy.root)).holds
+    os.utime(
+        toy.net, (1, 1)
+    )  # as it is no longer of the time that the head tells, Python compiles the source
+    found = verify_environment(environment_at(toy.root))
+    assert found.holds
+    assert any("older than their sources" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("was", [True, False])
+def test_collections_are_switched_on_again(toy: Toy, *, was: bool) -> None:
+    bytecode(toy, NET)
+    try:
+        gc.enable() if was else gc.disable()
+        verify_environment(environment_at(toy.root))
+        assert gc.isenabled() is was
+    finally:
+        gc.enable()
 
 
 def damage(change: Callable[[str], str]) -> Callable[[Toy], None]:

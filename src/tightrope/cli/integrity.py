@@ -207,9 +207,10 @@ def _say(verdict: Inspection) -> None:
         show.print(f"note: {note}", markup=False, soft_wrap=True)
     against = "RECORD files and the lock" if verdict.locked else "RECORD files"
     state = "as it should be" if verdict.holds else f"problems found: {len(verdict.problems)}"
+    code = f", and {verdict.num_bytecode} of byte code" * bool(verdict.num_bytecode)
     show.print(
         f"{state}: {verdict.num_files} files of {verdict.num_distributions} distributions, "
-        f"{format_bytes(verdict.num_bytes)}, against {against}; {verdict.cpu_seconds:.2f} CPU s",
+        f"{format_bytes(verdict.num_bytes)}{code}, against {against}; {verdict.cpu_seconds:.2f} CPU s",
         markup=False,
         soft_wrap=True,
     )

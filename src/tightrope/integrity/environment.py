@@ -240,7 +240,8 @@ def _identity(folder: Path, shown: str) -> tuple[str, str, tuple[Finding, ...]]:
         head = _head(f"{folder}{os.sep}METADATA")
     except OSError:
         return name, version, wrong("there is no METADATA")
-    fields = dict(re.findall(r"(?m)^(Name|Version): *(.*?)\s*$", head))
+    told = [line.partition(":") for line in head.split("\n") if line.startswith(("Name:", "Version:"))]
+    fields = {key: value.strip() for key, _, value in told}
     if set(fields) != {"Name", "Version"}:
         return name, version, wrong("has no name or no version")
     same = _plain(fields["Name"]) == _plain(name) and _plain(fields["Version"]) == _plain(version)

@@ -65,6 +65,8 @@ class Inspection(msgspec.Struct, frozen=True):
         num_bytes: of those files.
         cpu_seconds: of this process.
         locked: whether there was a lock to compare with.
+        num_bytecode: files of byte code that were compared.
+        bytecode_bytes: of those, which `num_bytes` does not count.
     """
 
     problems: tuple[Finding, ...]
@@ -74,6 +76,8 @@ class Inspection(msgspec.Struct, frozen=True):
     num_bytes: Bytes = 0
     cpu_seconds: float = 0.0
     locked: bool = False
+    num_bytecode: int = 0
+    bytecode_bytes: Bytes = 0
 
     @property
     def holds(self) -> bool:

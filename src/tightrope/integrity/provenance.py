@@ -22,7 +22,7 @@ from typing import Final
 
 from tightrope.core import Graph, Plan
 from tightrope.core.provenance import CodeDigest, Provenance, SourceFile
-from tightrope.integrity.codes import Bytecode, code_digest, codes_in, compiled
+from tightrope.integrity.codes import Bytecode, code_digest, codes_in, compiled, without_collections
 from tightrope.integrity.environment import Environment, running_environment
 from tightrope.integrity.findings import Finding, FindingKind, Inspection, digest_of_file
 from tightrope.integrity.lock import Lock
@@ -88,6 +88,7 @@ def _below_search_path(path: str) -> str:
     return path[len(longest) :].replace(os.sep, "/")
 
 
+@without_collections()
 def check_provenance_of(
     plan: Plan,
     *,
@@ -234,11 +235,13 @@ def _fresh_findings(
 
 def _live_findings(environment: Environment, planned: Provenance, found: Sequence[str]) -> Iterable[Finding]:
     """Compare functions of the plan with those that this process would call, where their module is loaded."""
-    last = {os.path.basename(path) for path in found}  # which of thousands of modules can be meant at all
+    last = tuple(
+        os.path.basename(path) for path in found if path
+    )  # which of thousands of modules can be meant
     loaded = {
         os.path.abspath(path): module
         for module in list(sys.modules.values())
-        if isinstance(path := getattr(module, "__file__", None), str) and os.path.basename(path) in last
+        if isinstance(path := getattr(module, "__file__", None), str) and path.endswith(last)
     }
     for code in planned.codes:
         path = found[code.file] if code.file >= 0 else ""

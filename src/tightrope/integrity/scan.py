@@ -19,13 +19,14 @@ from fnmatch import fnmatch
 from typing import Final, TypeAlias
 
 from tightrope.core import Bytes, TightropeError
-from tightrope.integrity.codes import Bytecode, is_ours, level_of
+from tightrope.integrity.codes import Bytecode, is_ours, level_of, without_collections
 from tightrope.integrity.environment import Distribution, Environment, RecordLine
 from tightrope.integrity.findings import Finding, FindingKind, encode
 
 Progress: TypeAlias = Callable[[int, Bytes], None]
 """Called now and then with the number of files and bytes read."""
 _EVERY: Final = 500
+_BUFFER: Final = 1 << 18
 _CACHE: Final = "__pycache__"
 
 
@@ -48,6 +49,8 @@ class Scan:
         problems: what is wrong.
         notes: what was not checked, or is worth knowing.
         num_bytes: of the files that were hashed.
+        num_bytecode: files of byte code that were compared with their sources or with a lock.
+        bytecode_bytes: of those.
     """
 
     files: dict[str, SeenFile] = field(default_factory=dict)
@@ -55,6 +58,8 @@ class Scan:
     problems: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     num_bytes: Bytes = 0
+    num_bytecode: int = 0
+    bytecode_bytes: Bytes = 0
 
 
 class _Scanner:
@@ -64,9 +69,13 @@ class _Scanner:
         allow: Sequence[str],
         known: Mapping[str, SeenFile] | None,
         progress: Progress | None,
+        *,
+        digests: bool,
     ) -> None:
         self.environment, self.allow, self.known, self.progress = environment, allow, known, progress
+        self.digests = digests or known is not None
         self.scan = Scan()
+        self.buffer = memoryview(bytearray(_BUFFER))
         self.compiled: list[tuple[str, str]] = []
         self.skipped: Counter[str] = Counter()
         self.at_start: list[str] = []
@@ -90,7 +99,8 @@ class _Scanner:
         else:
             self.some(only)
         if bytecode:
-            self.check_bytecode()
+            with without_collections():
+                self.check_bytecode()
         self.note(bytecode=bytecode)
         self.scan.problems.sort(key=lambda one: (one.path, one.kind))
         return self.scan
@@ -180,9 +190,11 @@ class _Scanner:
 
     def hashed(self, path: str, lines: Sequence[tuple[Distribution, RecordLine]]) -> SeenFile:
         """Hash a file; report every line with another digest."""
+        whole, size = hashlib.sha256(), 0
         with open(path, "rb", buffering=0) as stream:
-            whole = hashlib.file_digest(stream, "sha256")
-            size = stream.tell()
+            while num := stream.readinto(self.buffer):
+                whole.update(self.buffer[:num])
+                size += num
         digest = encode(whole.digest())
         name = self.environment.name(path)
         for distribution, line in lines:
@@ -237,11 +249,13 @@ class _Scanner:
                 self.add(FindingKind.UNREADABLE, name, "a file", "", f"cannot be read: {error.strerror}")
 
     def compare(self, path: str, name: str, source: str, level: int) -> None:
-        code = Bytecode(path, self.environment.base / source)
+        code = Bytecode(path, f"{self.environment.base}{os.sep}{source}")
         if not code.is_loaded():
             self.skipped["older than their sources, which Python does not load"] += 1
             return
-        seen, digest = self.scan.files[source], code.digest
+        self.scan.num_bytecode += 1
+        self.scan.bytecode_bytes += code.size
+        seen, digest = self.scan.files[source], code.digest if self.digests else ""
         before = (self.known or {}).get(source)
         if before is None or (before.digest, before.bytecode) != (seen.digest, digest):
             expected, found = code.compare(level)
@@ -274,6 +288,7 @@ def scan(
     allow: Sequence[str] = (),
     known: Mapping[str, SeenFile] | None = None,
     bytecode: bool = True,
+    digests: bool = True,
     only: Collection[str] | None = None,
     progress: Progress | None = None,
 ) -> Scan:
@@ -284,6 +299,7 @@ def scan(
         allow: patterns of paths below its base that may be there without an owner or digest, or as links.
         known: what a lock holds, so that links are left to it and byte code that it knows is not compiled.
         bytecode: compare byte code with sources.
+        digests: of byte code are wanted; with ``known`` they always are.
         only: paths below its base; None = all.
         progress: see there.
 
@@ -295,4 +311,5 @@ def scan(
             f"the packages are for {environment.interpreter}, and their byte code can be read by that "
             "interpreter alone: run tightrope with it, or leave byte code out (--no-bytecode)."
         )
-    return _Scanner(environment, allow, known, progress).run(bytecode=bytecode, only=only)
+    scanner = _Scanner(environment, allow, known, progress, digests=digests)
+    return scanner.run(bytecode=bytecode, only=only)

@@ -78,7 +78,7 @@ def verify_environment(
     began = time.process_time()
     _same_interpreter(environment, lock)
     found = scan(environment, allow=[*allow, *_allowed(lock)], known=_known(lock), bytecode=bytecode,
-                 progress=progress)  # fmt: skip
+                 digests=False, progress=progress)  # fmt: skip
     problems = list(found.problems)
     if lock is not None:
         problems += _differences(environment, found, lock, upgraded=False)
@@ -122,7 +122,8 @@ def verify_files(
     elsewhere = {name for name in inside if os.path.isabs(name)}
     environment = environment.about(inside)
     lock = lock and lock.about(inside)
-    found = scan(environment, known=_known(lock), allow=_allowed(lock), only=inside - elsewhere)
+    found = scan(environment, known=_known(lock), allow=_allowed(lock), only=inside - elsewhere,
+                 digests=False)  # fmt: skip
     problems = list(found.problems)
     if lock is not None:
         problems += _differences(environment, found, lock, upgraded=False, only=inside - elsewhere)
@@ -241,4 +242,6 @@ def _verdict(
         found.num_bytes,
         time.process_time() - began,
         locked,
+        found.num_bytecode,
+        found.bytecode_bytes,
     )
