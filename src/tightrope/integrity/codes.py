@@ -3,7 +3,7 @@
 Idea        A source file is compiled again, and the code object compared with the one that would run.
             Both are written by ``marshal`` in version 2, which has no references: equal code has equal bytes.
 Guarantee   A ``.pyc`` that Python would load, and that is not what its source compiles to, differs.
-Complexity  One compilation: about 9 MB of source per second, half of it parsing; comparing costs a fiftieth.
+Complexity  One compilation: about 9 MB of source per second; the comparison takes a fiftieth of that.
 Gaps        Byte code of other interpreters is not read. A ``.pyc`` is parsed by ``marshal``, which does not
             execute anything, but may end the process where the file is damaged on purpose.
 """
