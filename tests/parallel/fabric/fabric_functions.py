@@ -48,6 +48,33 @@ def sum_of(handle: Any) -> float:
     return float(value.sum())
 
 
+_GIVEN: list[Tensor] = []
+
+
+@register("test.keep_and_return")
+def keep_and_return(one: Tensor, drop: bool = False) -> tuple[Tensor, Tensor]:
+    _GIVEN.append(one)
+    found = one[3:], one[:-5]
+    if drop:
+        _GIVEN.clear()
+    return found
+
+
+@register("test.given")
+def given() -> list[float]:
+    return [float(one.sum()) for one in _GIVEN]
+
+
+@register("test.zero")
+def zero(one: Tensor) -> Tensor:
+    return one.zero_()
+
+
+@register("test.unsendable")
+def unsendable(one: Tensor) -> tuple[Tensor, Tensor, object]:
+    return one, one * 2, object()
+
+
 @register("test.kept")
 def kept() -> list[int]:
     node = this_node()
