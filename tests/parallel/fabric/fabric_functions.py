@@ -70,6 +70,30 @@ def zero(one: Tensor) -> Tensor:
     return one.zero_()
 
 
+_SLOTS: dict[int, Tensor] = {}
+
+
+def changed(slots: dict[int, Tensor], kind: str, slot: int, one: Tensor) -> Tensor:
+    """Do one of the things that functions do with what they are given and keep."""
+    match kind:
+        case "keep":
+            slots[slot] = one[1:]
+        case "swap":
+            one, slots[slot] = slots.get(slot, one), one
+        case "add":
+            one.add_(1)
+        case "new":
+            one = one * 2
+        case "clear":
+            slots.clear()
+    return one
+
+
+@register("test.change")
+def change(kind: str, slot: int, one: Tensor) -> Tensor:
+    return changed(_SLOTS, kind, slot, one)
+
+
 @register("test.unsendable")
 def unsendable(one: Tensor) -> tuple[Tensor, Tensor, object]:
     return one, one * 2, object()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -175,6 +176,28 @@ def test_caller_and_function_write_into_what_each_alone_has(drop: bool) -> None:
         assert torch.equal(fabric.fetch(handle), before)
         del came, handle, rest, start
         assert shared_bytes(fabric) == ([0, 0] if drop else [3 * 20032, 0])
+
+
+def test_random_calls_give_what_copies_would_and_leave_no_memory() -> None:
+    draw = random.Random(0)
+    slots: dict[int, torch.Tensor] = {}
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []  # what calls returned, and what it should be
+    with SharedFabric(2, modules=["fabric_functions"]) as fabric:
+        for _ in range(400):
+            new = torch.randn(draw.choice([300, 700, 5000]))
+            one, copy = draw.choice(held) if held and draw.random() < 0.5 else (new, new.clone())
+            kind, slot = draw.choice(["echo", "keep", "swap", "add", "new"]), draw.randrange(4)
+            expected = fabric_functions.changed(slots, kind, slot, copy.clone()).clone()
+            held.append((fabric.call(1, "test.change", kind, slot, one), expected))
+            for both in draw.choice(held):
+                both.mul_(0.5)
+            assert all(torch.equal(value, other) for value, other in held)
+            draw.shuffle(held)
+            del held[8:]
+        held.clear()
+        del one, new
+        fabric.call(1, "test.change", "clear", 0, torch.ones(1))
+        assert shared_bytes(fabric) == [0, 0]
 
 
 def test_what_cannot_be_sent_is_an_error_here_and_there_and_leaves_no_memory() -> None:
