@@ -34,7 +34,7 @@ from tightrope.run.evicted import EvictedSteps, evicted_steps
 from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.fastest import add_fastest
 from tightrope.run.foresee import Foresight
-from tightrope.run.on_gpu import accounts_for, refuse_uncaptured_on_gpu
+from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncaptured_on_gpu
 from tightrope.run.paging import paging_of
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
@@ -80,6 +80,7 @@ class CompiledModel:
         status: StatusLine,
         *,
         shapes: Shapes = None,
+        others: Iterable[Any] = (),
     ) -> None:
         self.level, self.why, self.broken, self.name, self.many_sizes = "L1", "", "", "", False
         self.settings, self.status, self.num_graphs, self.num_new = settings, status, 0, 0
@@ -88,7 +89,7 @@ class CompiledModel:
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
-        self.accounts: Accounts = accounts_for(parameters := list(parameters), settings)
+        self.accounts: Accounts = accounts_for(parameters := list(parameters), settings, others)
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
         self.beside = Beside(self.accounts)
         self.twin: EagerTwin | None = None
@@ -123,10 +124,10 @@ class CompiledModel:
 
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Take a captured graph in."""
+        refuse_other_device(program.graph, self.accounts.device)
         self.accounts.survey()
-        alone = self.buckets.captures_alone
-        many = alone or program.resizable is not None
-        if many:
+        alone, resizable = self.buckets.captures_alone, program.resizable is not None
+        if many := alone or resizable:
             number = self.buckets.add_alone(program, real) if alone else self.buckets.add(program)
         else:
             number = add_fastest(self.calls, program, real)
@@ -250,11 +251,9 @@ class CompiledModel:
             self.replay.__exit__(None, None, None)
 
 
-def _weakly(
-    reference: "weakref.ref[CompiledModel]", act: Callable[[CompiledModel], None]
-) -> Callable[[], None]:
+def _weakly(this: "weakref.ref[CompiledModel]", act: Callable[[CompiledModel], None]) -> Callable[[], None]:
     def call() -> None:
-        if (compiled := reference()) is not None:
+        if (compiled := this()) is not None:
             act(compiled)
 
     return call

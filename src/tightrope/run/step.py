@@ -28,7 +28,7 @@ from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
-from tightrope.price.device import device_of
+from tightrope.price.device import device_named, device_of
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
@@ -240,6 +240,7 @@ class TrainingStep:
 
     def whole(self, program: Program, real: Sequence[Any], *, why: str, plain: bool = False) -> WholeStep:
         """Take a captured graph in; unless ``plain``, a fused one in the form that takes least time."""
+        refuse_step_on_gpu(device_named(program.graph.environment))  # it may have moved
         form = None
         if self.settings.fuse and not plain:
             form = faster_form(program, real, self.accounts.allocator, self.status)

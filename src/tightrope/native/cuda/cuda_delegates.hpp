@@ -46,7 +46,7 @@
   void attachOomRejectionObserver(OomRejectionObserver o) override { base->attachOomRejectionObserver(o); }
   void markCaptureBegin(DeviceIndex d) override { base->markCaptureBegin(d); }
   void markCaptureEnd(DeviceIndex d) override { base->markCaptureEnd(d); }
-  DataPtr allocateWithAddress(size_t s, void* a) override { return base->allocateWithAddress(s, a); }
+  c10::DataPtr allocateWithAddress(size_t s, void* a) override { return base->allocateWithAddress(s, a); }
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* p) override { return base->getContextForPointer(p); }
 #endif
   void attachAllocatorTraceTracker(AllocatorTraceTracker t) override { base->attachAllocatorTraceTracker(t); }
