@@ -49,7 +49,7 @@ def test_steps_and_models_without_a_plan_are_refused_with_a_way_on() -> None:
 
 def test_a_gpu_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nothing/c++")
-    with pytest.raises(TightropeError, match="a model on cuda:0 .* C.. compiler"):
+    with pytest.raises(TightropeError, match=r"a model on cuda:0 .* C\+\+ compiler"):
         refuse_on_gpu(GPU, Settings(2**30))
     refuse_on_gpu(CPU, Settings(2**30))
 

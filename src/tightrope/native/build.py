@@ -90,7 +90,10 @@ def _cuda_headers() -> tuple[Path, ...]:
     """
     beside = _torch_folder().parent
     chosen = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "include"
-    packages = [*sorted(beside.glob("nvidia/*/include"), reverse=True), beside / "triton/backends/nvidia/include"]
+    packages = [
+        *sorted(beside.glob("nvidia/*/include"), reverse=True),
+        beside / "triton/backends/nvidia/include",
+    ]
     found = []
     for header in ("cuda_runtime_api.h", "crt/host_config.h"):
         folder = next((one for one in (chosen, *packages) if (one / header).is_file()), None)

@@ -36,6 +36,7 @@ from tightrope.run.fastest import add_fastest
 from tightrope.run.foresee import Foresight
 from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncaptured_on_gpu
 from tightrope.run.paging import paging_of
+from tightrope.run.plain import limited_alone, mode_left, try_plain
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
 from tightrope.run.runner import CompiledGraph
@@ -409,6 +410,8 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             return ways.plain(*args, **kwargs)
         if compiled.evicted is not None:
             return compiled.evicted.run(ways.plain, args, kwargs)
+        if (mode := mode_left()) is not None:
+            return limited_alone(mode, compiled, ways.plain, args, kwargs)
         compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
@@ -417,7 +420,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             raise
 
     hooks: InsideHooks | None = None
-    trial = partial(_try, model, compiled, ways.plain)
+    trial = partial(try_plain, model, compiled, ways.plain)
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         nonlocal hooks
@@ -432,11 +435,10 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             result, reason = attempt(ways.whole, args, kwargs, trial)
             if not reason:
                 return result
-            if not isinstance(compiled.settings.budget, int):
+            if percent := not isinstance(compiled.settings.budget, int):
                 trial(*args, **kwargs)
-                compiled.drop(model, reason)  # raises
-            if compiled.settings.fallback == "evict":
-                compiled.drop(model, reason)
+            if percent or compiled.settings.fallback == "evict":
+                compiled.drop(model, reason)  # a percentage raises
                 return call(*args, **kwargs)
             compiled.break_up(reason)
         return in_pieces(*args, **kwargs)
@@ -465,8 +467,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:
             compiled.say_in_pieces()
-            new = compiled.num_graphs - known
-            compiled.num_new = compiled.num_new + 1 if new else 0
+            compiled.num_new = compiled.num_new + 1 if (new := compiled.num_graphs - known) else 0
             if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
                 compiled.calls.prospects.rehearse(owner, args, kwargs)
                 compiled.drop(model, f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
@@ -477,23 +478,3 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         return call(*args, **kwargs)
 
     return call
-
-
-def _try(
-    model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, plain: _Call, /, *args: Any, **kwargs: Any
-) -> None:
-    """Call a model as it is, within the budget: running out says nothing about the call."""
-    owner, budget = model(), compiled.settings.budget
-    assert owner is not None
-    if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
-        return  # it cannot run, and is refused when the first graph is planned
-    try:
-        with suppress(torch.OutOfMemoryError), torch.no_grad():
-            restore = state_of(owner)
-            try:
-                plain(*args, **kwargs)
-            finally:
-                restore()
-    except BaseException:
-        compiled.refused()
-        raise

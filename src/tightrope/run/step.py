@@ -23,6 +23,7 @@ from tightrope.capture.announce import GradientGroups
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
+from tightrope.capture.modes import said_of
 from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
@@ -34,6 +35,7 @@ from tightrope.run.asked import check_clip, check_switches, check_verify, parse_
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.fastest import faster_form
 from tightrope.run.on_gpu import refuse_step_on_gpu
+from tightrope.run.plain import mode_left
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.sharded import refuse_divided
@@ -186,6 +188,8 @@ class TrainingStep:
         """
         if not self.wholes:
             refuse_divided(self.model, "tightrope.step", "Use tightrope.compile and optimizer.step().")
+        if (mode := mode_left()) is not None:
+            raise TightropeError(f"{said_of(mode)}: call the step outside of it.")
         self.accounts.mark()
         begin = self._twin.begin() if self._twin is not None else None
         try:
