@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -109,7 +110,7 @@ class Accounts:
         self._relief: Callable[[], bool] = lambda: False
         self._grown: Callable[[], Bytes] = lambda: 0
         if self.allocator is not None:  # only its requests are refused
-            OutOfBudgetError.advise = _advise
+            OutOfBudgetError.advise = partial(_advise)  # no method of the class
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._names: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
