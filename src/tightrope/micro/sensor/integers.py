@@ -96,8 +96,12 @@ def integers_of(layers: Sequence[Layer], found: Floats) -> IntegerClassifier:
     for op in whole.graph.ops:
         _, *constants, pre, shift, low, high = op.arguments
         w, b, m = (whole.constants.read(value) for value in constants if isinstance(value, View))
-        numbers = [value for value in (pre, shift, low, high) if isinstance(value, int)]
-        made.append(IntegerLayer(w, b, m, *numbers, wide=op.results[0].view.dtype == "int16"))
+        assert isinstance(pre, int)
+        assert isinstance(shift, int)
+        assert isinstance(low, int)
+        assert isinstance(high, int)
+        wide = op.results[0].view.dtype == "int16"
+        made.append(IntegerLayer(w, b, m, pre, shift, low, high, wide))
     ratio = LIMITS["int8"][1] / largest
     return IntegerClassifier(
         center.astype(np.float32), ratio.astype(np.float32), tuple(made), whole.output.scale
@@ -124,7 +128,7 @@ def scores_of(net: IntegerClassifier, found: Floats) -> NDArray[np.int64]:
     """
     moved = (found.astype(np.float32) - net.center) * net.ratio
     half = np.where(moved < 0, np.float32(-0.5), np.float32(0.5))
-    x = np.trunc(np.clip(moved + half, *LIMITS["int8"])).astype(np.int64)
+    x: NDArray[np.int64] = np.trunc(np.clip(moved + half, *LIMITS["int8"])).astype(np.int64)
     for layer in net.layers:
         sums = x @ layer.weight.T.astype(np.int64) + layer.bias
         value = requantized(sums, layer.multipliers.astype(np.int64), layer.pre, layer.shift)

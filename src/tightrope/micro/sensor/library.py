@@ -85,9 +85,10 @@ def library(
     """
     widths = pipeline.widths
     whole = isinstance(layers, IntegerClassifier)
+    dense = layers.layers if isinstance(layers, IntegerClassifier) else layers
     if widths and whole != (pipeline.numbers == "int8"):
         raise TightropeError(f"a net of {pipeline.numbers} has other layers than were given: train it again.")
-    shapes = [layer.weight.shape for layer in (layers.layers if whole else layers)]
+    shapes = [layer.weight.shape for layer in dense]
     if shapes != list(zip(widths[1:], widths[:-1], strict=False)):
         raise TightropeError(f"layers of {shapes} do not make a net of widths {widths}: train it again.")
     layout = lay_out(pipeline)
@@ -183,7 +184,10 @@ def _source(pipeline: Pipeline, layout: WindowLayout, layers: Sequence[Layer] | 
         for name, (kind, values) in tables(pipeline).items()
     ]
     whole = isinstance(layers, IntegerClassifier)
-    constants += _integer_constants(layers) if whole else _float_constants(layers)
+    if isinstance(layers, IntegerClassifier):
+        constants += _integer_constants(layers)
+    else:
+        constants += _float_constants(layers)
     at = {
         name: f"{'W' if name.startswith(WHOLE) else 'A'}({offset})" for name, offset in layout.offsets.items()
     }
@@ -236,9 +240,12 @@ def _integer_constants(net: IntegerClassifier) -> list[str]:
     ]
     numbers = []
     for k, layer in enumerate(net.layers):
-        kinds = (("int8_t", "weight"), ("int32_t", "bias"), ("int32_t", "times"))
-        for (kind, name), values in zip(kinds, (layer.weight, layer.bias, layer.multipliers), strict=True):
-            found.append(_array(kind, f"{name}{k}", [str(one) for one in values.ravel()]))
+        for kind, name, values in (
+            ("int8_t", "weight", layer.weight.ravel().tolist()),
+            ("int32_t", "bias", layer.bias.tolist()),
+            ("int32_t", "times", layer.multipliers.tolist()),
+        ):
+            found.append(_array(kind, f"{name}{k}", [str(one) for one in values]))
         numbers += [f"{name}{k} = {getattr(layer, name)}" for name in ("pre", "shift", "low", "high")]
     found.append(f"static const float unit = {literal(net.unit)};\nenum {{ {', '.join(numbers)} }};\n")
     return found

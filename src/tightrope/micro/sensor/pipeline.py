@@ -300,7 +300,7 @@ def _integer_net(widths: tuple[int, ...], sizes: dict[str, Bytes]) -> list[Block
     """Features to 8 bits, layers, scores to float32; buffers of whole numbers are called so."""
     source = f"{WHOLE}_features"
     sizes[source], count = widths[0], widths[-1]
-    given = ("{features}", "centers", "ratios", f"{{{source}}}", f"{widths[0]}")
+    given: tuple[str, ...] = ("{features}", "centers", "ratios", f"{{{source}}}", f"{widths[0]}")
     found = [BlockCall("s_quantize", given, (widths[0],), "features to 8 bits", ("features",), (source,))]
     for k, (wide, out) in enumerate(pairwise(widths)):
         final = int(k == len(widths) - 2)
