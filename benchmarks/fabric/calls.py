@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from benchmarks.fabric.peers import Echo, grpc_missing, grpc_pickle, torch_rpc
 from benchmarks.micro.rows import Row
@@ -32,10 +33,20 @@ def _medians(echoes: Mapping[str, Echo], size: int, turns: int) -> dict[str, flo
                 found = echo(value)
                 if number >= 2:
                     seen[name].append(time.perf_counter() - start)
-                if turn == number == 0 and not torch.equal(found, value):
-                    raise RuntimeError(f"{name} returned something else")
+                if turn == number == 0:
+                    _check(name, value, found)
                 del found
     return {name: median(seconds) for name, seconds in seen.items()}
+
+
+def _check(name: str, value: Tensor, found: Tensor) -> None:
+    """Refuse another result than what was sent, and one whose change changes what was sent."""
+    before = value.clone()
+    if not torch.equal(found, before):
+        raise RuntimeError(f"{name} returned something else")
+    found.zero_()
+    if not torch.equal(value, before):
+        raise RuntimeError(f"{name} returned memory of what it was given")
 
 
 def _prefer() -> None:

@@ -230,3 +230,25 @@ def test_the_command_says_so_when_there_is_no_compiler(monkeypatch: pytest.Monke
 def test_building_imports_no_build_system_of_torch() -> None:
     code = "import sys, tightrope.native; sys.exit('torch.utils.cpp_extension' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_headers_of_cuda_are_put_together_from_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_torch_folder", lambda: tmp_path / "torch")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
+    runtime, triton = tmp_path / "nvidia/cu13/include", tmp_path / "triton/backends/nvidia/include"
+    runtime.mkdir(parents=True)
+    (runtime / "cuda_runtime_api.h").touch()
+    with pytest.raises(NativeError, match=r"crt/host_config\.h.*CUDA_HOME.*nvidia-cuda-crt"):
+        build._cuda_headers()
+    (triton / "crt").mkdir(parents=True)
+    for name in ("cuda_runtime_api.h", "crt/host_config.h"):
+        (triton / name).touch()
+    assert build._cuda_headers() == (runtime, triton)
+    whole = tmp_path / "cuda/include"
+    (whole / "crt").mkdir(parents=True)
+    for name in ("cuda_runtime_api.h", "crt/host_config.h"):
+        (whole / name).touch()
+    monkeypatch.setenv("CUDA_HOME", str(whole.parent))
+    assert build._cuda_headers() == (whole,)

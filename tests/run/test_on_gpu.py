@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
+from torch._subclasses import FakeTensorMode
 
 import tightrope
 from tightrope.core import CaptureError, TightropeError
 from tightrope.native import build
 from tightrope.price import device as devices
+from tightrope.run import on_gpu, step
 from tightrope.run.on_gpu import (
     accounts_for,
     refuse_on_gpu,
@@ -20,7 +23,7 @@ from tightrope.run.on_gpu import (
 from tightrope.run.unit import Settings
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU, or a torch without CUDA")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU, or a torch without CUDA")
 
 
 def test_arguments_that_need_the_cpu_are_refused_by_name() -> None:
@@ -29,6 +32,8 @@ def test_arguments_that_need_the_cpu_are_refused_by_name() -> None:
     paged: Any = object()
     with pytest.raises(TightropeError, match=r"page_to .* on cuda:0"):
         refuse_on_gpu(GPU, Settings(2**30, pages=paged))
+    with pytest.raises(TightropeError, match=r'verify="eager" .* on cuda:0: use verify="graph"'):
+        refuse_on_gpu(GPU, Settings(2**30, "eager"))
     refuse_on_gpu(GPU, Settings(2**30))
     refuse_on_gpu(CPU, Settings(2**30, fuse=True, pages=paged))
 
@@ -42,11 +47,53 @@ def test_steps_and_models_without_a_plan_are_refused_with_a_way_on() -> None:
     refuse_uncaptured_on_gpu(CPU, "because.")
 
 
-def test_a_model_that_moved_is_refused() -> None:
-    with pytest.raises(CaptureError, match="parameters on cpu, and is called with tensors on cuda:0"):
-        refuse_other_device(GPU, CPU, "Net")
-    refuse_other_device(torch.device("cuda"), GPU, "Net")
-    refuse_other_device(CPU, CPU, "Net")
+def test_a_gpu_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nothing/c++")
+    with pytest.raises(TightropeError, match=r"a model on cuda:0 .* C\+\+ compiler"):
+        refuse_on_gpu(GPU, Settings(2**30))
+    refuse_on_gpu(CPU, Settings(2**30))
+
+
+def test_a_model_on_two_devices_is_refused() -> None:
+    with FakeTensorMode():
+        both = [torch.empty(2, device="cuda:0"), torch.empty(2)]
+        gpus = [torch.empty(2, device="cuda:0"), torch.empty(2, device="cuda:1")]
+    with pytest.raises(TightropeError, match="parameters on cpu and cuda:0: move all of them"):
+        accounts_for(both, Settings(2**30))
+    with pytest.raises(TightropeError, match="parameters on cuda:0 and cuda:1"):
+        accounts_for(gpus, Settings(2**30))
+
+
+def _on(devices: str) -> tightrope.Graph:
+    graph = tightrope.capture(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    return replace(graph, name="Net", environment=(("device", devices),))
+
+
+def test_a_graph_on_another_device_or_on_several_gpus_is_refused() -> None:
+    with pytest.raises(TightropeError, match="parameters on cpu, and is called with tensors on cuda:0"):
+        refuse_other_device(_on("cpu,cuda:0"), CPU)
+    with pytest.raises(TightropeError, match="tensors on cuda:0 and cuda:1: use one GPU"):
+        refuse_other_device(_on("cuda:0,cuda:1"), GPU)
+    refuse_other_device(_on("cuda"), GPU)
+    refuse_other_device(_on("cpu"), CPU)
+
+
+@pytest.mark.parametrize("options", [{}, {"shapes": "bucket"}, {"fallback": "replay"}], ids=str)
+def test_a_model_that_moved_after_it_was_compiled_is_refused(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tightrope.compile(torch.nn.Linear(2, 2), budget="1GiB", progress=False, **options)
+    monkeypatch.setattr(on_gpu, "device_named", lambda environment: GPU)
+    with pytest.raises(TightropeError, match="parameters on cpu, and is called with tensors on cuda:0"):
+        model(torch.ones(1, 2))
+
+
+def test_a_step_of_a_model_that_moved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(2, 2)
+    train = tightrope.step(lambda x: model(x).sum(), model=model, budget="1GiB", progress=False)
+    monkeypatch.setattr(step, "device_named", lambda environment: GPU)
+    with pytest.raises(TightropeError, match=r"tightrope\.step of a model on cuda:0"):
+        train(torch.ones(1, 2))
 
 
 def test_the_device_is_read_from_tensors_and_from_graphs() -> None:
@@ -95,7 +142,7 @@ def _train(call: Any, model: torch.nn.Module, x: torch.Tensor) -> tuple[list[flo
     return losses, gradients
 
 
-@on_gpu
+@needs_gpu
 @pytest.mark.parametrize("budget", ["1GiB", "90%"])
 def test_a_plan_on_a_gpu_keeps_the_budget_and_the_bits(budget: str) -> None:
     x = torch.randn(4096, 256, device="cuda")
@@ -115,7 +162,7 @@ def test_a_plan_on_a_gpu_keeps_the_budget_and_the_bits(budget: str) -> None:
     assert torch.cuda.max_memory_reserved() <= said.budget
 
 
-@on_gpu
+@needs_gpu
 def test_more_than_the_budget_is_refused_on_a_gpu() -> None:
     model = tightrope.compile(_net(), budget="200MiB", progress=False)
     with pytest.raises(tightrope.InfeasibleError) as refused:

@@ -2,6 +2,7 @@
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ import tightrope
 from tightrope.core import InfeasibleError
 from tightrope.native.build import compiler
 from tightrope.native.hook.allocator import allocator
+from tightrope.native.hook.refused import OutOfBudgetError
+from tightrope.run import accounts as ledger
 
 X, Y = batches(1)[0]
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
@@ -76,3 +79,22 @@ def test_a_replay_is_reported_too() -> None:
     assert (report.level, report.budget) == ("L0", 64 << 20)
     assert report.arena > 0
     step.close()
+
+
+def test_a_refusal_is_answered_by_the_accounts_of_the_device_whose_limit_it_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def at(limit: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            allocator=SimpleNamespace(limit=limit), advise=lambda asked, charged: (f"at {limit}", limit)
+        )
+
+    devices = {torch.device("cpu"): at(100), torch.device("cuda", 0): at(900)}
+    monkeypatch.setattr(ledger, "_MADE", devices)
+    monkeypatch.setattr(OutOfBudgetError, "advise", ledger._advise)
+    for limit in (100, 900):
+        said = f"tightrope: asked 64 bytes; 80 are charged now and the limit is {limit} bytes. More."
+        error = torch.OutOfMemoryError(said)
+        assert isinstance(error, OutOfBudgetError)
+        assert error.budget_to_try == limit
+        assert str(error) == f"{said} at {limit}"

@@ -1,5 +1,6 @@
 """What cannot be one graph runs at the highest level that works; a step that lives to the end is silent."""
 
+import copy
 import subprocess
 import sys
 import warnings
@@ -7,8 +8,10 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import tightrope
+from tightrope.native import compiler
 
 
 class Masked(nn.Module):
@@ -62,6 +65,72 @@ def test_sparse_gradients_run_at_level_0() -> None:
     assert tightrope.report(model).level == "L0"
 
 
+class Shared(nn.Module):
+    """Two buffers in one memory, both changed: torch traces no such thing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        whole = torch.zeros(32)
+        self.register_buffer("all", whole)
+        self.register_buffer("first", whole[:16])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.all, torch.Tensor)
+        assert isinstance(self.first, torch.Tensor)
+        self.all += 1
+        result: torch.Tensor = self.layer(x + self.first)
+        self.first.mul_(0.5)
+        return result
+
+
+class Overwritten(nn.Module):
+    """A forward that destroys what its backward needs: an error in eager, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x)
+        x.add_(1)
+        return result
+
+
+class Fixed(nn.Module):
+    """No graph at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+def test_what_torch_refuses_to_trace_runs_without_a_plan_as_in_eager() -> None:
+    torch.manual_seed(0)
+    model, batch = Shared(), torch.randn(32, 16)
+    planned = tightrope.compile(copy.deepcopy(model), budget="64MiB", progress=False)
+    assert all(map(torch.equal, gradients(model, batch), gradients(planned, batch)))
+    assert all(map(torch.equal, model.buffers(), planned.buffers()))
+    assert "share storage" in tightrope.report(planned).why
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_error_of_the_backward_is_that_of_eager() -> None:
+    model = tightrope.compile(Overwritten(), budget="64MiB", progress=False)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+        model(torch.randn(32, 16)).sum().backward()
+    assert type(error.value) is RuntimeError
+    plain = Overwritten()
+    train = tightrope.step(lambda x: plain(x).sum(), model=plain, budget="64MiB", progress=False)
+    with pytest.raises(tightrope.CaptureError, match="modified by an inplace operation"):
+        train(torch.randn(32, 16))
+
+
 @pytest.mark.slow
 def test_a_step_that_lives_to_the_end_of_the_process_says_nothing() -> None:
     script = (
@@ -99,3 +168,52 @@ def test_linear_algebra_runs(kind: type[nn.Module], level: str) -> None:
     found = gradients(tightrope.compile(model, budget="64MiB", progress=False), batch)
     assert all(map(torch.equal, wanted, found))
     assert tightrope.report(model).level == level
+
+
+@pytest.mark.parametrize("planned_before", [False, True])
+@pytest.mark.parametrize("budget", ["64MiB", "200%"])
+def test_inside_of_a_dispatch_mode_a_call_is_limited_alone_and_the_next_is_planned(
+    budget: str, planned_before: bool
+) -> None:
+    torch.manual_seed(0)
+    plain, batch = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)), torch.randn(32, 16)
+    model = tightrope.compile(copy.deepcopy(plain), budget=budget, progress=False)
+    if planned_before:
+        gradients(model, batch)
+        model.zero_grad()
+    with pytest.warns(UserWarning, match="FlopCounterMode, torch captures nothing"):  # noqa: SIM117
+        with FlopCounterMode(display=False) as counted:
+            model(batch).sum().backward()
+    assert counted.get_total_flops() > 0
+    model.zero_grad()
+    assert all(map(torch.equal, gradients(plain, batch), gradients(model, batch)))
+    assert tightrope.report(model).level == "L1"
+    assert tightrope.report(model).forecast_peak > 0
+
+
+def test_a_step_and_a_capture_inside_of_a_dispatch_mode_are_refused_and_work_outside() -> None:
+    model, batch = nn.Linear(16, 16), torch.randn(32, 16)
+    train = tightrope.step(lambda x: model(x).sum(), model=model, budget="64MiB", progress=False)
+    with FlopCounterMode(display=False):
+        with pytest.raises(tightrope.TightropeError, match="call the step outside of it"):
+            train(batch)
+        with pytest.raises(tightrope.CaptureError, match="capture Linear outside of it"):
+            tightrope.capture(model, batch)
+    train(batch)
+    assert len(tightrope.capture(model, batch).ops) > 0
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed")
+def test_a_block_of_level_e_that_is_left_open_does_not_keep_others_from_plans() -> None:
+    batch = torch.randn(32, 16)
+    evicted = tightrope.compile(Fixed(), budget="64MiB", progress=False, fallback="evict")
+    gradients(evicted, batch)
+    assert tightrope.report(evicted).level == "E"
+    planned = tightrope.compile(nn.Linear(16, 16), budget="64MiB", progress=False)
+    gradients(planned, batch)
+    assert tightrope.report(planned).forecast_peak > 0
+    gradients(evicted, batch)
+    model = nn.Linear(16, 16)
+    train = tightrope.step(lambda x: model(x).sum(), model=model, budget="64MiB", progress=False)
+    train(batch)
+    assert train.report().forecast_peak > 0

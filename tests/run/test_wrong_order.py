@@ -158,3 +158,12 @@ def test_saving_refuses_keyword_arguments_that_are_none(wrong: Any, tmp_path: Pa
     model(X).sum().backward()
     with pytest.raises(TightropeError, match=r"kwargs=.*: give a dict of arguments by name"):
         tightrope.save(model, tmp_path / "x.step", (X,), wrong)
+
+
+def test_saved_tensors_that_come_back_as_others_are_refused_and_the_next_step_runs() -> None:
+    model = linear()
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: one.clone(), lambda one: one.clone()):
+        loss = model(X).sum()
+    with pytest.raises(TightropeError, match=r"inside of torch\.autograd\.graph\.saved_tensors_hooks"):
+        loss.backward()
+    model(X).sum().backward()

@@ -5,12 +5,15 @@ torch offers. Everything above asks this module and never imports ``torch._*`` i
 """
 
 import logging
+import os
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final, TypeAlias
 from unittest.mock import ANY, patch
@@ -23,6 +26,7 @@ from tightrope.capture._eager import traced_as_eager
 from tightrope.core import TightropeError
 
 TESTED_MINORS = ("2.11", "2.12", "2.13")
+_PACKAGE: Final = f"{Path(__file__).parent.parent}{os.sep}"
 Layouts: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 """(Number of an output, strides of its gradient)."""
 
@@ -460,6 +464,14 @@ def cause_in_backend(error: BaseException) -> BaseException | None:
     inner = getattr(error, "inner_exception", None)
     seen = inner if isinstance(inner, BaseException) else error.__cause__
     return seen if isinstance(seen, TightropeError | torch.OutOfMemoryError) else None
+
+
+def refused_by_tracing(error: BaseException) -> bool:
+    """Tell whether torch's tracing of a joint graph raised an error, and nothing that it called back."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = next((at for at, file in enumerate(files) if f"{os.sep}_functorch{os.sep}" in file), len(files))
+    ours = {file for file in files[inside:] if file.startswith(_PACKAGE)}  # this file stands around calls
+    return inside < len(files) and ours <= {__file__} and files[-1] != __file__
 
 
 def unplannable_errors() -> tuple[type[BaseException], ...]:

@@ -12,6 +12,7 @@ from tightrope.capture import _torch
 from tightrope.capture._eager import meta_as_cpu
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
+from tightrope.capture.modes import mode_in_the_way, said_of
 from tightrope.capture.program import Program
 from tightrope.capture.relay import Layout, relay
 from tightrope.core import CaptureError, Graph, TightropeError
@@ -59,6 +60,8 @@ def capture_program(
         codes = tuple(code for code in _torch.traced_code() if code is not own)
         raise _CaptureDone(replace(program, codes=codes), real)
 
+    if (mode := mode_in_the_way()) is not None:
+        raise CaptureError(f"{said_of(mode)}: capture {type(model).__name__} outside of it.")
     _torch.ignore_logging()
     backend = make_backend(host, name=type(model).__name__, foresee=True)
     planned = torch.compile(call, backend=backend, fullgraph=True, dynamic=False)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 import torch.fx
@@ -77,6 +77,13 @@ def make_backend(
             return call.compiled(host, example, _everything)
 
     return backend
+
+
+_REPLACED: Final = (
+    "a forward inside of torch.autograd.graph.saved_tensors_hooks that gave the backward other tensors than "
+    "autograd kept: call the model outside of them. What a plan keeps between forward and backward is within "
+    "the budget, and no hook sees it."
+)
 
 
 class _LosesResults(TightropeError):
@@ -185,6 +192,8 @@ class CapturedCall:
             return results
 
         def backward(args: list[Any]) -> list[Any]:
+            if not hasattr(args[0], "later"):
+                raise TightropeError(_REPLACED)
             rest, by_group = args[0].later
             gradients = runners[-1].backward(args, by_group if by_group and by_group.all_run else None)
             first = len(gradients) - len(rest)
@@ -197,8 +206,15 @@ class CapturedCall:
             lambda _part, _inputs: boxed(backward),
             inference,
         )
-        with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
-            run = compiled(self.module, example)
+        try:
+            with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
+                run = compiled(self.module, example)
+        except (AssertionError, RuntimeError) as error:
+            ours = isinstance(error, TightropeError | torch.OutOfMemoryError)
+            if ours or not _torch.refused_by_tracing(error):
+                raise
+            said = str(error).strip().partition("\n")[0]
+            raise CaptureError(said or "torch's tracing refuses it.") from error
         if not runners:
             return run
         self.inputs = [] if sizes_in(real) else _torch.without_values(real)

@@ -95,7 +95,7 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
     )
     where = [place for place, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
     parameters = [inputs[place] for place in where]
-    compiled = CompiledModel(parameters, wanted, StatusLine(shown=given["progress"]))
+    compiled = CompiledModel(parameters, wanted, StatusLine(shown=given["progress"]), others=inputs)
     note_graph(compiled, parameters)
     if parameters:  # Dynamo keeps what it compiled, and with it all this, longer than the model
         weakref.finalize(parameters[0], compiled.close)

@@ -83,17 +83,27 @@ def has_cuda() -> bool:
     return (Path(spec.origin).parent / "include/c10/cuda/impl/cuda_cmake_macros.h").is_file()
 
 
-def _cuda_headers() -> Path:
-    """Find the headers of the CUDA runtime: where CUDA is installed, or in the packages beside torch."""
-    packages = sorted(_torch_folder().parent.glob("nvidia/*/include"), reverse=True)
-    chosen = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    for folder in (Path(chosen) / "include", *packages):
-        if (folder / "cuda_runtime_api.h").is_file():
-            return folder
-    raise NativeError(
-        "the headers of the CUDA runtime (cuda_runtime_api.h) were not found: set CUDA_HOME to the folder in "
-        "which CUDA is installed, or install the package nvidia-cuda-runtime."
-    )
+def _cuda_headers() -> tuple[Path, ...]:
+    """Find the headers of the CUDA runtime: where CUDA is installed, or in the packages beside torch.
+
+    The package of the runtime lacks those that it includes from ``crt/``: the package triton has them.
+    """
+    beside = _torch_folder().parent
+    chosen = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "include"
+    packages = [
+        *sorted(beside.glob("nvidia/*/include"), reverse=True),
+        beside / "triton/backends/nvidia/include",
+    ]
+    found = []
+    for header in ("cuda_runtime_api.h", "crt/host_config.h"):
+        folder = next((one for one in (chosen, *packages) if (one / header).is_file()), None)
+        if folder is None:
+            raise NativeError(
+                f"the headers of the CUDA runtime ({header}) were not found: set CUDA_HOME to the folder in "
+                "which CUDA is installed, or install the packages nvidia-cuda-runtime and nvidia-cuda-crt."
+            )
+        found.append(folder)
+    return tuple(dict.fromkeys(found))
 
 
 def library(name: str) -> Path:
@@ -240,7 +250,7 @@ def _flags(source: Path, command: list[str]) -> tuple[str, ...]:
     torch = _torch_folder()
     links = TORCH[source.parent.name]
     if source.parent.name == "cuda":
-        links = ("-isystem", str(_cuda_headers()), *links)
+        links = (*(flag for folder in _cuda_headers() for flag in ("-isystem", str(folder))), *links)
     return ("-O2", "-isystem", str(torch / "include"), "-L", str(torch / "lib"), *links)
 
 

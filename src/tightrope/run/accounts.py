@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -109,7 +110,7 @@ class Accounts:
         self._relief: Callable[[], bool] = lambda: False
         self._grown: Callable[[], Bytes] = lambda: 0
         if self.allocator is not None:  # only its requests are refused
-            OutOfBudgetError.advise = self._advise
+            OutOfBudgetError.advise = partial(_advise)  # no method of the class
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._names: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
@@ -244,7 +245,7 @@ class Accounts:
             self._relief, self._grown = relief, grown
             self.allocator.relieve_with(self._relieved)
 
-    def _advise(self, asked: Bytes, charged: Bytes) -> tuple[str, Bytes | None]:
+    def advise(self, asked: Bytes, charged: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget that would have allowed a request, and as much again as the caller's code took."""
         own = 0
         if self._own is not None and self._own < _UNLIMITED:
@@ -410,6 +411,13 @@ def _profiled(found: Observation, start: Bytes) -> Iterator[None]:
             found.left += round_up(size) if size > 0 else -round_up(-size)
             found.above = max(found.above, found.left)
         found.charged = start + found.above
+
+
+def _advise(asked: Bytes, charged: Bytes, limit: Bytes) -> tuple[str, Bytes | None]:
+    """Let the accounts answer whose limit it was: a request for a GPU says nothing of the CPU's budgets."""
+    every = list(_MADE.values())
+    met = [one for one in every if one.allocator is not None and one.allocator.limit == limit]
+    return (met or every)[0].advise(asked, charged) if every else ("", None)
 
 
 def _allocator_of(device: torch.device) -> Allocator:

@@ -34,8 +34,9 @@ from tightrope.run.evicted import EvictedSteps, evicted_steps
 from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.fastest import add_fastest
 from tightrope.run.foresee import Foresight
-from tightrope.run.on_gpu import accounts_for, refuse_uncaptured_on_gpu
+from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncaptured_on_gpu
 from tightrope.run.paging import paging_of
+from tightrope.run.plain import limited_alone, mode_left, try_plain
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import RESERVE
 from tightrope.run.runner import CompiledGraph
@@ -80,6 +81,7 @@ class CompiledModel:
         status: StatusLine,
         *,
         shapes: Shapes = None,
+        others: Iterable[Any] = (),
     ) -> None:
         self.level, self.why, self.broken, self.name, self.many_sizes = "L1", "", "", "", False
         self.settings, self.status, self.num_graphs, self.num_new = settings, status, 0, 0
@@ -88,7 +90,7 @@ class CompiledModel:
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
-        self.accounts: Accounts = accounts_for(parameters := list(parameters), settings)
+        self.accounts: Accounts = accounts_for(parameters := list(parameters), settings, others)
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
         self.beside = Beside(self.accounts)
         self.twin: EagerTwin | None = None
@@ -123,10 +125,10 @@ class CompiledModel:
 
     def host(self, program: Program, real: Sequence[Any]) -> Runner:
         """Take a captured graph in."""
+        refuse_other_device(program.graph, self.accounts.device)
         self.accounts.survey()
-        alone = self.buckets.captures_alone
-        many = alone or program.resizable is not None
-        if many:
+        alone, resizable = self.buckets.captures_alone, program.resizable is not None
+        if many := alone or resizable:
             number = self.buckets.add_alone(program, real) if alone else self.buckets.add(program)
         else:
             number = add_fastest(self.calls, program, real)
@@ -250,11 +252,9 @@ class CompiledModel:
             self.replay.__exit__(None, None, None)
 
 
-def _weakly(
-    reference: "weakref.ref[CompiledModel]", act: Callable[[CompiledModel], None]
-) -> Callable[[], None]:
+def _weakly(this: "weakref.ref[CompiledModel]", act: Callable[[CompiledModel], None]) -> Callable[[], None]:
     def call() -> None:
-        if (compiled := reference()) is not None:
+        if (compiled := this()) is not None:
             act(compiled)
 
     return call
@@ -410,6 +410,8 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             return ways.plain(*args, **kwargs)
         if compiled.evicted is not None:
             return compiled.evicted.run(ways.plain, args, kwargs)
+        if (mode := mode_left()) is not None:
+            return limited_alone(mode, compiled, ways.plain, args, kwargs)
         compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
@@ -418,7 +420,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             raise
 
     hooks: InsideHooks | None = None
-    trial = partial(_try, model, compiled, ways.plain)
+    trial = partial(try_plain, model, compiled, ways.plain)
 
     def steps(*args: Any, **kwargs: Any) -> Any:
         nonlocal hooks
@@ -433,11 +435,10 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             result, reason = attempt(ways.whole, args, kwargs, trial)
             if not reason:
                 return result
-            if not isinstance(compiled.settings.budget, int):
+            if percent := not isinstance(compiled.settings.budget, int):
                 trial(*args, **kwargs)
-                compiled.drop(model, reason)  # raises
-            if compiled.settings.fallback == "evict":
-                compiled.drop(model, reason)
+            if percent or compiled.settings.fallback == "evict":
+                compiled.drop(model, reason)  # a percentage raises
                 return call(*args, **kwargs)
             compiled.break_up(reason)
         return in_pieces(*args, **kwargs)
@@ -466,8 +467,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:
             compiled.say_in_pieces()
-            new = compiled.num_graphs - known
-            compiled.num_new = compiled.num_new + 1 if new else 0
+            compiled.num_new = compiled.num_new + 1 if (new := compiled.num_graphs - known) else 0
             if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
                 compiled.calls.prospects.rehearse(owner, args, kwargs)
                 compiled.drop(model, f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
@@ -478,23 +478,3 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         return call(*args, **kwargs)
 
     return call
-
-
-def _try(
-    model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, plain: _Call, /, *args: Any, **kwargs: Any
-) -> None:
-    """Call a model as it is, within the budget: running out says nothing about the call."""
-    owner, budget = model(), compiled.settings.budget
-    assert owner is not None
-    if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
-        return  # it cannot run, and is refused when the first graph is planned
-    try:
-        with suppress(torch.OutOfMemoryError), torch.no_grad():
-            restore = state_of(owner)
-            try:
-                plain(*args, **kwargs)
-            finally:
-                restore()
-    except BaseException:
-        compiled.refused()
-        raise

@@ -222,6 +222,11 @@ def end_if_done(*_: object) -> None:
             serving.close()
 
 
+def block_is_open() -> bool:
+    """Tell whether some model at level E has an open block."""
+    return bool(_SERVING)
+
+
 _SERVING: Final["weakref.WeakSet[EvictedSteps]"] = weakref.WeakSet()
 """Who has an open block: one at most, as a process has one eviction at a time."""
 

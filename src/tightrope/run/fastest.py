@@ -13,11 +13,9 @@ from tightrope.capture._inductor import compiler_missing
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError
 from tightrope.native.hook.allocator import Allocator
-from tightrope.price.device import device_named
 from tightrope.run.calls import Calls
 from tightrope.run.captured import Rewritten
 from tightrope.run.layouts import faster_layout
-from tightrope.run.on_gpu import refuse_other_device
 from tightrope.run.products import faster_products
 from tightrope.run.status import StatusLine
 
@@ -59,8 +57,6 @@ def faster_form(
 
 def add_fastest(calls: Calls, program: Program, real: Sequence[Any]) -> int:
     """Add a captured graph and give its number; a fused one in the form that takes least time."""
-    device = device_named(program.graph.environment)
-    refuse_other_device(device, calls.accounts.device, program.graph.name or "the model")
     fuse, allocator = calls.settings.fuse, calls.accounts.allocator
     form = faster_form(program, real, allocator, calls.status) if fuse else None
     if form is None:

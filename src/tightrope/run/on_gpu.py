@@ -1,24 +1,35 @@
 """What runs on a GPU and what does not yet: refused in words, before anything runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
-from tightrope.core import CaptureError, TightropeError
-from tightrope.price.device import device_of
+from tightrope.core import CaptureError, Graph, TightropeError
+from tightrope.native import compiler
+from tightrope.price.device import device_named, device_of
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.unit import Settings
 
 _LATER = "It runs on the CPU only, so far."
 
 
-def accounts_for(parameters: Sequence[torch.Tensor], settings: Settings) -> Accounts:
-    """Find the accounts of the device that parameters are on.
+def accounts_for(
+    parameters: Sequence[torch.Tensor], settings: Settings, others: Iterable[Any] = ()
+) -> Accounts:
+    """Find the accounts of the device that parameters are on, or ``others`` where there are none.
 
     Raises:
-        TightropeError: the settings ask for what does not run there.
+        TightropeError: the settings ask for what does not run there, or there are several devices.
     """
-    device = device_of(parameters)
+    parameters = [one for one in parameters if not one.is_meta]
+    device = device_of(parameters or others)
+    places = sorted({str(parameter.device) for parameter in parameters})
+    if device.type == "cuda" and len(places) > 1:
+        raise TightropeError(
+            f"a model with parameters on {' and '.join(places)}: move all of them to one device, then call "
+            "tightrope.compile. One GPU is planned for, so far."
+        )
     refuse_on_gpu(device, settings)
     return accounts(device)
 
@@ -38,6 +49,13 @@ def refuse_on_gpu(device: torch.device, settings: Settings) -> None:
         raise TightropeError(f"fuse=True for a model on {device}: leave it out. {_LATER}")
     if settings.pages is not None:
         raise TightropeError(f"page_to for a model on {device}: leave it out. {_LATER}")
+    if settings.verify == "eager":
+        raise TightropeError(f'verify="eager" for a model on {device}: use verify="graph". {_LATER}')
+    if compiler() is None:
+        raise TightropeError(
+            f"a model on {device} is planned with a hook that a C++ compiler builds, and none was found: "
+            "install one, or set CXX."
+        )
 
 
 def refuse_step_on_gpu(device: torch.device) -> None:
@@ -66,14 +84,18 @@ def refuse_uncaptured_on_gpu(device: torch.device, reason: str) -> None:
         )
 
 
-def refuse_other_device(graph: torch.device, planned: torch.device, name: str) -> None:
-    """Refuse a graph on another device than the one that its model was compiled for.
+def refuse_other_device(graph: Graph, planned: torch.device) -> None:
+    """Refuse a graph on another device than the one that its model was compiled for, or on several GPUs.
 
     Raises:
-        CaptureError: says what to do.
+        TightropeError: says what to do. It is no `CaptureError`, which would run the model without a plan.
     """
-    if (graph.type, graph.index or 0) != (planned.type, planned.index or 0):
-        raise CaptureError(
-            f"{name} was compiled with its parameters on {planned}, and is called with tensors on {graph}: "
+    name, called = graph.name or "the model", device_named(graph.environment)
+    gpus = [one for one in dict(graph.environment).get("device", "").split(",") if one.startswith("cuda")]
+    if len(gpus) > 1:
+        raise TightropeError(f"{name} is called with tensors on {' and '.join(gpus)}: use one GPU.")
+    if (called.type, called.index or 0) != (planned.type, planned.index or 0):
+        raise TightropeError(
+            f"{name} was compiled with its parameters on {planned}, and is called with tensors on {called}: "
             "move it first, then call tightrope.compile."
         )

@@ -23,17 +23,19 @@ from tightrope.capture.announce import GradientGroups
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
+from tightrope.capture.modes import said_of
 from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
 from tightrope.capture.whole import trained_positions
 from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
-from tightrope.price.device import device_of
+from tightrope.price.device import device_named, device_of
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.fastest import faster_form
 from tightrope.run.on_gpu import refuse_step_on_gpu
+from tightrope.run.plain import mode_left
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.sharded import refuse_divided
@@ -186,6 +188,8 @@ class TrainingStep:
         """
         if not self.wholes:
             refuse_divided(self.model, "tightrope.step", "Use tightrope.compile and optimizer.step().")
+        if (mode := mode_left()) is not None:
+            raise TightropeError(f"{said_of(mode)}: call the step outside of it.")
         self.accounts.mark()
         begin = self._twin.begin() if self._twin is not None else None
         try:
@@ -240,6 +244,7 @@ class TrainingStep:
 
     def whole(self, program: Program, real: Sequence[Any], *, why: str, plain: bool = False) -> WholeStep:
         """Take a captured graph in; unless ``plain``, a fused one in the form that takes least time."""
+        refuse_step_on_gpu(device_named(program.graph.environment))  # it may have moved
         form = None
         if self.settings.fuse and not plain:
             form = faster_form(program, real, self.accounts.allocator, self.status)

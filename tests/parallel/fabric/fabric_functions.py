@@ -48,6 +48,57 @@ def sum_of(handle: Any) -> float:
     return float(value.sum())
 
 
+_GIVEN: list[Tensor] = []
+
+
+@register("test.keep_and_return")
+def keep_and_return(one: Tensor, drop: bool = False) -> tuple[Tensor, Tensor]:
+    _GIVEN.append(one)
+    found = one[3:], one[:-5]
+    if drop:
+        _GIVEN.clear()
+    return found
+
+
+@register("test.given")
+def given() -> list[float]:
+    return [float(one.sum()) for one in _GIVEN]
+
+
+@register("test.zero")
+def zero(one: Tensor) -> Tensor:
+    return one.zero_()
+
+
+_SLOTS: dict[int, Tensor] = {}
+
+
+def changed(slots: dict[int, Tensor], kind: str, slot: int, one: Tensor) -> Tensor:
+    """Do one of the things that functions do with what they are given and keep."""
+    match kind:
+        case "keep":
+            slots[slot] = one[1:]
+        case "swap":
+            one, slots[slot] = slots.get(slot, one), one
+        case "add":
+            one.add_(1)
+        case "new":
+            one = one * 2
+        case "clear":
+            slots.clear()
+    return one
+
+
+@register("test.change")
+def change(kind: str, slot: int, one: Tensor) -> Tensor:
+    return changed(_SLOTS, kind, slot, one)
+
+
+@register("test.unsendable")
+def unsendable(one: Tensor) -> tuple[Tensor, Tensor, object]:
+    return one, one * 2, object()
+
+
 @register("test.kept")
 def kept() -> list[int]:
     node = this_node()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -143,6 +144,83 @@ def test_a_call_that_cannot_be_sent_leaves_nothing() -> None:
                 fabric.call(1, "test.add", one, given)
             assert not fabric.node._replies
         assert torch.equal(fabric.call(1, "test.add", one, 1.0), one + 1)
+
+
+def shared_bytes(fabric: SharedFabric) -> list[int]:
+    """Bytes shared with node 1, by this node and by it, when both told what they let go of."""
+    gc.collect()
+    fabric.node.tell()
+    theirs = fabric.call(1, "test.kept")[1]
+    fabric.node.pump(lambda: False, 0.1)
+    return [fabric.node.peers[1].own.live, theirs]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_caller_and_function_write_into_what_each_alone_has(drop: bool) -> None:
+    with SharedFabric(2, modules=["fabric_functions"]) as fabric:
+        one = torch.arange(5000.0)
+        before = one.clone()
+        for _ in range(3):
+            rest, start = fabric.call(1, "test.keep_and_return", one, drop)
+            assert torch.equal(rest, before[3:])
+            assert torch.equal(start, before[:-5])
+            rest.zero_()
+            start.fill_(7.0)
+            assert torch.equal(one, before)
+        assert list(fabric.call(1, "test.given")) == ([] if drop else [float(before.sum())] * 3)
+        came = fabric.call(1, "test.add", one, 1.0)
+        assert not fabric.call(1, "test.zero", came).any()
+        assert torch.equal(came, before + 1.0)
+        handle = fabric.remote(1, "tightrope.echo", one)
+        fabric.fetch(handle).zero_()
+        assert torch.equal(fabric.fetch(handle), before)
+        del came, handle, rest, start
+        assert shared_bytes(fabric) == ([0, 0] if drop else [3 * 20032, 0])
+
+
+def test_random_calls_give_what_copies_would_and_leave_no_memory() -> None:
+    draw = random.Random(0)
+    slots: dict[int, torch.Tensor] = {}
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []  # what calls returned, and what it should be
+    with SharedFabric(2, modules=["fabric_functions"]) as fabric:
+        for _ in range(400):
+            new = torch.randn(draw.choice([300, 700, 5000]))
+            one, copy = draw.choice(held) if held and draw.random() < 0.5 else (new, new.clone())
+            kind, slot = draw.choice(["echo", "keep", "swap", "add", "new"]), draw.randrange(4)
+            expected = fabric_functions.changed(slots, kind, slot, copy.clone()).clone()
+            held.append((fabric.call(1, "test.change", kind, slot, one), expected))
+            for both in draw.choice(held):
+                both.mul_(0.5)
+            assert all(torch.equal(value, other) for value, other in held)
+            draw.shuffle(held)
+            del held[8:]
+        held.clear()
+        del one, new
+        fabric.call(1, "test.change", "clear", 0, torch.ones(1))
+        assert shared_bytes(fabric) == [0, 0]
+
+
+def test_what_cannot_be_sent_is_an_error_here_and_there_and_leaves_no_memory() -> None:
+    with SharedFabric(3, modules=["fabric_functions"]) as fabric:
+        one = torch.randn(5000)
+        handle = fabric.remote(2, "test.add", one, 1.0)
+        for _ in range(3):
+            with pytest.raises(RankError, match=r"'test.unsendable' raised TightropeError: .*cannot be sent"):
+                fabric.call(1, "test.unsendable", one)
+            for given in (object(), one.to_sparse(), torch.empty(1, device="meta")):
+                with pytest.raises(TightropeError, match="cannot be sent"):
+                    fabric.call(1, "test.add", one, handle, given)
+        assert torch.equal(fabric.call(1, "test.add", one, 1.0), one + 1)
+        assert shared_bytes(fabric) == [0, 0]
+        del handle
+        fabric.node.tell()
+        assert fabric.call(2, "test.kept")[0] == 0
+
+
+def test_conjugates_arrive_as_what_they_are(fabric: SharedFabric) -> None:
+    one = torch.randn(3000, dtype=torch.complex64)
+    for value in (one.conj(), one.conj().imag, one[::2], torch.tensor(1.5), torch.nn.Parameter(one.real)):
+        assert torch.equal(fabric.call(1, "tightrope.echo", value), value)
 
 
 def test_time_outs_are_kept(fabric: SharedFabric, tmp_path: Path) -> None:

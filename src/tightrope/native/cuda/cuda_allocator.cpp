@@ -16,6 +16,7 @@
 
 #include <torch/headeronly/version.h>
 
+#include <exception>
 #include <string>
 
 using namespace tightrope_allocator;
@@ -48,19 +49,23 @@ void deallocate(void* pointer) {
 // room was asked.
 void* from_heap(size_t bytes) {
   for (;;) {
+    std::exception_ptr of_torch;
     try {
       return state->device->raw_alloc(bytes);
     } catch (const c10::OutOfMemoryError&) {
+      of_torch = std::current_exception();
     }
-    bool trimmed;
+    bool trimmed, limited;
     {
       Lock lock(state->mutex);
       trimmed = state->trim_idle();
+      limited = state->limit >= 0;
     }
     if (trimmed) {
       state->device->emptyCache();  // or what follows is cut out of the slab
       continue;
     }
+    if (!limited) std::rethrow_exception(of_torch);
     try {
       Lock lock(state->mutex);
       state->refuse(static_cast<Bytes>(bytes));
@@ -126,7 +131,11 @@ int64_t tr_install_on(int64_t index) {
   Device* base = caching::get();
   if (!base->initialized()) return fail("torch has not initialized CUDA yet");
   if (base->name() != "native") return fail("torch allocates by " + base->name() + ", and not by its caching allocator");
-  state = new State(base, static_cast<DeviceIndex>(index));
+  try {
+    state = new State(base, static_cast<DeviceIndex>(index));
+  } catch (const std::exception& failed) {
+    return fail(failed.what());
+  }
   caching::allocator.store(new Hook(base));
   return 0;
 }
@@ -139,6 +148,8 @@ void tr_begin_hidden() {}
 
 void tr_end_hidden(int64_t* out) { out[0] = out[1] = 0; }
 
-void tr_tidy(Bytes) { state->device->emptyCache(); }
+int64_t tr_tidy(Bytes) {
+  return guarded([] { return state->device->emptyCache(), int64_t{0}; });
+}
 
 }  // extern "C"

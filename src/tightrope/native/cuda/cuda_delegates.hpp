@@ -42,12 +42,18 @@
   void setUserMetadata(const std::string& m) override { base->setUserMetadata(m); }
   std::string getUserMetadata() override { return base->getUserMetadata(); }
   void attachOutOfMemoryObserver(OutOfMemoryObserver o) override { base->attachOutOfMemoryObserver(o); }
-#if TORCH_VERSION_MINOR >= 13
+#if TORCH_VERSION_MINOR >= 12
   void attachOomRejectionObserver(OomRejectionObserver o) override { base->attachOomRejectionObserver(o); }
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* p) override { return base->getContextForPointer(p); }
+#endif
+#if TORCH_VERSION_MINOR >= 13
   void markCaptureBegin(DeviceIndex d) override { base->markCaptureBegin(d); }
   void markCaptureEnd(DeviceIndex d) override { base->markCaptureEnd(d); }
-  DataPtr allocateWithAddress(size_t s, void* a) override { return base->allocateWithAddress(s, a); }
-  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* p) override { return base->getContextForPointer(p); }
+  c10::DataPtr allocateWithAddress(size_t s, void* a) override { return base->allocateWithAddress(s, a); }
+#endif
+#if TORCH_VERSION_MINOR >= 14
+  bool supportsUserMetadata() override { return base->supportsUserMetadata(); }
+  void annotateMemory(const void* p, const std::string& m) override { base->annotateMemory(p, m); }
 #endif
   void attachAllocatorTraceTracker(AllocatorTraceTracker t) override { base->attachAllocatorTraceTracker(t); }
   void enablePeerAccess(DeviceIndex a, DeviceIndex c) override { base->enablePeerAccess(a, c); }

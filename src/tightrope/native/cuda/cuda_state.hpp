@@ -45,13 +45,17 @@ struct Arena : Slab {
 
 class State : public Ledger<Arena> {
  public:
+  // Torch may end blocks of other tensors while it looks for memory, on this thread and while it holds this.
+  std::recursive_mutex mutex;
   Device* device = nullptr;
   c10::DeviceIndex index = 0;
   size_t total = 0;
+  double most = 1.0;  // share of the device that torch was limited to before
 
   State(Device* base, c10::DeviceIndex of) : device(base), index(of) {
     heap_.reserve(1 << 14);
     total = base->getMemoryInfo(of).second;
+    most = base->getMemoryFraction(of);
   }
 
   c10::Stream stream() const { return c10::cuda::getCurrentCUDAStream(index).unwrap(); }
@@ -59,7 +63,7 @@ class State : public Ledger<Arena> {
   void set_limit(Bytes bytes) {
     limit = bytes;
     const double fraction = static_cast<double>(bytes) / static_cast<double>(total);
-    device->setMemoryFraction(bytes < 0 || fraction > 1 ? 1.0 : fraction, index);
+    device->setMemoryFraction(bytes < 0 ? most : std::min(fraction, most), index);
   }
 
   Stats counters() {
@@ -187,7 +191,7 @@ class State : public Ledger<Arena> {
     return now.active_bytes[0].current + now.inactive_split_bytes[0].current;
   }
 
-  // Takes the bytes of a slab; under the lock, so no observer of refusals may call back.
+  // Takes the bytes of a slab; under the lock, so no observer of refusals may wait for another thread.
   void fill(Arena& arena) {
     void* base = nullptr;
     device->emptyCache();  // or a slab lies in a part of an older, larger block

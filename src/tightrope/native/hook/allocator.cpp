@@ -159,7 +159,10 @@ void tr_end_hidden(int64_t* out) {
   out[1] = left;
 }
 
-void tr_tidy(Bytes reserve) { tightrope_hidden::tidy(static_cast<size_t>(reserve)); }
+int64_t tr_tidy(Bytes reserve) {
+  tightrope_hidden::tidy(static_cast<size_t>(reserve));
+  return 0;
+}
 
 }  // extern "C"
 

@@ -169,7 +169,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tr_error": (ctypes.c_char_p, ()),
     "tr_install": (_I64, ()),
     "tr_set_note": (None, (ctypes.c_char_p,)),
-    "tr_set_limit": (None, (_I64,)),
+    "tr_set_limit": (_I64, (_I64,)),
     "tr_set_relief": (None, (_RELIEF,)),
     "tr_limit": (_I64, ()),
     "tr_stats": (None, (_TABLE,)),
@@ -196,7 +196,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "tr_attach_hidden": (_I64, ()),
     "tr_begin_hidden": (None, ()),
     "tr_end_hidden": (None, (_TABLE,)),
-    "tr_tidy": (None, (_I64,)),
+    "tr_tidy": (_I64, (_I64,)),
 }
 
 
@@ -238,7 +238,7 @@ class Allocator:
     def limit(self, limit: Bytes | None) -> None:
         if limit is not None and limit < 0:
             raise NativeError(f"a limit of {limit} bytes: it must be at least 0, or None for no limit.")
-        self._native.tr_set_limit(-1 if limit is None else limit)
+        self._checked(self._native.tr_set_limit(-1 if limit is None else limit))
 
     @contextmanager
     def limited(self, limit: Bytes | None) -> Iterator[None]:
@@ -440,7 +440,7 @@ class Allocator:
 
         On a GPU, give back what torch keeps free: blocks that are cut out of it would keep it.
         """
-        self._native.tr_tidy(KEPT)
+        self._checked(self._native.tr_tidy(KEPT))
 
     def _checked(self, code: int) -> int:
         over_limit, misuse = self._refusals

@@ -1,11 +1,12 @@
 // The C interface of an allocator with planned addresses; included once by each, behind its `State` and `state`.
 //
-// Functions that can fail return -1 (used against the rules) or -2 (over the limit); tr_error then says why.
+// Functions that can fail return -1 (used against the rules, or the device failed) or -2 (over the limit); tr_error
+// then says why. No exception leaves them: Python calls them without a frame that could catch one.
 #pragma once
 
 namespace {
 
-using Lock = std::lock_guard<std::mutex>;
+using Lock = std::lock_guard<decltype(state->mutex)>;
 
 std::string refusal(Bytes asked, const Refused& refused) {
   return "tightrope: asked " + std::to_string(asked) + " bytes; " + std::to_string(refused.charged) +
@@ -36,6 +37,27 @@ int64_t fail(const std::string& message) {
   return -1;
 }
 
+// Runs what may refuse or throw; `undo` puts back what it changed then.
+template <class Act, class Undo>
+int64_t guarded(Bytes asked, Act act, Undo undo) {
+  try {
+    return act();
+  } catch (const Refused& refused) {
+    undo();
+    fail(refusal(asked, refused));
+    return -2;
+  } catch (const std::exception& failed) {
+    undo();
+    const std::string said = failed.what();
+    return fail(said.substr(0, said.find('\n')));
+  }
+}
+
+template <class Act>
+int64_t guarded(Act act) {
+  return guarded(0, act, [] {});
+}
+
 Arena* find(int64_t id) {
   const auto found = state->arenas.find(id);
   return found == state->arenas.end() ? nullptr : found->second.get();
@@ -54,9 +76,9 @@ void tr_set_note(const char* note) {
   state->note = note;
 }
 
-void tr_set_limit(Bytes limit) {
+int64_t tr_set_limit(Bytes limit) {
   Lock lock(state->mutex);
-  state->set_limit(limit);
+  return guarded([&] { return state->set_limit(limit), int64_t{0}; });
 }
 
 // From now on, what the calling thread is refused is asked of `relief` first: it makes room and returns 1, or
@@ -132,13 +154,13 @@ void tr_copy_events(int64_t* index, Bytes* bytes, int64_t* is_free) {
 int64_t tr_open_arena(Bytes bytes) {
   if (bytes < 0 || bytes > kLargest) return fail("an arena needs between 0 and 2^60 bytes");
   Lock lock(state->mutex);
-  try {
-    const int64_t id = state->open_arena(bytes);
-    return id < 0 ? fail("the system refused to map the arena") : id;
-  } catch (const Refused& refused) {
-    fail(refusal(bytes, refused));
-    return -2;
-  }
+  return guarded(
+      bytes,
+      [&] {
+        const int64_t id = state->open_arena(bytes);
+        return id < 0 ? fail("the system refused to map the arena") : id;
+      },
+      [] {});
 }
 
 int64_t tr_lease(int64_t id) {
@@ -147,13 +169,9 @@ int64_t tr_lease(int64_t id) {
   if (arena == nullptr) return fail("no such arena, or it was retired");
   if (replaying(arena)) return fail("the arena is being replayed");
   const Arena::State before = arena->state;
-  try {
-    return state->lease(*arena) ? 1 : 0;
-  } catch (const Refused& refused) {
-    arena->state = before;
-    fail(refusal(arena->bytes - arena->charge, refused));
-    return -2;
-  }
+  return guarded(
+      arena->bytes - arena->charge, [&] { return state->lease(*arena) ? int64_t{1} : int64_t{0}; },
+      [&] { arena->state = before; });
 }
 
 // Leases an arena in which blocks are alive, so that a replay goes on in it.
@@ -163,14 +181,9 @@ int64_t tr_resume(int64_t id) {
   if (arena == nullptr) return fail("no such arena, or it was retired");
   if (replaying(arena)) return fail("the arena is being replayed");
   const Arena::State before = arena->state;
-  try {
-    state->resume(*arena);
-    return 0;
-  } catch (const Refused& refused) {
-    arena->state = before;
-    fail(refusal(arena->bytes - arena->charge, refused));
-    return -2;
-  }
+  return guarded(
+      arena->bytes - arena->charge, [&] { return state->resume(*arena), int64_t{0}; },
+      [&] { arena->state = before; });
 }
 
 int64_t tr_idle(int64_t id) {
@@ -188,8 +201,7 @@ int64_t tr_trim(int64_t id) {
   Arena* arena = find(id);
   if (arena == nullptr) return fail("no such arena, or it was retired");
   if (arena->state != Arena::State::idle) return fail("the arena is leased");
-  if (!arena->trimmed) state->trim(*arena);
-  return 0;
+  return guarded([&] { return arena->trimmed ? int64_t{0} : (state->trim(*arena), int64_t{0}); });
 }
 
 int64_t tr_retire(int64_t id) {
@@ -197,8 +209,7 @@ int64_t tr_retire(int64_t id) {
   Arena* arena = find(id);
   if (arena == nullptr) return fail("no such arena, or it was retired");
   if (replaying(arena)) return fail("the arena is being replayed");
-  state->retire(id, *arena);
-  return 0;
+  return guarded([&] { return state->retire(id, *arena), int64_t{0}; });
 }
 
 // Writes base address, bytes, charge and number of live blocks.

@@ -12,7 +12,9 @@ import torch
 
 from tightrope.core import Bytes, TightropeError
 
-_OURS: Final = re.compile(r"tightrope: asked (\d+) bytes; (\d+) are charged now")
+_OURS: Final = re.compile(
+    r"tightrope: asked (\d+) bytes; (\d+) are charged now and the limit is (-?\d+) bytes"
+)
 _EVICT: Final = re.compile(r"tightrope: evict was asked for (\d+) bytes")
 
 
@@ -25,14 +27,15 @@ class OutOfBudgetError(TightropeError, torch.OutOfMemoryError):
             None = none is known.
     """
 
-    advise: ClassVar[Callable[[Bytes, Bytes], tuple[str, Bytes | None]]] = lambda asked, charged: ("", None)
-    """Says what to do about a request of so many bytes beside so many that are charged, with a budget."""
+    advise: ClassVar[Callable[[Bytes, Bytes, Bytes], tuple[str, Bytes | None]]] = lambda *_: ("", None)
+    """Says what to do, with a budget: given the bytes of a request, those charged, and the limit."""
 
     def __init__(self, message: str = "") -> None:
         found = _OURS.match(message)
         asked = found or _EVICT.match(message)
         self.asked = int(asked[1]) if asked else 0
-        advice, self.budget_to_try = type(self).advise(self.asked, int(found[2])) if found else ("", None)
+        told = type(self).advise(self.asked, int(found[2]), int(found[3])) if found else ("", None)
+        advice, self.budget_to_try = told
         super().__init__(f"{message} {advice}".strip())
 
 

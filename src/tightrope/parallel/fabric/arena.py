@@ -11,7 +11,7 @@ Gaps        Linux only (``memfd_create``). What was touched once stays with the 
 import mmap
 import os
 import weakref
-from bisect import insort
+from bisect import bisect
 from collections import deque
 from typing import Any, Final
 
@@ -34,6 +34,10 @@ class SharedArena:
     Args:
         size: bytes.
         descriptor: of memory that a peer shared; None = make it.
+
+    Attributes:
+        blocks: bytes and holds of each, by where it begins.
+        readers: how many storages in this process look into a block.
     """
 
     def __init__(self, size: Bytes, descriptor: int | None = None) -> None:
@@ -47,6 +51,7 @@ class SharedArena:
             self.close()  # the map has one of its own
         self._free: list[tuple[Offset, Bytes]] = [(0, size)]
         self.blocks: dict[Offset, tuple[Bytes, int]] = {}
+        self.readers: dict[Offset, int] = {}
         self._storages: dict[int, Any] = {}
         base = np.frombuffer(self.map, np.uint8, 1)
         self.address = base.ctypes.data
@@ -76,14 +81,15 @@ class SharedArena:
             self.blocks[at] = (size, holds - 1)
             return
         del self.blocks[at]
-        insort(self._free, (at, size))
-        joined: list[tuple[Offset, Bytes]] = []
-        for start, length in self._free:
-            if joined and joined[-1][0] + joined[-1][1] == start:
-                joined[-1] = (joined[-1][0], joined[-1][1] + length)
-            else:
-                joined.append((start, length))
-        self._free = joined
+        free = self._free
+        number = bisect(free, (at, size))
+        if number < len(free) and at + size == free[number][0]:
+            size += free.pop(number)[1]
+        if number and sum(free[number - 1]) == at:
+            number -= 1
+            start, length = free.pop(number)
+            at, size = start, length + size
+        free.insert(number, (at, size))
 
     def tensor(self, at: Offset, size: Bytes, gone: "deque[Offset] | None" = None) -> Tensor:
         """Return bytes as a tensor; when its storage is gone, the offset is put into ``gone``."""
@@ -93,11 +99,15 @@ class SharedArena:
         if gone is not None:
             key = id(array)
 
-            def end(_: object, key: int = key) -> None:
-                self._storages.pop(key, None)
+            def end(_: object) -> None:
+                del self._storages[key]
+                self.readers[at] -= 1
+                if not self.readers[at]:
+                    del self.readers[at]
                 gone.append(at)
 
             self._storages[key] = weakref.ref(array, end)
+            self.readers[at] = self.readers.get(at, 0) + 1
         return torch.from_numpy(array)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What goes through a socket: typed letters in MessagePack; tensors lie in shared memory beside them."""
 
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import torch
@@ -69,6 +69,11 @@ class PlainItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     value: Any
 
 
+Item: TypeAlias = PlaceItem | InlineItem | HandleItem | PlainItem
+LETTER: Final = 2**20
+"""Bytes of a letter, at most."""
+
+
 class Letter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One message.
 
@@ -85,7 +90,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     kind: LetterKind
     number: int = 0
     name: str = ""
-    items: tuple[PlaceItem | InlineItem | HandleItem | PlainItem, ...] = ()
+    items: tuple[Item, ...] = ()
     single: bool = False
     arenas: tuple[tuple[int, int], ...] = ()
     freed: tuple[tuple[int, int], ...] = ()
@@ -119,7 +124,7 @@ def encode(letter: Letter) -> bytes:
         ) from error
 
 
-def decode(data: bytes) -> Letter:
+def decode(data: bytes | memoryview) -> Letter:
     """Read a letter.
 
     Raises:

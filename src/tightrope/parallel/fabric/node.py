@@ -2,11 +2,11 @@
 
 Idea        One socket per peer, one thread per node. Who waits for an answer serves every call that arrives
             meanwhile, so nodes may call each other in circles. A tensor is copied once, into memory shared
-            with the peer; what comes back from there, or stays there, is not copied.
+            with the peer; a result that was given, and that its node let go of, is not copied (`Peer`).
 Guarantee   A call ends: with its result, with the error of the other node, after its time-out, or when the
             peer ends, which the kernel tells at once by closing its socket, however it ended.
-Complexity  One letter each way per call; one copy per tensor and direction, none where the peer returns what
-            it got.
+Complexity  One letter each way per call; one copy per tensor and direction, none where a function returns
+            what it was given and keeps nothing of it.
 Gaps        A function that never returns blocks its node; its callers end by their time-outs.
 """
 
@@ -18,18 +18,16 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from tightrope.core import Bytes, RankError, TightropeError
-from tightrope.parallel.fabric.arena import SharedArena, SharedArenas
 from tightrope.parallel.fabric.letters import (
-    DTYPES,
-    NAMES,
+    LETTER,
     HandleItem,
     InlineItem,
+    Item,
     Letter,
     LetterKind,
     PlaceItem,
@@ -37,63 +35,15 @@ from tightrope.parallel.fabric.letters import (
     decode,
     encode,
 )
+from tightrope.parallel.fabric.peer import Peer
 from tightrope.parallel.fabric.references import References, RemoteTensor
 from tightrope.parallel.fabric.registry import function_of
 from tightrope.parallel.fabric.window import SharedWindow
 
-Item: TypeAlias = PlaceItem | InlineItem | HandleItem | PlainItem
 SHARED: Final[Bytes] = 4 * 2**30
 """Bytes that a node shares with one peer, at most."""
-_LETTER: Final = 2**20
-_SMALL: Final[Bytes] = 2048
-"""Bytes of a tensor that goes in the letter."""
 _IDLE: Final = 0.02
 """Seconds after which what is free is told to peers that are not written to anyway."""
-
-
-class Peer:
-    """Another node, as this one sees it.
-
-    Args:
-        number: of the node.
-        link: a socket that keeps the borders of letters.
-        shared: bytes that may be shared with it.
-    """
-
-    def __init__(self, number: int, link: socket.socket, shared: Bytes) -> None:
-        self.number, self.link = number, link
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            link.setsockopt(socket.SOL_SOCKET, option, 2 * _LETTER)
-        self.own = SharedArenas(shared)
-        self.theirs: list[SharedArena] = []
-        self.freed: list[deque[int]] = []
-        self.released: list[deque[int]] = []
-        self.alive = True
-
-    def take_freed(self) -> tuple[tuple[int, int], ...]:
-        """Blocks of the peer that nobody here reads any more."""
-        return tuple(
-            (number, blocks.popleft()) for number, blocks in enumerate(self.freed) for _ in range(len(blocks))
-        )
-
-    def close(self) -> None:
-        """Give its socket and all memory back."""
-        self.own.close()
-        for one in (self.theirs, self.freed, self.released):
-            one.clear()
-        self.link.close()
-
-    def gone(self, arena: int) -> deque[int]:
-        """Where own blocks of an arena are put when nobody here reads them any more."""
-        while len(self.released) < len(self.own.arenas):
-            self.released.append(deque())
-        return self.released[arena]
-
-    def settle_own(self) -> None:
-        """Let go of own blocks that nobody here reads any more."""
-        for number, blocks in enumerate(self.released):
-            while blocks:
-                self.own.arenas[number].drop(blocks.popleft())
 
 
 class Reply:
@@ -155,6 +105,7 @@ class FabricNode:
         for file in self._by_socket:
             self._poll.register(file, select.POLLIN)
         self.stopped = False
+        self._read = memoryview(bytearray(LETTER + 4096))  # one for all letters: new memory costs 20 us each
 
     # --- calls
 
@@ -251,12 +202,13 @@ class FabricNode:
             return reply
         peer = self._living(node)
         number = next(self._calls)
-        letter = Letter(kind, number, name, tuple(self._packed(peer, one) for one in arguments))
+        letter = Letter(kind, number, name, self._all_packed(peer, arguments))
         self._replies[node, number] = reply  # before it is sent: sending may tell that the peer ended
         try:
             self.send(peer, letter)
         except TightropeError:
             del self._replies[node, number]
+            self._undo(peer, letter.items)
             raise
         return reply
 
@@ -340,8 +292,8 @@ class FabricNode:
             )
         try:
             data = encode(letter)
-            if len(data) > _LETTER:
-                said = f"{len(data)} bytes of plain values; at most {_LETTER}. Send a tensor of bytes."
+            if len(data) > LETTER:
+                said = f"{len(data)} bytes of plain values; at most {LETTER}. Send a tensor of bytes."
                 raise TightropeError(f"{letter.name!r}: {said}")
         except TightropeError:
             for number, block in freed:  # the next letter tells them
@@ -357,19 +309,18 @@ class FabricNode:
 
     def _take_in(self, peer: Peer) -> None:
         try:
-            data, rights, _, _ = peer.link.recvmsg(_LETTER + 4096, socket.CMSG_SPACE(64 * 4))
+            size, rights, _, _ = peer.link.recvmsg_into([self._read], socket.CMSG_SPACE(64 * 4))
         except OSError:
-            data, rights = b"", []
-        if not data:
+            size, rights = 0, []
+        if not size:
             self._lost(peer)
             return
-        letter = decode(data)
+        letter = decode(self._read[:size])
         descriptors = [
             one for _, _, raw in rights for one in array.array("i", raw[: len(raw) // 4 * 4]).tolist()
         ]
         for (_, size), descriptor in zip(letter.arenas, descriptors, strict=True):
-            peer.theirs.append(SharedArena(size, descriptor))
-            peer.freed.append(deque())
+            peer.add_arena(size, descriptor)
         for number, block in letter.freed:
             peer.own.arenas[number].drop(block)
         self._obey(peer, letter)
@@ -395,22 +346,31 @@ class FabricNode:
 
     def _serve(self, peer: Peer, letter: Letter) -> None:
         try:
-            found = function_of(letter.name)(*[self._unpacked(peer, item) for item in letter.items])
-            if letter.kind == LetterKind.KEEP:
-                key = self.references.keep(found, peer.number) if isinstance(found, Tensor) else 0
-                answer = (HandleItem(self.number, key) if key else PlainItem(None),)
-                single = True
-            else:
-                single = not isinstance(found, tuple | list)
-                values = [found] if single else found
-                answer = tuple(self._packed(peer, one) for one in values)  # type: ignore[assignment]
-            del found
-            result = Letter(LetterKind.RESULT, letter.number, items=answer, single=single)
+            items, single = self._answer(peer, letter)
+            if not peer.alive:  # it ended meanwhile
+                return
+            result = Letter(LetterKind.RESULT, letter.number, items=peer.settled(items), single=single)
         except Exception as error:  # the caller gets it, whatever it is; this node goes on
-            said = f"{letter.name!r} raised {type(error).__name__}: {error}"
-            result = Letter(LetterKind.ERROR, letter.number, said[:2000])
-        if peer.alive:
+            result = _failed(letter, error)
+        if not peer.alive:
+            return
+        try:
             self.send(peer, result)
+        except TightropeError as error:
+            self._undo(peer, result.items)
+            self.send(peer, _failed(letter, error))
+
+    def _answer(self, peer: Peer, letter: Letter) -> tuple[tuple[Item, ...], bool]:
+        """Run the function; when this returns, nothing here has what it was given and returned."""
+        found = function_of(letter.name)(*[self._unpacked(peer, item) for item in letter.items])
+        if letter.kind == LetterKind.KEEP:
+            kept = isinstance(found, Tensor)
+            key = self.references.keep(found, peer.number) if kept else 0
+            return (HandleItem(self.number, key) if kept else PlainItem(None),), True
+        single = not isinstance(found, tuple | list)
+        if not peer.alive:
+            return (), single
+        return self._all_packed(peer, [found] if single else found, result=True), single
 
     def _end(self, call: tuple[int, int], value: Any, error: RankError | None) -> None:
         reply = self._replies.pop(call, None)
@@ -431,7 +391,9 @@ class FabricNode:
 
     # --- values
 
-    def _packed(self, peer: Peer, value: Any) -> Item:
+    def _packed(self, peer: Peer, value: Any, *, result: bool = False) -> Item:
+        if isinstance(value, Tensor):
+            return peer.packed_result(value) if result else peer.packed(value)
         if isinstance(value, RemoteTensor):
             if value.owner != peer.number:
                 self.count(value.owner, value.key, peer.number, 1)
@@ -441,53 +403,32 @@ class FabricNode:
                 return self._packed(peer, value.data)
             peer.own.arenas[value.arena].hold(value.block)
             return PlaceItem(False, value.arena, value.block, value.block, "uint8", (value.data.numel(),))
-        if not isinstance(value, Tensor):
-            return PlainItem(value)
-        if value.device.type != "cpu" or value.dtype not in NAMES:
-            raise TightropeError(
-                f"a tensor of {value.dtype} on {value.device} cannot be sent; move it to cpu."
-            )
-        one = value.detach().contiguous()
-        size, dtype, shape = one.nbytes, NAMES[one.dtype], tuple(one.shape)
-        if size > _SMALL:
-            for number, arena in enumerate(peer.theirs):  # it came from there
-                at = one.data_ptr() - arena.address
-                block = one.untyped_storage().data_ptr() - arena.address
-                if 0 <= at < arena.size:
-                    return PlaceItem(True, number, block, at, dtype, shape)
-        if size <= _SMALL:
-            return InlineItem(one.view(-1).view(torch.uint8).numpy().tobytes() if size else b"", dtype, shape)
-        peer.settle_own()
-        number, block = peer.own.take(size)
-        peer.own.arenas[number].tensor(block, size).copy_(one.view(-1).view(torch.uint8))
-        return PlaceItem(False, number, block, block, dtype, shape)
+        return PlainItem(value)
+
+    def _all_packed(self, peer: Peer, values: Iterable[Any], *, result: bool = False) -> tuple[Item, ...]:
+        items: list[Item] = []
+        try:
+            for value in values:
+                items.append(self._packed(peer, value, result=result))
+        except TightropeError:
+            self._undo(peer, [one for one in items if not (isinstance(one, PlaceItem) and one.own)])
+            raise
+        return tuple(items)
+
+    def _undo(self, peer: Peer, items: Sequence[Item]) -> None:
+        peer.undo(items)
+        for item in items:
+            if isinstance(item, HandleItem) and item.owner != peer.number:
+                self.count(item.owner, item.key, peer.number, -1)
 
     def _unpacked(self, peer: Peer, item: Item) -> Any:
+        if isinstance(item, PlaceItem | InlineItem):
+            return peer.unpacked(item)
         if isinstance(item, PlainItem):
             return item.value
-        if isinstance(item, HandleItem):
-            if item.owner == self.number:
-                return self.references.get(item.key)
-            return RemoteTensor(item.owner, item.key, self._let_go)
-        if isinstance(item, InlineItem):
-            if not item.data:
-                return torch.empty(item.shape, dtype=DTYPES[item.dtype])
-            return torch.frombuffer(bytearray(item.data), dtype=DTYPES[item.dtype]).view(item.shape)
-        if item.dtype not in DTYPES or (item.own and item.arena >= len(peer.own.arenas)):
-            raise TightropeError(f"node {peer.number} sent a tensor that cannot be: {item}.")
-        dtype = DTYPES[item.dtype]
-        size = dtype.itemsize
-        for length in item.shape:
-            size *= length
-        if item.own:
-            arena = peer.own.arenas[item.arena]
-            arena.hold(item.block)
-            gone = peer.gone(item.arena)
-        else:
-            arena, gone = peer.theirs[item.arena], peer.freed[item.arena]
-        # the storage begins where the block does: it names the block when it is gone, or comes back
-        storage = arena.tensor(item.block, item.at - item.block + size, gone)
-        return storage[item.at - item.block :].view(dtype).view(item.shape)
+        if item.owner == self.number:
+            return self.references.get(item.key)
+        return RemoteTensor(item.owner, item.key, self._let_go)
 
     def close(self) -> None:
         """Close all sockets; peers see that this node ended."""
@@ -496,3 +437,8 @@ class FabricNode:
                 peer.alive = False
                 peer.close()
         self.stopped = True
+
+
+def _failed(letter: Letter, error: Exception) -> Letter:
+    said = f"{letter.name!r} raised {type(error).__name__}: {error}"
+    return Letter(LetterKind.ERROR, letter.number, said[:2000])
