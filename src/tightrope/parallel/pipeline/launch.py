@@ -50,16 +50,19 @@ def run_ranks(
         deadline = time.monotonic() + seconds
         try:
             while len(found) < num_ranks and time.monotonic() < deadline:
+                ended = [rank for rank, process in enumerate(processes) if not process.is_alive()]
                 if not answers.empty():
                     rank, fine, value = answers.get()
                     found[rank] = (fine, value)
-                elif all(not process.is_alive() for process in processes) and answers.empty():
+                elif len({*found, *ended}) == num_ranks:  # nobody is waited for who has answered already
                     break
                 else:
                     time.sleep(0.01)
         finally:
-            for process in processes:
-                process.join(1.0 if len(found) == num_ranks else 0.0)
+            last = time.monotonic() + 1.0
+            for rank, process in enumerate(processes):
+                rest = 1.0 if len(found) == num_ranks else last - time.monotonic()
+                process.join(max(0.0, rest) if rank in found else 0.0)
                 if process.is_alive():
                     process.kill()
                     process.join()
