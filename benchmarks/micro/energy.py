@@ -116,8 +116,9 @@ def p5(console: Console, seconds: float) -> list[Row]:
         Row(
             "P5 ways",
             "15 % below paging everything and below re-runs only, where both fit",
-            f"at {good} of {total} points; at {total - possible} of them nothing can be, at {bounded} more "
-            "the program has nothing even where ops write over inputs",
+            f"at {good} of {total} points; bounds permit it at {possible - bounded}: at {total - possible} "
+            f"of them even the least is not that far below, at {bounded} more the program has nothing even "
+            "where ops write over inputs",
             good == total > 0,
         ),
     ]

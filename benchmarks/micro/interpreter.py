@@ -89,7 +89,8 @@ def e2(python: str, source: str, seeds: Sequence[int] = (7, 8)) -> list[Row]:
     claim = "RAM >= 25 % and flash >= 10 % below an interpreter's, outputs bit-equal"
     if not shutil.which(python) or not Path(source, "tensorflow/lite/micro").is_dir():
         why = (
-            "peer not installed: give --tflm, an interpreter with `pip install --pre tflite-micro`, and "
+            "peer not installed: `apt-get install libstdc++-arm-none-eabi-newlib`, and give --tflm, an "
+            "interpreter with `pip install --pre tflite-micro`, and "
             "--tflm-source, a checkout of tflite-micro after `make -f "
             "tensorflow/lite/micro/tools/make/Makefile third_party_downloads`"
         )
@@ -114,7 +115,7 @@ def _row(
     with tempfile.TemporaryDirectory() as scratch:
         here = Path(scratch)
         given = [plain.sample(*one) for one in samples]
-        twice = _written(whole, given, here, python)
+        twice = _written(whole, given, here, (python, source))
         peer = _peer_on_board(here, [_turned(one, shape) for one in given], twice["kinds"], Path(source))
         asked = int(_RAM * peer.ram)
         compiled = compile_net(whole, machine, ram=asked, stack=_RESERVE, pages=False)
@@ -166,8 +167,8 @@ def _turned(given: bytes, shape: tuple[int, ...]) -> bytes:
     return array.transpose(0, 2, 3, 1).tobytes() if len(shape) == 4 else given
 
 
-def _written(whole: IntegerNet, given: Sequence[bytes], here: Path, python: str) -> dict[str, Any]:
-    """Write the .tflite file; returns what the wheel's interpreter computes."""
+def _written(whole: IntegerNet, given: Sequence[bytes], here: Path, peer: tuple[str, str]) -> dict[str, Any]:
+    """Write the .tflite file by a peer's interpreter and source; returns what the wheel computes."""
     (one,) = whole.graph.parts[0].inputs
     assert one.view is not None
     arrays: dict[str, Any] = {}
@@ -182,7 +183,8 @@ def _written(whole: IntegerNet, given: Sequence[bytes], here: Path, python: str)
     arrays["inputs"] = np.stack([np.frombuffer(one_input, np.int8) for one_input in turned])
     np.savez(here / "net.npz", **arrays)
     script = str(Path(__file__).with_name("tflite_file.py"))
-    command = [python, script, str(here / "net.npz"), str(here / "net.tflite")]
+    python, source = peer
+    command = [python, script, str(here / "net.npz"), str(here / "net.tflite"), source]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         raise RuntimeError(f"writing the .tflite file failed: {done.stderr.strip()[-600:]}")

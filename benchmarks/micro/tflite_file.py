@@ -1,8 +1,9 @@
 """Write a net in integers as a .tflite file, and run the interpreter of TensorFlow Lite Micro on it.
 
-Call it as ``PYTHON tflite_file.py NET.npz OUT.tflite``, by an interpreter that has tflite-micro and
-flatbuffers. NET has ``layers``, a line of JSON, the arrays that it names, and ``inputs``. All units are 1 but
-those of weights, which are the ratios that sums are multiplied by. It prints one line of JSON: the outputs of
+Call it as ``PYTHON tflite_file.py NET.npz OUT.tflite SOURCE``, by an interpreter that has tflite-micro and
+flatbuffers; the format's classes are those of the checkout SOURCE, as not every wheel has them. NET has
+``layers``, a line of JSON, the arrays that it names, and ``inputs``. All units are 1 but those of weights,
+which are the ratios that sums are multiplied by. It prints one line of JSON: the outputs of
 the wheel's own interpreter, whose products are rounded twice.
 """
 
@@ -97,14 +98,15 @@ def _model(writer: _Writer, given: int, made: int) -> Any:
     return model
 
 
-def main(source: str, target: str) -> None:
+def main(net_file: str, target: str, source: str) -> None:
     """Write the file, run it."""
     import numpy as np
 
     builders: Any = importlib.import_module("flatbuffers")
-    schema: Any = importlib.import_module("tflite_micro.tensorflow.lite.python.schema_py_generated")
+    sys.path.append(str(Path(source) / "tensorflow/lite/python"))
+    schema: Any = importlib.import_module("schema_py_generated")
     runtime: Any = importlib.import_module("tflite_micro.python.tflite_micro.runtime")
-    arrays = np.load(source)
+    arrays = np.load(net_file)
     net = json.loads(str(arrays["layers"]))
     writer = _Writer(schema)
     at = given = writer.tensor(net["shape"], schema.TensorType.INT8)
@@ -124,4 +126,4 @@ def main(source: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:4])

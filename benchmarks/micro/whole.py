@@ -80,7 +80,7 @@ def _net(name: str, model: nn.Module, data: Images, peer: str, console: Console)
         text += f"; not disassembled: {missing_tools()}"
     claim = "top-1 within 0.5 points of float and of ONNX Runtime's static int8, no float op on a Cortex-M3"
     rows = [Row("K5", claim, text, held, said)]
-    return [*rows, _controls(net, ranges, whole, data, console)] if name == "vit" else rows
+    return [*rows, _controls(net, ranges, whole, data, console=console)] if name == "vit" else rows
 
 
 def _whole(inputs: torch.Tensor, net: IntegerNet) -> Any:
@@ -97,7 +97,7 @@ def _same(net: IntegerNet, data: Images, outputs: tuple[bytes, ...]) -> bool:
 
 
 def _controls(
-    net: FloatNet, ranges: Any, whole: IntegerNet, data: Images, console: Console, num: int = 270
+    net: FloatNet, ranges: Any, whole: IntegerNet, data: Images, *, console: Console, num: int = 270
 ) -> Row:
     """K4 of the whole net: what the proof refuses, and what it loses when it is forced into 32 bits."""
 

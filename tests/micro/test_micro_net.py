@@ -319,7 +319,12 @@ def test_shifts_are_the_best_that_fit_and_their_error_is_what_is_said() -> None:
         assert np.abs(got - sums * ratio).max() <= found.error + 0.5 + 1e-6
         assert np.array_equal(got, requantized(sums, given, found.pre, found.shift, wrapped=True))
         program = requantizing(
-            -whole_bound, whole_bound, found.multipliers[0], found.pre, found.shift, (-128, 127), "int8"
+            -whole_bound,
+            whole_bound,
+            found.multipliers[0],
+            shifts=(found.pre, found.shift),
+            ends=(-128, 127),
+            dtype="int8",
         )
         clipped = evaluate(program, sums[:, None]).ravel()
         assert np.array_equal(clipped, np.clip(got, -128, 127))

@@ -12,16 +12,20 @@ from tightrope.micro.emulate import missing_tools
 from tightrope.micro.host import c_compiler, execute
 from tightrope.micro.sensor import (
     Flatten,
+    IntegerClassifier,
     Layer,
     MelEnergies,
     Pipeline,
     Spectral,
     features,
+    integers_of,
     lay_out,
     library,
     sensor_on_board,
     sensor_on_host,
 )
+from tightrope.micro.sensor.integers import scores_of as whole_scores
+from tightrope.micro.sensor.measure import manifest_of
 
 C4 = ("a", "b*/", "c", "d")
 PIPELINES = [
@@ -30,6 +34,11 @@ PIPELINES = [
     Pipeline(70, 1, 16.0, Flatten(scale=0.5), (12,), C4),
     Pipeline(100, 2, 16.0, MelEnergies(fft=32, stride=20, filters=6), (8,), C4),
     Pipeline(300, 1, 16.0, Spectral(fft=256, filter="low", cutoff_hz=8.0, order=8)),
+]
+WHOLE = [
+    Pipeline(125, 3, 16.0, Spectral(), (20, 10), C4, "int8"),
+    Pipeline(70, 2, 16.0, Flatten(), (), C4, "int8"),
+    Pipeline(100, 2, 16.0, MelEnergies(fft=32, stride=20, filters=6), (9,), C4, "int8"),
 ]
 needs_c = pytest.mark.skipif(c_compiler() is None, reason="no C compiler (cc, gcc or clang) is installed")
 needs_board = pytest.mark.skipif(bool(missing_tools()), reason=missing_tools() or "-")
@@ -91,7 +100,7 @@ def test_the_board_takes_what_is_forecast(pipeline: Pipeline, tmp_path: Path) ->
     assert np.abs(board.outputs - outputs).max() < 1e-4
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES, ids=str)
+@pytest.mark.parametrize("pipeline", [*PIPELINES, *WHOLE], ids=str)
 def test_buffers_that_are_alive_together_do_not_overlap(pipeline: Pipeline) -> None:
     """Play the calls over a map of the arena: what is read has to be what was made."""
     layout = lay_out(pipeline)
@@ -137,3 +146,52 @@ def test_the_arduino_folder_builds_with_cpp(tmp_path: Path) -> None:
 def test_layers_of_another_net_are_refused() -> None:
     with pytest.raises(TightropeError, match="do not make a net of widths"):
         library(PIPELINES[0], layers_of(PIPELINES[2]), np.zeros((1, 125, 3)))
+
+
+def written_whole(pipeline: Pipeline, folder: Path) -> tuple[IntegerClassifier, Path]:
+    x = np.random.default_rng(5).normal(1.0, 4.0, (16, pipeline.rows, pipeline.axes)).astype(np.float32)
+    samples = x.astype(np.float64)
+    net = integers_of(layers_of(pipeline), features(pipeline.block, samples, pipeline.rate_hz))
+    return net, library(pipeline, net, samples[:8]).write(folder / "out")
+
+
+@needs_c
+@pytest.mark.parametrize("pipeline", WHOLE, ids=str)
+def test_a_net_in_integers_is_that_of_numpy_and_close_to_the_float_one(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    net, folder = written_whole(pipeline, tmp_path)
+    found = sensor_on_host(folder)
+    scores = net.unit * whole_scores(net, found.features)  # from the very features of the C
+    made = np.exp(scores - scores.max(axis=1, keepdims=True))
+    assert np.abs(found.scores - made / made.sum(axis=1, keepdims=True)).max() < 1e-6
+    assert found.found == tuple(scores.argmax(axis=1))
+    x = found.features
+    for layer in layers_of(pipeline)[:-1]:
+        x = np.maximum(x @ layer.weight.T + layer.bias, 0)
+    last = layers_of(pipeline)[-1]
+    wanted = x @ last.weight.T + last.bias
+    assert np.abs(scores - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+@needs_board
+@pytest.mark.parametrize("pipeline", WHOLE, ids=str)
+def test_the_board_takes_what_is_forecast_of_integers(pipeline: Pipeline, tmp_path: Path) -> None:
+    _, folder = written_whole(pipeline, tmp_path)
+    said, board = manifest_of(folder).forecast, sensor_on_board(folder)
+    assert board.ram == said.ram
+    assert said.rom == pytest.approx(board.rom, rel=0.02)
+    assert said.instructions == pytest.approx(board.instructions, rel=0.1)
+
+
+def test_features_far_outside_saturate() -> None:
+    pipeline = WHOLE[1]
+    few = np.random.default_rng(1).normal(size=(8, pipeline.num_features))
+    net = integers_of(layers_of(pipeline), few)
+    far, farther = (whole_scores(net, np.full((1, pipeline.num_features), size)) for size in (1e6, 1e9))
+    assert (far == farther).all()
+
+
+def test_layers_of_other_numbers_are_refused() -> None:
+    with pytest.raises(TightropeError, match="a net of int8 has other layers"):
+        library(WHOLE[0], layers_of(WHOLE[0]), np.zeros((1, 125, 3)))

@@ -158,6 +158,7 @@ def tune_command(
     ms: Annotated[float | None, typer.Option(help="Milliseconds of one window at --mhz.")] = None,
     mhz: Annotated[float, typer.Option(help="One instruction per cycle is assumed: modelled.")] = 80.0,
     seed: Annotated[int, typer.Option(min=0, help="Of training.")] = 0,
+    integer: Annotated[bool, typer.Option(help="Nets of 8-bit integers.")] = False,
     json: Json = False,
 ) -> None:
     """Search windows, features and nets under limits, train, and write the best as a C library.
@@ -165,7 +166,7 @@ def tune_command(
     What is above a limit by its forecast is never tried; a quarter of the rest is tried at most.
     Exit code 3: nothing is within the limits.
     """
-    from tightrope.micro.sensor import SensorLimits, library, read_dataset, tune
+    from tightrope.micro.sensor import Choices, SensorLimits, library, read_dataset, tune
     from tightrope.run.status import StatusLine
 
     if ms is not None and not (0 < ms < 1e9 and 0 < mhz < 1e6):
@@ -180,7 +181,8 @@ def tune_command(
     )
     found = read_dataset(data)
     with StatusLine(lines=True).task("searching features and nets", 1) as tick:
-        tuned = tune(found, limits, seed=seed, tick=tick)
+        choices = Choices(numbers="int8" if integer else "float32")
+        tuned = tune(found, limits, choices=choices, seed=seed, tick=tick)
     best = tuned.best.trained
     made = library(best.pipeline, best.layers, best.samples, accuracy=best.accuracy)
     made.write(output)

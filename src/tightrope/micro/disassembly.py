@@ -51,7 +51,7 @@ def float_use(folder: str | os.PathLike[str], *, core: Core = "cortex-m3") -> Fl
     manifest = read_manifest(folder)
     with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
         ends = (1 << 20, 1 << 20)
-        program, _ = build(Path(folder), Path(scratch), manifest, ends, ["-DTR_STEPS=1"], core)
+        program, _ = build(Path(folder), Path(scratch), manifest, ends, defines=["-DTR_STEPS=1"], core=core)
         text = execute([DISASSEMBLER, "-d", str(program)], "disassembling the library")
     return counted(text)
 

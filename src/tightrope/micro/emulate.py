@@ -153,7 +153,7 @@ def run_on_board(
     with tempfile.TemporaryDirectory(prefix="tightrope-micro-") as scratch:
         here = Path(scratch)
         defines = [f"-DTR_STEPS={len(samples)}", *([f"-DTR_PROBE={probe}u"] if probe is not None else [])]
-        program, rom = build(Path(folder), here, manifest, (end, fence), defines, core)
+        program, rom = build(Path(folder), here, manifest, (end, fence), defines=defines, core=core)
         shutil.copyfile(Path(folder) / "storage.bin", here / "storage.bin")
         (here / "samples.bin").write_bytes(b"".join(samples))
         said = _emulate(program, here, CORES[core][0], count=count)
@@ -165,6 +165,7 @@ def build(
     here: Path,
     manifest: Manifest,
     ends: tuple[Bytes, Bytes],
+    *,
     defines: Sequence[str],
     core: Core,
 ) -> tuple[Path, Bytes]:

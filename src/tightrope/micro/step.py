@@ -74,7 +74,7 @@ def capture_step(
         at: Update("tightrope.sgd_", (False,) * 4, labels.get(id(real[at]), ""), 0, ()) for at in positions
     }
     joined = with_updates(whole, whole.program, updates).graph
-    names, values, numbers, example = _callers(joined, real, labels, whole, rules, args)
+    names, values, numbers, example = _callers(joined, real, labels, whole=whole, rules=rules, args=args)
     graph = translate(joined, numbers, names)
     kept, named = {}, {}
     by_name = {name: storage for storage, name in names.items()}
@@ -157,6 +157,7 @@ def _callers(
     graph: Graph,
     real: Sequence[Any],
     labels: Mapping[int, str],
+    *,
     whole: Any,
     rules: Mapping[int, Rule],
     args: Sequence[Any],

@@ -227,7 +227,7 @@ class _TileWriter:
             arguments = tuple(self._argument(value, 0) for value in op.arguments)
             named = tuple((name, self._argument(value, 0)) for name, value in op.keywords)
             into = next((value for _, value in named if isinstance(value, View)), None)
-            self._put(op, op.target, arguments, named, op.results, into)
+            self._put(op, op.target, arguments, named, op.results, into=into)
             return
         cuts, (begin, end) = self.cuts[weight.base], _range(weight)
         made = next((value for _, value in op.keywords if isinstance(value, View)), None)
@@ -243,7 +243,7 @@ class _TileWriter:
             if whole is not None and (made is not None or first > begin):
                 out = self.view(whole)
                 target = f"{op.target.removesuffix('.into')}.into"
-                self._put(op, target, arguments, (*keywords, ("out", out)), (), out)
+                self._put(op, target, arguments, (*keywords, ("out", out)), (), into=out)
             else:
                 self._put(op, op.target, arguments, keywords, op.results)
 
@@ -260,6 +260,7 @@ class _TileWriter:
         arguments: tuple[Argument, ...],
         keywords: tuple[tuple[str, Argument], ...],
         results: tuple[Result, ...],
+        *,
         into: View | None = None,
     ) -> None:
         found = tuple(Result(result.position, self.view(result.view)) for result in results)

@@ -80,9 +80,19 @@ def rescale(bounds: Whole, ratios: NDArray[np.float64], what: str, *, most_pre: 
 
 
 def requantizing(
-    low: int, high: int, times: int, pre: int, shift: int, ends: tuple[int, int], dtype: str
+    low: int, high: int, times: int, *, shifts: tuple[int, int], ends: tuple[int, int], dtype: str
 ) -> RowProgram:
-    """Write the change of format of one channel as a program, for sums from ``low`` to ``high``."""
+    """Write the change of format of one channel as a program.
+
+    Args:
+        low: least sum.
+        high: largest one.
+        times: multiplier.
+        shifts: before and after the multiplication.
+        ends: of the result.
+        dtype: of the result.
+    """
+    pre, shift = shifts
     one = RowProgram("requantize", 1, "int32_t", f"{dtype}_t")
     found = one.given(low, high)
     found = one.add(RowKind.ADD, found, one.const((1 << pre) >> 1))

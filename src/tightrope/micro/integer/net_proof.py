@@ -110,7 +110,7 @@ def _epilogues(
         raise JudgeError(f"a sum of products from {ends.min()} to {ends.max()} leaves int32_t.")
     bits = 0
     for (first, last), factor in zip(ends.tolist(), times.tolist(), strict=True):
-        program = requantizing(first, last, factor, pre, shift, (low, high), dtype)
+        program = requantizing(first, last, factor, shifts=(pre, shift), ends=(low, high), dtype=dtype)
         bits = max(bits, *(one.bits for one in proved(program)))
     return bits
 

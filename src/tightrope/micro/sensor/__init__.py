@@ -20,6 +20,7 @@ from tightrope.micro.sensor.dataset import (
     write_dataset,
 )
 from tightrope.micro.sensor.forecast import SensorForecast, forecast
+from tightrope.micro.sensor.integers import IntegerClassifier, integers_of, scores_of
 from tightrope.micro.sensor.library import Library, library, read_sensor_manifest
 from tightrope.micro.sensor.measure import SensorBoard, SensorHost, sensor_on_board, sensor_on_host
 from tightrope.micro.sensor.pipeline import Layer, Pipeline, lay_out
@@ -34,6 +35,7 @@ __all__ = [
     "Choices",
     "Dataset",
     "Flatten",
+    "IntegerClassifier",
     "Layer",
     "Library",
     "MelEnergies",
@@ -54,12 +56,14 @@ __all__ = [
     "gesture",
     "gesture_dataset",
     "ingest",
+    "integers_of",
     "lay_out",
     "library",
     "read_acquisition",
     "read_acquisition_file",
     "read_dataset",
     "read_sensor_manifest",
+    "scores_of",
     "sensor_on_board",
     "sensor_on_host",
     "train",

@@ -12,7 +12,8 @@ from tightrope.micro.compile import MANIFEST, write_folder
 from tightrope.micro.emit import comment, resource
 from tightrope.micro.sensor.dataset import Floats
 from tightrope.micro.sensor.forecast import SensorForecast, forecast
-from tightrope.micro.sensor.pipeline import Layer, Pipeline, WindowLayout, lay_out, literal, tables
+from tightrope.micro.sensor.integers import IntegerClassifier
+from tightrope.micro.sensor.pipeline import WHOLE, Layer, Pipeline, WindowLayout, lay_out, literal, tables
 
 HEADER, SOURCE = "tightrope_sensor.h", "sensor.c"
 KERNELS = {
@@ -64,13 +65,18 @@ class Library:
 
 
 def library(
-    pipeline: Pipeline, layers: Sequence[Layer], samples: Floats, *, accuracy: float | None = None
+    pipeline: Pipeline,
+    layers: Sequence[Layer] | IntegerClassifier,
+    samples: Floats,
+    *,
+    accuracy: float | None = None,
 ) -> Library:
     """Write a pipeline as C.
 
     Args:
         pipeline: to write.
-        layers: of its net, one per width after the first; none without a net.
+        layers: of its net, one per width after the first; none without a net. Of a net in integers, all of
+            it, as `integers_of` writes it.
         samples: (windows, rows, axes) to measure with.
         accuracy: of the net.
 
@@ -78,7 +84,11 @@ def library(
         TightropeError: a setting is out of range, or layers are not those of the pipeline.
     """
     widths = pipeline.widths
-    shapes = [layer.weight.shape for layer in layers]
+    whole = isinstance(layers, IntegerClassifier)
+    dense = layers.layers if isinstance(layers, IntegerClassifier) else layers
+    if widths and whole != (pipeline.numbers == "int8"):
+        raise TightropeError(f"a net of {pipeline.numbers} has other layers than were given: train it again.")
+    shapes = [layer.weight.shape for layer in dense]
     if shapes != list(zip(widths[1:], widths[:-1], strict=False)):
         raise TightropeError(f"layers of {shapes} do not make a net of widths {widths}: train it again.")
     layout = lay_out(pipeline)
@@ -88,6 +98,9 @@ def library(
         SOURCE: _source(pipeline, layout, layers).encode(),
         **{name: resource(path).encode() for name, path in KERNELS.items()},
     }
+    if whole:
+        more = resource("sensor/integers.c") + resource("kernels/q_linear.c")
+        code["sensor_kernels.c"] += more.encode()
     texts = {
         **code,
         "host_main.c": resource("sensor/host_main.c").encode(),
@@ -165,15 +178,20 @@ const float *tr_features(const float *window);
 """
 
 
-def _source(pipeline: Pipeline, layout: WindowLayout, layers: Sequence[Layer]) -> str:
+def _source(pipeline: Pipeline, layout: WindowLayout, layers: Sequence[Layer] | IntegerClassifier) -> str:
     constants = [
         _array(kind, name, [literal(one) if kind == "float" else str(one) for one in values])
         for name, (kind, values) in tables(pipeline).items()
     ]
-    for k, layer in enumerate(layers):
-        constants.append(_array("float", f"weight{k}", [literal(float(one)) for one in layer.weight.ravel()]))
-        constants.append(_array("float", f"bias{k}", [literal(float(one)) for one in layer.bias]))
-    at = {name: f"A({offset})" for name, offset in layout.offsets.items()}
+    whole = isinstance(layers, IntegerClassifier)
+    if isinstance(layers, IntegerClassifier):
+        constants += _integer_constants(layers)
+    else:
+        constants += _float_constants(layers)
+    at = {
+        name: f"{'W' if name.startswith(WHOLE) else 'A'}({offset})" for name, offset in layout.offsets.items()
+    }
+    whole_at = "#define W(at) ((void *)(tr_sensor_arena + (at)))\n" if whole else ""
     lines = [
         f"    "
         f"{'return ' * (call.kernel == 's_softmax')}{call.kernel}({', '.join(call.arguments).format(**at)}); "
@@ -197,7 +215,7 @@ int tr_classify(const float *window)
 _Alignas(4) unsigned char tr_sensor_arena[TR_ARENA_BYTES_SENSOR];
 
 #define A(at) ((float *)(void *)(tr_sensor_arena + (at)))
-
+{whole_at}
 {chr(10).join(constants)}
 const float *tr_features(const float *window)
 {{
@@ -205,6 +223,32 @@ const float *tr_features(const float *window)
     return {at["features"]};
 }}
 {classify}"""
+
+
+def _float_constants(layers: Sequence[Layer]) -> list[str]:
+    found = []
+    for k, layer in enumerate(layers):
+        found.append(_array("float", f"weight{k}", [literal(float(one)) for one in layer.weight.ravel()]))
+        found.append(_array("float", f"bias{k}", [literal(float(one)) for one in layer.bias]))
+    return found
+
+
+def _integer_constants(net: IntegerClassifier) -> list[str]:
+    found = [
+        _array("float", name, [literal(float(one)) for one in values])
+        for name, values in (("centers", net.center), ("ratios", net.ratio))
+    ]
+    numbers = []
+    for k, layer in enumerate(net.layers):
+        for kind, name, values in (
+            ("int8_t", "weight", layer.weight.ravel().tolist()),
+            ("int32_t", "bias", layer.bias.tolist()),
+            ("int32_t", "times", layer.multipliers.tolist()),
+        ):
+            found.append(_array(kind, f"{name}{k}", [str(one) for one in values]))
+        numbers += [f"{name}{k} = {getattr(layer, name)}" for name in ("pre", "shift", "low", "high")]
+    found.append(f"static const float unit = {literal(net.unit)};\nenum {{ {', '.join(numbers)} }};\n")
+    return found
 
 
 def _array(kind: str, name: str, values: Sequence[str]) -> str:

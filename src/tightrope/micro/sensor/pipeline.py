@@ -6,12 +6,12 @@ Idea        A pipeline is a list of calls over buffers: per axis its samples, th
             features and net share one arena, with offsets from the placer like any plan's.
 Guarantee   The C has this list of calls, these addresses and nothing else in RAM.
 Complexity  Linear in axes times frames.
-Gaps        Float32; dense layers with ReLU, and softmax.
+Gaps        Dense layers with ReLU, and softmax; of integers there are the layers alone.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -35,6 +35,8 @@ from tightrope.place import PlaceOptions, place
 
 Weights = npt.NDArray[np.float32]
 ITEM: Final[Bytes] = 4
+WHOLE: Final = "whole"
+"""Beginning of the names of buffers that hold whole numbers."""
 
 
 class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +49,7 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         block: that computes features.
         hidden: widths of the hidden layers.
         classes: labels, in the order of the scores; none = features alone.
+        numbers: of the net's layers; features are computed in float32.
     """
 
     rows: Annotated[int, msgspec.Meta(ge=2, le=65_536)]
@@ -55,6 +58,7 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block: Block
     hidden: tuple[Annotated[int, msgspec.Meta(ge=1, le=4096)], ...] = ()
     classes: tuple[str, ...] = ()
+    numbers: Literal["float32", "int8"] = "float32"
 
     @property
     def rate_hz(self) -> float:
@@ -86,7 +90,8 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind = type(self.block).__name__.lower()
         given = [f"{k}={getattr(self.block, k)}" for k in _SAID if getattr(self.block, k, None) is not None]
         net = "-".join(map(str, self.widths)) or "no net"
-        return f"{self.rows} rows, {kind} {' '.join(given)}".strip() + f", {net}"
+        numbers = "" if self.numbers == "float32" or not self.classes else f" {self.numbers}"
+        return f"{self.rows} rows, {kind} {' '.join(given)}".strip() + f", {net}{numbers}"
 
 
 _SAID: Final = ("fft", "bands", "filter", "filters")
@@ -265,6 +270,8 @@ def _buffers(block: Spectral | MelEnergies, axis: int, sizes: dict[str, Bytes]) 
 
 def _net(pipeline: Pipeline, sizes: dict[str, Bytes]) -> list[BlockCall]:
     widths = pipeline.widths
+    if pipeline.numbers == "int8" and widths:
+        return [*_integer_net(widths, sizes), _softmax(widths[-1])]
     found, source = [], "features"
     for k, (wide, out) in enumerate(pairwise(widths)):
         final = k == len(widths) - 2
@@ -281,14 +288,35 @@ def _net(pipeline: Pipeline, sizes: dict[str, Bytes]) -> list[BlockCall]:
         )
         found.append(BlockCall("s_dense", given, (wide, out), f"dense {wide} -> {out}", (source,), (made,)))
         source = made
-    if widths:
-        count = widths[-1]
+    return [*found, _softmax(widths[-1])] if widths else found
+
+
+def _softmax(count: int) -> BlockCall:
+    given = ("{scores}", f"{count}")
+    return BlockCall("s_softmax", given, (count,), "probabilities", ("scores",), ("scores",))
+
+
+def _integer_net(widths: tuple[int, ...], sizes: dict[str, Bytes]) -> list[BlockCall]:
+    """Features to 8 bits, layers, scores to float32; buffers of whole numbers are called so."""
+    source = f"{WHOLE}_features"
+    sizes[source], count = widths[0], widths[-1]
+    given: tuple[str, ...] = ("{features}", "centers", "ratios", f"{{{source}}}", f"{widths[0]}")
+    found = [BlockCall("s_quantize", given, (widths[0],), "features to 8 bits", ("features",), (source,))]
+    for k, (wide, out) in enumerate(pairwise(widths)):
+        final = int(k == len(widths) - 2)
+        made = f"{WHOLE}{k}"
+        sizes[made] = out * (1 + final)
+        given = (
+            f"{{{source}}}", f"weight{k}", f"bias{k}", f"times{k}", f"{{{made}}}", f"{final}", "1",
+            f"{wide}", f"{out}", f"pre{k}", f"shift{k}", f"low{k}", f"high{k}",
+        )  # fmt: skip
         found.append(
-            BlockCall(
-                "s_softmax", ("{scores}", f"{count}"), (count,), "probabilities", ("scores",), ("scores",)
-            )
+            BlockCall("k_q_linear", given, (wide, out), f"dense {wide} -> {out}", (source,), (made,))
         )
-    return found
+        source = made
+    sizes["scores"] = count * ITEM
+    given = (f"{{{source}}}", "unit", "{scores}", f"{count}")
+    return [*found, BlockCall("s_scores", given, (count,), "scores", (source,), ("scores",))]
 
 
 def _real(value: float) -> str:

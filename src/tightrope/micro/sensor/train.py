@@ -10,6 +10,7 @@ import torch
 from tightrope.core import TightropeError
 from tightrope.micro.sensor.blocks import features
 from tightrope.micro.sensor.dataset import Dataset, Floats, SensorRecording, windows
+from tightrope.micro.sensor.integers import IntegerClassifier, integers_of, scores_of
 from tightrope.micro.sensor.pipeline import Layer, Pipeline
 
 HELD_OUT = 4
@@ -22,13 +23,14 @@ class TrainedClassifier:
 
     Attributes:
         pipeline: with the classes of the data.
-        layers: that take features as they are; how they were scaled is part of the first.
+        layers: that take features as they are; how they were scaled is part of the first. Of a pipeline
+            whose net computes in integers, that net.
         accuracy: fraction of the windows of held-out recordings that are named rightly.
         samples: some windows of held-out recordings, to measure with.
     """
 
     pipeline: Pipeline
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] | IntegerClassifier
     accuracy: float
     samples: Floats
 
@@ -62,7 +64,8 @@ def train(dataset: Dataset, pipeline: Pipeline, *, epochs: int = 150, seed: int 
         seed: of the weights that it begins from.
 
     Raises:
-        TightropeError: there are too few recordings, or windows are longer than they.
+        TightropeError: there are too few recordings, or windows are longer than they; or no shifts keep a
+            layer of integers in 32 bits.
     """
     seen, held = split(dataset)
     stride = max(1, pipeline.rows // 2)
@@ -70,17 +73,23 @@ def train(dataset: Dataset, pipeline: Pipeline, *, epochs: int = 150, seed: int 
     x_held, y_held = windows(held, pipeline.rows, stride)
     labels = dataset.labels
     known = Pipeline(
-        pipeline.rows, len(dataset.sensors), dataset.interval_ms, pipeline.block, pipeline.hidden, labels
-    )
+        pipeline.rows, len(dataset.sensors), dataset.interval_ms, pipeline.block, pipeline.hidden, labels,
+        pipeline.numbers,
+    )  # fmt: skip
     known.check()
     f_seen, f_held = (features(known.block, x, known.rate_hz) for x in (x_seen, x_held))
-    layers = _fit(f_seen, [labels.index(one) for one in y_seen], known.widths, epochs, seed)
+    fitted = _fit(f_seen, [labels.index(one) for one in y_seen], known.widths, epochs, seed)
+    layers = fitted if known.numbers == "float32" else integers_of(fitted, f_seen)
     right = classify(layers, f_held) == np.array([labels.index(one) for one in y_held])
     return TrainedClassifier(known, layers, float(right.mean()), x_held[:: max(1, len(x_held) // 4)][:4])
 
 
-def classify(layers: Sequence[Layer], found: Floats) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def classify(
+    layers: Sequence[Layer] | IntegerClassifier, found: Floats
+) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     """Class per row of features, as the C does it."""
+    if isinstance(layers, IntegerClassifier):
+        return np.asarray(scores_of(layers, found).argmax(axis=1)).reshape(-1)
     x = found
     for layer in layers[:-1]:
         x = np.maximum(x @ layer.weight.T.astype(np.float64) + layer.bias, 0.0)

@@ -58,6 +58,7 @@ class Choices:
         rows: of a window.
         blocks: that compute features.
         hidden: widths of hidden layers.
+        numbers: of the net, of every pipeline.
     """
 
     rows: tuple[int, ...] = (62, 125, 187)
@@ -69,6 +70,7 @@ class Choices:
         ),
     )
     hidden: tuple[tuple[int, ...], ...] = ((), (10,), (20, 10), (40, 20))
+    numbers: Literal["float32", "int8"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,9 @@ def _sorted_out(
             continue
         if isinstance(block, Spectral) and block.cutoff_hz >= 500 / dataset.interval_ms:
             block = msgspec.structs.replace(block, cutoff_hz=200 / dataset.interval_ms)
-        pipeline = Pipeline(rows, len(dataset.sensors), dataset.interval_ms, block, hidden, dataset.labels)
+        pipeline = Pipeline(
+            rows, len(dataset.sensors), dataset.interval_ms, block, hidden, dataset.labels, choices.numbers
+        )
         every.append(forecast(pipeline, lay_out(pipeline)))
         if limits.allow(every[-1]):
             allowed[key] = (pipeline, every[-1])

@@ -20,6 +20,13 @@ void s_frames(const float *x, int fft, int hop, int frames, const float *cosines
               const uint16_t *first, const uint16_t *ends, const float *weights, int count, float *out);
 /* Dense layer: y = x w^T + b, cut at 0 where `relu` is set. */
 void s_dense(const float *x, const float *w, const float *b, float *y, int in, int out, int relu);
+/* Features as whole numbers of 8 bits: (x - center) * ratio, rounded and clamped. */
+void s_quantize(const float *x, const float *center, const float *ratio, int8_t *y, int n);
+/* Dense layer of 8-bit numbers; the sums take 32 bits, the result 8 or, where it is wide, 16. */
+void k_q_linear(const int8_t *x, const int8_t *w, const int32_t *b, const int32_t *m, void *y, int wide, int rows,
+                int inputs, int outputs, int pre, int shift, int low, int high);
+/* Whole scores as real ones. */
+void s_scores(const int16_t *x, float unit, float *y, int n);
 /* Probabilities in place; returns the place of the largest. */
 int s_softmax(float *x, int n);
 
