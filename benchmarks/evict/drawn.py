@@ -1,31 +1,36 @@
-"""Coop beside DTR and DTE on logs that are drawn from seeds (V2).
+"""Coop beside DTR and DTE on logs that are drawn from seeds, or recorded once (V2).
 
     python -m benchmarks evict --only V2 [--seeds 0 1 2 3] [--json FILE]
+    python -m benchmarks evict --only V2 --nets all [--scale bench] [--logs FOLDER]
 
 Nine families of nets (`shapes`), each drawn anew from every seed: sizes, depths, which ops are cheap, where
 skips go. Two training steps each, simulated in arenas of 95 to 20 % of the live peak. Seconds are those of
 the logs, counted, so that the same seed gives the same figures. What `coop` weighs was chosen on other draws
-of these families.
+of these families. With ``--nets``: two recorded steps of each net, of which all policies get the same times.
 """
 
 import argparse
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.evict.eager import net_names
 from benchmarks.evict.families import dtr_log
+from benchmarks.evict.record import recorded
 from benchmarks.evict.shapes import SHAPES, drawn_nodes
 from benchmarks.evict.simulated import Point, against_peers, lowest, measure
 from tightrope.formats import read_dtr_log
 from tightrope.formats.eviction_log import EvictionLog, log_of_graph
 from tightrope.run.evict.policies import COOP, DTE, DTR
 
-_RATIOS: Final = (95, 90, 85, 80, 70, 60, 50, 40, 30, 20)
+_RATIOS: Final = (95, 90, 85, 80, 70, 60, 50, 40, 30, 20, 10)
 _SEEDS: Final = (0, 1, 2, 3)
 _LEAST: Final = 1e-5
 """Seconds: less counts as this much, so that a share of nothing is none."""
@@ -38,13 +43,17 @@ def main(arguments: list[str], console: Console) -> int:
     """Print a row per family, then the bar; 1 where it is missed."""
     options = _options(arguments)
     points: list[Point] = []
-    for name in SHAPES:
-        for seed in options.seeds:
-            log = drawn_log(name, seed)
-            points += [measure(log, policy, ratio) for policy in (COOP, DTR, DTE) for ratio in _RATIOS]
-        console.print(f"{name}: {len(options.seeds)} nets")
+    names = tuple(SHAPES) if options.nets is None else tuple(net_names(options.nets))
+    torch.set_num_threads(1)
+    for name in names:
+        if options.nets is None:
+            drawn = [drawn_log(name, seed) for seed in options.seeds]
+        else:
+            drawn = [recorded(name, options.scale, 2, options.logs)]
+        points += [measure(log, policy, at) for log in drawn for policy in (COOP, DTR, DTE) for at in _RATIOS]
+        console.print(f"{name}: {len(drawn)} logs")
     found = against_peers(points, moves=False)
-    console.print(_table(points, found))
+    console.print(_table(names, points, found))
     logs = dict.fromkeys(point.log for point in points)
     shares = {log: times_lower(points, log) for log in logs}
     higher = [log for log, times in shares.items() if times < 1]
@@ -61,7 +70,7 @@ def main(arguments: list[str], console: Console) -> int:
         soft_wrap=True,
     )
     if options.json is not None:
-        options.json.write_text(json.dumps({"seeds": options.seeds, **found}, indent=1))
+        options.json.write_text(json.dumps({"seeds": options.seeds, "nets": options.nets, **found}, indent=1))
     return int(not met)
 
 
@@ -101,10 +110,10 @@ def _worst(row: list[Any] | None) -> str:
     return f"{log} at {ratio} %, {seconds / max(other, _LEAST):.3f} x of {policy}"
 
 
-def _table(points: list[Point], found: dict[str, Any]) -> Table:
+def _table(names: Sequence[str], points: list[Point], found: dict[str, Any]) -> Table:
     table = Table("family", "points", "less", "more", "x, mean", "free, %", "dtr", "dte", box=None)
     more = Counter(log.split(" ")[0] for log, *_ in found["worse"])
-    for name in SHAPES:
+    for name in names:
         mine = [point for point in points if point.log.split(" ")[0] == name]
         pairs = _pairs(mine)
         less = sum(a.again_s < b.again_s for a, b in pairs)
@@ -124,5 +133,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks evict --only V2")
     parser.add_argument("--only", choices=("V2",), required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(_SEEDS))
+    parser.add_argument(
+        "--nets", help="record these instead, of `benchmarks evict` or the zoo; all: its eleven"
+    )
+    parser.add_argument("--scale", choices=("bench", "test"), default="bench", help="of what is recorded")
+    parser.add_argument("--logs", type=Path, help="folder of recorded logs: read, and written where missing")
     parser.add_argument("--json", type=Path, help="where the figures go")
     return parser.parse_args(arguments)

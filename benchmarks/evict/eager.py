@@ -127,6 +127,7 @@ def rows(name: str, options: argparse.Namespace) -> list[Row]:
                     "operator_ns": eviction.operator_ns,
                     "evictions": now.evictions,
                     "fragmentation": now.fragmentation,
+                    "searches": now.searches,
                     "search_us": now.search_ns / max(1, now.evicting) / 1e3,
                 }
             )
@@ -226,12 +227,14 @@ def main(arguments: list[str]) -> int:
     console.print(table)
     for policy in dict.fromkeys(row["policy"] for row in found):
         mine = [row for row in found if row["policy"] == policy and "again" in row]
-        free = [row["fragmentation"] for row in mine if row["evictions"]]
+        free = [(row["fragmentation"], row["searches"]) for row in mine if row["searches"]]
         if free:
+            searches = sum(count for _, count in free)
             console.print(
                 f"{policy}: {len(mine)} points finish, bits equal at {sum(row['equal'] for row in mine)}, "
                 f"within the budget at {sum(row['within'] for row in mine)}; free at an eviction "
-                f"{100 * fmean(free):.1f} %"
+                f"{100 * fmean(share for share, _ in free):.1f} % in the mean of points, "
+                f"{100 * sum(share * count for share, count in free) / searches:.1f} % of all {searches}"
             )
     sides = compared(found)
     for peer, side in sides.items():

@@ -19,10 +19,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.evict.nets import NETS, trained
-from benchmarks.evict.record import record_steps
+from benchmarks.evict.nets import NETS
+from benchmarks.evict.record import recorded
 from tightrope.core import InfeasibleError
-from tightrope.formats.eviction_log import EvictionLog, read_eviction_log, write_eviction_log
+from tightrope.formats.eviction_log import EvictionLog
 from tightrope.run.evict.policies import COOP, PLANNED, Policy
 from tightrope.run.evict.simulate import Simulated, live_peak, simulate
 
@@ -41,7 +41,7 @@ def main(arguments: list[str], console: Console) -> int:
     table = Table("net", "ratio %", "coop, s", "planned, s", "x", "copied, s", "planning, CPU s", box=None)
     rows: list[Row] = []
     for name in options.nets.split(","):
-        log = _log(name, options)
+        log = recorded(name, options.scale, _STEPS, options.logs)
         for ratio in map(int, options.ratios.split(",")):
             row = _row(log, ratio)
             rows.append(row)
@@ -98,19 +98,6 @@ def _later(found: Simulated | None) -> float | None:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.5f}"
-
-
-def _log(name: str, options: argparse.Namespace) -> EvictionLog:
-    file = options.logs / f"{name}.{options.scale}.{_STEPS}.json" if options.logs else None
-    if file is not None and file.exists():
-        return read_eviction_log(file.read_bytes())
-    net = trained(name, options.scale)
-    torch.manual_seed(0)
-    log = record_steps(name, net.model, net.batch, num_steps=_STEPS)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(write_eviction_log(log))
-    return log
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,8 +12,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.evict.nets import trained
+from benchmarks.zoo import Scale
 from tightrope.capture._torch import storage_key, watch_storage
-from tightrope.formats.eviction_log import EvictionLog, LogEvent, LoggedOp, Released, StepEnd
+from tightrope.formats.eviction_log import (
+    EvictionLog,
+    LogEvent,
+    LoggedOp,
+    Released,
+    StepEnd,
+    read_eviction_log,
+    write_eviction_log,
+)
 
 _READ_ONLY = {"aten.empty.memory_format", "aten.detach.default"}
 
@@ -133,3 +144,17 @@ def record_steps(
             recorder.end_step()
     recorder.sweep()
     return recorder.log(name)
+
+
+def recorded(name: str, scale: Scale, num_steps: int, folder: Path | None = None) -> EvictionLog:
+    """Record a net of `benchmarks.evict.nets`, or read what an earlier call wrote into the folder."""
+    file = folder / f"{name}.{scale}.{num_steps}.json" if folder else None
+    if file is not None and file.exists():
+        return read_eviction_log(file.read_bytes())
+    net = trained(name, scale)
+    torch.manual_seed(0)
+    log = record_steps(name, net.model, net.batch, num_steps=num_steps)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(write_eviction_log(log))
+    return log

@@ -1,6 +1,7 @@
 """The native eviction arena against a slow reference, brute force over windows, and its own invariants."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -317,6 +318,45 @@ def test_storages_slide_together_when_the_holes_suffice() -> None:
     assert [arena.offset(ids[i]) for i in (0, 2, 4)] == [0, 64, 256]
     assert arena.offset(made) == 128
     assert arena.statistics().moved_bytes == 64
+
+
+@pytest.mark.parametrize(("largest", "gone"), [(0, 2), (64, 1), (128, 2)])
+def test_results_of_an_op_need_not_lie_side_by_side(largest: int, gone: int) -> None:
+    arena = EvictionArena(384, replace(policy("coop"), two_ends=False), simulated=True)
+    ids = [arena.place(64) for _ in range(6)]
+    for one in ids:
+        arena.produced(one, 10, [])
+    for one in ids[1:3]:
+        arena.root(one)
+    arena.release(ids[0])
+    arena.advance(100)
+    arena.begin_op(5, 128, largest=largest)
+    assert len(arena.take_victims()) == gone
+    assert arena.place(64) >= 0
+    assert arena.place(64) >= 0
+    assert arena.take_victims() == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_announced_is_placed_without_more_evictions(seed: int) -> None:
+    draw = random.Random(seed)
+    arena = EvictionArena(64 * 40, policy("coop"), simulated=True)
+    alive: list[int] = []
+    for _ in range(300):
+        arena.advance(draw.randint(1, 99))
+        while len(alive) > 20 or (alive and draw.random() < 0.3):
+            arena.release(alive.pop(draw.randrange(len(alive))))
+        sizes = [64 * draw.randint(1, 6), 64]
+        draw.shuffle(sizes)
+        arena.begin_op(draw.randint(1, 99), sum(sizes), largest=max(sizes))
+        arena.take_victims()
+        made = [arena.place(size) for size in sizes]
+        assert min(made) >= 0
+        assert arena.take_victims() == ()
+        for one in made:
+            arena.produced(one, draw.randint(1, 999), [])
+        alive += made
+        arena.take_forgotten()
 
 
 def test_nothing_moves_before_somebody_can_copy() -> None:

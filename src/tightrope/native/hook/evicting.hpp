@@ -69,11 +69,16 @@ class Evicting {
     if (id == kNobody) {
       note_walls();
       // Another try begins with room for this much: then what the op reads may move, too.
-      if (running_) taken_[shape_].bytes = std::max(most_live_, live_ + tightrope_evict::round_up(bytes));
+      if (running_) {
+        Taken& taken = taken_[shape_];
+        taken.bytes = std::max(most_live_, live_ + tightrope_evict::round_up(bytes));
+        taken.largest = std::max(largest_, bytes);
+      }
       return nullptr;
     }
     live_ += tightrope_evict::round_up(bytes);
     most_live_ = std::max(most_live_, live_);
+    largest_ = std::max(largest_, bytes);
     Slot& slot = fresh(id);
     slot.address = base_ + arena_.offset(id);
     slot.bytes = bytes;
@@ -267,12 +272,6 @@ class Evicting {
 
   // --- the op that runs
 
-  // What an op took on such sizes: the least time, as a pause of the process says nothing about the op, and the
-  // most bytes that it held at once when it last ran.
-  struct Taken {
-    int64_t ns = -1, bytes = 0;
-  };
-
   std::vector<bool> opaque;  // per kind of op: its results cannot be made again
   std::vector<int64_t> walls;  // at the last refusal, three each: record, bytes, pins
   std::vector<int64_t> io = std::vector<int64_t>(kRows * kColumns);
@@ -311,14 +310,15 @@ class Evicting {
     shape_ = shape * 64 + kind;
     const auto known = taken_.find(shape_);
     const Taken expected = known == taken_.end() ? Taken{} : known->second;
-    arena_.begin_op(expected.ns, expected.bytes, opaque[kind] ? int64_t{tightrope_evict::kUnrecomputable} : 0);
-    live_ = most_live_ = 0;
+    const int64_t flags = opaque[kind] ? int64_t{tightrope_evict::kUnrecomputable} : 0;
+    arena_.begin_op(expected.ns, expected.bytes, expected.largest, flags);
+    live_ = most_live_ = largest_ = 0;
     running_ = true;
   }
 
   // The op ran: `outputs` storages in row kOutputs become ids (-1: an input's own), `changed` ids in row
-  // kChanged become those of the old versions. Returns the number of ids in row kForgotten, whose last two
-  // integers are the op's time as it is charged, and its bytes.
+  // kChanged become those of the old versions. Returns the number of ids in row kForgotten, whose last three
+  // integers are the op's time as it is charged, its bytes, and those of its largest storage.
   int64_t finish(int64_t kind, int64_t ns, int64_t outputs, int64_t changed) {
     const auto known = taken_.find(shape_);
     if (known != taken_.end() && known->second.ns >= 0) ns = std::min(ns, known->second.ns);
@@ -337,11 +337,11 @@ class Evicting {
     int64_t* ids = row(kChanged);
     for (int64_t k = 0; k < changed; ++k) ids[k] = change(static_cast<Id>(ids[k]), ns, opaque[kind]);
     if (taken_.size() > kLargestBooks) taken_.clear();
-    taken_[shape_] = {ns, most_live_};
+    taken_[shape_] = {ns, most_live_, largest_};
     abandon();
-    row(kForgotten)[kColumns - 1] = most_live_;
-    row(kForgotten)[kColumns - 2] = ns;
-    return forgotten(row(kForgotten), kColumns - 2);
+    int64_t* told = row(kForgotten) + kColumns - 3;
+    told[0] = ns, told[1] = most_live_, told[2] = largest_;
+    return forgotten(row(kForgotten), kColumns - 3);
   }
 
   // --- ops that wait for their inputs to be made again, the outermost first
@@ -391,6 +391,7 @@ class Evicting {
   bool running_ = false;
   int64_t num_calls_ = 0, shape_ = 0;
   int64_t live_ = 0, most_live_ = 0;  // bytes that the op at hand has allocated and not freed; most of them at once
+  int64_t largest_ = 0;               // of its storages
   struct Waiting {
     std::vector<Id> pinned;
     int tries = 0;

@@ -32,4 +32,11 @@ struct Slot {
   Held outside;
 };
 
+// What an op took on such sizes: the least time, as a pause of the process says nothing about the op, and the
+// most bytes that it held at once when it last ran.
+struct Taken {
+  int64_t ns = -1, bytes = 0;
+  int64_t largest = 0;  // bytes of its largest storage
+};
+
 }  // namespace tightrope_evicting

@@ -40,12 +40,14 @@ class Arena : public RoomMaker {
     }
 
     // --- an op is about to run: decides at which end its storages go.
-    // Where storages may move, it also makes one hole for `bytes`, as what it reads may move only now.
-    void begin_op(Cost cost, Bytes bytes, std::int64_t flags) {
+    // Where storages may move, it also makes room for `bytes`, as what it reads may move only now: a hole for the
+    // `largest` of its storages where another one holds the rest, or one for all.
+    void begin_op(Cost cost, Bytes bytes, Bytes largest, std::int64_t flags) {
         choose_end(cost, bytes, flags);
-        if (!may_move() || bytes <= 0 || main_.fit(round_up(bytes), false) != kNone) return;
+        const Bytes all = round_up(bytes), most = largest > 0 ? std::min(all, round_up(largest)) : all;
+        if (!may_move() || bytes <= 0 || main_.fit(all, false) != kNone) return;
         running_ = false;
-        make_room(round_up(bytes));
+        if (most == all || !make_room_apart(most, all - most)) make_room(all);
         running_ = true;
     }
 

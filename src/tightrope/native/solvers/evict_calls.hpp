@@ -28,8 +28,9 @@ TIGHTROPE_EVICT_CALL void tightrope_evict_on_moved(Arena* arena, Arena::Moved ca
 TIGHTROPE_EVICT_CALL void tightrope_evict_set_options(Arena* arena, const Options* options) {
     arena->set_options(*options);
 }
-TIGHTROPE_EVICT_CALL void tightrope_evict_begin_op(Arena* arena, int64_t cost, int64_t bytes, int64_t flags) {
-    arena->begin_op(cost, bytes, flags);
+TIGHTROPE_EVICT_CALL void tightrope_evict_begin_op(
+    Arena* arena, int64_t cost, int64_t bytes, int64_t largest, int64_t flags) {
+    arena->begin_op(cost, bytes, largest, flags);
 }
 TIGHTROPE_EVICT_CALL Id tightrope_evict_place(Arena* arena, int64_t bytes) { return arena->place(bytes); }
 TIGHTROPE_EVICT_CALL Id tightrope_evict_outside(Arena* arena, int64_t bytes) { return arena->outside(bytes); }

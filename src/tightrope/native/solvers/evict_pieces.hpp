@@ -20,6 +20,7 @@ using Id = std::int32_t;     // of a storage
 
 constexpr Bytes kAlignment = 64;  // of torch's CPU allocator
 constexpr std::int32_t kNone = -1;
+constexpr std::int32_t kReserved = -2;  // owner of a hole that is kept for a moment
 
 inline Bytes round_up(Bytes bytes) {
     return bytes < 1 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;

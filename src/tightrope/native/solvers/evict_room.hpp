@@ -34,7 +34,7 @@ class RoomMaker : public Storages {
         const std::size_t log_first = victims_.size();
         Decision decision{};
         decision.request = need, decision.runner_up = -1, decision.first_victim = static_cast<std::int64_t>(log_first);
-        decision.free_before = main_.free_bytes();
+        decision.free_before = free_now();
         if (options_.log) decision.largest_free_before = main_.largest_free();
         const std::int32_t piece = options_.window ? evict_window(need, decision) : evict_singly(need);
         const auto ns = since(begin) - copying_ns_;
@@ -50,11 +50,28 @@ class RoomMaker : public Storages {
         return piece;
     }
 
+    // Where a hole fits one of the two, makes one for the other. Returns whether both have one.
+    bool make_room_apart(Bytes large, Bytes small) {
+        Bytes here = large, other = small;
+        std::int32_t hole = main_.best_fit(large, false);
+        if (hole == kNone) std::swap(here, other), hole = main_.best_fit(here, false);
+        if (hole == kNone) return false;
+        const std::int32_t kept = main_.take(hole, here, kReserved, false);
+        main_.at(kept).wall = main_.at(kept).fixed = main_.at(kept).rooted = true;
+        reserved_ = here;
+        const bool found = main_.fit(other, false) != kNone || make_room(other) != kNone;
+        reserved_ = 0;
+        main_.give(kept);
+        return found;
+    }
+
     void count_search() {
         ++statistics_.searches;
         const Bytes all = options_.bytes - small_bytes_;
-        if (all > 0) statistics_.free_at_search_ppm += main_.free_bytes() * 1000000 / all;
+        if (all > 0) statistics_.free_at_search_ppm += free_now() * 1000000 / all;
     }
+
+    Bytes free_now() const { return main_.free_bytes() + reserved_; }
 
     void aim() {
         moment_.forecasts = options_.forecasts != 0;
@@ -205,6 +222,7 @@ class RoomMaker : public Storages {
     }
 
     bool running_ = true;
+    Bytes reserved_ = 0;  // of a hole that is kept while another one is made
     std::vector<Decision> decisions_;
     std::vector<Victim> victims_;
 

@@ -101,7 +101,7 @@ class Again:
 
     def _run(self, call: Call, wanted: Version) -> None:
         arena = self._arena
-        arena.begin_op(call.ns, call.size, again=True)
+        arena.begin_op(call.ns, call.size, largest=call.largest, again=True)
         storages: dict[int, torch.UntypedStorage] = {}
         for old, _ in call.changed:
             if self._window.call("pins", old.id) > 1:

@@ -19,7 +19,7 @@ _CHUNK: Final = 4096
 _CALLS: Final[dict[str, tuple[tuple[Any, ...], Any]]] = {
     "delete": ((), None),
     "set_options": ((POINTER,), None),
-    "begin_op": ((INTEGER, INTEGER, INTEGER), None),
+    "begin_op": ((INTEGER, INTEGER, INTEGER, INTEGER), None),
     "place": ((INTEGER,), _ID),
     "outside": ((INTEGER,), _ID),
     "offset": ((_ID,), INTEGER),
@@ -247,17 +247,25 @@ class EvictionArena:
         self._native.tightrope_evict_set_options(self._handle, ctypes.byref(options))
 
     def begin_op(
-        self, cost: Nanoseconds, size: Bytes, *, unrecomputable: bool = False, again: bool = False
+        self,
+        cost: Nanoseconds,
+        size: Bytes,
+        *,
+        largest: Bytes = 0,
+        unrecomputable: bool = False,
+        again: bool = False,
     ) -> None:
         """Announce the op whose storages are placed next, so that they go to the right end.
 
         Args:
             cost: its expected time; -1 where it is unknown.
             size: bytes of its results.
+            largest: bytes of the largest of them, so that they need not lie side by side; 0: they do.
             unrecomputable: whether its results will have to stay.
             again: whether it ran before.
         """
-        self._native.tightrope_evict_begin_op(self._handle, cost, size, unrecomputable | again << 1)
+        flags = unrecomputable | again << 1
+        self._native.tightrope_evict_begin_op(self._handle, cost, size, largest, flags)
 
     def place(self, size: Bytes) -> int:
         """Place a new storage, evicting others where nothing fits; return its id, or -1 if that fails too."""

@@ -61,6 +61,7 @@ class Call:
         inputs: versions that it reads, each once.
         ns: its time: the least so far on such sizes.
         size: the most bytes that it has allocated at once, temporaries included.
+        largest: bytes of its largest storage.
         outputs: versions that it made, by position among the tensors that it returned; None: not its own.
         changed: (old version, new version) of what it changed in place.
         grad: whether gradients were on, which some kernels ask.
@@ -69,7 +70,8 @@ class Call:
     """
 
     __slots__ = (
-        "args", "changed", "default", "func", "grad", "inputs", "kwargs", "ns", "outputs", "size", "state",
+        "args", "changed", "default", "func", "grad", "inputs", "kwargs", "largest", "ns", "outputs", "size",
+        "state",
     )  # fmt: skip
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ns: Nanoseconds) -> None:
@@ -77,7 +79,7 @@ class Call:
         self.inputs: list[Version] = []
         self.outputs: list[Version | None] = []
         self.changed: list[tuple[Version, Version]] = []
-        self.size = 0
+        self.size = self.largest = 0
         self.grad, self.default = torch.is_grad_enabled(), torch.get_default_dtype()
         self.state: tuple[torch.Generator, torch.Generator] | None = None
 

@@ -334,8 +334,8 @@ class LogReplay:
         key = (op.target, tuple(self.log.sizes[one] for one in op.reads))
         known = op.ns if self.informed or again else self.seen.get(key, -1)
         self.seen[key] = op.ns
-        size = together if known >= 0 else 0
-        self.arena.begin_op(known, size, unrecomputable=not op.recomputable, again=again)
+        size, largest = (together, max((*temporary, *sizes), default=0)) if known >= 0 else (0, 0)
+        self.arena.begin_op(known, size, largest=largest, unrecomputable=not op.recomputable, again=again)
         placed = [self._place(op, size) for size in (*temporary, *sizes)]
         for one in placed[: len(temporary)]:
             self.arena.release(one)

@@ -281,7 +281,7 @@ class OpWatch(_Base):  # type: ignore[misc]
         else:
             cells[OUTPUTS * width : OUTPUTS * width + count] = keys
             gone = self._finish(self._handle, kind.number, call.ns, count, len(changed), 0, 0, 0)
-        call.ns, call.size = cells[(FORGOTTEN + 1) * width - 2 : (FORGOTTEN + 1) * width]
+        call.ns, call.size, call.largest = cells[(FORGOTTEN + 1) * width - 3 : (FORGOTTEN + 1) * width]
         kept = kind.opaque or kind.blank
         if kind.blank:
             call = _blank_again(made[0], call.ns)
