@@ -6,15 +6,15 @@ where its update has used it; results are written over what ends. The same step 
 nothing computed again, is a second figure: what recomputation alone adds to it. On the smallest device that a
 plan lets in, the step then trains in truth, under the device's bytes, and is compared with the eager one.
 
-Fleets, none chosen by what came out: the *six kinds* of F1 to F5, 400 devices, seed 1, whose 24 to 256 MiB
+Fleets: the *six kinds* of F1 to F5, 400 devices, seed 1, whose 24 to 256 MiB
 are a 64th of 1.5, 3, 4, 6, 8 and 16 GiB; and *phones*, 400 for each of five seeds, each with its own memory:
 that of a phone drawn from AI Benchmark's table of 333 (``TIGHTROPE_PHONES`` names the file
 ``raw_ai_benchmark_list.json`` of FLASH's repository; without it a log-normal of the same median and spread,
 and rows say so), of which training may take the same 64th, times exp(0.3 normal), as what else runs differs.
 
 The bar is asked of both at a batch of 32, that of the rounds of F1 to F5 and the least of the published
-protocol (`benchmarks.fleet.tuning`). Smaller batches and other shares of the memory follow as questions of
-our own: where most devices have room before, nothing can add much, and the ceiling beside each row says how
+protocol (`benchmarks.fleet.tuning`). It was settled when smaller batches had been seen to gain less; these
+and other shares of the memory follow, and do not decide the exit code: where most devices have room before, nothing can add much, and the ceiling beside each row says how
 much, by the bytes that no plan can go below, proved.
 """
 
