@@ -14,8 +14,9 @@ and rows say so), of which training may take the same 64th, times exp(0.3 normal
 
 The bar is asked of both at a batch of 32, that of the rounds of F1 to F5 and the least of the published
 protocol (`benchmarks.fleet.tuning`). It was settled when smaller batches had been seen to gain less; these
-and other shares of the memory follow, and do not decide the exit code: where most devices have room before, nothing can add much, and the ceiling beside each row says how
-much, by the bytes that no plan can go below, proved.
+and other shares of the memory follow, and do not decide the exit code. Where most devices have room before,
+nothing can add much, and the ceiling beside each row says how much, by the bytes that no plan can go below,
+proved.
 """
 
 import json
