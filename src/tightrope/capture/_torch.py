@@ -23,6 +23,7 @@ import torch.fx
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from tightrope.capture._eager import traced_as_eager
+from tightrope.capture._random import random_objects_left
 from tightrope.core import TightropeError
 
 TESTED_MINORS = ("2.11", "2.12", "2.13")
@@ -59,6 +60,7 @@ PROBES: dict[str, str] = {
     "backward outside autocast": "torch._functorch.config.backward_pass_autocast",
     "recurrent layers": "torch._dynamo.config.allow_rnn",
     "numpy's generator": "torch._dynamo.config.use_numpy_random_stream",
+    "random objects": "torch._dynamo.variables.misc.RandomVariable.is_supported_random_obj",
     "what a trace is told": "torch._dynamo.variables.torch.tracing_state_functions",
     "who asks": "torch._dynamo.variables.torch.TorchInGraphFunctionVariable",
     "what is traced": "torch._dynamo.trace_rules.get_torch_obj_rule_map",
@@ -272,14 +274,12 @@ def calling(
 ) -> Iterator[None]:
     """Settings for a call of a compiled model.
 
-    Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of
-    custom ops at the first run is switched off: it runs ops under a dispatch mode, in which they
-    make other allocations than ever after. Dynamo's cutting of graphs inside
-    DistributedDataParallel is off too: one plan per step needs one graph. Hooks are guarded, so that
-    one which comes or goes later is seen. As in eager, a backward is taken to run outside of autocast,
-    and numpy draws from its own generator, which no graph can hold. Recurrent layers are traced where the
-    ``whole`` call is to be one graph; between pieces they run as they are. ``traced`` is told when a trace
-    begins (True) and when code of the model may run again (False).
+    Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of custom ops at
+    the first run is off: it runs ops under a dispatch mode, in which they make other allocations than ever after.
+    So is Dynamo's cutting of graphs inside DistributedDataParallel: one plan per step needs one graph. Hooks are
+    guarded, so that one which comes or goes later is seen. As in eager, a backward runs outside of autocast, and
+    numpy draws from its own generator, which no graph can hold. Recurrent layers are traced where the ``whole``
+    call is to be one graph. ``traced`` is told when a trace begins (True) and when code may run again (False).
     """
     import torch._dynamo.config as config
     from torch._dynamo.callback import callback_handler as handler
@@ -300,8 +300,9 @@ def calling(
     outer, _THREAD.traced = getattr(_THREAD, "traced", None), traced
     if traced is not None:
         traced(False)
+    as_eager = traced_as_eager(whole=whole)
     try:
-        with config.patch(**limits), tracing_joint_graphs(), traced_as_eager(whole=whole):
+        with config.patch(**limits), tracing_joint_graphs(), as_eager, random_objects_left():
             yield
     finally:
         _THREAD.calls, _THREAD.traced = _THREAD.calls - 1, outer

@@ -458,7 +458,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
         owner = model()
         assert owner is not None
-        known, restore = compiled.num_graphs, state_of(owner)
+        known, restore = compiled.num_graphs, state_of(owner, args, kwargs)
         if not compiled.calls.num_forwards and hooks is None:
             compiled.calls.prospects.rehearse(owner, args, kwargs)
         run = hooks or ways.pieces

@@ -155,9 +155,8 @@ class EagerTwin:
             torch.is_autocast_cache_enabled(),
         )
         buffers = {name: Values(buffer) for name, buffer in model.named_buffers() if _is_plain(buffer)}
-        start = _Start(
-            args, kwargs, copies, buffers, RandomStates.now(), autocast, torch.is_grad_enabled()
-        )  # fmt: skip
+        states = RandomStates.now(model, args, kwargs)
+        start = _Start(args, kwargs, copies, buffers, states, autocast, torch.is_grad_enabled())
         self._open = call = _TwinCall(start, [])
         try:
             yield call
@@ -266,10 +265,10 @@ class EagerTwin:
 
     def _compute(self, start: _Start) -> tuple[list[str], dict[str, str], RandomStates, RandomStates]:
         """Digests of outputs and buffers, and the random states after eager and after the plan."""
-        end = RandomStates.now()
+        end = start.states.present()
         try:
             with self._accounts.aside():
-                return *self._forward(start), RandomStates.now(), end
+                return *self._forward(start), start.states.present(), end
         finally:
             end.restore()
 
@@ -289,10 +288,12 @@ class EagerTwin:
         tangents = [copy.tensor() for copy in call.tangents.values()]
         if not ends:
             return [None] * len(wanted)
+        if not wanted:
+            return []
         return list(torch.autograd.grad(ends, wanted, tangents, allow_unused=True))
 
     def _gradients(self, call: _TwinCall, places: Iterable[_Place]) -> list[str]:
-        end = RandomStates.now()
+        end = call.start.states.present()
         try:
             with self._accounts.aside():
                 return [digest(gradient) for gradient in self._backward(call, places)]
@@ -309,7 +310,7 @@ class EagerTwin:
         Raises:
             VerificationError: always.
         """
-        end = RandomStates.now()
+        end = call.start.states.present()
         try:
             with self._accounts.aside(), kernels_called() as called:
                 if backward:

@@ -62,7 +62,7 @@ class EagerStep:
                 p: {k: Values(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
                 for p, state in states.items()
             },
-            RandomStates.now(),
+            RandomStates.now(self._model),
         )
 
     def compare(self, begin: Beginning, result: Any, whole: WholeStep, args: Any, kwargs: Any) -> None:
@@ -74,12 +74,12 @@ class EagerStep:
         ran = whole.calls.recent[0]
         if ran.prepared.proof.reference:
             return
-        found, end = self._shown(result, whole.total_norm), RandomStates.now()
+        found, end = self._shown(result, whole.total_norm), begin.random.present()
         gradients = {p: p.grad for p in self._parameters().values()}
         try:
             with self._accounts.aside():
                 wanted = self._eager(begin, args, kwargs)
-            states = RandomStates.now()
+            states = begin.random.present()
             different = [name for name in found | wanted if found.get(name) != wanted.get(name)]
             different += [f"the random state of {name}" for name in states.differing(end)]
             if different:

@@ -60,7 +60,7 @@ def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes | None:
     Returns:
         Bytes that are enough, gradients of parameters included; None = the call cannot be rehearsed.
     """
-    random = RandomStates.now()
+    random = RandomStates.now(model, args, kwargs)
     try:
         with copied_without_values((model, args, kwargs)) as (twin, its_args, its_kwargs):
             return _taken(twin, its_args, its_kwargs)
