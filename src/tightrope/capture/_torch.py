@@ -274,12 +274,13 @@ def calling(
 ) -> Iterator[None]:
     """Settings for a call of a compiled model.
 
-    Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of custom ops at
-    the first run is off: it runs ops under a dispatch mode, in which they make other allocations than ever after.
-    So is Dynamo's cutting of graphs inside DistributedDataParallel: one plan per step needs one graph. Hooks are
-    guarded, so that one which comes or goes later is seen. As in eager, a backward runs outside of autocast, and
-    numpy draws from its own generator, which no graph can hold. Recurrent layers are traced where the ``whole``
-    call is to be one graph. ``traced`` is told when a trace begins (True) and when code may run again (False).
+    Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of custom
+    ops at the first run is off: it runs ops under a dispatch mode, in which they make other allocations
+    than ever after. So is Dynamo's cutting of graphs inside DistributedDataParallel: one plan per step
+    needs one graph. Hooks are guarded, so that one which comes or goes later is seen. As in eager, a
+    backward runs outside of autocast, and numpy draws from its own generator, which no graph can hold.
+    Recurrent layers are traced where the ``whole`` call is to be one graph. ``traced`` is told when a trace
+    begins (True) and when code may run again (False).
     """
     import torch._dynamo.config as config
     from torch._dynamo.callback import callback_handler as handler
