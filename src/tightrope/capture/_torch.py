@@ -60,7 +60,7 @@ PROBES: dict[str, str] = {
     "backward outside autocast": "torch._functorch.config.backward_pass_autocast",
     "recurrent layers": "torch._dynamo.config.allow_rnn",
     "numpy's generator": "torch._dynamo.config.use_numpy_random_stream",
-    "random objects": "torch._dynamo.variables.misc.RandomVariable.is_supported_random_obj",
+    "random objects": "torch._dynamo.variables.misc.RandomVariable",
     "what a trace is told": "torch._dynamo.variables.torch.tracing_state_functions",
     "who asks": "torch._dynamo.variables.torch.TorchInGraphFunctionVariable",
     "what is traced": "torch._dynamo.trace_rules.get_torch_obj_rule_map",
