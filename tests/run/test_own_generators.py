@@ -98,9 +98,19 @@ def _equal(found: tuple[list[Any], list[Tensor]], wanted: tuple[list[Any], list[
 
 
 @pytest.mark.filterwarnings("ignore:tightrope. level")
-@pytest.mark.parametrize("own", [False, True], ids=["given", "held"])
-@pytest.mark.parametrize("kind", [Scaled, Dropped, Tree, OfModule])
-@pytest.mark.parametrize("options", [{}, {"verify": "eager"}, {"fallback": "evict"}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "own", "options"),
+    [
+        (Scaled, False, {}),
+        (Scaled, True, {}),
+        (Dropped, False, {}),
+        (Dropped, True, {}),
+        (Tree, False, {}),
+        (Tree, True, {"verify": "eager"}),
+        (Dropped, True, {"fallback": "evict"}),
+        (OfModule, False, {}),
+    ],
+)
 def test_draws_are_those_of_eager(kind: type[nn.Module], own: bool, options: dict[str, Any]) -> None:
     def make() -> random.Random:
         return random.Random(3)
