@@ -4,7 +4,7 @@
     python -m benchmarks evict --only V2 --nets all [--scale bench] [--logs FOLDER]
 
 Nine families of nets (`shapes`), each drawn anew from every seed: sizes, depths, which ops are cheap, where
-skips go. Two training steps each, simulated in arenas of 95 to 20 % of the live peak. Seconds are those of
+skips go. Two training steps each, simulated in arenas of 95 to 10 % of the live peak. Seconds are those of
 the logs, counted, so that the same seed gives the same figures. What `coop` weighs was chosen on other draws
 of these families. With ``--nets``: two recorded steps of each net, of which all policies get the same times.
 """

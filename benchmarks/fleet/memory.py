@@ -6,11 +6,11 @@ where its update has used it; results are written over what ends. The same step 
 nothing computed again, is a second figure: what recomputation alone adds to it. On the smallest device that a
 plan lets in, the step then trains in truth, under the device's bytes, and is compared with the eager one.
 
-Fleets: the *six kinds* of F1 to F5, 400 devices, seed 1, whose 24 to 256 MiB
-are a 64th of 1.5, 3, 4, 6, 8 and 16 GiB; and *phones*, 400 for each of five seeds, each with its own memory:
-that of a phone drawn from AI Benchmark's table of 333 (``TIGHTROPE_PHONES`` names the file
-``raw_ai_benchmark_list.json`` of FLASH's repository; without it a log-normal of the same median and spread,
-and rows say so), of which training may take the same 64th, times exp(0.3 normal), as what else runs differs.
+Fleets: the *six kinds* of F1 to F5, 400 devices, seed 1, whose 24 to 256 MiB are a 64th of 1.5, 3, 4, 6, 8
+and 16 GiB; and *phones*, 400 for each of five seeds, each with its own memory: that of a phone drawn from AI
+Benchmark's table of 333 (``TIGHTROPE_PHONES`` names the file ``raw_ai_benchmark_list.json`` of FLASH's
+repository; without it a log-normal of the same median and spread, and rows say so), of which training may
+take the same 64th, times exp(0.3 normal), as what else runs differs.
 
 The bar is asked of both at a batch of 32, that of the rounds of F1 to F5 and the least of the published
 protocol (`benchmarks.fleet.tuning`). It was settled when smaller batches had been seen to gain less; these
@@ -166,9 +166,8 @@ def _need(name: str, batch: int) -> Need:
         plan(graph, budget=least * 9 // 10, seconds=0.5)
     except InfeasibleError as error:
         proved = error.lower_bound
-    least = max(
-        least, _trained(name, batch, least * 49 // 50)["least"]
-    )  # the runtime's own, which counts all
+    in_truth = _trained(name, batch, least * 49 // 50)["least"]  # the runtime's own, which counts all
+    least = max(least, in_truth)
     eager = _trained(name, batch, "eager")
     return Need(graph, eager["peak"], whole_bytes(graph), least, proved, eager)
 

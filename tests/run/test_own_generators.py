@@ -1,7 +1,9 @@
 """Generators that are objects of the model, of its inputs or of its module draw what they draw in eager."""
 
 import random
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import tightrope
+from tightrope.run.compile import compiled_of
+from tightrope.run.plain import try_plain
 from tightrope.run.state import RandomStates, generators_in
 
 _GLOBAL = random.Random(7)
@@ -145,3 +149,9 @@ def test_states_come_back_and_differences_are_named() -> None:
     before.restore()
     assert before.differing(before.present()) == []
     assert drawn == [own[0].random(), own[1].random(), own[2].rand(), torch.rand(1, generator=own[3]).item()]  # type: ignore[attr-defined,call-overload]
+
+
+def test_a_trial_of_a_call_draws_nothing() -> None:
+    model, draw = tightrope.compile(Dropped(), budget="64MiB", progress=False), random.Random(3)
+    try_plain(weakref.ref(model), compiled_of(model), partial(Dropped.forward, model), torch.ones(2, 8), draw)
+    assert draw.random() == random.Random(3).random()

@@ -1,4 +1,4 @@
-"""The place that knows torch's private names, with `_eager`, `_norms`, `_inductor` and `_sizes` beside it.
+"""The place that knows torch's private names, with `_eager`, `_norms`, `_random`, `_inductor`, `_sizes`.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
@@ -23,7 +23,7 @@ import torch.fx
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from tightrope.capture._eager import traced_as_eager
-from tightrope.capture._random import random_objects_left
+from tightrope.capture._random import leave_random_objects
 from tightrope.core import TightropeError
 
 TESTED_MINORS = ("2.11", "2.12", "2.13")
@@ -299,11 +299,10 @@ def calling(
         handler.register_end_callback(_end_tracing)
     _THREAD.calls = getattr(_THREAD, "calls", 0) + 1
     outer, _THREAD.traced = getattr(_THREAD, "traced", None), traced
-    if traced is not None:
-        traced(False)
-    as_eager = traced_as_eager(whole=whole)
+    _tell(False)
+    leave_random_objects(_is_ours)
     try:
-        with config.patch(**limits), tracing_joint_graphs(), as_eager, random_objects_left():
+        with config.patch(**limits), tracing_joint_graphs(), traced_as_eager(whole=whole):
             yield
     finally:
         _THREAD.calls, _THREAD.traced = _THREAD.calls - 1, outer
@@ -375,13 +374,17 @@ _NOT_A_LEAF: Final = "The .grad attribute of a Tensor that is not a leaf"
 """How the warning begins that torch gives where anybody asks a computed tensor for its gradient."""
 
 
+def _is_ours() -> bool:
+    return bool(getattr(_THREAD, "calls", 0))
+
+
 def _begin_tracing(_: object) -> None:
     """Silence warnings that Dynamo causes, for itself: of custom autograd.Functions, of computed inputs.
 
     The filters are touched while a graph is traced and at no other time: each change makes Python
     forget which warnings it has shown.
     """
-    if getattr(_THREAD, "calls", 0):
+    if _is_ours():
         _THREAD.filters = warnings.catch_warnings()
         _THREAD.filters.__enter__()
         text = "<class 'torch.autograd.function.Function'> should not be instantiated"
@@ -391,15 +394,13 @@ def _begin_tracing(_: object) -> None:
 
 
 def _tell(begins: bool) -> None:
-    traced = getattr(_THREAD, "traced", None)
-    if traced is not None:
+    if (traced := getattr(_THREAD, "traced", None)) is not None:
         traced(begins)
 
 
 def _end_tracing(_: object) -> None:
     _tell(False)
-    filters = getattr(_THREAD, "filters", None)
-    if filters is not None:
+    if (filters := getattr(_THREAD, "filters", None)) is not None:
         _THREAD.filters = None
         filters.__exit__(None, None, None)
 

@@ -71,7 +71,7 @@ def try_plain(
         return  # it cannot run, and is refused when the first graph is planned
     try:
         with suppress(torch.OutOfMemoryError), torch.no_grad():
-            restore = state_of(owner)
+            restore = state_of(owner, args, kwargs)
             try:
                 plain(*args, **kwargs)
             finally:

@@ -62,7 +62,10 @@ class RandomStates(NamedTuple):
 
 
 def generators_in(holders: Iterable[Any]) -> list[Any]:
-    """Find generators in objects and in what they hold, the nearest first, and around forwards of modules."""
+    """Find generators in objects and in what they hold, the nearest first, and around forwards of modules.
+
+    No more than 100,000 objects are looked at: a generator further away is not found.
+    """
     found, seen, left = list[Any](), dict[int, Any](), deque(holders)
     while left and len(seen) < _MOST:
         one = left.popleft()
