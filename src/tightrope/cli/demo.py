@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from tightrope.capture import capture_program, measured
 from tightrope.cli.demo_nets import JOBS
+from tightrope.cli.tables import Console
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError, format_bytes, parse_bytes
 from tightrope.core.units import shown
 from tightrope.plan import smallest, solve
