@@ -1,8 +1,7 @@
-"""What of a process a training script can see change: `python -m tests.global_state` prints it per stage as JSON.
+"""What of its process a training script can see change, per stage: `python -m tests.global_state` prints JSON.
 
-The control does with torch alone what the library stands on: `torch.compile` by a backend that runs eager's kernels,
-an update, and a pass of Python's garbage collection. Threads that kernels start for themselves are not compared:
-the processes run with one thread per kernel.
+The control does with torch alone what the library stands on: `torch.compile` by a backend that runs eager's
+kernels, and an update. Threads that kernels start for themselves are not compared: every kernel has one thread.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Nothing of the process moves: the library draws nothing, registers nothing and starts nothing of its own."""
+"""The library draws no number, registers no handler and starts no thread that its process would see."""
 
 import json
 import os
