@@ -1,7 +1,7 @@
-"""What of its process a training script can see change, per stage: `python -m tests.global_state` prints JSON.
+"""What a training script can see change in its process: `python -m tests.global_state` prints it as JSON.
 
 The control does with torch alone what the library stands on: `torch.compile` by a backend that runs eager's
-kernels, and an update. Threads that kernels start for themselves are not compared: every kernel has one thread.
+kernels, and an update. Threads that kernels start are not compared: every kernel has one thread here.
 """
 
 import atexit

@@ -60,7 +60,7 @@ NOT_TRIED: Final = "not tried"
 Cells = Mapping[tuple[str, str], str]
 
 
-def outcome(row: str, column: str, folder: Path) -> str:
+def outcome(row: str, column: str, folder: Path, num_steps: int = NUM_STEPS) -> str:
     """Run one loop without and with a budget, and say how they compare.
 
     Raises:
@@ -69,27 +69,27 @@ def outcome(row: str, column: str, folder: Path) -> str:
     """
     reset_dynamo()  # compiled code refers to its model
     gc.collect()
-    with accounts().unlimited(), twenty_updates():
-        wanted, _ = _played(row, Task(column, Seen(), folder / "plain", None))
+    with accounts().unlimited(), updates(num_steps):
+        wanted, _ = _played(row, Task(column, Seen(), folder / "plain", None, num_steps))
     budget = accounts().charged() + _room(column) + EXTRA
     native = accounts().allocator
     assert native is not None
     native.reset_peaks()
     accounts().take_peak()
     try:
-        with twenty_updates():
-            found, model = _played(row, Task(column, Seen(), folder / "planned", budget))
+        with updates(num_steps):
+            found, model = _played(row, Task(column, Seen(), folder / "planned", budget, num_steps))
     except InfeasibleError:
         return "refused"
     assert accounts().take_peak() <= budget  # updates, evaluation and what was saved included
     _check(model, MOST_OF_CALLS if "fully_shard" in row else MOST_PLANS)
-    assert len(wanted) == len(found) > NUM_STEPS
+    assert len(wanted) == len(found) > num_steps
     different = sum(a != b for a, b in zip(wanted, found, strict=True))
     return f"{different} of {len(found)} values differ" if different else "equal"
 
 
 @contextmanager
-def twenty_updates() -> Iterator[None]:
+def updates(number: int) -> Iterator[None]:
     """Count the updates of all optimizers."""
     seen: list[torch.optim.Optimizer] = []
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
@@ -97,7 +97,7 @@ def twenty_updates() -> Iterator[None]:
         yield
     finally:
         hook.remove()
-    assert len(seen) == NUM_STEPS
+    assert len(seen) == number
 
 
 def outcome_of_two(row: str, column: str, folder: Path) -> str:
