@@ -2,9 +2,10 @@
 
 import functools
 import gc
+import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -100,24 +101,30 @@ def updates(number: int) -> Iterator[None]:
     assert len(seen) == number
 
 
-def outcome_of_two(row: str, column: str, folder: Path) -> str:
-    """Run one loop in two processes that meet in the folder; say what both found."""
-    torch.multiprocessing.spawn(_process, args=(row, column, folder), nprocs=2)
-    return " and ".join({(folder / f"{rank}.txt").read_text() for rank in range(2)})
+def outcomes_of_two(cells: Sequence[tuple[str, str]], folder: Path, num_steps: int = NUM_STEPS) -> list[str]:
+    """Run loops in two processes that meet in the folder; say of each what both found."""
+    torch.multiprocessing.spawn(_process, args=(cells, folder, num_steps), nprocs=2)
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return [" and ".join(sorted(set(pair))) for pair in zip(*found, strict=True)]
 
 
-def _process(rank: int, row: str, column: str, folder: Path) -> None:
+def _process(rank: int, cells: Sequence[tuple[str, str]], folder: Path, num_steps: int) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    mine = folder / f"of {rank}"
-    mine.mkdir()
-    (folder / f"{rank}.txt").write_text(outcome(row, column, mine))
+    found = []
+    for number, (row, column) in enumerate(cells):
+        mine = folder / f"{number} of {rank}"
+        mine.mkdir()
+        found.append(outcome(row, column, mine, num_steps))
+    (folder / f"{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()
 
 
 def run_cell(row: str, column: str, folder: Path) -> str:
     """Run one cell of the table in as many processes as it takes."""
-    return (outcome_of_two if "2 processes" in row else outcome)(row, column, folder)
+    return (
+        outcomes_of_two([(row, column)], folder)[0] if "2 processes" in row else outcome(row, column, folder)
+    )
 
 
 def _played(row: str, task: Task) -> tuple[list[str], nn.Module]:
