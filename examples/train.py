@@ -1,4 +1,4 @@
-"""What a step is to the command line: `tightrope estimate examples/train.py:build`, and every other command."""
+"""What the command line works on: `tightrope estimate examples/train.py:build`, and every other command."""
 
 import torch
 from torch import nn

@@ -98,7 +98,7 @@ SABOTAGES: Final = (
 )
 
 
-def tests_of(names: set[str]) -> list[str]:
+def smoke_tests(names: set[str]) -> list[str]:
     """List the tests of `make smoke` that have one of the names."""
     return [one for one in named() if one.partition("::")[2].partition("[")[0] in names]
 
@@ -127,12 +127,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "tightrope")
         shutil.copytree(Path(tightrope.__file__).parent, package)
-        if not passes(package, *tests_of({one.test for one in SABOTAGES})):
+        if not passes(package, *smoke_tests({one.test for one in SABOTAGES})):
             sys.exit("a test fails on the package as it is")
         for one in SABOTAGES:
             before = (package / one.file).read_text()
             changed(package, one)
-            found = not passes(package, *tests_of({one.test}))
+            found = not passes(package, *smoke_tests({one.test}))
             (package / one.file).write_text(before)
             noticed += found
             print(f"{'noticed' if found else 'NOT noticed'}: {one.promise} ({one.file})", flush=True)

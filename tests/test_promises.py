@@ -7,7 +7,7 @@ import pytest
 
 import tightrope
 from tests.promises import ROOT, named
-from tests.sabotage import SABOTAGES, tests_of
+from tests.sabotage import SABOTAGES, Sabotage, smoke_tests
 
 
 def slow(tree: ast.Module, test: str) -> bool:
@@ -35,10 +35,9 @@ def test_no_promise_is_there_twice() -> None:
 
 
 @pytest.mark.parametrize("one", SABOTAGES, ids=lambda one: one.promise)
-def test_a_sabotage_changes_one_line_and_has_a_test(one: object) -> None:
-    assert isinstance(one, type(SABOTAGES[0]))
+def test_a_sabotage_changes_one_line_and_has_a_test(one: Sabotage) -> None:
     assert (Path(tightrope.__file__).parent / one.file).read_text().count(one.line) == 1
-    assert len(tests_of({one.test})) == 1
+    assert len(smoke_tests({one.test})) == 1
 
 
 def test_ten_promises_are_broken() -> None:
