@@ -26,11 +26,11 @@ class Sabotage(NamedTuple):
 
 SABOTAGES: Final = (
     Sabotage(
-        "a step is held to the budget",
+        "a loop is held to the budget",
         "run/accounts.py",
         "self.allocator.limit = None if budget is None else max(budget - older - self.hidden, 0)",
         "self.allocator.limit = None",
-        "test_the_need_passes_and_64_bytes_less_raise_and_leak_nothing",
+        "test_a_request_beside_a_model_is_told_whose_budget_it_meets",
     ),
     Sabotage(
         "the budget that a refusal names works",
