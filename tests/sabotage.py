@@ -48,10 +48,10 @@ SABOTAGES: Final = (
     ),
     Sabotage(
         "the judge refuses wrong plans",
-        "judge/walk.py",
-        'self._fail(f"reads {self._name(storage)}, which is not live")',
-        "return",
-        "test_a_broken_rule_is_named",
+        "judge/offsets.py",
+        'raise JudgeError(f"{who} at offset {block.offset} leaves the arena of {arena} bytes.")',
+        "pass",
+        "test_a_bad_block_is_named",
     ),
     Sabotage(
         "nothing global moves",
