@@ -154,7 +154,10 @@ def is_composite(op: Any) -> bool:
     """Tell whether an overload is made of other ops, so that autograd never sees it.
 
     Some, as ``silu_backward``, have a kernel of the CPU beside that, which runs there and gives other bits.
+    Others, by which C++ asks a tensor of a subclass for its shape, have no kernel: an error would be an abort.
     """
+    if not torch._C._dispatch_has_kernel(op.name()):
+        return False
     key, has = torch._C.DispatchKey, op.has_kernel_for_dispatch_key
     return bool(has(key.CompositeImplicitAutograd)) and not has(key.CPU)
 
