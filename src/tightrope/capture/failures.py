@@ -3,8 +3,6 @@
 import re
 from typing import Any
 
-import torch
-
 from tightrope.capture._eager import tensors_in
 from tightrope.core import CaptureError
 

@@ -51,6 +51,10 @@ class Prospects:
         _watch_updates()
         _ALL.add(self)
 
+    def close(self) -> None:
+        """Look at no update any more: nothing is planned from now on."""
+        _ALL.discard(self)
+
     def raise_share(self, calls: Sequence[Captured], *, waiting: bool) -> None:
         """Raise a budget in percent to its share of the unplanned step.
 
