@@ -17,8 +17,8 @@ _CONTIGUOUS: Final = {"memory_format": torch.contiguous_format}
 def relay(graph: torch.fx.Graph, layouts: Mapping[str, Mapping[int, Layout]]) -> None:
     """Give results of nodes other dtypes, strides and offsets, and derive everything behind them again.
 
-    What a kernel of this package makes in a node's place stays: the target may not take its arguments. What can
-    be no view any more becomes one of a copy, as `reshape` makes in eager.
+    What a kernel of this package makes in a node's place stays: the target may not take its arguments.
+    What can be no view any more becomes one of a copy, as `reshape` makes in eager.
 
     Args:
         graph: with fake values under ``val``, which are replaced.
