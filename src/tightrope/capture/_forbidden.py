@@ -18,9 +18,9 @@ _MARKS: Final = ("mark_dynamic", "maybe_mark_dynamic", "mark_static", "mark_stat
 @contextmanager
 def forbidden_calls_known(is_ours: Callable[[], bool]) -> Iterator[None]:
     """Pass over marks inside of a trace that ``is_ours``, and refuse it for any other forbidden call."""
-    from torch._dynamo import decorators, symbolic_convert, variables
+    from torch._dynamo import decorators, symbolic_convert, trace_rules, variables
 
-    forbidden, skipped = symbolic_convert.is_forbidden, variables.SkipFunctionVariable
+    forbidden, skipped = trace_rules.is_forbidden, variables.SkipFunctionVariable
     inlined = variables.UserFunctionVariable
     marks = {mark for name in _MARKS if (mark := getattr(decorators, name, None)) is not None}
 

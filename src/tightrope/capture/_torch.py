@@ -68,7 +68,7 @@ PROBES: dict[str, str] = {
     "tracing": "torch._dynamo.symbolic_convert.InstructionTranslator",
     "context variables": "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
     "marks of tensors": "torch._dynamo.decorators.mark_static_address",
-    "forbidden calls": "torch._dynamo.symbolic_convert.is_forbidden",
+    "forbidden calls": "torch._dynamo.trace_rules.is_forbidden",
     "end of a graph": "torch._dynamo.output_graph.OutputGraph",
     "branches": "torch._dynamo.symbolic_convert.InliningInstructionTranslator",
     "another attempt": "torch._dynamo.exc.RestartAnalysis",

@@ -11,7 +11,7 @@ from tightrope.capture.variants import KERNEL
 Layout: TypeAlias = tuple[torch.dtype, tuple[int, ...], int]
 """(Dtype, strides in elements, offset in elements)."""
 
-_CONTIGUOUS: Final = {"memory_format": torch.contiguous_format}
+_CONTIGUOUS: Final[dict[str, Any]] = {"memory_format": torch.contiguous_format}
 
 
 def relay(graph: torch.fx.Graph, layouts: Mapping[str, Mapping[int, Layout]]) -> None:
