@@ -381,3 +381,16 @@ def test_the_smallest_plan_has_its_budget_though_a_capture_leaves_constants_behi
     report = tightrope.report(case.model)
     assert 0 <= report.arena + report.outside - least.arena - least.outside <= RESERVE
     assert report.observed_total <= budget
+
+
+def test_what_an_update_holds_is_in_the_observed_total() -> None:
+    model = nn.Sequential(nn.Embedding(4000, 64), nn.Flatten(), nn.Linear(256, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    held: list[int] = []
+    tightrope.compile(model, budget=accounts().charged() + (64 << 20), progress=False)
+    optimizer.register_step_post_hook(lambda *_: held.append(allocator().stats().charged_peak))
+    for _ in range(2):
+        model(torch.zeros(16, 4, dtype=torch.long)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert tightrope.report(model).observed_total >= max(held)

@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.fx
 
+from tightrope.capture._forbidden import forbidden_calls_known
 from tightrope.capture._norms import norms_laid_out
 from tightrope.core import CaptureError
 
@@ -123,11 +124,8 @@ def _taught() -> Iterator[None]:
         return tensor.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
 
     with ExitStack() as stack:
-        stack.enter_context(
-            patch.object(
-                variables, "tracing_state_functions", lambda: states() | {_is_make_fx_tracing: False}
-            )
-        )
+        known = {_is_make_fx_tracing: False}
+        stack.enter_context(patch.object(variables, "tracing_state_functions", lambda: states() | known))
         stack.enter_context(patch.object(TensorVariable, "unpack_var_sequence", rows))
         stack.enter_context(patch.object(InstructionTranslator, "run", partialmethod(_run_again, run)))
         for kind, name, ours in (
@@ -141,8 +139,13 @@ def _taught() -> Iterator[None]:
         for kind, table in _known_branches():
             stack.enter_context(patch.object(kind, "dispatch_table", table))
         stack.enter_context(norms_laid_out())
+        stack.enter_context(forbidden_calls_known(_is_ours))
         stack.enter_context(_without_logs())
         yield
+
+
+def _is_ours() -> bool:
+    return getattr(_TRACE, "answers", None) is not None
 
 
 _META_FAILS: Final = "failed while attempting to run meta for"
@@ -154,18 +157,15 @@ def _without_logs() -> Iterator[None]:
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def ours() -> bool:
-        return getattr(_TRACE, "answers", None) is not None
-
     def shown(record: logging.LogRecord) -> bool:
-        return not (ours() and str(record.msg).startswith(_META_FAILS))
+        return not (_is_ours() and str(record.msg).startswith(_META_FAILS))
 
     log, item = logging.getLogger(FakeTensorMode.__module__), "_warn_capture_scalar_outputs"
     warn = getattr(TensorVariable, item, None)  # told once per process: not used up here
     log.addFilter(shown)
     try:
         with (
-            patch.object(TensorVariable, item, staticmethod(lambda: ours() or warn()))
+            patch.object(TensorVariable, item, staticmethod(lambda: _is_ours() or warn()))
             if warn
             else nullcontext()
         ):

@@ -1,4 +1,4 @@
-"""The place that knows torch's private names, with `_eager`, `_norms`, `_random`, `_inductor`, `_sizes`.
+"""The place that knows torch's private names, with the other modules of this room that begin with ``_``.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
@@ -67,6 +67,8 @@ PROBES: dict[str, str] = {
     "constants": "torch._dynamo.variables.ConstantVariable",
     "tracing": "torch._dynamo.symbolic_convert.InstructionTranslator",
     "context variables": "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
+    "marks of tensors": "torch._dynamo.decorators.mark_static_address",
+    "forbidden calls": "torch._dynamo.trace_rules.is_forbidden",
     "end of a graph": "torch._dynamo.output_graph.OutputGraph",
     "branches": "torch._dynamo.symbolic_convert.InliningInstructionTranslator",
     "another attempt": "torch._dynamo.exc.RestartAnalysis",
@@ -154,9 +156,11 @@ def is_composite(op: Any) -> bool:
     """Tell whether an overload is made of other ops, so that autograd never sees it.
 
     Some, as ``silu_backward``, have a kernel of the CPU beside that, which runs there and gives other bits.
+    Those by which C++ asks a tensor of a subclass for its shape have none: an error would end the process.
     """
     key, has = torch._C.DispatchKey, op.has_kernel_for_dispatch_key
-    return bool(has(key.CompositeImplicitAutograd)) and not has(key.CPU)
+    known = torch._C._dispatch_has_kernel(op.name())
+    return known and bool(has(key.CompositeImplicitAutograd)) and not has(key.CPU)
 
 
 def intercepting() -> Any:
@@ -257,12 +261,8 @@ def unsupported_errors() -> tuple[type[BaseException], ...]:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     names = (
-        "Unsupported",
-        "TorchRuntimeError",
-        "UserError",
-        "InternalTorchDynamoError",
-        "FailOnRecompileLimitHit",
-        "RecompileLimitExceeded",
+        *("Unsupported", "TorchRuntimeError", "UserError", "InternalTorchDynamoError"),
+        *("FailOnRecompileLimitHit", "RecompileLimitExceeded"),
     )
     found = [getattr(exc, name) for name in names if hasattr(exc, name)]
     return (*found, GuardOnDataDependentSymNode)
@@ -389,7 +389,7 @@ def _begin_tracing(_: object) -> None:
         _THREAD.filters.__enter__()
         text = "<class 'torch.autograd.function.Function'> should not be instantiated"
         warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=_NOT_A_LEAF)
+        warnings.filterwarnings("ignore", message=f"{_NOT_A_LEAF}|Error detected in ")  # no backward
     _tell(True)
 
 

@@ -224,6 +224,7 @@ class CompiledModel:
                 asked=budget, smallest_found=enough, lower_bound=held,
             )  # fmt: skip
         self.calls.close()
+        self.calls.prospects.close()
         self.beside.close()
         self.run_plain()
         self.accounts.hold(self, budget, name=self.name)  # a refused request names the next budget

@@ -35,6 +35,7 @@ class Prospects:
         raised: called when a budget in percent may have risen.
         in_pieces: whether graphs may follow that were not seen yet.
         left_behind: bytes that the first capture took and that are counted as held.
+        observed: most bytes charged between a backward and the end of the update behind it.
     """
 
     raised: Callable[[], None] = staticmethod(lambda: None)
@@ -45,11 +46,16 @@ class Prospects:
         self.accounts, self.future = accounts, future
         self.budget: Bytes = settings.budget if isinstance(settings.budget, int) else 0
         self.left_behind: Bytes = 0
+        self.observed: Bytes = 0
         self._held: Bytes = 0
         self._held_first: Bytes | None = None
         self._last: tuple[Unit, Room] | None = None
         _watch_updates()
         _ALL.add(self)
+
+    def close(self) -> None:
+        """Look at no update any more: nothing is planned from now on."""
+        _ALL.discard(self)
 
     def raise_share(self, calls: Sequence[Captured], *, waiting: bool) -> None:
         """Raise a budget in percent to its share of the unplanned step.
@@ -171,6 +177,13 @@ class Prospects:
         if not foreseen and not room.fits(unit.forecast, room.headroom.needed):
             unit.check_least(room, self.expected())
 
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note what was charged while a known optimizer updated."""
+        self.future.end(optimizer)
+        if self.accounts.allocator is not None and self.future.found(optimizer):
+            charged = self.accounts.allocator.stats().charged_peak + self.accounts.older
+            self.observed = max(self.observed, charged)
+
 
 @cache
 def _watch_updates() -> None:
@@ -181,7 +194,7 @@ def _watch_updates() -> None:
 
 def _after_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for prospects in list(_ALL):
-        prospects.future.end(optimizer)
+        prospects.after_update(optimizer)
 
 
 def _before_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:

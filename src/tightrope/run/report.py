@@ -46,7 +46,7 @@ class Report:
             no part of any other figure but the bound.
         forecast_peak: largest number of live bytes made by the step, as planned.
         observed_peak: the same, as counted by the allocator in the last step.
-        observed_total: largest number of bytes charged against the limit.
+        observed_total: largest number of bytes charged against the limit, updates of optimizers included.
         overhead: forecast time over running each op once, in percent.
         bound: total bytes below which no plan exists (proved).
         num_recomputed: ops that run more than once.
@@ -368,7 +368,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     return replace(
         first,
         why="; ".join(dict.fromkeys(note for note in notes if note)),
-        observed_total=calls.observed_charged,
+        observed_total=max(calls.observed_charged, calls.prospects.observed),
         arena=sum(part.arena for part in parts),
         outside=sum(part.outside for part in parts),
         forecast_peak=sum(part.forecast_peak for part in parts),
