@@ -30,6 +30,10 @@ _SCALE: dict[str, int] = {
     "mb": 10**6,
     "gb": 10**9,
     "tb": 10**12,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
     "kib": 2**10,
     "mib": 2**20,
     "gib": 2**30,
@@ -95,7 +99,8 @@ def round_up(size: Bytes, alignment: Bytes = ALIGNMENT) -> Bytes:
 def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "budget") -> Bytes:
     """Read an amount of memory: ``"8GiB"``, ``"300 MB"``, ``314572800`` or ``"90%"``.
 
-    KiB/MiB/GiB/TiB are powers of 1024 and KB/MB/GB/TB powers of 1000. A percentage needs
+    KiB/MiB/GiB/TiB are powers of 1024, and so are K/M/G/T, as for Docker and Slurm; KB/MB/GB/TB are powers
+    of 1000. A percentage needs
     ``whole``, the bytes that 100 % stands for, and is rounded up with exact arithmetic; without it no message
     offers one. ``name`` is what messages call the amount.
 
@@ -135,9 +140,13 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
                 f'write bytes, as in {name}="200MiB".'
             )
         amount, unit = amount * whole / 100, "b"
+    if unit == "" and whole is not None and amount <= 100:
+        raise BudgetSyntaxError(
+            f'{name} {text!r} is {text} bytes: did you mean "{match[1]}%"? Write "{match[1]}B" for bytes.'
+        )
     if unit not in _SCALE:
         raise BudgetSyntaxError(
-            f"{name} {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB, TiB or %."
+            f"{name} {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB (or K), MiB, GiB, TiB or %."
         )
     exact = amount * _SCALE[unit]
     size = -(-exact.numerator // exact.denominator)
