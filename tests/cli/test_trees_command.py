@@ -82,9 +82,7 @@ def test_columns_of_a_second_table_are_matched_by_name(tables):
         found = json.loads(done.out)
         return found["hash"], found["quality"]
 
-    assert (
-        result("two.csv", "two.csv") == result("two.csv", "turned.csv") == result("turned.csv", "two.csv")
-    )
+    assert result("two.csv", "two.csv") == result("two.csv", "turned.csv") == result("turned.csv", "two.csv")
     lines = [
         f"{left},{right}"
         for left, right in zip(
@@ -92,7 +90,9 @@ def test_columns_of_a_second_table_are_matched_by_name(tables):
         )
     ]
     text = "\n".join(lines).replace("id,c,d,id", "id,c,d,again")
-    (tables / "both.csv").write_text("\n".join(",".join(r.split(",")[1:3] + r.split(",")[4:]) for r in text.split("\n")))
+    (tables / "both.csv").write_text(
+        "\n".join(",".join(r.split(",")[1:3] + r.split(",")[4:]) for r in text.split("\n"))
+    )
     assert result("more.csv", "both.csv", "--split", "columns")[1]["test AUC"] > 0.9
 
 

@@ -77,17 +77,19 @@ def fleet(
     Whether devices have room for the step is planned with --step; without it only the weights are held
     against their memory. Exit code 0: all limits hold; 3: no-go; 2: error.
     """
-    from tightrope.fleet.devices.drawing import draw_curves, fleet_page
     from tightrope.fleet.devices.fleet import make_devices, read_fleet
-    from tightrope.fleet.devices.job import FleetLimits, run_fleet
-    from tightrope.fleet.devices.memory import holding_factors
-    from tightrope.fleet.devices.rounds import RoundPlan
 
     check_outputs([drawing, page])
     if drawing is not None and not fashion:
         raise TightropeError("--drawing shows what was learnt: add --fashion.")
     _check_cohort(mode, cohort, devices)
     kinds = read_fleet(profile)
+
+    from tightrope.fleet.devices.drawing import draw_curves, fleet_page  # torch takes seconds to import
+    from tightrope.fleet.devices.job import FleetLimits, run_fleet
+    from tightrope.fleet.devices.memory import holding_factors
+    from tightrope.fleet.devices.rounds import RoundPlan
+
     made = make_devices(kinds, devices, hours=hours, seed=seed)
     fits, weights = _fits(step, kinds)
     amount = parse_bytes(size, name="--size") if size is not None else weights

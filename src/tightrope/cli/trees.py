@@ -143,9 +143,7 @@ def _parties(files: list[Path], label: str, split: str) -> tuple[list[Any], tupl
         if one.labels is None:
             raise TightropeError(f"{str(file)!r} has no column {label!r} of labels; name it by --label.")
     return [
-        PartyTable(
-            file.name if len({f.name for f in files}) == len(files) else str(file), table, one.labels
-        )
+        PartyTable(file.name if len({f.name for f in files}) == len(files) else str(file), table, one.labels)
         for file, one, table in zip(files, read, tables, strict=True)
     ], features
 

@@ -101,7 +101,7 @@ def test_open_lives_count_for_every_longer_one() -> None:
         ("name,start,end,gb\na,5,6,4\nb,5,6,4\na,7,9,4", "line 4: name 'a' is in line 2 too"),
         (
             "vmId,vmTypeId,starttime,endtime,core,memory,machineId\n1,7,0,1,1,1,0\n1,7,0,1,.5,.5,1",
-            "line 3: vmId '1' is in line 2 too: give one row per job. Azure's vmType has one row per machineId",
+            "line 3: vmId '1' is in line 2 too: give one row per job. Azure's vmType has one row per",
         ),
         ("name,start,end,gb\na,0,1,2.5", "line 2: gb is '2.5': give a whole number"),
         ('name,start,end,gb\na,0,1,2\n\nb,"0,1,4', "line 4: not CSV: a quote opens"),

@@ -1,7 +1,7 @@
 """Azure's packing trace of 2020 as it is published: an SQLite file with the tables ``vm`` and ``vmType``.
 
-``vmType`` has one row per type and per machine that the type fits, with shares of that machine. Jobs go to one
-kind of machine here: the one that most VMs fit.
+``vmType`` has one row per type and per machine that the type fits, with shares of that machine. Jobs go to
+one kind of machine here: the one that most VMs fit.
 """
 
 import sqlite3
@@ -15,7 +15,8 @@ from tightrope.core.units import printable
 MAGIC: Final = b"SQLite format 3\0"
 HEADER: Final = ("vmId", "vmTypeId", "starttime", "endtime", "core", "memory")
 _MACHINE: Final = (
-    "SELECT machineId FROM vmType JOIN vm USING (vmTypeId) GROUP BY machineId ORDER BY COUNT(*) DESC, machineId"
+    "SELECT machineId FROM vmType JOIN vm USING (vmTypeId) GROUP BY machineId "
+    "ORDER BY COUNT(*) DESC, machineId"
 )
 _VMS: Final = (
     "SELECT vm.rowid, vmId, vmTypeId, starttime, endtime, core, memory FROM vm "

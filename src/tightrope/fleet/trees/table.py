@@ -34,9 +34,7 @@ class ReadTable:
     labels: Floats | None
     ids: tuple[str, ...] = ()
 
-    def matched(
-        self, features: Sequence[str], path: str | Path, *, whose: str, bare: bool = False
-    ) -> Values:
+    def matched(self, features: Sequence[str], path: str | Path, *, whose: str, bare: bool = False) -> Values:
         """Order the columns as features are, by name.
 
         Args:
