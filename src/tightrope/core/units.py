@@ -119,13 +119,13 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
             f'Write bytes ("8GiB", "300 MB", 314572800){share}.'
         )
     if isinstance(text, int):
-        amount, unit = Fraction(text), "b"
+        amount, unit, digits = Fraction(text), "b", ""
     else:
         match = _AMOUNT.fullmatch(text) if len(text) <= 64 else None
         if match is None:
             forms = '"300 MB" or 314572800' if whole is None else '"300 MB", 314572800 or "90%"'
             raise BudgetSyntaxError(f'{name} {text[:64]!r} is not an amount: write "8GiB", {forms}.')
-        amount, unit = Fraction(match[1]), match[2].lower()
+        amount, unit, digits = Fraction(match[1]), match[2].lower(), match[1]
         if unit == "" and "." in match[1]:
             share = "" if whole is None else ', or a percentage such as "90%"'
             raise BudgetSyntaxError(f'{name} {text!r} has no unit: write "{match[1]}GiB"{share}.')
@@ -142,7 +142,7 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
         amount, unit = amount * whole / 100, "b"
     if unit == "" and whole is not None and amount <= 100:
         raise BudgetSyntaxError(
-            f'{name} {text!r} is {text} bytes: did you mean "{match[1]}%"? Write "{match[1]}B" for bytes.'
+            f'{name} {text!r} is {text} bytes: did you mean "{digits}%"? Write "{digits}B" for bytes.'
         )
     if unit not in _SCALE:
         raise BudgetSyntaxError(

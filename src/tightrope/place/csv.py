@@ -3,7 +3,8 @@
 Columns ``id,lower,upper,size`` in any order, with optional ``alignment``, ``offset``, ``hint`` and
 ``gaps``. Lifetimes are half-open; a column named ``end`` instead of ``upper`` holds the last instant
 itself; only one of the two may be there. An empty cell of ``offset`` or ``hint``, and -1, mean none. A gap
-is ``lower-upper``, or ``lower-upper@low:high`` when the bytes ``[low, high)`` of the buffer stay in use. Either line ending is accepted; files written here end lines with LF.
+is ``lower-upper``, or ``lower-upper@low:high`` when the bytes ``[low, high)`` of the buffer stay in use.
+Either line ending is accepted; files written here end lines with LF.
 """
 
 import csv
