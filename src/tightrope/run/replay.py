@@ -122,7 +122,7 @@ class Replay:
         self._accounts = accounts()
         self._allocator: Allocator | None = self._accounts.allocator
         self.enforced = self._allocator is not None
-        self.note = "enforced by the allocator" if self.enforced else "checked, not enforced: no C++ compiler"
+        self.note = self._accounts.note or "enforced by the allocator"
         hook = self._allocator
         uncounted = uncounted_bytes(hook.owns if hook is not None else None) if external is None else external
         self.external = uncounted
