@@ -5,6 +5,7 @@ in root's home. So interpreter, packages and sources are mounted where everybody
 namespace of this process alone.
 """
 
+import ctypes
 import importlib
 import json
 import os
@@ -27,6 +28,7 @@ model(torch.randn(32, 64)).sum().backward()
 found["enforced"] = tightrope.report(model).enforced
 """
 _WARM: Final = f"import sys\n{TRAIN}\nfound['modules'] = list(sys.modules)"
+_OWN_MOUNTS: Final = 0x20000
 SOURCES: Final = Path(__file__).parents[2] / "src"
 
 
@@ -44,22 +46,28 @@ class OtherUsers:
     """A process that runs scripts as other users.
 
     Attributes:
-        folder: that everybody can reach, for the files of all tests.
+        folder: that everybody can reach, for the files of all tests; ``/tmp`` is a folder in it.
     """
 
-    def __init__(self, cache: Path) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tightrope-users-"))
+    def __init__(self, libraries: Path) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tightrope-users-", dir="/var/tmp"))
         self.folder.chmod(0o755)
-        mounts = []
-        for name, source in (
-            ("python", sys.base_prefix), ("site", sysconfig.get_path("purelib")), ("src", SOURCES),
-            ("tests", Path(__file__).parent),
-        ):  # fmt: skip
+        shutil.copytree(libraries, self.folder / "built").chmod(0o755)
+        sources = {
+            "python": sys.base_prefix, "site": sysconfig.get_path("purelib"), "src": SOURCES,
+            "tests": Path(__file__).parent, "tmp": self.folder / "tmp",
+        }  # fmt: skip
+        for name in sources:
             (self.folder / name).mkdir()
-            mounts.append(shlex.join(["mount", "--bind", str(source), str(self.folder / name)]))
-        run = [str(self.folder / "python/bin" / Path(os.path.realpath(sys.executable)).name), "-m", "other_users", str(cache)]
+        (self.folder / "tmp").chmod(0o1777)
+        mounts = [
+            ["mount", "--bind", str(source), str(self.folder / name)] for name, source in sources.items()
+        ]
+        mounts[-1][-1] = "/tmp"
+        program = self.folder / "python/bin" / Path(os.path.realpath(sys.executable)).name
+        run = ["exec", str(program), "-m", "other_users", str(self.folder / "built")]
         self._process = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", " && ".join([*mounts, f"exec {shlex.join(run)}"])],
+            ["unshare", "-m", "sh", "-c", " && ".join(map(shlex.join, [*mounts, run]))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
             env={
                 "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
@@ -67,22 +75,19 @@ class OtherUsers:
             },
         )  # fmt: skip
 
-    def run(
-        self, script: str, *, user: int, mount: str = "", arguments: dict[str, str] | None = None, **environment: str
-    ) -> dict[str, Any]:
+    def run(self, script: str, *, user: int, mount: str = "", **environment: str) -> dict[str, Any]:
         """Run a script; return what it put into ``found``, what it warned of, and its traceback or nothing.
 
         Args:
             script: Python code.
             user: number of the user, and of the group.
             mount: a shell command of root before it.
-            arguments: names that the script sees.
             environment: all that is set, but for a path to programs.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         asked = {
-            "script": script, "user": user, "mount": mount, "arguments": arguments or {},
+            "script": script, "user": user, "mount": mount,
             "environment": {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **environment},
         }  # fmt: skip
         self._process.stdin.write(json.dumps(asked) + "\n")
@@ -94,19 +99,20 @@ class OtherUsers:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         shutil.rmtree(self.folder)
 
 
 def _serve() -> None:
     """Run what is asked for on standard input, each in a process of its own."""
-    warm = {"script": _WARM, "user": 0, "arguments": {}, "environment": dict(os.environ, TIGHTROPE_CACHE=sys.argv[1])}
+    environment = {**os.environ, "TIGHTROPE_CACHE": sys.argv[1]}
+    warm = {"script": _WARM, "user": 0, "mount": "", "environment": environment}
     for name in json.loads(_forked(warm))["found"]["modules"]:
         with suppress(Exception):
             importlib.import_module(name)
     for line in sys.stdin:
         asked = json.loads(line)
-        if asked["mount"]:
-            subprocess.run(asked["mount"], shell=True, check=True)
         print(_forked(asked), flush=True)
 
 
@@ -127,6 +133,9 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     import traceback
     import warnings
 
+    if asked["mount"]:
+        assert ctypes.CDLL(None).unshare(_OWN_MOUNTS) == 0
+        subprocess.run(asked["mount"], shell=True, check=True)
     os.environ.clear()
     os.environ.update(asked["environment"])
     tempfile.tempdir = None
@@ -139,7 +148,7 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            exec(asked["script"], {"found": found, **asked["arguments"]})
+            exec(asked["script"], {"found": found})
         except BaseException:
             error = traceback.format_exc()
     ours = [str(one.message) for one in said if str(one.message).startswith("tightrope")]

@@ -106,10 +106,8 @@ def _read(folder: Folder, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
             continue
         try:
             plan = load_plan(folder.read(name))
-        except FileNotFoundError:
-            continue  # another process dropped it meanwhile
-        except OSError as error:
-            raise PlanFileError(f"{folder.path / name} cannot be read: {error}.") from error
+        except OSError:
+            continue  # another process dropped it meanwhile, or somebody else can have written it
         if plan.fingerprint != graph.fingerprint or budget != str(plan.budget):
             raise PlanFileError(f"{folder.path / name} is not the plan that its name promises. Delete it.")
         plans[planner, plan.budget] = plan

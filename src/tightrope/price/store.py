@@ -23,14 +23,19 @@ class PriceStore:
     """Prices of one environment (device, processor, threads, versions), kept in one file.
 
     A damaged file is refused with its name; deleting it costs only the time to measure again.
+
+    Attributes:
+        name: of the file.
+        prices: by op.
+        changed: whether there are new ones.
     """
 
     def __init__(self, environment: tuple[tuple[str, str], ...], folder: Path | None = None) -> None:
         fields = (Measured.__struct_fields__, Layout.__struct_fields__)
         name = hashlib.sha256(repr((_LAYOUT, fields, sorted(environment))).encode()).hexdigest()[:16]
-        self._name = f"prices-{name}.json"
+        self.name = f"prices-{name}.json"
         self._folder = own_folder() if folder is None else Folder(folder)
-        self.prices = {} if self._folder is None else _read(self._folder, self._name)
+        self.prices = {} if self._folder is None else _read(self._folder, self.name)
         self.changed = False
 
     def get(self, key: str) -> Measured | None:
@@ -47,7 +52,7 @@ class PriceStore:
         if not self.changed or self._folder is None:
             return
         with suppress(OSError):
-            self._folder.write(self._name, msgspec.json.encode(self.prices))
+            self._folder.write(self.name, msgspec.json.encode(self.prices))
             self.changed = False
 
 
