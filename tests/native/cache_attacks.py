@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ VICTIM, ATTACKER, GROUP = 45_001, 45_002, 45_003
 GRAPH: Final = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),))
 ENVIRONMENT: Final = (("attack", "of a test"),)
 PLANTED: Final = b"planted"
-PER_ATTACK, SWAPS = 8, 96
+PER_ATTACK, SWAPS = 6, 90
 
 
 def plant(folder: Path, plan: Plan) -> None:
@@ -35,7 +36,8 @@ def plant(folder: Path, plan: Plan) -> None:
     for number in range(5):  # more than are kept: the oldest are removed
         (folder / "plans/1-0" / f"{number:032x}").mkdir()
         (folder / "plans/1-0" / f"{number:032x}" / "thesis.json").write_text("a chapter")
-        (key / f"mine-{number}.json").write_bytes(dump_plan(plan))
+        budget = plan.budget + number
+        (key / f"mine-{budget}.json").write_bytes(dump_plan(msgspec.structs.replace(plan, budget=budget)))
 
 
 class Scene:
@@ -128,10 +130,9 @@ def _attacks(plan: Plan) -> dict[str, Callable[[Scene], None]]:
         "a link among temporary files": temporary,
     }
     for what, names in links.items():
-        found[f"{what} as a link"] = lambda scene, names=names: scene.linked(*names, user=VICTIM, mode=0o700)
-        found[f"{what} as a link, open"] = lambda scene, names=names: scene.linked(
-            *names, user=VICTIM, mode=0o770
-        )
+        for mode in (0o700, 0o770):
+            open_ = "" if mode == 0o700 else ", open"
+            found[f"{what} as a link{open_}"] = partial(Scene.linked, names=names, mode=mode)
     return found
 
 
@@ -225,9 +226,7 @@ def run(top: str, *, sabotage: bool) -> dict[str, Any]:
         scene = begun(Path(top) / name, plan)
         attack(scene)
         before = scene.state()
-        believed = as_user(
-            VICTIM, lambda scene=scene: [one for _ in range(PER_ATTACK) for one in use(scene)]
-        )()
+        believed = as_user(VICTIM, partial(use, scene, PER_ATTACK))()
         num_trials += PER_ATTACK
         wrong += [f"{name}: {one}" for one in sorted(set(believed))]
         wrong += [f"{name}: files changed"] if scene.state() != before else []
