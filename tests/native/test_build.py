@@ -2,6 +2,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tightrope.core import NativeError, cache
 from tightrope.native import build
+from tightrope.run import status
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 
@@ -274,3 +276,47 @@ def test_headers_of_cuda_are_put_together_from_packages(
         (whole / name).touch()
     monkeypatch.setenv("CUDA_HOME", str(whole.parent))
     assert build._cuda_headers() == (whole,)
+
+
+WAIT_FOR_EACH_OTHER = """#!/bin/sh
+case "$*" in *.cpp*) ;; *) exit 1;; esac
+touch "{folder}/$$"
+for i in $(seq 100); do
+  [ $(ls {folder} | wc -l) -ge 2 ] && exec c++ "$@"
+  sleep 0.05
+done
+"""
+
+
+def test_what_a_first_step_needs_is_built_at_once(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sources / "other.cpp").write_text((sources / "answer.cpp").read_text())
+    monkeypatch.setattr(build, "FIRST", ("answer", "other", "of a GPU"))
+    (waiting := tmp_path / "waiting").mkdir()
+    (compiler := tmp_path / "compiler").write_text(WAIT_FOR_EACH_OTHER.format(folder=waiting))
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert build.unbuilt() == ("answer", "other")
+    build.build(build.unbuilt())
+    assert build.unbuilt() == ()
+    monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("CXX", "/no/compiler")
+    assert build.unbuilt() == ()
+
+
+@pytest.mark.parametrize("shown", [None, False])
+def test_a_first_build_says_so_in_one_line(
+    shown: bool | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(status, "_BUILT", set())
+    monkeypatch.setattr(status, "_PATIENCE", 0.0)
+    monkeypatch.setattr(status, "unbuilt", lambda: ("packer",))
+    monkeypatch.setattr(status, "build", lambda names: (asked.append(names), time.sleep(0.2)))
+    for _ in range(2):
+        status.build_native(status.StatusLine(shown=shown))
+    assert asked == [("packer",)]
+    said = "" if shown is False else "tightrope: building the native part (once, 10 to 20 s) ...\n"
+    assert capsys.readouterr().err == said

@@ -351,18 +351,22 @@ def cache_folder() -> Path | None:
     return home / ".cache" / "tightrope"
 
 
-def folders() -> Iterator[Folder]:
+def folders(*, last: bool = False) -> Iterator[Folder]:
     """Give the folders in which libraries are looked for and kept, the best first.
 
     The first is `cache_folder`, the second this user's among temporary files, the last this process's, which
     goes with it.
+
+    Args:
+        last: whether to make the last one, where it is not there.
     """
     named = cache_folder()
     if named is not None:
         yield Folder(named)
     with suppress(OSError):  # there may be no folder of temporary files
         yield _among_temporary_files()
-        yield Folder(_process_folder(os.getpid()))
+        if last or _process_folder.cache_info().currsize:
+            yield Folder(_process_folder(os.getpid()))
 
 
 def own_folder() -> Folder | None:

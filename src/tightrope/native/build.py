@@ -17,6 +17,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +38,8 @@ TORCH: Final = {
 _FAST: Final = ("-O3", "-march=native")
 _AGAINST_TORCH: Final = "-O2"
 _COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
+FIRST: Final = ("packer", "allocator", "solver", "batch_norm")
+"""What a first step needs; what takes longest to build comes first."""
 _INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _SECONDS: Final = 600
 _INSTALL: Final = 'Install one (Debian: "apt install g++", macOS: "xcode-select --install") or set CXX.'
@@ -115,14 +120,40 @@ def library(name: str) -> Path:
     source = _sources().get(name)
     if source is None:
         raise NativeError(f"there is no native source {name!r}; there are: {', '.join(sources())}.")
-    file = f"{name}-{_key(source)}.so"
-    found = (folder.find(file, run=True) for folder in folders())
-    return next((path for path in found if path is not None), None) or _built(source, file)
+    return _found(source) or _built(source)
 
 
-def _built(source: Path, file: str) -> Path:
+def unbuilt() -> tuple[str, ...]:
+    """List what a first step needs that is not there yet; nothing where no compiler can build it."""
+    known = _sources()
+    return tuple(name for name in FIRST if compiler() and name in known and _found(known[name]) is None)
+
+
+def build(names: Sequence[str]) -> None:
+    """Build libraries, as many at once as there are processors; `library` says what is wrong with one."""
+
+    def one(name: str) -> None:
+        with suppress(NativeError):
+            library(name)
+
+    with ThreadPoolExecutor(os.cpu_count(), "tightrope build") as pool:
+        list(pool.map(one, names))
+
+
+def _found(source: Path) -> Path | None:
+    """Find a library that is built; all that may hold one stand here, the first that is right counts."""
+    file = _file(source)
+    kept = (folder.find(file, run=True) for folder in folders())
+    return next((path for path in kept if path is not None), None)
+
+
+def _file(source: Path) -> str:
+    return f"{source.stem}-{_key(source)}.so"
+
+
+def _built(source: Path) -> Path:
     """Build a library in the first folder that can hold it."""
-    command = compiler()
+    command, file = compiler(), _file(source)
     if command is None:
         raise NativeError(
             f"no C++ compiler found for {source.name} (CXX={os.environ.get('CXX', '')!r}). {_INSTALL}"
@@ -130,7 +161,7 @@ def _built(source: Path, file: str) -> Path:
     compile_command = shlex.split(command)
     flags = _flags(source, compile_command)
     reasons: list[str] = []
-    for folder in folders():
+    for folder in folders(last=True):
         try:
             with folder.building(file) as path:
                 _compile(source, path, compile_command, flags)

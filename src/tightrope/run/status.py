@@ -3,6 +3,7 @@
 Where standard error is not a terminal a library writes one line per plan, a command one per task.
 """
 
+import os
 import sys
 import threading
 import time
@@ -13,11 +14,15 @@ from rich.console import Console
 from rich.status import Status
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
+from tightrope.core.cache import cache_folder
+from tightrope.native.build import build, unbuilt
 from tightrope.plan import Progress as SearchProgress
 
 _INTERVAL = 0.1
 _PATIENCE = 2.0
 """Seconds after which a task is named that may be short."""
+_BUILT: set[object] = set()
+"""Compilers and caches with which `build_native` was called: what fails is not tried at every model."""
 NO_LIMIT: Bytes = 2**50
 """Budgets from here on mean that none was asked for."""
 
@@ -115,3 +120,17 @@ class StatusLine:
 
 def _goal(budget: Bytes) -> str:
     return f"planning for {format_bytes(budget)}" if budget < NO_LIMIT else "planning without a limit"
+
+
+def build_native(status: StatusLine) -> None:
+    """Build what a first step needs of the native part, all at once, unless it is there.
+
+    >>> build_native(StatusLine(shown=False))
+    """
+    where = os.environ.get("CXX"), cache_folder()
+    if where in _BUILT:
+        return
+    _BUILT.add(where)
+    if names := unbuilt():
+        with status.slow("building the native part (once, 10 to 20 s)"):
+            build(names)
