@@ -422,11 +422,12 @@ def _advise(asked: Bytes, charged: Bytes, limit: Bytes) -> tuple[str, Bytes | No
 
 
 def _hook(device: torch.device) -> tuple[Allocator | None, str]:
-    """Install the hook of a device; where it can be neither built nor loaded, warn and say why."""
-    on_gpu = device.type == "cuda"
-    why = missing("cuda_allocator" if on_gpu else "allocator")
+    """Install the hook of a device; on a CPU where it can be neither built nor loaded, warn and say why."""
+    if device.type == "cuda":
+        return cuda_allocator(device.index or 0), ""
+    why = missing("allocator")
     if not why:
-        return cuda_allocator(device.index or 0) if on_gpu else allocator(), ""
+        return allocator(), ""
     warn_once(f"budgets are checked, not enforced: {why}")
     short = "the native part is missing" if compiler() else "no C++ compiler"
     return None, f"checked, not enforced: {short}"

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tightrope.core import CaptureError, Graph, TightropeError
+from tightrope.native import compiler
 from tightrope.native.interface import missing
 from tightrope.price.device import device_named, device_of
 from tightrope.run.accounts import Accounts, accounts
@@ -51,7 +52,7 @@ def refuse_on_gpu(device: torch.device, settings: Settings) -> None:
         raise TightropeError(f"page_to for a model on {device}: leave it out. {_LATER}")
     if settings.verify == "eager":
         raise TightropeError(f'verify="eager" for a model on {device}: use verify="graph". {_LATER}')
-    if why := missing("cuda_allocator"):
+    if compiler() is None and (why := missing("cuda_allocator")):
         raise TightropeError(
             f"a model on {device} is planned with a hook that a C++ compiler builds, and there is none: {why}"
         )
