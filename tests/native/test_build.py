@@ -311,10 +311,15 @@ def test_a_first_build_says_so_in_one_line(
     shown: bool | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = list[object]()
+
+    def slowly(names: object) -> None:
+        asked.append(names)
+        time.sleep(0.2)
+
     monkeypatch.setattr(status, "_BUILT", set())
     monkeypatch.setattr(status, "_PATIENCE", 0.0)
     monkeypatch.setattr(status, "unbuilt", lambda: ("packer",))
-    monkeypatch.setattr(status, "build", lambda names: (asked.append(names), time.sleep(0.2)))
+    monkeypatch.setattr(status, "build", slowly)
     for _ in range(2):
         status.build_native(status.StatusLine(shown=shown))
     assert asked == [("packer",)]
