@@ -321,7 +321,9 @@ def test_only_tensors_that_the_allocator_did_not_make_are_uncounted() -> None:
 
 def test_without_a_compiler_the_peak_is_measured_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     accounts()  # those of the process have their hook, whoever asks for them first
+    monkeypatch.setattr("tightrope.run.accounts.missing", lambda _: "no C++ compiler found.")
     monkeypatch.setattr("tightrope.run.accounts.compiler", lambda: None)
+    monkeypatch.setattr("tightrope.run.accounts.warn_once", lambda _: None)
     unhooked = Accounts()
     monkeypatch.setattr("tightrope.run.replay.accounts", lambda: unhooked)
     guard = replay("1GiB")

@@ -43,7 +43,7 @@ from tightrope.run.runner import CompiledGraph
 from tightrope.run.shapes import Shape, Shapes, check_shapes
 from tightrope.run.sharded import WHY, InsideHooks, divided, refuse_divided
 from tightrope.run.state import state_of
-from tightrope.run.status import StatusLine
+from tightrope.run.status import StatusLine, build_native
 from tightrope.run.uncalled import expect_call, note_call
 from tightrope.run.unit import Settings
 from tightrope.run.ways import Ways, ways_of
@@ -90,6 +90,7 @@ class CompiledModel:
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
+        build_native(status)
         self.accounts: Accounts = accounts_for(parameters := list(parameters), settings, others)
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
         self.beside = Beside(self.accounts)

@@ -41,6 +41,7 @@ from tightrope.price.measure import UNSEEN
 from tightrope.run.accounts import accounts
 from tightrope.run.older import uncounted_bytes
 from tightrope.run.room import RESERVE
+from tightrope.run.status import StatusLine, build_native
 
 Phase = Literal["warm-up", "record", "replay"]
 
@@ -119,10 +120,11 @@ class Replay:
             check_count("external", external)
         check_count("warmup", warmup)
         check_seconds("seconds", seconds, zero=True)
+        build_native(StatusLine())
         self._accounts = accounts()
         self._allocator: Allocator | None = self._accounts.allocator
         self.enforced = self._allocator is not None
-        self.note = "enforced by the allocator" if self.enforced else "checked, not enforced: no C++ compiler"
+        self.note = self._accounts.note or "enforced by the allocator"
         hook = self._allocator
         uncounted = uncounted_bytes(hook.owns if hook is not None else None) if external is None else external
         self.external = uncounted

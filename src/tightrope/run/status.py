@@ -4,6 +4,7 @@ Where standard error is not a terminal a library writes one line per plan, a com
 this draws a random number: rich does, when it is imported.
 """
 
+import os
 import shutil
 import sys
 import threading
@@ -12,11 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
+from tightrope.core.cache import cache_folder
+from tightrope.native.build import build, unbuilt
 from tightrope.plan import Progress as SearchProgress
 
 _INTERVAL = 0.1
 _PATIENCE = 2.0
 """Seconds after which a task is named that may be short."""
+_BUILT: set[object] = set()
+"""Compilers and caches with which `build_native` was called: what fails is not tried at every model."""
 NO_LIMIT: Bytes = 2**50
 """Budgets from here on mean that none was asked for."""
 
@@ -122,3 +127,17 @@ class StatusLine:
 
 def _goal(budget: Bytes) -> str:
     return f"planning for {format_bytes(budget)}" if budget < NO_LIMIT else "planning without a limit"
+
+
+def build_native(status: StatusLine) -> None:
+    """Build what a first step needs of the native part, all at once, unless it is there.
+
+    >>> build_native(StatusLine(shown=False))
+    """
+    where = os.environ.get("CXX"), cache_folder()
+    if where in _BUILT:
+        return
+    _BUILT.add(where)
+    if names := unbuilt():
+        with status.slow("building the native part (once, 10 to 20 s)"):
+            build(names)
