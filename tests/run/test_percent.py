@@ -41,7 +41,7 @@ def test_the_report_says_of_what_a_percentage_is() -> None:
 
 def test_a_limit_that_grows_with_the_shapes_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     model = tightrope.compile(net(), budget="90%")
-    train(model, 64)
+    train(model, 512)
     assert "rose" not in capsys.readouterr().err
-    train(model, 1024)
+    train(model, 640)
     assert re.search(r"budget 90% rose from .* to .*: the unplanned step needs", capsys.readouterr().err)

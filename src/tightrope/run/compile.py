@@ -21,7 +21,7 @@ from tightrope.capture import _torch
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.program import Program
-from tightrope.core import InfeasibleError, Machine, TightropeError
+from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
 from tightrope.core.ledger import Ledger, Row
 from tightrope.run.accounts import Accounts
