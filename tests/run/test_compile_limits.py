@@ -117,7 +117,7 @@ def test_a_budget_below_the_smallest_is_refused_before_anything_runs() -> None:
     tightrope.compile(model, budget=budget_for(model, DATA[0][:1], share=0.0) - (512 << 10), progress=False)
     state = torch.get_rng_state()
     with pytest.raises(
-        InfeasibleError, match=r"smallest feasible found .* proved: .* \(training\.py:\d+\)"
+        InfeasibleError, match=r"smallest feasible found .* \(proved >= [^~]* \(training\.py:\d+\)"
     ) as caught:
         model(DATA[0][0])
     assert torch.equal(torch.get_rng_state(), state)
@@ -297,9 +297,7 @@ def wide() -> Tensor:
 
 def smallest_for_squares(x: Tensor) -> int:
     model = tightrope.compile(built(Outputs), budget=2 << 20, progress=False)
-    with pytest.raises(
-        InfeasibleError, match=r"Of it, 2\.50 MiB are for a loss outside the model"
-    ) as refused:
+    with pytest.raises(InfeasibleError, match=r"loss outside the model +2\.50 MiB  guess") as refused:
         squares(model, x)
     assert refused.value.smallest_found is not None
     return refused.value.smallest_found

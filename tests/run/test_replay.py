@@ -172,7 +172,12 @@ def test_what_cannot_be_placed_is_refused_with_numbers(monkeypatch: pytest.Monke
         offsets, peak = (0, 4096, 8192), 12288
 
     monkeypatch.setattr("tightrope.run.replay.place", lambda blocks, *, seconds: Wasteful)
-    with pytest.raises(InfeasibleError, match=r"smallest found .* \(arena 12.00 KiB") as refused, guard:
+    with (
+        pytest.raises(
+            InfeasibleError, match=r"smallest feasible found[^~]*planned addresses +12\.00 KiB"
+        ) as refused,
+        guard,
+    ):
         sized(640, 1280, 1920)
     assert (
         refused.value.lower_bound == guard.charged_peak <= guard.budget < (refused.value.smallest_found or 0)
@@ -297,7 +302,7 @@ def test_entering_twice_is_refused() -> None:
 def test_a_budget_is_checked_at_once() -> None:
     with pytest.raises(BudgetSyntaxError):
         replay("0.9")
-    with pytest.raises(InfeasibleError, match=r"exist already take 2\.00 KiB"):
+    with pytest.raises(InfeasibleError, match=r"tensors that exist +2\.00 KiB"):
         replay("1KiB", external=2048)
 
 

@@ -24,7 +24,7 @@ _MOST_PLANS: Final = 24
 """Plans of one graph that are kept: each takes some milliseconds to read."""
 _MOST_GRAPHS: Final = 256
 SPARE: Final = 16
-"""A plan is made anew where more than this part of its arena would be left free in vain."""
+"""A plan is made anew where more than this part of its arena would be unused."""
 _LAYOUT: Final = 1
 """Version of what is kept."""
 VARIABLE: Final = "TIGHTROPE_PLANS"
@@ -84,7 +84,7 @@ class KeptPlans(PlanCache):
 
         Processes hold a little more or less when they plan. The fastest kept plan that fits does where one of
         them was made for as many bytes, almost as many, or more, or runs every op once. *Almost*: of what was
-        added, at most a 16th of its arena would be left free in vain, as with the plans of one process.
+        added, at most a 16th of its arena would be unused, as with the plans of one process.
 
         Returns:
             A judged plan of at most ``budget`` bytes. It keeps its bound on time where that holds at this

@@ -258,7 +258,7 @@ class Accounts:
         allowed = max(budget, charged + asked + self.older)
         found = allowed + max(took, _LEAST_MORE)
         if self.enough > allowed:
-            return f"Try budget={self.enough}: by the shapes it is enough; less may do.", self.enough
+            return f"Try budget={self.enough}: by the shapes it is enough, and less may be.", self.enough
         return (
             f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
             "which was not seen yet.",

@@ -88,6 +88,11 @@ class StatusLine:
         finally:
             timer.cancel()
 
+    def say(self, text: str) -> None:
+        """Write one line, unless nothing is to be shown."""
+        if not self.silent:
+            sys.stderr.write(f"tightrope: {text}\n")
+
     @contextmanager
     def planning(self, budget: Bytes, cause: str) -> Iterator[None]:
         """Say in one line that planning begins, why, and when it is over, how long it took.
