@@ -106,7 +106,6 @@ def _taught() -> Iterator[None]:
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch._dynamo.variables.tensor import TensorVariable
-    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
     from torch.nn.modules.activation import _is_make_fx_tracing
 
     states, unpack, run = (
@@ -129,7 +128,7 @@ def _taught() -> Iterator[None]:
         stack.enter_context(patch.object(TensorVariable, "unpack_var_sequence", rows))
         stack.enter_context(patch.object(InstructionTranslator, "run", partialmethod(_run_again, run)))
         for kind, name, ours in (
-            (UserDefinedObjectVariable, "call_method", _with_contexts),
+            *((kind, "call_method", _with_contexts) for kind in _kinds_of_contexts()),
             (OutputGraph, "compile_subgraph", _without_contexts),
         ):
             stack.enter_context(patch.object(kind, name, partialmethod(ours, getattr(kind, name))))
@@ -247,15 +246,25 @@ def _run_again(translator: Any, run: Callable[[Any], None]) -> None:
         raise exc.RestartAnalysis(restart_reason="asked whether it is compiled") from None
 
 
+def _kinds_of_contexts() -> tuple[Any, ...]:
+    """List the classes by which Dynamo follows objects, and context variables from torch 2.14 on."""
+    import torch._dynamo.variables.misc as misc
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    own = getattr(misc, "ContextVarVariable", None)
+    return (UserDefinedObjectVariable,) if own is None else (UserDefinedObjectVariable, own)
+
+
 def _with_contexts(
     variable: Any, call: Callable[..., Any], tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Trace a call of a method, also of a context variable that is set here or was in the same trace."""
-    context, answers = getattr(variable, "value", None), getattr(_TRACE, "answers", None)
+    context = getattr(variable, "cv_obj", getattr(variable, "value", None))
+    answers: _Answers | None = getattr(_TRACE, "answers", None)
     if isinstance(context, ContextVar) and answers is not None and answers.whole and not kwargs:
         known = answers.contexts.get(context, [])
         if name == "set" and len(args) == 1:
-            token = type(variable)(copy_context().run(context.set, None))
+            token = _kinds_of_contexts()[0](copy_context().run(context.set, None))
             answers.contexts[context] = [*known, (token, args[0])]
             return token
         if name == "get" and known:
