@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tightrope.core.ledger import Ledger, Moment, Row, Since
+from tightrope.core.ledger import Ledger, Row, Since, When
 
-MOMENTS = [Moment.RUN, Moment.BETWEEN, Moment.UPDATE, Moment.RUN | Moment.BETWEEN, Moment.ALWAYS]
+MOMENTS = [When.RUN, When.BETWEEN, When.UPDATE, When.RUN | When.BETWEEN, When.ALWAYS]
 ROWS = st.builds(
     Row,
     st.sampled_from(["weights", "state", "loss"]),
@@ -35,7 +35,7 @@ def test_what_is_named_has_room_for_the_plan_now_and_later(ledger: Ledger, plan:
 def test_no_byte_less_is_enough_where_the_plan_decides(ledger: Ledger, plan: int) -> None:
     needed = ledger.needed(plan)
     smaller = ledger.at(needed - 1).arrived()
-    between = sum(row.bytes for row in ledger.rows if Moment.BETWEEN in row.moment)
+    between = sum(row.bytes for row in ledger.rows if When.BETWEEN in row.moment)
     assert needed == ledger.least or needed == between or smaller.room() < plan or not smaller.fits_update()
 
 

@@ -435,7 +435,7 @@ def _stubs(
             copies[node] = _placeholder(forward, node)
     outputs = _flat(joint)[: num_forward_outputs + len(copies)]
     results = [_result(forward, node, copies) for node in outputs[:num_forward_outputs]]
-    # No "val" here: AOTAutograd donates what is fake to one backward, and from torch 2.14 on counts that alone.
+    # No "val": AOTAutograd donates fake tensors to one backward, and torch 2.14 counts no others as saved.
     token = forward.call_function(_never, ())
     _output(forward, joint, [*results, token], slice(0, num_forward_outputs))
 

@@ -27,7 +27,7 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
-from tightrope.core.ledger import Ledger, Moment, Row
+from tightrope.core.ledger import Ledger, Row, When
 from tightrope.core.units import shown
 from tightrope.lower import lower, timeline, with_writes
 from tightrope.lower.lengthen import Gone, lengthened
@@ -158,7 +158,7 @@ class Step:
         return self._needed(update, Row("runtime reserve", RESERVE))
 
     def _needed(self, update: UpdateBytes, *more: Row) -> Bytes:
-        updating = Row("gradients and update", self.updating(update), moment=Moment.UPDATE)
+        updating = Row("gradients and update", self.updating(update), moment=When.UPDATE)
         rows = (Row("parameters and inputs", self.held), Row("optimizer state", update.state), updating)
         return Ledger(0, (*rows, *more)).needed(self.peak[0])
 

@@ -111,6 +111,11 @@ def fleet(
         write_whole(drawing, draw_curves({mode: result.curve}))
     if page is not None:
         write_whole(page, fleet_page(result, mode))
+    _answer(result, fits, seed, json=json)
+
+
+def _answer(result: Any, fits: Any, seed: int, *, json: bool) -> None:
+    """Print the answer, and leave with the exit code for no-go."""
     go = False if broken(result.promises) else True if fits else None
     if json:
         emit_json(_facts(result, fits, go=go, seed=seed))

@@ -21,7 +21,7 @@ from tightrope.core.units import Bytes, format_bytes
 KindOfRow: TypeAlias = Literal["measured", "forecast", "guess"]
 
 
-class Moment(Flag):
+class When(Flag):
     """When in a training step bytes are held."""
 
     RUN = auto()
@@ -61,7 +61,7 @@ class Row:
     bytes: Bytes
     kind: KindOfRow = "measured"
     source: str = ""
-    moment: Moment = Moment.ALWAYS
+    moment: When = When.ALWAYS
     since: Since = Since.NOW
 
     def known(self) -> str:
@@ -85,7 +85,7 @@ class Ledger:
         whole: bytes that 100 % stands for; 0 = the budget is in bytes.
 
     Example:
-        >>> ledger = Ledger(1000, (Row("weights", 300), Row("loss", 100, "guess", moment=Moment.RUN)))
+        >>> ledger = Ledger(1000, (Row("weights", 300), Row("loss", 100, "guess", moment=When.RUN)))
         >>> ledger.room(), ledger.needed(900), ledger.at(1300).room()
         (600, 1300, 900)
     """
@@ -98,15 +98,15 @@ class Ledger:
 
     def room(self, *, later: bool = False) -> Bytes:
         """Bytes that a plan may take now; ``later`` = once rows to come are there, but for those kept."""
-        return self.budget - self._held(Moment.RUN, (Since.NOW, Since.LATER) if later else (Since.NOW,))
+        return self.budget - self._held(When.RUN, (Since.NOW, Since.LATER) if later else (Since.NOW,))
 
     def held(self) -> Bytes:
         """Bytes that are held now and at every moment."""
-        return sum(row.bytes for row in self.rows if row.moment is Moment.ALWAYS and row.since is Since.NOW)
+        return sum(row.bytes for row in self.rows if row.moment is When.ALWAYS and row.since is Since.NOW)
 
     def fits_update(self) -> bool:
         """Tell whether there is room for the next update of the optimizer."""
-        return self._held(Moment.UPDATE, (Since.NOW,)) <= self.budget
+        return self._held(When.UPDATE, (Since.NOW,)) <= self.budget
 
     def needed(self, plan: Bytes, *, keeps_gradients: bool = True) -> Bytes:
         """Return the smallest budget for a plan of so many bytes, in a loop of any order.
@@ -116,10 +116,10 @@ class Ledger:
             keeps_gradients: False = in a loop that drops its gradients before each forward.
         """
         since = tuple(Since) if keeps_gradients else (Since.NOW, Since.LATER)
-        run, between, update = (self._held(moment, since) for moment in Moment.ALWAYS)
+        run, between, update = (self._held(moment, since) for moment in When.ALWAYS)
         return max(self.least, plan + run, between, update)
 
-    def _held(self, moment: Moment, since: tuple[Since, ...]) -> Bytes:
+    def _held(self, moment: When, since: tuple[Since, ...]) -> Bytes:
         return sum(row.bytes for row in self.rows if moment in row.moment and row.since in since)
 
     def at(self, budget: Bytes) -> "Ledger":

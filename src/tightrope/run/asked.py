@@ -33,7 +33,7 @@ def check_fallback(fallback: object) -> None:
 
 
 @dataclass(frozen=True)
-class Share:
+class Percentage:
     """A budget in percent of what the unplanned step needs."""
 
     text: str
@@ -56,7 +56,7 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
     check_machine(machine)
     if isinstance(budget, str) and budget.strip().endswith("%"):
         parse_bytes(budget, whole=1)
-        return Share(budget)
+        return Percentage(budget)
     size = parse_bytes(budget, whole=1)  # no share here, but a refusal may offer one
     if machine is not None and size > machine.tiers[0].bytes:
         raise TightropeError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Kind, format_bytes
-from tightrope.core.ledger import KindOfRow, Ledger, Moment, Row, Since
+from tightrope.core.ledger import KindOfRow, Ledger, Row, Since, When
 from tightrope.core.values import EMPTY
 from tightrope.run.room import CAPTURE_SLACK, HELD, RESERVE
 
@@ -88,10 +88,10 @@ def with_loop(
         assumed: whether no optimizer is known, so that it is that of AdamW.
         gradients: bytes of gradients that may stay until the next step.
     """
-    seen = Moment.RUN | Moment.BETWEEN
+    seen = When.RUN | When.BETWEEN
     return ledger.plus(
-        Row("loss outside the model", loss, "guess" if guessed else "measured", moment=Moment.RUN),
-        Row("code between forward and backward", between, moment=Moment.BETWEEN),
+        Row("loss outside the model", loss, "guess" if guessed else "measured", moment=When.RUN),
+        Row("code between forward and backward", between, moment=When.BETWEEN),
         Row("outputs kept by the loop", outputs, "forecast", since=Since.LATER),
         Row("optimizer state", state, *_STATE[assumed], since=Since.LATER),
         Row("gradients kept by the loop", gradients, "forecast", moment=seen, since=Since.KEPT),

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Final
 
 from tightrope.core import Bytes, Forecast, format_bytes
-from tightrope.core.ledger import Ledger, Moment, Row
+from tightrope.core.ledger import Ledger, Row, When
 from tightrope.plan.kept import SPARE
 from tightrope.run.headroom import Headroom
 
@@ -51,7 +51,7 @@ class Room:
         return Ledger(self.budget, asked=self.asked, whole=self.whole).plus(
             Row(HELD, self.held),
             Row("optimizer state", self.foreseen, "forecast", "not there yet"),
-            Row("gradients and update", self.update, "forecast", "the optimizer's", Moment.UPDATE),
+            Row("gradients and update", self.update, "forecast", "the optimizer's", When.UPDATE),
             Row(HIDDEN, self.hidden, "measured", "outside torch's allocator"),
             Row("runtime reserve", RESERVE - self.left_behind),
         )
