@@ -22,6 +22,7 @@ from tightrope.capture import _torch
 from tightrope.capture._eager import eager_kernels, told_compiled
 from tightrope.capture._sizes import Symbolic, input_names, placeholders_of, sizes_in
 from tightrope.capture.announce import GradientGroups, groups_of, handed_on
+from tightrope.capture.assumptions import Key, inputs_of, serving_all, shares_memory, written_of
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.frugal import hold_less
@@ -70,11 +71,19 @@ def make_backend(
     """
 
     def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
-        call = CapturedCall(module, name)
-        try:
-            return call.compiled(host, example, _foreseen if foresee else _everything)
-        except _LosesResults:
-            return call.compiled(host, example, _everything)
+        told: list[str] = []
+
+        def capture(given: Sequence[Any]) -> tuple[CapturedCall, Any]:
+            call = CapturedCall(module, name, told)
+            try:
+                return call, call.compiled(host, given, _foreseen if foresee else _everything)
+            except _LosesResults:
+                return call, call.compiled(host, given, _everything)
+
+        first, run = capture(example)
+        told += first.told
+        key = Key(module, example, first.written)
+        return serving_all(module, key, key.of(example), run, lambda given: capture(given)[1])
 
     return backend
 
@@ -136,7 +145,7 @@ class _Ends:
 class CapturedCall:
     """What Dynamo captured of a call, to be traced: from all outputs, and later from some alone."""
 
-    def __init__(self, module: torch.fx.GraphModule, name: str) -> None:
+    def __init__(self, module: torch.fx.GraphModule, name: str, told: Sequence[str] = ()) -> None:
         self.module, self.name = module, name
         self.remembered = remembers_casts(module)
         self.casting = [
@@ -148,7 +157,9 @@ class CapturedCall:
         self.environment: tuple[tuple[str, str], ...] = ()
         self.inputs: list[Any] = []
         self.uses = Uses(())
-        self.told: list[str] = []
+        self.told: list[str] = list(told)
+        self.written: frozenset[int] = frozenset()
+        self.shares = False
 
     def compiled(self, host: Host, example: list[Any], choose: _Choose) -> Any:
         """Trace it and hand it to a host; return what runs it.
@@ -163,24 +174,27 @@ class CapturedCall:
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-            self.told = told_compiled()
+            self.told += told_compiled()
             static = frozenset(options.get("static_lifetime_input_indices") or ())
-            self.kinds = _kinds(joint, real, static)
-            program = self._resizable(joint, real, lambda one: self._program(one, num_fwd_outputs, ends))
+            traced = self._traced(joint, num_fwd_outputs, real)
+            self.kinds = _kinds(joint, traced, static)
+            program = self._resizable(joint, traced, lambda one: self._program(one, num_fwd_outputs, ends))
             if program.resizable is not None and program.terms:
                 raise CaptureError("an input that the caller computed is used more than once.")
             if len(program.start.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
-            groups[:] = groups_of(program, real)
-            runners.append(host(program, real))
+            groups[:] = groups_of(program, real) if traced is real else ()
+            runners.append(host(program, traced))
             return _stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
-            kinds = _kinds(part, real, frozenset())
-            program = self._resizable(part, real, lambda one: self._inferred(one, kinds, in_grad_mode))
-            return boxed(host(program, real).inference)
+            traced = self._traced(part, len(_flat(part)), real)
+            kinds = _kinds(part, traced, frozenset())
+            program = self._resizable(part, traced, lambda one: self._inferred(one, kinds, in_grad_mode))
+            return boxed(host(program, traced).inference)
 
         groups: list[tuple[int, ...]] = []
+        tokens: list[torch.Tensor] = []
         later: list[tuple[Rest, GradientGroups | None]] = []
 
         def forward(args: list[Any]) -> list[Any]:
@@ -189,6 +203,7 @@ class CapturedCall:
                 by_group.take_back(args)
             results = runners[-1].forward(args)
             (results[-1].later,) = later
+            tokens[:] = [results[-1]]
             return results
 
         def backward(args: list[Any]) -> list[Any]:
@@ -223,10 +238,22 @@ class CapturedCall:
             given, rest = self.uses.handed_on(args)
             later[:] = [(rest, handed_on(tuple(groups), given))]
             outputs = run(*given)
+            if tokens and self.shares:
+                tokens[0].pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
+            tokens.clear()
             prepare_backward(outputs)
             return outputs
 
         return call
+
+    def _traced(self, joint: torch.fx.GraphModule, num_forward: int, real: Sequence[Any]) -> Sequence[Any]:
+        """Find the inputs of a traced graph, and which of the call's it writes."""
+        traced = inputs_of(joint, real)
+        self.written = written_of([traced[given] for _, given in _changed(joint, num_forward)], real)
+        self.shares = shares_memory(self.written, real)
+        if traced is not real:
+            self.uses = Uses(())
+        return traced
 
     def _resizable(
         self,
