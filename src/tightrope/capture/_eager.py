@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.fx
 
+from tightrope.capture._guards import functions_keep_their_derivatives
 from tightrope.capture._norms import norms_laid_out
 from tightrope.core import CaptureError
 
@@ -60,8 +61,7 @@ class _Answers:
 
 _TRACE: Final = threading.local()
 _OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
-_MADE: Final = ("arange", "full", "linspace", "ones", "tensor", "zeros")
-"""Functions that make tensors of constants."""
+_MADE: Final = ("arange", "full", "linspace", "ones", "tensor", "zeros")  # tensors of constants
 
 
 @contextmanager
@@ -140,8 +140,8 @@ def _taught() -> Iterator[None]:
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
         for kind, table in _known_branches():
             stack.enter_context(patch.object(kind, "dispatch_table", table))
-        stack.enter_context(norms_laid_out())
-        stack.enter_context(_without_logs())
+        for more in (norms_laid_out, functions_keep_their_derivatives, _without_logs):
+            stack.enter_context(more())
         yield
 
 
