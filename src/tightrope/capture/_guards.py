@@ -1,11 +1,13 @@
 """Private names of torch for what neither its traces nor its guards see."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.fx
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> set[int]:
@@ -37,3 +39,32 @@ def functions_keep_their_derivatives() -> Iterator[None]:
 
     with patch.object(AutogradFunctionVariable, "call_apply", traced):
         yield
+
+
+def lost_derivative(module: torch.fx.GraphModule, codes: Collection[CodeType]) -> str:
+    """Name an `autograd.Function` that a trace of others followed inside of a transform of `torch.func`.
+
+    Args:
+        module: as traced.
+        codes: of the functions that the trace looked into.
+    """
+    from torch._C._functorch import peek_interpreter_stack
+
+    called = (str(getattr(node.target, "__name__", node.target)) for node in module.graph.nodes)
+    inside = any(name.endswith("_increment_nesting") or name == "_enter_dual_level" for name in called)
+    if not inside and peek_interpreter_stack() is None:
+        return ""
+    waiting, known = [torch.autograd.Function], set(codes)
+    while waiting:
+        one = waiting.pop()
+        if getattr(one.forward, "__code__", None) in known:
+            return one.__name__
+        waiting += one.__subclasses__()
+    return ""
+
+
+def run_as_it_is(reason: str) -> BaseException:
+    """Make what a backend raises so that Dynamo runs the code that it traced as it is."""
+    from torch._dynamo.exc import SkipFrame
+
+    return SkipFrame(reason)

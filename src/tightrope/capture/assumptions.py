@@ -121,12 +121,17 @@ def inputs_of(joint: torch.fx.GraphModule, given: Sequence[Any]) -> Sequence[Any
         given: the inputs of the call, which are returned where the graph has the same.
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
-    described = [node.meta.get("desc") for node in placeholders if not str(node.target).startswith("tangents")]
+    described = [
+        node.meta.get("desc") for node in placeholders if not str(node.target).startswith("tangents")
+    ]
     if [getattr(what, "idx", None) for what in described] == list(range(len(given))):
         return given
     if not any(hasattr(what, "base_of") for what in described):
         return given if len(described) == len(given) else [given[what.idx] for what in described]
-    return [_base_of(given[what.base_of.idx]) if hasattr(what, "base_of") else given[what.idx] for what in described]
+    return [
+        _base_of(given[what.base_of.idx]) if hasattr(what, "base_of") else given[what.idx]
+        for what in described
+    ]
 
 
 def _base_of(view: torch.Tensor) -> torch.Tensor:
@@ -168,7 +173,9 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _has_memory(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout is torch.strided
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and value.layout is torch.strided
+    )
 
 
 def _geometry(tensor: torch.Tensor) -> Hashable:
@@ -233,7 +240,9 @@ def serving_all(
     return call
 
 
-def _captured(module: torch.fx.GraphModule, args: Sequence[Any], again: Callable[[Sequence[Any]], Run]) -> Run:
+def _captured(
+    module: torch.fx.GraphModule, args: Sequence[Any], again: Callable[[Sequence[Any]], Run]
+) -> Run:
     try:
         return again(args)
     except CaptureError as error:
