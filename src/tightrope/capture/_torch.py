@@ -321,7 +321,7 @@ def tracing_joint_graphs() -> Iterator[None]:
 @contextmanager
 def gradients_from(
     choose: Callable[[dict[int, torch.Tensor]], Collection[int]],
-    count: Callable[[dict[int, torch.Tensor], Sequence[torch.Tensor]], None],
+    count: Callable[[dict[int, torch.Tensor], Sequence[torch.Tensor], Sequence[Any]], None],
     layouts: Layouts = (),
 ) -> Iterator[None]:
     """Let AOTAutograd trace the backward from some outputs alone: what eager runs where no others are read.
@@ -331,7 +331,7 @@ def gradients_from(
 
     Args:
         choose: numbers of these, given all outputs that can have gradients, by number.
-        count: called with the traced inputs that have gradients, by number, and all these outputs.
+        count: called with the traced inputs that have gradients, by number, these outputs, and all outputs.
         layouts: of gradients that are laid out otherwise than their outputs.
     """
     from torch._functorch._aot_autograd import graph_capture, graph_capture_wrappers, graph_compile
@@ -356,8 +356,8 @@ def gradients_from(
                 numbers[id(given)]: (out, given) for out, given in zip(outputs, grad_outputs, strict=True)
             }
             wanted = {id(given) for given in inputs}
-            primals = enumerate(caller.f_locals["primals"])
-            count({number: given for number, given in primals if id(given) in wanted}, outputs)
+            primals, every = enumerate(caller.f_locals["primals"]), caller.f_locals["outs"]
+            count({number: given for number, given in primals if id(given) in wanted}, outputs, every)
             chosen = sorted(choose({number: output for number, (output, _) in ends.items()}))
             outputs, grad_outputs = zip(*(ends[number] for number in chosen), strict=True)
         return grad(outputs, inputs, grad_outputs, **options)

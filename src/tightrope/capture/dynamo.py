@@ -74,7 +74,7 @@ def make_backend(
         told: list[str] = []
 
         def capture(given: Sequence[Any]) -> tuple[CapturedCall, Any]:
-            call = CapturedCall(module, name, told)
+            call = CapturedCall(module, name, told, shared=not foresee)
             try:
                 return call, call.compiled(host, given, _foreseen if foresee else _everything)
             except _LosesResults:
@@ -145,8 +145,10 @@ class _Ends:
 class CapturedCall:
     """What Dynamo captured of a call, to be traced: from all outputs, and later from some alone."""
 
-    def __init__(self, module: torch.fx.GraphModule, name: str, told: Sequence[str] = ()) -> None:
-        self.module, self.name = module, name
+    def __init__(
+        self, module: torch.fx.GraphModule, name: str, told: Sequence[str] = (), *, shared: bool = False
+    ) -> None:
+        self.module, self.name, self.shared = module, name, shared
         self.remembered = remembers_casts(module)
         self.casting = [
             (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
@@ -169,7 +171,7 @@ class CapturedCall:
         """
         runners: list[Runner] = []
         real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), _Ends(choose)
-        self.environment, self.uses = environment(real), Uses(real)
+        self.environment, self.uses = environment(real), Uses(real, shared=self.shared)
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
