@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeAlias
 
 import torch
@@ -30,6 +29,7 @@ from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.second import prepare_backward
+from tightrope.capture.stubs import flat, never, stubs
 from tightrope.capture.typed import label, tensor_of
 from tightrope.capture.uses import Rest, Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
@@ -187,10 +187,10 @@ class CapturedCall:
                 raise _LosesResults("not all outputs are read")
             groups[:] = groups_of(program, real) if traced is real else ()
             runners.append(host(program, traced))
-            return _stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
+            return stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
-            traced = self._traced(part, len(_flat(part)), real)
+            traced = self._traced(part, len(flat(part)), real)
             kinds = _kinds(part, traced, frozenset())
             program = self._resizable(part, traced, lambda one: self._inferred(one, kinds, in_grad_mode))
             return boxed(host(program, traced).inference)
@@ -284,9 +284,9 @@ class CapturedCall:
         hold_less(part.graph)
         if in_grad_mode:
             layers_as_eager(part.graph)
-        outputs, name = range(len(_flat(part))), f"{self.name} (inference)"
+        outputs, name = range(len(flat(part))), f"{self.name} (inference)"
         program = build_program(part, kinds, user_outputs=outputs, name=name, environment=self.environment)
-        return replace(program, changed=_changed(part, len(_flat(part))))
+        return replace(program, changed=_changed(part, len(flat(part))))
 
     def channels_last(self, real: Sequence[Any], start: Arrived) -> Program | None:
         """Trace the call with convolutions that work channels-last; None where no input may lie so."""
@@ -312,10 +312,10 @@ class CapturedCall:
                 gradients_as_inputs(joint, num_fwd_outputs)
             again = partial(self.traced_from, inputs=inputs, module=module)
             found.append(replace(self._program(joint, num_fwd_outputs, ends), traced_from=again))
-            return _stubs(joint, num_fwd_outputs)
+            return stubs(joint, num_fwd_outputs)
 
         def unused(*_: Any) -> Any:
-            return boxed(_never)
+            return boxed(never)
 
         ends = _Ends(lambda _: start.read, start.layouts)
         compiled = _torch.aot_backend(partition, unused, unused, unused)
@@ -352,6 +352,7 @@ class CapturedCall:
             program,
             changed=changed,
             unlike=tuple(unlike),
+            summed=self.uses.summed,
             ends={number: label(tensor) for number, tensor in _tangents(joint, ends.every).items()},
             strides=_strides(joint, ends.every),
             start=Arrived(ends.read, ends.layouts),
@@ -398,11 +399,6 @@ def _kinds(module: torch.fx.GraphModule, real: Sequence[Any], static: frozenset[
     return kinds
 
 
-def _flat(module: torch.fx.GraphModule) -> list[Any]:
-    (output,) = module.graph.find_nodes(op="output")
-    return list(output.args[0])
-
-
 def _user_outputs(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list[int]:
     """Forward outputs that the user receives; new values of mutated inputs are copied and dropped."""
     (output,) = joint.graph.find_nodes(op="output")
@@ -444,64 +440,3 @@ def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tup
                 )
             found.append((number, position))
     return tuple(found)
-
-
-def _never(*_: Any) -> Any:
-    raise CaptureError("a stub module was run: the compiled callables must replace it.")
-
-
-def _stubs(
-    joint: torch.fx.GraphModule, num_forward_outputs: int, *, some: bool = False
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Two modules with the right signature whose only saved value is the token.
-
-    Where the backward starts from ``some`` outputs alone, any input may have a gradient once others are read.
-    """
-    with _torch.real_tensors():  # AOTAutograd donates what is fake to one backward, and refuses a second one
-        token_value = torch.empty(0)
-    forward, backward = torch.fx.Graph(), torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in joint.graph.find_nodes(op="placeholder"):
-        if not str(node.target).startswith("tangents"):
-            copies[node] = _placeholder(forward, node)
-    outputs = _flat(joint)[: num_forward_outputs + len(copies)]
-    results = [_result(forward, node, copies) for node in outputs[:num_forward_outputs]]
-    token = forward.call_function(_never, ())
-    token.meta["val"] = token_value
-    _output(forward, joint, [*results, token], slice(0, num_forward_outputs))
-
-    received = backward.placeholder("token")
-    received.meta["val"] = token_value
-    for node in joint.graph.find_nodes(op="placeholder"):
-        if str(node.target).startswith("tangents"):
-            _placeholder(backward, node)
-    gradients = [
-        _result(backward, given if some and node is None else node, {})
-        for node, given in zip_longest(outputs[num_forward_outputs:], copies)
-    ]
-    _output(backward, joint, gradients, slice(num_forward_outputs, None))
-    return torch.fx.GraphModule(joint, forward), torch.fx.GraphModule(joint, backward)
-
-
-def _placeholder(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    copy = graph.placeholder(str(node.target))
-    copy.meta = dict(node.meta)
-    return copy
-
-
-def _result(graph: torch.fx.Graph, node: Any, copies: dict[torch.fx.Node, torch.fx.Node]) -> Any:
-    if not isinstance(node, torch.fx.Node) or node in copies:
-        return copies.get(node) if isinstance(node, torch.fx.Node) else node
-    stub = graph.call_function(_never, ())
-    stub.meta["val"] = tensor_of(node)
-    if "tensor_meta" in node.meta:
-        stub.meta["tensor_meta"] = node.meta["tensor_meta"]
-    return stub
-
-
-def _output(graph: torch.fx.Graph, joint: torch.fx.GraphModule, results: list[Any], part: slice) -> None:
-    (old,) = joint.graph.find_nodes(op="output")
-    new = graph.output(tuple(results))
-    if old.meta.get("desc") is not None:
-        descriptions = list(old.meta["desc"])[part]
-        new.meta["desc"] = descriptions + [None] * (len(results) - len(descriptions))

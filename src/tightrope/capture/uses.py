@@ -44,7 +44,9 @@ class Uses:
 
     def __init__(self, real: Sequence[Any], *, shared: bool = False) -> None:
         self.computed = frozenset(n for n, value in enumerate(real) if _is_computed(value, shared))
-        self.leaves = frozenset(n for n, value in enumerate(real) if _is_computed(value, True)) - self.computed
+        self.leaves = (
+            frozenset(n for n, value in enumerate(real) if _is_computed(value, True)) - self.computed
+        )
         self.viewed: frozenset[int] = frozenset()
         self.unordered: frozenset[int] = frozenset()
         self.summed: tuple[str, ...] = ()
@@ -210,7 +212,18 @@ def _input_behind(output: Any, ends: Mapping[Any, int]) -> tuple[int, Any] | Non
 
 
 _MOST_VIEWS = 8
-_VIEWS = ("View", "Alias", "Transpose", "TBackward", "Permute", "Slice", "Select", "Unsqueeze", "Squeeze", "Expand")
+_VIEWS = (
+    "View",
+    "Alias",
+    "Transpose",
+    "TBackward",
+    "Permute",
+    "Slice",
+    "Select",
+    "Unsqueeze",
+    "Squeeze",
+    "Expand",
+)
 
 
 def _is_view(node: Any) -> bool:
@@ -218,16 +231,24 @@ def _is_view(node: Any) -> bool:
 
 
 def _sums_behind_views(joint: torch.fx.GraphModule, num_forward: int) -> list[str]:
-    """Name sums of a value's gradients where views of the value are returned, and the graph reads it too."""
+    """Name sums of a value's gradients where views of the value are returned, and the graph reads it too.
+
+    Gradients of all that look into it come as one: eager adds those of a view to what the graph makes of it.
+    """
     (output,) = joint.graph.find_nodes(op="output")
     described = list(output.meta.get("desc") or [])[:num_forward]
-    bases = [what for what in described if "IntermediateBase" in type(what).__name__]
-    tangents = [node for node in joint.graph.find_nodes(op="placeholder") if "tangents" in str(node.target)]
+    returned: dict[int, list[Any]] = {}
+    for node, what in zip(output.args[0], described, strict=False):
+        if _is_tensor(node) and node.op == "call_function":
+            returned.setdefault(_torch.storage_key(tensor_of(node)), []).append(what)
+    num_views = {repr(what): len(group) - 1 for group in returned.values() for what in group}
     found = []
-    for node in tangents:
-        if getattr(node.meta.get("desc"), "output", None) in bases:
-            adds = _adds(node)
-            found += [add.name for add in adds] if len(adds) > 1 else []
+    for node in joint.graph.find_nodes(op="placeholder"):
+        what = getattr(node.meta.get("desc"), "output", None)
+        hidden = "IntermediateBase" in type(what).__name__
+        adds = _adds(node) if num_views.get(repr(what)) else []
+        few = 1 if hidden and num_views[repr(what)] == 1 else 0
+        found += [add.name for add in adds] if len(adds) > few else []
     return found
 
 
