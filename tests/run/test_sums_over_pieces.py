@@ -17,7 +17,7 @@ WIDTH = 16
 class Pieces(nn.Module):
     """Makes values from earlier ones, with views, parameters that are used again, and breaks in between."""
 
-    def __init__(self, seed: int, *, num_ops: int = 20, breaks: float = 0.15) -> None:
+    def __init__(self, seed: int, *, num_ops: int = 9, breaks: float = 0.2) -> None:
         super().__init__()
         draw = random.Random(seed)
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
