@@ -1,4 +1,4 @@
-"""Does every call that breaks an assumption of a capture get eager's bits? 20 generated calls per assumption."""
+"""Do calls that break an assumption of a capture get eager's bits? 20 generated calls per assumption."""
 
 import argparse
 import contextlib
@@ -38,8 +38,8 @@ class Net(nn.Module):
             y.add_(factor)
         h = self.inner(x)
         if self.does == "attend":
-            h = functional.scaled_dot_product_attention(*(one.view(1, 2, -1, 8) for one in (h, h.cos(), h.sin())))
-            h = h.reshape(x.shape)
+            heads = (one.view(1, 2, -1, 8) for one in (h, h.cos(), h.sin()))
+            h = functional.scaled_dot_product_attention(*heads).reshape(x.shape)
         if self.does == "look":
             y = y.as_strided((WIDTH,), (1,))
         h = self.act(h) * self.scale * torch.ones(WIDTH) + x * x.sin() + y

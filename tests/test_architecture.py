@@ -140,7 +140,7 @@ def test_every_class_name_stands_for_one_class() -> None:
     assert {name: found for name, found in where.items() if len(found) > 1} == {}
 
 
-PRIVATE = ("_torch.py", "_eager.py", "_norms.py", "_inductor.py", "_random.py", "_sizes.py")
+PRIVATE = ("_torch.py", "_eager.py", "_guards.py", "_norms.py", "_inductor.py", "_random.py", "_sizes.py")
 """In ``capture/``. Each package in ``parallel/`` has one ``_torch.py`` for the runtime that it plans for."""
 
 

@@ -1,4 +1,4 @@
-"""Calls whose inputs share memory otherwise than those of the call that was captured, of which one is written."""
+"""Calls whose inputs share memory otherwise than those of the captured call, of which one is written."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -32,8 +32,8 @@ def functions_keep_their_derivatives() -> Iterator[None]:
     def traced(variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if peek_interpreter_stack() is not None:
             raise exc.Unsupported(
-                f"{variable.fn_cls.__name__} is a torch.autograd.Function inside of a transform of torch.func "
-                "(grad, vmap, jvp ...); a trace would lose its own derivative"
+                f"{variable.fn_cls.__name__} is a torch.autograd.Function inside of a transform of "
+                "torch.func (grad, vmap, jvp ...); a trace would lose its own derivative"
             )
         return apply(variable, tx, args, kwargs)
 

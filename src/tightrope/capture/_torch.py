@@ -1,4 +1,4 @@
-"""The place that knows torch's private names, with `_eager`, `_norms`, `_random`, `_inductor`, `_sizes`.
+"""The place of torch's private names; others: `_eager`, `_guards`, `_norms`, `_random`, `_inductor`, `_sizes`.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
@@ -20,7 +20,6 @@ from unittest.mock import ANY, patch
 
 import torch
 import torch.fx
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from tightrope.capture._eager import traced_as_eager
 from tightrope.capture._random import leave_random_objects
@@ -108,6 +107,10 @@ PROBES: dict[str, str] = {
     "groups of gradients": "torch.utils._foreach_utils._group_tensors_by_device_and_dtype",
     "settings in the log": "torch._dynamo.utils._get_dynamo_config_for_logging",
     "early getitems": "torch._functorch.compile_utils.raise_getitems",
+    "overlaps": "torch._C._dynamo.guards.compute_overlapping_tensors",
+    "transforms under way": "torch._C._functorch.peek_interpreter_stack",
+    "custom functions": "torch._dynamo.variables.misc.AutogradFunctionVariable",
+    "code left as it is": "torch._dynamo.exc.SkipFrame",
 }
 
 
@@ -482,16 +485,6 @@ def unplannable_errors() -> tuple[type[BaseException], ...]:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode, NotImplementedError
-
-
-def order_of_norms(parameters: Sequence[torch.Tensor]) -> list[int]:
-    """List positions in the order in which ``clip_grad_norm_`` stacks norms: grouped by device and dtype.
-
-    >>> order_of_norms([torch.zeros(2), torch.zeros(3)])
-    [0, 1]
-    """
-    groups = _group_tensors_by_device_and_dtype([list(parameters)], with_indices=True)
-    return [position for _, positions in groups.values() for position in positions]
 
 
 def run_tiny_backward() -> None:

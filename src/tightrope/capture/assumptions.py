@@ -247,8 +247,8 @@ def _captured(
         return again(args)
     except CaptureError as error:
         warnings.warn(
-            "tightrope: calls whose inputs share memory as those of this one run as they are, under the limit "
-            f"and without a plan: {error}",
+            "tightrope: calls whose inputs share memory as those of this one run as they are, under the "
+            f"limit and without a plan: {error}",
             stacklevel=2,
         )
         return torch.compiler.disable(module)  # type: ignore[no-any-return]

@@ -52,7 +52,8 @@ class Program:
         keys: identity of a (fake) tensor's memory -> storage.
         changed: (output, input) pairs of the first part: the output is the input's new value.
         unlike: names of ops that eager may call otherwise; what else may differ, in words.
-        summed: names of sums that are gradients of parameters: eager adds their terms to those of a later call.
+        summed: names of sums that are gradients of parameters; with another call before the backward, eager
+            adds their terms one by one to the gradient of that call.
         rebuild: reads a module with changed layouts as this one was read.
         ends: number -> dtype and shape of an output, for the gradients that a backward may start from.
         strides: number -> how such a gradient has to be laid out.

@@ -196,7 +196,7 @@ def _terms(gradient: Any, num: int) -> list[Any]:
 
 
 def _input_behind(output: Any, ends: Mapping[Any, int]) -> tuple[int, Any] | None:
-    """The input that an output is a view of, and the node of that view; None in its place: the input itself."""
+    """The input that an output is a view of, and the node of that view, None where it is the input."""
     if not isinstance(output, torch.Tensor) or not output.requires_grad:
         return None
     edge = torch.autograd.graph.get_gradient_edge(output)

@@ -59,8 +59,8 @@ def backend(
     given = _given(options or {})
     if lost := lost_derivative(module, _torch.traced_code()):
         reason = (
-            f"{lost} is a torch.autograd.Function inside of a transform of torch.func: a trace would lose its own "
-            "derivative. What calls it runs as it is, without a plan."
+            f"{lost} is a torch.autograd.Function inside of a transform of torch.func: a trace would lose "
+            "its own derivative. What calls it runs as it is, without a plan."
         )
         warnings.warn(f"tightrope: {reason}", stacklevel=2)
         raise run_as_it_is(reason)

@@ -174,7 +174,7 @@ class Calls:
                 unit.check_least(room, replace(expected, gradients=others))
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
-        """Let pending forwards, then those of other models, drop what can be computed again; tell if one did."""
+        """Let pending forwards, then those of other models, drop what can be made again; tell if one did."""
         others = sorted((p for p in self._pending if p is not but), key=lambda pending: pending.call)
         if sum(pending.drop(self.captured[pending.turn.graph].graph) for pending in others):
             return True
@@ -188,7 +188,7 @@ class Calls:
         with self.accounts.turn:
             self._enter(args)
             first, before = number, sum(pending.first == number for pending in self._pending)
-            self.overlapped.update(pending.turn.graph for pending in self._pending if pending.first == number)
+            self.overlapped |= {one.turn.graph for one in self._pending if one.first == number}
             number = self.forms.expected(first, before)
             one = self.captured[number]
             if one.stale and not self._pending:
