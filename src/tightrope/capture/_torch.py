@@ -1,4 +1,4 @@
-"""The place of torch's private names; others: `_eager`, `_guards`, `_norms`, `_random`, `_inductor`, `_sizes`.
+"""Torch's private names; others: `_eager`, `_guards`, `_norms`, `_random`, `_inductor`, `_sizes`.
 
 Each private name has a probe, so that `tightrope doctor` and a test can list what the installed
 torch offers. Everything above asks this module and never imports ``torch._*`` itself.
