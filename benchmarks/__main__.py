@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import estimating, overlap, pace, page, placement_safety, recorder, shapes
+from benchmarks import estimating, guards, overlap, pace, page, placement_safety, recorder, shapes
 from benchmarks.compress.main import run as compress
 from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
@@ -39,6 +39,7 @@ _QUESTIONS = {
     "shapes": shapes.run,
     "estimating": estimating.run,
     "wrong": wrong,
+    "guards": guards.run,
     "paging": paging.run,
     "micro": micro.run,
     "micro_workflow": micro_workflow,

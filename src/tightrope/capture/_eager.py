@@ -23,6 +23,7 @@ import torch.fx
 
 from tightrope.capture._branches import known_branches
 from tightrope.capture._forbidden import forbidden_calls_known
+from tightrope.capture._guards import functions_keep_their_derivatives
 from tightrope.capture._norms import norms_laid_out
 from tightrope.core import CaptureError
 
@@ -136,9 +137,9 @@ def _taught() -> Iterator[None]:
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
         for kind, table in known_branches():
             stack.enter_context(patch.object(kind, "dispatch_table", table))
-        stack.enter_context(norms_laid_out())
         stack.enter_context(forbidden_calls_known(_is_ours))
-        stack.enter_context(_without_logs())
+        for more in (norms_laid_out, functions_keep_their_derivatives, _without_logs):
+            stack.enter_context(more())
         yield
 
 

@@ -11,13 +11,14 @@ Gaps        A dimension of 1, or a symbolic one, among four or five: these resul
             the kernels then do otherwise, measuring finds it (`tightrope.capture.api.measured`).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from operator import attrgetter
 from typing import Any, Final
 
 import torch
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 _INPUTS: Final = {
     "native_batch_norm.default": 0,
@@ -72,3 +73,13 @@ def _laid_out(decomposed: Callable[..., Any], position: int) -> Callable[..., An
         return (results[0].clone(memory_format=layout), *results[1:])
 
     return run
+
+
+def order_of_norms(parameters: Sequence[torch.Tensor]) -> list[int]:
+    """List positions in the order in which ``clip_grad_norm_`` stacks norms: grouped by device and dtype.
+
+    >>> order_of_norms([torch.zeros(2), torch.zeros(3)])
+    [0, 1]
+    """
+    groups = _group_tensors_by_device_and_dtype([list(parameters)], with_indices=True)
+    return [position for _, positions in groups.values() for position in positions]

@@ -85,6 +85,10 @@ PROBES: dict[str, str] = {
     "groups of gradients": "torch.utils._foreach_utils._group_tensors_by_device_and_dtype",
     "settings in the log": "torch._dynamo.utils._get_dynamo_config_for_logging",
     "early getitems": "torch._functorch.compile_utils.raise_getitems",
+    "overlaps": "torch._C._dynamo.guards.compute_overlapping_tensors",
+    "transforms under way": "torch._C._functorch.peek_interpreter_stack",
+    "custom functions": "torch._dynamo.variables.misc.AutogradFunctionVariable",
+    "code left as it is": "torch._dynamo.exc.SkipFrame",
 }
 
 

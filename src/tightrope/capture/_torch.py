@@ -19,7 +19,6 @@ from unittest.mock import ANY, patch
 
 import torch
 import torch.fx
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from tightrope.capture._eager import traced_as_eager
 from tightrope.capture._random import leave_random_objects
@@ -219,7 +218,7 @@ def tracing_joint_graphs() -> Iterator[None]:
 @contextmanager
 def gradients_from(
     choose: Callable[[dict[int, torch.Tensor]], Collection[int]],
-    count: Callable[[dict[int, torch.Tensor], Sequence[torch.Tensor]], None],
+    count: Callable[[dict[int, torch.Tensor], Sequence[torch.Tensor], Sequence[Any]], None],
     layouts: Layouts = (),
 ) -> Iterator[None]:
     """Let AOTAutograd trace the backward from some outputs alone: what eager runs where no others are read.
@@ -229,7 +228,7 @@ def gradients_from(
 
     Args:
         choose: numbers of these, given all outputs that can have gradients, by number.
-        count: called with the traced inputs that have gradients, by number, and all these outputs.
+        count: called with the traced inputs that have gradients, by number, these outputs, and all outputs.
         layouts: of gradients that are laid out otherwise than their outputs.
     """
     from torch._functorch._aot_autograd import graph_capture, graph_capture_wrappers, graph_compile
@@ -254,8 +253,8 @@ def gradients_from(
                 numbers[id(given)]: (out, given) for out, given in zip(outputs, grad_outputs, strict=True)
             }
             wanted = {id(given) for given in inputs}
-            primals = enumerate(caller.f_locals["primals"])
-            count({number: given for number, given in primals if id(given) in wanted}, outputs)
+            primals, every = enumerate(caller.f_locals["primals"]), caller.f_locals["outs"]
+            count({number: given for number, given in primals if id(given) in wanted}, outputs, every)
             chosen = sorted(choose({number: output for number, (output, _) in ends.items()}))
             outputs, grad_outputs = zip(*(ends[number] for number in chosen), strict=True)
         return grad(outputs, inputs, grad_outputs, **options)
@@ -380,16 +379,6 @@ def unplannable_errors() -> tuple[type[BaseException], ...]:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode, NotImplementedError
-
-
-def order_of_norms(parameters: Sequence[torch.Tensor]) -> list[int]:
-    """List positions in the order in which ``clip_grad_norm_`` stacks norms: grouped by device and dtype.
-
-    >>> order_of_norms([torch.zeros(2), torch.zeros(3)])
-    [0, 1]
-    """
-    groups = _group_tensors_by_device_and_dtype([list(parameters)], with_indices=True)
-    return [position for _, positions in groups.values() for position in positions]
 
 
 def run_tiny_backward() -> None:

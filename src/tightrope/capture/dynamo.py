@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any, Final, Protocol, TypeAlias
 
 import torch
@@ -22,6 +21,7 @@ from tightrope.capture import _torch
 from tightrope.capture._eager import eager_kernels, told_compiled
 from tightrope.capture._sizes import Symbolic, input_names, placeholders_of, sizes_in
 from tightrope.capture.announce import GradientGroups, groups_of, handed_on
+from tightrope.capture.assumptions import Key, inputs_of, serving_all, shares_memory, written_of
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.frugal import hold_less
@@ -29,6 +29,7 @@ from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.second import prepare_backward
+from tightrope.capture.stubs import flat, never, stubs
 from tightrope.capture.typed import label, tensor_of
 from tightrope.capture.uses import Rest, Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
@@ -70,11 +71,19 @@ def make_backend(
     """
 
     def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
-        call = CapturedCall(module, name)
-        try:
-            return call.compiled(host, example, _foreseen if foresee else _everything)
-        except _LosesResults:
-            return call.compiled(host, example, _everything)
+        told: list[str] = []
+
+        def capture(given: Sequence[Any]) -> tuple[CapturedCall, Any]:
+            call = CapturedCall(module, name, told, shared=not foresee)
+            try:
+                return call, call.compiled(host, given, _foreseen if foresee else _everything)
+            except _LosesResults:
+                return call, call.compiled(host, given, _everything)
+
+        first, run = capture(example)
+        told += first.told
+        key = Key(module, example, first.written)
+        return serving_all(module, key, key.of(example), run, lambda given: capture(given)[1])
 
     return backend
 
@@ -136,8 +145,10 @@ class _Ends:
 class CapturedCall:
     """What Dynamo captured of a call, to be traced: from all outputs, and later from some alone."""
 
-    def __init__(self, module: torch.fx.GraphModule, name: str) -> None:
-        self.module, self.name = module, name
+    def __init__(
+        self, module: torch.fx.GraphModule, name: str, told: Sequence[str] = (), *, shared: bool = False
+    ) -> None:
+        self.module, self.name, self.shared = module, name, shared
         self.remembered = remembers_casts(module)
         self.casting = [
             (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
@@ -148,7 +159,9 @@ class CapturedCall:
         self.environment: tuple[tuple[str, str], ...] = ()
         self.inputs: list[Any] = []
         self.uses = Uses(())
-        self.told: list[str] = []
+        self.told: list[str] = list(told)
+        self.written: frozenset[int] = frozenset()
+        self.shares = False
 
     def compiled(self, host: Host, example: list[Any], choose: _Choose) -> Any:
         """Trace it and hand it to a host; return what runs it.
@@ -158,29 +171,32 @@ class CapturedCall:
         """
         runners: list[Runner] = []
         real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), _Ends(choose)
-        self.environment, self.uses = environment(real), Uses(real)
+        self.environment, self.uses = environment(real), Uses(real, shared=self.shared)
 
         def partition(
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-            self.told = told_compiled()
+            self.told += told_compiled()
             static = frozenset(options.get("static_lifetime_input_indices") or ())
-            self.kinds = _kinds(joint, real, static)
-            program = self._resizable(joint, real, lambda one: self._program(one, num_fwd_outputs, ends))
+            traced = self._traced(joint, num_fwd_outputs, real)
+            self.kinds = _kinds(joint, traced, static)
+            program = self._resizable(joint, traced, lambda one: self._program(one, num_fwd_outputs, ends))
             if program.resizable is not None and program.terms:
                 raise CaptureError("an input that the caller computed is used more than once.")
             if len(program.start.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
-            groups[:] = groups_of(program, real)
-            runners.append(host(program, real))
-            return _stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
+            groups[:] = groups_of(program, real) if traced is real else ()
+            runners.append(host(program, traced))
+            return stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
-            kinds = _kinds(part, real, frozenset())
-            program = self._resizable(part, real, lambda one: self._inferred(one, kinds, in_grad_mode))
-            return boxed(host(program, real).inference)
+            traced = self._traced(part, len(flat(part)), real)
+            kinds = _kinds(part, traced, frozenset())
+            program = self._resizable(part, traced, lambda one: self._inferred(one, kinds, in_grad_mode))
+            return boxed(host(program, traced).inference)
 
         groups: list[tuple[int, ...]] = []
+        tokens: list[torch.Tensor] = []
         later: list[tuple[Rest, GradientGroups | None]] = []
 
         def forward(args: list[Any]) -> list[Any]:
@@ -189,6 +205,7 @@ class CapturedCall:
                 by_group.take_back(args)
             results = runners[-1].forward(args)
             (results[-1].later,) = later
+            tokens[:] = [results[-1]]
             return results
 
         def backward(args: list[Any]) -> list[Any]:
@@ -223,10 +240,22 @@ class CapturedCall:
             given, rest = self.uses.handed_on(args)
             later[:] = [(rest, handed_on(tuple(groups), given))]
             outputs = run(*given)
+            if tokens and self.shares:
+                tokens[0].pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
+            tokens.clear()
             prepare_backward(outputs)
             return outputs
 
         return call
+
+    def _traced(self, joint: torch.fx.GraphModule, num_forward: int, real: Sequence[Any]) -> Sequence[Any]:
+        """Find the inputs of a traced graph, and which of the call's it writes."""
+        traced = inputs_of(joint, real)
+        self.written = written_of([traced[given] for _, given in _changed(joint, num_forward)], real)
+        self.shares = shares_memory(self.written, real)
+        if traced is not real:
+            self.uses = Uses(())
+        return traced
 
     def _resizable(
         self,
@@ -255,9 +284,9 @@ class CapturedCall:
         hold_less(part.graph)
         if in_grad_mode:
             layers_as_eager(part.graph)
-        outputs, name = range(len(_flat(part))), f"{self.name} (inference)"
+        outputs, name = range(len(flat(part))), f"{self.name} (inference)"
         program = build_program(part, kinds, user_outputs=outputs, name=name, environment=self.environment)
-        return replace(program, changed=_changed(part, len(_flat(part))))
+        return replace(program, changed=_changed(part, len(flat(part))))
 
     def channels_last(self, real: Sequence[Any], start: Arrived) -> Program | None:
         """Trace the call with convolutions that work channels-last; None where no input may lie so."""
@@ -283,10 +312,10 @@ class CapturedCall:
                 gradients_as_inputs(joint, num_fwd_outputs)
             again = partial(self.traced_from, inputs=inputs, module=module)
             found.append(replace(self._program(joint, num_fwd_outputs, ends), traced_from=again))
-            return _stubs(joint, num_fwd_outputs)
+            return stubs(joint, num_fwd_outputs)
 
         def unused(*_: Any) -> Any:
-            return boxed(_never)
+            return boxed(never)
 
         ends = _Ends(lambda _: start.read, start.layouts)
         compiled = _torch.aot_backend(partition, unused, unused, unused)
@@ -323,6 +352,7 @@ class CapturedCall:
             program,
             changed=changed,
             unlike=tuple(unlike),
+            summed=self.uses.summed,
             ends={number: label(tensor) for number, tensor in _tangents(joint, ends.every).items()},
             strides=_strides(joint, ends.every),
             start=Arrived(ends.read, ends.layouts),
@@ -369,11 +399,6 @@ def _kinds(module: torch.fx.GraphModule, real: Sequence[Any], static: frozenset[
     return kinds
 
 
-def _flat(module: torch.fx.GraphModule) -> list[Any]:
-    (output,) = module.graph.find_nodes(op="output")
-    return list(output.args[0])
-
-
 def _user_outputs(joint: torch.fx.GraphModule, num_forward_outputs: int) -> list[int]:
     """Forward outputs that the user receives; new values of mutated inputs are copied and dropped."""
     (output,) = joint.graph.find_nodes(op="output")
@@ -415,62 +440,3 @@ def _changed(joint: torch.fx.GraphModule, num_forward_outputs: int) -> tuple[tup
                 )
             found.append((number, position))
     return tuple(found)
-
-
-def _never(*_: Any) -> Any:
-    raise CaptureError("a stub module was run: the compiled callables must replace it.")
-
-
-def _stubs(
-    joint: torch.fx.GraphModule, num_forward_outputs: int, *, some: bool = False
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Two modules with the right signature whose only saved value is the token.
-
-    Where the backward starts from ``some`` outputs alone, any input may have a gradient once others are read.
-    """
-    forward, backward = torch.fx.Graph(), torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in joint.graph.find_nodes(op="placeholder"):
-        if not str(node.target).startswith("tangents"):
-            copies[node] = _placeholder(forward, node)
-    outputs = _flat(joint)[: num_forward_outputs + len(copies)]
-    results = [_result(forward, node, copies) for node in outputs[:num_forward_outputs]]
-    # No "val": AOTAutograd donates fake tensors to one backward, and torch 2.14 counts no others as saved.
-    token = forward.call_function(_never, ())
-    _output(forward, joint, [*results, token], slice(0, num_forward_outputs))
-
-    with _torch.real_tensors():
-        backward.placeholder("token").meta["val"] = torch.empty(0)
-    for node in joint.graph.find_nodes(op="placeholder"):
-        if str(node.target).startswith("tangents"):
-            _placeholder(backward, node)
-    gradients = [
-        _result(backward, given if some and node is None else node, {})
-        for node, given in zip_longest(outputs[num_forward_outputs:], copies)
-    ]
-    _output(backward, joint, gradients, slice(num_forward_outputs, None))
-    return torch.fx.GraphModule(joint, forward), torch.fx.GraphModule(joint, backward)
-
-
-def _placeholder(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    copy = graph.placeholder(str(node.target))
-    copy.meta = dict(node.meta)
-    return copy
-
-
-def _result(graph: torch.fx.Graph, node: Any, copies: dict[torch.fx.Node, torch.fx.Node]) -> Any:
-    if not isinstance(node, torch.fx.Node) or node in copies:
-        return copies.get(node) if isinstance(node, torch.fx.Node) else node
-    stub = graph.call_function(_never, ())
-    stub.meta["val"] = tensor_of(node)
-    if "tensor_meta" in node.meta:
-        stub.meta["tensor_meta"] = node.meta["tensor_meta"]
-    return stub
-
-
-def _output(graph: torch.fx.Graph, joint: torch.fx.GraphModule, results: list[Any], part: slice) -> None:
-    (old,) = joint.graph.find_nodes(op="output")
-    new = graph.output(tuple(results))
-    if old.meta.get("desc") is not None:
-        descriptions = list(old.meta["desc"])[part]
-        new.meta["desc"] = descriptions + [None] * (len(results) - len(descriptions))

@@ -52,6 +52,8 @@ class Program:
         keys: identity of a (fake) tensor's memory -> storage.
         changed: (output, input) pairs of the first part: the output is the input's new value.
         unlike: names of ops that eager may call otherwise; what else may differ, in words.
+        summed: names of sums that are gradients of parameters; with another call before the backward, eager
+            adds their terms one by one to the gradient of that call.
         rebuild: reads a module with changed layouts as this one was read.
         ends: number -> dtype and shape of an output, for the gradients that a backward may start from.
         strides: number -> how such a gradient has to be laid out.
@@ -72,6 +74,7 @@ class Program:
     keys: Mapping[int, StorageId] = field(default_factory=dict)
     changed: tuple[tuple[int, int], ...] = ()
     unlike: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
     rebuild: "Callable[[torch.fx.GraphModule], Program] | None" = None
     ends: Mapping[int, str] = field(default_factory=dict)
     strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

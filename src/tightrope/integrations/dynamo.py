@@ -17,6 +17,7 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch
+from tightrope.capture._guards import lost_derivative, run_as_it_is
 from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
 from tightrope.core import CaptureError, TightropeError
@@ -56,6 +57,13 @@ def backend(
         >>> model(torch.ones(2, 8)).sum().backward()
     """
     given = _given(options or {})
+    if lost := lost_derivative(module, _torch.traced_code()):
+        reason = (
+            f"{lost} is a torch.autograd.Function inside of a transform of torch.func: a trace would lose "
+            "its own derivative. What calls it runs as it is, without a plan."
+        )
+        warnings.warn(f"tightrope: {reason}", stacklevel=2)
+        raise run_as_it_is(reason)
     if any(_symbolic(value) for value in inputs):
         return _anew(module, given)
     return _planned(module, list(inputs), given)

@@ -56,6 +56,7 @@ class Calls:
         observed_charged: largest number of bytes charged in any step.
         num_steps: patterns that were completed.
         num_divergences: allocations that did not go as planned, since the start.
+        overlapped: graphs that were called again before their backward.
         when_fits: called in every forward once its plan is known to fit.
         prospects: the budget, and what will be needed of it.
     """
@@ -72,6 +73,7 @@ class Calls:
         self.note = ""
         self.observed_charged: Bytes = 0
         self.num_steps = self.num_forwards = self.num_divergences = 0
+        self.overlapped: set[int] = set()
         self._patterns = Patterns()
         self._pending: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._running: Running | None = None
@@ -172,11 +174,7 @@ class Calls:
                 unit.check_least(room, replace(expected, gradients=others))
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
-        """Let pending forwards, then those of other models, drop what can be computed again, except one.
-
-        Returns:
-            Whether one did.
-        """
+        """Let pending forwards, then those of other models, drop what can be made again; tell if one did."""
         others = sorted((p for p in self._pending if p is not but), key=lambda pending: pending.call)
         if sum(pending.drop(self.captured[pending.turn.graph].graph) for pending in others):
             return True
@@ -190,6 +188,7 @@ class Calls:
         with self.accounts.turn:
             self._enter(args)
             first, before = number, sum(pending.first == number for pending in self._pending)
+            self.overlapped |= {one.turn.graph for one in self._pending if one.first == number}
             number = self.forms.expected(first, before)
             one = self.captured[number]
             if one.stale and not self._pending:

@@ -424,9 +424,10 @@ def _unread(calls: Calls) -> tuple[str, ...]:
 
 def _unlike_eager(calls: Calls) -> tuple[str, ...]:
     found = []
-    for one in calls.captured:
+    for number, one in enumerate(calls.captured):
         ops = {op.name: op for op in one.graph.ops}
-        found += [ops[name].describe() if name in ops else name for name in one.program.unlike]
+        names = (*one.program.unlike, *(one.program.summed if number in calls.overlapped else ()))
+        found += [ops[name].describe() if name in ops else name for name in names]
     return tuple(dict.fromkeys(found))
 
 

@@ -10,7 +10,7 @@ A part that allocates otherwise than planned still ends right, from the heap und
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -29,7 +29,7 @@ from tightrope.run.emit import Code
 from tightrope.run.pages import freed_by
 from tightrope.run.prepared import Prepared, Span
 from tightrope.run.reference import Reference
-from tightrope.run.sharded import any_shards, shard_of
+from tightrope.run.versions import lies_apart, version_of, versions_of
 
 _Result = TypeVar("_Result")
 
@@ -73,6 +73,21 @@ class Pending:
         self._visible = running.prepared.code.visible[part]
         self._versions = [version_of(kept[position]) for position in self._visible]
         self._given = [version_of(tensor) for tensor in inputs]
+
+    def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note that the call itself changed tensors: others in their memory are as the forward left them.
+
+        Tensors of one memory may have one version, which rises with a change of any.
+        """
+        kept = self.kept
+        if kept is None:
+            return
+        for position, at in enumerate(self._visible):
+            if lies_apart(kept[at], tensors):
+                self._versions[position] = version_of(kept[at])
+        for position, one in enumerate(self.inputs):
+            if lies_apart(one, tensors):
+                self._given[position] = version_of(one)
 
     def finish(self) -> None:
         """Say, once, that it is over."""
@@ -479,21 +494,3 @@ def _next(groups: Iterator[list[Any]]) -> list[Any]:
     except StopIteration as end:
         outputs: list[Any] = end.value[0]
         return outputs
-
-
-def version_of(tensor: Any) -> tuple[int, int]:
-    """The version of a tensor, which rises with every change in place, and where its memory is.
-
-    The memory of a gathered parameter comes and goes: instead, the version of the shard that it is made of.
-    """
-    if not isinstance(tensor, torch.Tensor):
-        return 0, 0
-    shard = shard_of(tensor)
-    return int(tensor._version), tensor.data_ptr() if shard is None else int(shard._version)
-
-
-def versions_of(tensors: list[Any]) -> list[tuple[int, int]]:
-    """What `version_of` says of each of many tensors, in a fifth of the time where none is gathered."""
-    if any_shards():
-        return [version_of(tensor) for tensor in tensors]
-    return [(tensor._version, tensor.data_ptr()) for tensor in tensors]

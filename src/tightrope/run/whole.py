@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture._norms import order_of_norms
 from tightrope.capture.chunks import chunked, counts, finer_counts, why_whole
 from tightrope.capture.optim import Updates
 from tightrope.capture.program import Program
@@ -238,7 +239,7 @@ class WholeStep:
             return []
         order = {p: number for number, p in enumerate({**self.labels, **self.updates.groups()})}
         ordered = sorted(positions, key=lambda at: order[self.parameters[at]])
-        return [ordered[k] for k in _torch.order_of_norms([self.parameters[at] for at in ordered])]
+        return [ordered[k] for k in order_of_norms([self.parameters[at] for at in ordered])]
 
     def _with_updates(self, program: Program) -> Program:
         if not self._updated:

@@ -1,0 +1,70 @@
+"""Private names of torch for what neither its traces nor its guards see."""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.fx
+
+
+def overlapping(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """Positions of tensors of one memory that overlap another one, as AOTAutograd finds them."""
+    from torch._C._dynamo.guards import compute_overlapping_tensors
+
+    return compute_overlapping_tensors(list(tensors), symbolic=False)
+
+
+@contextmanager
+def functions_keep_their_derivatives() -> Iterator[None]:
+    """Refuse to trace an `autograd.Function` inside of a transform of `torch.func`.
+
+    Dynamo traces the ops of its forward, which the transform then differentiates: its own backward is lost.
+    """
+    from torch._C._functorch import peek_interpreter_stack
+    from torch._dynamo import exc
+    from torch._dynamo.variables.misc import AutogradFunctionVariable
+
+    apply = AutogradFunctionVariable.call_apply
+
+    def traced(variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if peek_interpreter_stack() is not None:
+            raise exc.Unsupported(
+                f"{variable.fn_cls.__name__} is a torch.autograd.Function inside of a transform of "
+                "torch.func (grad, vmap, jvp ...); a trace would lose its own derivative"
+            )
+        return apply(variable, tx, args, kwargs)
+
+    with patch.object(AutogradFunctionVariable, "call_apply", traced):
+        yield
+
+
+def lost_derivative(module: torch.fx.GraphModule, codes: Collection[CodeType]) -> str:
+    """Name an `autograd.Function` that a trace of others followed inside of a transform of `torch.func`.
+
+    Args:
+        module: as traced.
+        codes: of the functions that the trace looked into.
+    """
+    from torch._C._functorch import peek_interpreter_stack
+
+    called = (str(getattr(node.target, "__name__", node.target)) for node in module.graph.nodes)
+    inside = any(name.endswith("_increment_nesting") or name == "_enter_dual_level" for name in called)
+    if not inside and peek_interpreter_stack() is None:
+        return ""
+    waiting, known = [torch.autograd.Function], set(codes)
+    while waiting:
+        one = waiting.pop()
+        if getattr(one.forward, "__code__", None) in known:
+            return one.__name__
+        waiting += one.__subclasses__()
+    return ""
+
+
+def run_as_it_is(reason: str) -> BaseException:
+    """Make what a backend raises so that Dynamo runs the code that it traced as it is."""
+    from torch._dynamo.exc import SkipFrame
+
+    return SkipFrame(reason)
