@@ -25,6 +25,7 @@ from tightrope.capture.announce import GradientGroups, groups_of, handed_on
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.frugal import hold_less
+from tightrope.capture.inner import Activations, cut
 from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
@@ -217,14 +218,23 @@ class CapturedCall:
             raise CaptureError(said or "torch's tracing refuses it.") from error
         if not runners:
             return run
+        activations = Activations(self.module)
         self.inputs = [] if sizes_in(real) else _torch.without_values(real)
 
+        def part(module: torch.fx.GraphModule, example: list[Any]) -> Any:
+            return CapturedCall(module, self.name).compiled(host, example, choose)
+
+        parts: list[torch.fx.GraphModule] = []
+
         def call(*args: Any) -> Any:
+            if activations.wanted:
+                parts[:] = parts or [cut(self.module, activations.inner, part)]
+                return parts[0](*args)
             given, rest = self.uses.handed_on(args)
             later[:] = [(rest, handed_on(tuple(groups), given))]
             outputs = run(*given)
             prepare_backward(outputs)
-            return outputs
+            return activations.hand_out(outputs)
 
         return call
 
