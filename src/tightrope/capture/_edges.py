@@ -22,8 +22,13 @@ class Probe:
         return bool(torch._C._will_engine_execute_node(self._node.next_functions[0][0]))
 
 
-def is_wanted(node: Any, probe: Probe) -> bool:
-    """Tell whether the backward under way is to return the gradient that arrives at a node of autograd.
+def backward_number() -> int:
+    """Number of the backward under way."""
+    return int(torch._C._current_graph_task_id())
+
+
+def is_wanted(node: Any, number: int, probe: Probe) -> bool:
+    """Tell whether the backward under way is to return the gradient of a node's output.
 
     Where the caller cannot be seen, as in a thread for a device, every node that is to run counts as wanted.
     """
@@ -36,8 +41,8 @@ def is_wanted(node: Any, probe: Probe) -> bool:
         return True
     given = frame.f_locals
     inputs = given["kwargs"].get("inputs") or (given["args"][3] if len(given["args"]) > 3 else ())
-    return any(_node_of(one) is node for one in inputs or ())
+    return any(_edge(one) == (node, number) for one in inputs or ())
 
 
-def _node_of(one: Any) -> Any:
-    return one.grad_fn if isinstance(one, torch.Tensor) else one.node
+def _edge(one: Any) -> tuple[Any, int]:
+    return (one.grad_fn, one.output_nr) if isinstance(one, torch.Tensor) else (one.node, one.output_nr)

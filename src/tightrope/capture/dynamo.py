@@ -25,7 +25,7 @@ from tightrope.capture.announce import GradientGroups, groups_of, handed_on
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.frugal import hold_less
-from tightrope.capture.inner import Activations, cut
+from tightrope.capture.inner import Activations, LeavingCall, cut
 from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
@@ -173,6 +173,8 @@ class CapturedCall:
             if len(program.start.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
             groups[:] = groups_of(program, real)
+            activations.repeats &= not program.changed and len(joint.graph.find_nodes(op="placeholder")) >= len(real)
+            activations.draws = any(_torch.is_random(node.target) for node in joint.graph.nodes)
             runners.append(host(program, real))
             return _stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
@@ -182,10 +184,11 @@ class CapturedCall:
             return boxed(host(program, real).inference)
 
         groups: list[tuple[int, ...]] = []
-        later: list[tuple[Rest, GradientGroups | None]] = []
+        later: list[tuple[Rest, GradientGroups | None, LeavingCall | None]] = []
+        activations = Activations(self.module, self._casts)
 
         def forward(args: list[Any]) -> list[Any]:
-            ((_, by_group),) = later
+            ((_, by_group, _),) = later
             if by_group is not None:
                 by_group.take_back(args)
             results = runners[-1].forward(args)
@@ -195,7 +198,9 @@ class CapturedCall:
         def backward(args: list[Any]) -> list[Any]:
             if not hasattr(args[0], "later"):
                 raise TightropeError(_REPLACED)
-            rest, by_group = args[0].later
+            rest, by_group, leaving = args[0].later
+            if leaving is not None and (made := leaving.gradients()) is not None:
+                return made
             gradients = runners[-1].backward(args, by_group if by_group and by_group.all_run else None)
             first = len(gradients) - len(rest)
             rest[:] = gradients[first:]
@@ -218,7 +223,6 @@ class CapturedCall:
             raise CaptureError(said or "torch's tracing refuses it.") from error
         if not runners:
             return run
-        activations = Activations(self.module)
         self.inputs = [] if sizes_in(real) else _torch.without_values(real)
 
         def part(module: torch.fx.GraphModule, example: list[Any]) -> Any:
@@ -231,10 +235,11 @@ class CapturedCall:
                 parts[:] = parts or [cut(self.module, activations.inner, part)]
                 return parts[0](*args)
             given, rest = self.uses.handed_on(args)
-            later[:] = [(rest, handed_on(tuple(groups), given))]
+            leaving = activations.begin()
+            later[:] = [(rest, handed_on(tuple(groups), given), leaving)]
             outputs = run(*given)
             prepare_backward(outputs)
-            return activations.hand_out(outputs)
+            return outputs if leaving is None else activations.hand_out(leaving, outputs, args)
 
         return call
 
@@ -300,16 +305,20 @@ class CapturedCall:
 
         ends = _Ends(lambda _: start.read, start.layouts)
         compiled = _torch.aot_backend(partition, unused, unused, unused)
-        with ExitStack() as states:
-            for device, enabled, dtype in self.casting:
-                casting = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=self.cached)
-                states.enter_context(casting)
+        with self._casts() as states:
             for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
                 states.enter_context(state)
             states.enter_context(_torch.gradients_from(ends, self.uses.count, ends.layouts))
             compiled(module or self.module, list(inputs or self.inputs))
         (program,) = found
         return program
+
+    def _casts(self) -> ExitStack:
+        states = ExitStack()
+        for device, enabled, dtype in self.casting:
+            casting = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=self.cached)
+            states.enter_context(casting)
+        return states
 
     def _program(self, joint: torch.fx.GraphModule, num_forward_outputs: int, ends: _Ends) -> Program:
         dropouts_as_eager(joint.graph)

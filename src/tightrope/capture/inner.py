@@ -5,9 +5,10 @@ Idea        A captured call is one node of autograd. Where one output is compute
             or changes it gets a part only. So each such output gets a small node of its own, with edges
             to the outputs that it is computed from. Its backward looks whether somebody wants the
             gradient there: a hook, ``retain_grad`` or ``torch.autograd.grad``.
-Guarantee   A wanted gradient is never partial: that backward is refused, and from then on the call runs
-            cut behind each such output. Then autograd makes the sums. Unwanted, the plan stays whole.
-Complexity  A node of autograd for each such output.
+Guarantee   A wanted gradient is never partial. In that backward the forward runs again in parts, without a
+            plan; where it cannot, the backward is refused. From then on the call is planned in parts
+            that end at such outputs, and autograd makes the sums. Unwanted, the plan stays whole.
+Complexity  A node of autograd for each part.
 Gaps        Outputs of tensor subclasses are left as they come.
 
     whole  inputs ── [ call ] ── features ┄┄ loss        cut  inputs ── [ a ] ── features ── [ b ] ── loss
@@ -17,7 +18,8 @@ import operator
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from contextlib import ExitStack
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 import torch.fx
@@ -61,53 +63,162 @@ class Activations:
     Attributes:
         inner: see `inner_outputs`.
         wanted: whether somebody wanted one of these gradients.
+        repeats: whether the forward gives the same when it runs again, but for the generator's state.
+        draws: whether the forward draws random numbers.
     """
 
-    def __init__(self, module: torch.fx.GraphModule) -> None:
-        self.inner = inner_outputs(module)
-        self.wanted = False
+    def __init__(self, module: torch.fx.GraphModule, casting: Callable[[], ExitStack]) -> None:
+        self.module, self.inner, self._casting = module, inner_outputs(module), casting
+        self.wanted = self.draws = False
+        self.repeats = True
+        self._before = {one for some in self.inner.values() for one in some}
+        self._parts: list[list[int]] = [[]]
+        results = _results(module)
+        for node in module.graph.nodes if self.inner else ():
+            for number in [k for k, one in enumerate(results) if one is node and _floats(node)][:1]:
+                self._parts[-1].append(number)
+                if number in self._before:
+                    self._parts.append([])
 
-    def hand_out(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Give the outputs nodes of autograd that notice who wants their gradients."""
+    def begin(self) -> "LeavingCall | None":
+        """Begin a call; None where no gradient can be wanted."""
         if not self.inner or not torch.is_grad_enabled():
-            return outputs
-        given, probe = list(outputs), _edges.Probe()
-        watches: dict[int, _Watch] = {}
-        before = {one for some in self.inner.values() for one in some}
-        for number in _in_order(self.inner):
-            one = given[number]
-            if type(one) is not torch.Tensor or not one.requires_grad or one.is_leaf:
+            return None
+        return LeavingCall(self, torch.get_rng_state() if self.draws else None)
+
+    def hand_out(self, call: "LeavingCall", outputs: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
+        """Give the outputs nodes of autograd that notice who wants their gradients."""
+        given = list(outputs)
+        above: list[torch.Tensor] = []
+        for part, numbers in enumerate(self._parts):
+            mine = [number for number in numbers if _has_node(given[number])]
+            self.repeats &= bool(mine) or part == len(self._parts) - 1
+            if not mine:
                 continue
-            above = [other for other in self.inner.get(number, ()) if other in watches]
-            if not above and number not in before:
-                continue
-            watched = [watches[other] for other in above]
-            edges = [given[other] for other in above]
-            new = _Leaving.apply(self, probe, watched, one, probe.leaf, *edges)  # type: ignore[no-untyped-call]
-            if number in before:
-                watches[number] = _Watch(new)
-            given[number] = new
+            ones = [given[number] for number in mine]
+            saved = args if not above else ()
+            new = _Leaving.apply(call, part, mine, saved, *ones, call.probe.leaf, *above)  # type: ignore[no-untyped-call]
+            for number, one in zip(mine, new, strict=True):
+                given[number] = one
+                if number in self._before:
+                    above.append(one)
+                    call.watches[number] = _Watch(one)
         return given
 
-    def refuse(self) -> None:
-        """Cut the call from now on, and say so.
+    def refuse(self, why: str) -> NoReturn:
+        """Say that the call is cut from now on.
 
         Raises:
             TightropeError: always.
         """
-        self.wanted = True
         raise TightropeError(
-            "the gradient of an output of the model was wanted (register_hook, retain_grad or "
-            "torch.autograd.grad), and another output is computed from it. This step was planned without "
-            "that, so its gradients would be wrong: none was given. From now on the model is cut there: "
-            "call it again and repeat the step."
+            "the gradient of an output of the model is wanted (by register_hook, retain_grad or "
+            f"torch.autograd.grad), and another output is computed from it. {why}, so none was given. "
+            "From now on the model is planned in parts that end at such outputs: run this step again."
         )
 
+    def again(self, args: list[Any], state: torch.Tensor | None) -> "_Replay":
+        """Run the forward again, part by part, without a plan."""
+        if not self.repeats or (state is not None and any(_on_gpu(one) for one in args)):
+            self.refuse("The plan of this step does not make it, and its forward cannot run again")
+        replay = _Replay(split(self.module, self.inner))
+        with torch.enable_grad(), self._casting(), torch.random.fork_rng(devices=[], enabled=state is not None):
+            if state is not None:
+                torch.set_rng_state(state)
+            try:
+                replay.results = list(replay.run(*args, enable_io_processing=False))
+            except RuntimeError as error:  # an output is changed in place, or memory is short
+                self.refuse(f"Its forward cannot run again ({error})")
+        return replay
 
-def _in_order(inner: Inner) -> list[int]:
-    """List outputs, those first from which others are computed."""
-    every = {*inner, *(one for some in inner.values() for one in some)}
-    return sorted(every, key=lambda number: (len(inner.get(number, ())), number))
+
+def _has_node(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.requires_grad and not value.is_leaf
+
+
+def _on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
+
+
+class _Replay(torch.fx.Interpreter):
+    """A forward that ran again in parts, each with a graph of its own."""
+
+    def __init__(self, parts: torch.fx.GraphModule) -> None:
+        super().__init__(parts)
+        self.runs: list[tuple[Sequence[Any], list[Any], Sequence[Any]]] = []
+        self.results: list[Any] = []
+        self.came: dict[int, torch.Tensor] = {}
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves = [
+            one.detach().requires_grad_(one.requires_grad) if isinstance(one, torch.Tensor) else one
+            for one in args
+        ]
+        made = self.fetch_attr(target)(*leaves, **kwargs)
+        self.runs.append((args, leaves, made if isinstance(made, tuple) else (made,)))
+        return made
+
+    def back(self, part: int, came: Mapping[int, torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        """Run the backward of a part; return what goes to outputs of parts before."""
+        args, leaves, made = self.runs[part]
+        mine = {id(self.results[number]): one for number, one in came.items()}
+        seeds = {k: mine[id(one)] if id(one) in mine else self.came.pop(id(one), None) for k, one in enumerate(made)}
+        some = {k: seed for k, seed in seeds.items() if seed is not None}
+        wanted = [k for k, one in enumerate(leaves) if isinstance(one, torch.Tensor) and one.requires_grad]
+        if not some or not wanted:
+            return {}
+        found = torch.autograd.grad(
+            [made[k] for k in some], [leaves[k] for k in wanted], list(some.values()), allow_unused=True
+        )
+        numbers = {id(one): number for number, one in enumerate(self.results) if isinstance(one, torch.Tensor)}
+        above: dict[int, torch.Tensor] = {}
+        for k, one in zip(wanted, found, strict=True):
+            if one is None:
+                continue
+            if (number := numbers.get(id(args[k]))) is not None:
+                above[number] = one
+            else:
+                before = self.came.get(id(args[k]))
+                self.came[id(args[k])] = one if before is None else before + one
+        return above
+
+
+class LeavingCall:
+    """One call, whose outputs somebody may want the gradients of.
+
+    Attributes:
+        watches: number of an output from which others are computed -> who wants its gradient.
+        probe: see there.
+    """
+
+    def __init__(self, activations: Activations, state: torch.Tensor | None) -> None:
+        self.activations, self._state = activations, state
+        self.probe = _edges.Probe()
+        self.watches: dict[int, _Watch] = {}
+        self.others: list[Any] = []
+        self._again: tuple[int, _Replay, list[Any]] | None = None
+
+    def gradients(self) -> list[Any] | None:
+        """Return the gradients of the inputs where the backward under way goes without the plan, else None."""
+        if self._again is None or self._again[0] != _edges.backward_number():
+            return None
+        _, replay, args = self._again
+        self._again = None
+        return [replay.came.get(id(one)) for one in args]
+
+    def replay(self, part: int, node: Any) -> _Replay | None:
+        """Tell how the backward under way goes without the plan; None where the plan holds."""
+        task = _edges.backward_number()
+        if self._again is not None and self._again[0] == task:
+            return self._again[1]
+        if not any(watch.wanted(self.probe) for watch in self.watches.values() if watch.part < part):
+            return None
+        self.activations.wanted = True
+        first = next(one for one, _ in node.next_functions if getattr(one, "part", None) == 0)
+        given = iter(first.saved_tensors)
+        args = [next(given) if one is None else one for one in self.others]
+        self._again = task, self.activations.again(args, self._state), args
+        return self._again[1]
 
 
 class _Watch:
@@ -116,41 +227,45 @@ class _Watch:
     def __init__(self, tensor: torch.Tensor) -> None:
         tensor._backward_hooks = self.hooks = OrderedDict[int, Any]()
         self._tensor, self._node = weakref.ref(tensor), tensor.grad_fn
+        self._at = tensor.output_nr
+        self.part: int = self._node.part  # type: ignore[union-attr]
 
     def wanted(self, probe: _edges.Probe) -> bool:
         tensor = self._tensor()
         retained = tensor is not None and tensor.retains_grad
-        return bool(self.hooks) or retained or _edges.is_wanted(self._node, probe)
+        return bool(self.hooks) or retained or _edges.is_wanted(self._node, self._at, probe)
 
 
 class _Leaving(torch.autograd.Function):
-    """An output as it is."""
+    """The outputs of a part as they are."""
 
     @staticmethod
     def forward(
-        ctx: Any, activations: Activations, probe: _edges.Probe, watched: list[_Watch], one: torch.Tensor, *_: Any
-    ) -> torch.Tensor:
-        ctx.activations, ctx.probe, ctx.watched = activations, probe, watched
+        ctx: Any, call: LeavingCall, part: int, numbers: list[int], args: Sequence[Any], *ones: torch.Tensor
+    ) -> Any:
+        ctx.call, ctx.part, ctx.numbers, ctx.num = call, part, numbers, len(ones)
         ctx.set_materialize_grads(False)
-        return one.detach()  # autograd makes a view of what is returned as it came
+        if args:
+            ctx.save_for_backward(*[one for one in args if isinstance(one, torch.Tensor)])
+            call.others = [None if isinstance(one, torch.Tensor) else one for one in args]
+        return tuple(one.detach() for one in ones[: len(numbers)])  # what is returned as it came is made a view
 
     @staticmethod
-    def backward(ctx: Any, came: torch.Tensor | None) -> Any:
-        if came is not None and any(watch.wanted(ctx.probe) for watch in ctx.watched):
-            ctx.activations.refuse()
-        return None, None, None, came, None, *[None] * len(ctx.watched)
+    def backward(ctx: Any, *came: torch.Tensor | None) -> Any:
+        call, num = ctx.call, len(came)
+        above: list[Any] = [None] * (ctx.num - num)
+        replay = call.replay(ctx.part, ctx)
+        if replay is None:
+            return None, None, None, None, *came, *above
+        found = replay.back(ctx.part, dict(zip(ctx.numbers, came, strict=True)))
+        for at, number in enumerate(call.watches):
+            if 1 + at < len(above):  # the first is the probe
+                above[1 + at] = found.get(number)
+        return None, None, None, None, *[None] * num, *above
 
 
-def cut(
-    module: torch.fx.GraphModule, inner: Inner, compiled: Callable[[torch.fx.GraphModule, list[Any]], Any]
-) -> torch.fx.GraphModule:
-    """Cut a captured graph behind each output from which another is computed.
-
-    Args:
-        module: see there.
-        inner: see `inner_outputs`.
-        compiled: makes what runs a part, given it and what its first call is given.
-    """
+def split(module: torch.fx.GraphModule, inner: Inner) -> torch.fx.GraphModule:
+    """Split a captured graph behind each output from which another is computed."""
     results = _results(module)
     behind = {results[one] for some in inner.values() for one in some}
     part_of: dict[torch.fx.Node, int] = {}
@@ -158,7 +273,20 @@ def cut(
     for node in module.graph.nodes:
         part_of[node] = part
         part += node in behind
-    parts = split_module(module, module, part_of.__getitem__, keep_original_order=True)
+    return split_module(module, module, part_of.__getitem__, keep_original_order=True)
+
+
+def cut(
+    module: torch.fx.GraphModule, inner: Inner, compiled: Callable[[torch.fx.GraphModule, list[Any]], Any]
+) -> torch.fx.GraphModule:
+    """Split a captured graph in parts that are captured each by itself.
+
+    Args:
+        module: see `split`.
+        inner: see `split`.
+        compiled: makes what runs a part, given it and what its first call is given.
+    """
+    parts = split(module, inner)
     for name, child in list(parts.named_children()):
         if isinstance(child, torch.fx.GraphModule):
             setattr(parts, name, _Part(child, compiled))
