@@ -138,14 +138,14 @@ print(model.report.enforced, tightrope.native.compiler())
 def test_the_wheel_enforces_a_budget_where_no_compiler_is(tmp_path: Path) -> None:
     made = wheel.make([prebuilt.torch_folder()], Path("build/libraries").absolute(), tmp_path / "dist")
     assert made.stat().st_size < 8e6
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "new"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "new"], check=True)
     python = tmp_path / "new/bin/python"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     (tmp_path / "new/lib" / version / "site-packages/others.pth").write_text(
         f"{prebuilt.torch_folder().parent}\n"
     )
-    pip = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--ignore-installed"]
-    subprocess.run([*pip, made], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--ignore-installed", made], check=True)
     (tmp_path / "train.py").write_text(ENFORCED)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"CXX": "/no/compiler", "PATH": "", "TIGHTROPE_CACHE": str(tmp_path / "cache")}

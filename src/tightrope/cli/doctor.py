@@ -11,8 +11,7 @@ import torch
 from tightrope.capture import _torch
 from tightrope.core import NativeError, format_bytes
 from tightrope.native import compiler, library
-from tightrope.native.interface import missing
-from tightrope.native.interface import load
+from tightrope.native.interface import load, missing
 
 _PACKAGES = ("tightrope", "torch", "numpy", "msgspec", "highspy", "transformers", "torchvision", "triton")
 
