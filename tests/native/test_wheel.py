@@ -124,12 +124,13 @@ def test_a_wheel_has_its_libraries_a_manifest_and_a_tag(
 
 ENFORCED = """
 import torch, tightrope
+from tightrope.native import compiler
 assert "site-packages" in tightrope.__file__, tightrope.__file__
 layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(8)]
 model = torch.nn.Sequential(*layers)
 model = tightrope.compile(model, budget="8MiB")
 model(torch.randn(256, 256)).sum().backward()
-print(model.report.enforced, tightrope.native.compiler())
+print(tightrope.report(model).enforced, compiler())
 """
 
 
