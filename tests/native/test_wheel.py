@@ -11,7 +11,7 @@ import pytest
 
 from tightrope.core import NativeError
 from tightrope.native import build, prebuilt, wheel
-from tightrope.native.prebuilt import Library
+from tightrope.native.prebuilt import BuiltLibrary
 
 SMALL = 'extern "C" int answer() { return 42; }\n'
 
@@ -25,9 +25,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "packer.cpp").write_text(SMALL)
     monkeypatch.setattr(prebuilt, "SOURCES", tmp_path)
     monkeypatch.setattr(prebuilt, "LIBRARIES", tmp_path / "libraries")
-    listed = [Library("packer", prebuilt.hash_of(tmp_path / "packer.cpp"))]
+    listed = [BuiltLibrary("packer", prebuilt.hash_of(tmp_path / "packer.cpp"))]
     hook = prebuilt.hash_of(tmp_path / "hook/allocator.cpp")
-    listed += [Library("allocator", hook, minor) for minor in ("2.12", "2.13")]
+    listed += [BuiltLibrary("allocator", hook, minor) for minor in ("2.12", "2.13")]
     (tmp_path / "libraries").mkdir()
     for library in listed:
         (tmp_path / "libraries" / library.file).write_bytes(b"")
@@ -116,10 +116,10 @@ def test_a_wheel_has_its_libraries_a_manifest_and_a_tag(
     with zipfile.ZipFile(made) as file:
         names = [name for name in file.namelist() if "/libraries/" in name]
         listed = msgspec.json.decode(
-            file.read("tightrope/native/libraries/manifest.json"), type=list[Library]
+            file.read("tightrope/native/libraries/manifest.json"), type=list[BuiltLibrary]
         )
     assert sorted(names) == [f"tightrope/native/libraries/{name}" for name in ("answer.so", "manifest.json")]
-    assert listed == [Library("answer", prebuilt.hash_of(sources / "solvers/answer.cpp"))]
+    assert listed == [BuiltLibrary("answer", prebuilt.hash_of(sources / "solvers/answer.cpp"))]
 
 
 ENFORCED = """

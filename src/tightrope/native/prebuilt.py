@@ -22,7 +22,7 @@ _VERSION: Final = re.compile(r"""^__version__ = ['"](\d+\.\d+)\.\d+(\+\S*)?['"]"
 """Of a release: nothing fits one that is not out yet, as its headers may still change."""
 
 
-class Library(msgspec.Struct, frozen=True):
+class BuiltLibrary(msgspec.Struct, frozen=True):
     """One library of a wheel.
 
     Attributes:
@@ -65,19 +65,19 @@ def prebuilt(name: str) -> Path | None:
     return next((file for one in fitting if (file := LIBRARIES / one.file).is_file()), None)
 
 
-def _manifest() -> list[Library]:
+def _manifest() -> list[BuiltLibrary]:
     file = LIBRARIES / MANIFEST
     return read(file) if file.is_file() else []
 
 
-def read(file: Path) -> list[Library]:
+def read(file: Path) -> list[BuiltLibrary]:
     """Read a manifest.
 
     Raises:
         NativeError: it is no manifest.
     """
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[Library])
+        return msgspec.json.decode(file.read_bytes(), type=list[BuiltLibrary])
     except msgspec.DecodeError as error:
         raise NativeError(f"{file} is damaged ({error}): install tightrope again.") from error
 

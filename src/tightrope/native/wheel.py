@@ -19,7 +19,7 @@ import msgspec
 
 from tightrope.core import NativeError
 from tightrope.native.build import SOURCES, TORCH, compile_one, compiler
-from tightrope.native.prebuilt import MANIFEST, Library, hash_of, torch_folder, torch_minor
+from tightrope.native.prebuilt import MANIFEST, BuiltLibrary, hash_of, torch_folder, torch_minor
 
 FOLDER: Final = "TIGHTROPE_LIBRARIES"
 TAG: Final = "TIGHTROPE_TAG"
@@ -75,8 +75,8 @@ def make(torches: Sequence[Path], built: Path, wheels: Path) -> Path:
     return Path((result.stdout + result.stderr).split()[-1])
 
 
-def _built(source: Path, folder: Path, torch: Path | None = None) -> Library:
-    library = Library(source.stem, hash_of(source), torch_minor(torch) if torch else "")
+def _built(source: Path, folder: Path, torch: Path | None = None) -> BuiltLibrary:
+    library = BuiltLibrary(source.stem, hash_of(source), torch_minor(torch) if torch else "")
     command = compiler()
     if command is None:
         raise NativeError("a wheel is built with a C++ compiler, and there is none: set CXX to one.")

@@ -217,6 +217,10 @@ class CompiledModel:
             self._lifted = False
             self.accounts.hold(self, self.calls.budget, name=self.name)
 
+    def rehearse(self, model: "weakref.ref[torch.nn.Module]", args: Any, kwargs: Any) -> None:
+        """Learn from a call on shapes alone which budget is enough."""
+        self.calls.prospects.rehearse(_alive(model), args, kwargs)
+
     def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
         """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
         budget = self.settings.budget
@@ -263,6 +267,12 @@ class CompiledModel:
             self._inside_step = False
             assert self.replay is not None
             self.replay.__exit__(None, None, None)
+
+
+def _alive(reference: "weakref.ref[torch.nn.Module]") -> torch.nn.Module:
+    model = reference()
+    assert model is not None
+    return model
 
 
 def _weakly(this: "weakref.ref[CompiledModel]", act: Callable[[CompiledModel], None]) -> Callable[[], None]:
@@ -450,9 +460,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
                 return result
             if percent := not isinstance(compiled.settings.budget, int):
                 trial(*args, **kwargs)
-                owner = model()
-                assert owner is not None
-                compiled.calls.prospects.rehearse(owner, args, kwargs)
+                compiled.rehearse(model, args, kwargs)
             if percent or compiled.settings.fallback == "evict":
                 compiled.drop(model, reason)  # a percentage raises
                 return call(*args, **kwargs)
@@ -461,9 +469,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
 
     def for_many(args: Any, kwargs: Any) -> tuple[Any, str]:
         """Capture for all sizes, or for these alone as long as enough is known of their bucket."""
-        owner = model()
-        assert owner is not None
-        with compiled.buckets.calling(owner, args, kwargs) as alone:
+        with compiled.buckets.calling(_alive(model), args, kwargs) as alone:
             if alone:
                 result, reason = attempt(ways.whole, args, kwargs, trial)
                 if not reason:
@@ -472,11 +478,9 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             return attempt(ways.many, args, kwargs, trial)
 
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
-        owner = model()
-        assert owner is not None
-        known, restore = compiled.num_graphs, state_of(owner, args, kwargs)
+        known, restore = compiled.num_graphs, state_of(_alive(model), args, kwargs)
         if not compiled.calls.num_forwards and hooks is None:
-            compiled.calls.prospects.rehearse(owner, args, kwargs)
+            compiled.rehearse(model, args, kwargs)
         run = hooks or ways.pieces
         result, reason = attempt(run, args, kwargs, trial, compiled.beside.traced)
         if not reason and not compiled.num_graphs:
@@ -485,7 +489,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             compiled.say_in_pieces()
             compiled.num_new = compiled.num_new + 1 if (new := compiled.num_graphs - known) else 0
             if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
-                compiled.calls.prospects.rehearse(owner, args, kwargs)
+                compiled.rehearse(model, args, kwargs)
                 compiled.drop(model, f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
             return result
         del result
