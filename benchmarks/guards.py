@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -25,9 +26,12 @@ Inputs = Callable[[random.Random], tuple[Any, ...]]
 class Net(nn.Module):
     """A small net; what it does beyond a layer is drawn, or wanted by the case."""
 
+    scale: Tensor
+
     def __init__(self, draw: random.Random, does: str) -> None:
         super().__init__()
-        self.does, self.act = does, draw.choice([torch.tanh, torch.sin, functional.gelu, functional.silu])
+        acts: list[Callable[..., Tensor]] = [torch.tanh, torch.sin, functional.gelu, functional.silu]
+        self.does, self.act = does, draw.choice(acts)
         self.inner, self.more = nn.Linear(WIDTH, WIDTH), draw.random() < 0.5
         self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDTH))
 
@@ -47,7 +51,8 @@ class Net(nn.Module):
             h = h * factor
         if self.training:
             h = h * 0.75
-        return h.abs().square().mean()
+        loss: torch.Tensor = h.abs().square().mean()
+        return loss
 
 
 @dataclass(frozen=True)
@@ -140,14 +145,18 @@ def _set(change: Callable[[Any], Any], wanted: Any, before: Any) -> Around:
     return _setting(do)
 
 
+def _nothing(call: Callable[..., Any], *args: Any) -> None:
+    call(*args)
+
+
 def _without_bias(net: Net) -> Callable[[], None]:
     net.inner.bias.requires_grad_(False)
-    return lambda: net.inner.bias.requires_grad_(True) and None
+    return partial(_nothing, net.inner.bias.requires_grad_, True)
 
 
 def _evaluate(net: Net) -> Callable[[], None]:
     net.eval()
-    return lambda: net.train() and None
+    return partial(_nothing, net.train)
 
 
 def _hook(net: Net) -> Callable[[], None]:
@@ -155,7 +164,7 @@ def _hook(net: Net) -> Callable[[], None]:
 
 
 def _move(net: Net) -> Callable[[], None]:
-    net.scale = net.scale.flip(0)
+    net.scale = torch.flip(net.scale, (0,))
     net.inner.weight.data = net.inner.weight.data.clone()
     return lambda: None
 

@@ -19,7 +19,9 @@ class Probe:
     def runs(self) -> bool:
         """Whether the backward under way is to give every leaf its gradient."""
         assert self._node is not None
-        return bool(torch._C._will_engine_execute_node(self._node.next_functions[0][0]))
+        leaf = self._node.next_functions[0][0]
+        assert leaf is not None
+        return bool(torch._C._will_engine_execute_node(leaf))
 
 
 def backward_number() -> int:

@@ -187,11 +187,8 @@ def _geometry(tensor: torch.Tensor) -> Hashable:
 
 
 def _kernels_of_attention() -> Hashable:
-    return (
-        cuda.flash_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
+    return tuple(
+        getattr(cuda, f"{kind}_sdp_enabled")() for kind in ("flash", "math", "mem_efficient", "cudnn")
     )
 
 
@@ -251,4 +248,4 @@ def _captured(
             f"limit and without a plan: {error}",
             stacklevel=2,
         )
-        return torch.compiler.disable(module)  # type: ignore[no-any-return]
+        return torch.compiler.disable(module)  # type: ignore[no-any-return, no-untyped-call]

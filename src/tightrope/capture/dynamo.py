@@ -74,7 +74,7 @@ def make_backend(
     def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
         told: list[str] = []
 
-        def capture(given: Sequence[Any]) -> tuple[CapturedCall, Any]:
+        def capture(given: list[Any]) -> tuple[CapturedCall, Any]:
             call = CapturedCall(module, name, told, shared=not foresee)
             try:
                 return call, call.compiled(host, given, _foreseen if foresee else _everything)
@@ -84,7 +84,7 @@ def make_backend(
         first, run = capture(example)
         told += first.told
         key = Key(module, example, first.written)
-        return serving_all(module, key, key.of(example), run, lambda given: capture(given)[1])
+        return serving_all(module, key, key.of(example), run, lambda given: capture(list(given))[1])
 
     return backend
 
@@ -218,7 +218,8 @@ class CapturedCall:
         def backward(args: list[Any]) -> list[Any]:
             if not hasattr(args[0], "later"):
                 raise TightropeError(_REPLACED)
-            rest, by_group, leaving = args[0].later
+            told: _Later = args[0].later
+            rest, by_group, leaving = told
             if leaving is not None and (made := leaving.gradients()) is not None:
                 return made
             gradients = runners[-1].backward(args, by_group if by_group and by_group.all_run else None)

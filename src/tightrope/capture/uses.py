@@ -200,7 +200,8 @@ def _input_behind(output: Any, ends: Mapping[Any, int]) -> tuple[int, Any] | Non
     if not isinstance(output, torch.Tensor) or not output.requires_grad:
         return None
     edge = torch.autograd.graph.get_gradient_edge(output)
-    node, at, before = edge.node, edge.output_nr, None
+    node: Any = edge.node
+    at, before = edge.output_nr, None
     for _ in range(_MOST_VIEWS):
         if (number := ends.get((node, at))) is not None:
             return number, before
@@ -223,11 +224,19 @@ _VIEWS = (
     "Unsqueeze",
     "Squeeze",
     "Expand",
+    "AsStrided",
+    "Split",
+    "Unbind",
+    "Reshape",
+    "Diagonal",
+    "Unfold",
 )
 
 
 def _is_view(node: Any) -> bool:
-    return node.name().startswith((*_VIEWS, "AsStrided", "Split", "Unbind", "Reshape", "Diagonal", "Unfold"))
+    return str(node.name()).startswith(
+        (*_VIEWS, "AsStrided", "Split", "Unbind", "Reshape", "Diagonal", "Unfold")
+    )
 
 
 def _sums_behind_views(joint: torch.fx.GraphModule, num_forward: int) -> list[str]:
