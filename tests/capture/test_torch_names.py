@@ -49,15 +49,9 @@ def test_private_modules_are_imported_in_seven_files_only() -> None:
 
 
 def test_what_is_imported_there_is_probed() -> None:
-    files = (
-        _torch.__file__,
-        _eager.__file__,
-        _guards.__file__,
-        _norms.__file__,
-        _random.__file__,
-        _sizes.__file__,
-    )
-    imported = {name for file in files for name in _imports(ast.parse(Path(file).read_text()))}
+    files = (_torch, _eager, _guards, _norms, _random, _sizes)
+    texts = [Path(str(file.__file__)).read_text() for file in files]
+    imported = {name for text in texts for name in _imports(ast.parse(text))}
     probed = set(_torch.PROBES.values())
     for name in imported:
         if name.startswith("torch._"):
