@@ -22,12 +22,16 @@ Around = Callable[["Net"], Any]
 Inputs = Callable[[random.Random], tuple[Any, ...]]
 
 
+_ACTS: Final[list[Callable[[Tensor], Tensor]]] = [torch.tanh, torch.sin, functional.gelu, functional.silu]
+
+
 class Net(nn.Module):
     """A small net; what it does beyond a layer is drawn, or wanted by the case."""
 
     def __init__(self, draw: random.Random, does: str) -> None:
         super().__init__()
-        self.does, self.act = does, draw.choice([torch.tanh, torch.sin, functional.gelu, functional.silu])
+        self.does, self.act = does, draw.choice(_ACTS)
+        self.scale: Tensor
         self.inner, self.more = nn.Linear(WIDTH, WIDTH), draw.random() < 0.5
         self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDTH))
 
@@ -47,7 +51,8 @@ class Net(nn.Module):
             h = h * factor
         if self.training:
             h = h * 0.75
-        return h.abs().square().mean()
+        loss: Tensor = h.abs().square().mean()
+        return loss
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def _same(draw: random.Random) -> tuple[Tensor, Tensor]:
 
 
 @contextlib.contextmanager
-def _during(do: Callable[[Net], Callable[[], None]], net: Net) -> Iterator[None]:
+def _during(do: Callable[[Net], Callable[[], object]], net: Net) -> Iterator[None]:
     undo = do(net)
     try:
         yield
@@ -128,26 +133,26 @@ def _during(do: Callable[[Net], Callable[[], None]], net: Net) -> Iterator[None]
         undo()
 
 
-def _setting(do: Callable[[Net], Callable[[], None]]) -> Around:
+def _setting(do: Callable[[Net], Callable[[], object]]) -> Around:
     return lambda net: _during(do, net)
 
 
 def _set(change: Callable[[Any], Any], wanted: Any, before: Any) -> Around:
-    def do(_: Net) -> Callable[[], None]:
+    def do(_: Net) -> Callable[[], object]:
         change(wanted)
         return lambda: change(before)
 
     return _setting(do)
 
 
-def _without_bias(net: Net) -> Callable[[], None]:
+def _without_bias(net: Net) -> Callable[[], object]:
     net.inner.bias.requires_grad_(False)
-    return lambda: net.inner.bias.requires_grad_(True) and None
+    return lambda: net.inner.bias.requires_grad_(True)
 
 
-def _evaluate(net: Net) -> Callable[[], None]:
+def _evaluate(net: Net) -> Callable[[], object]:
     net.eval()
-    return lambda: net.train() and None
+    return lambda: net.train()
 
 
 def _hook(net: Net) -> Callable[[], None]:

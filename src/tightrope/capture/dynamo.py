@@ -231,16 +231,7 @@ class CapturedCall:
             lambda _part, _inputs: boxed(backward),
             inference,
         )
-        try:
-            forget_other_dtypes()
-            with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
-                run = compiled(self.module, example)
-        except (AssertionError, RuntimeError) as error:
-            ours = isinstance(error, TightropeError | torch.OutOfMemoryError)
-            if ours or not _torch.refused_by_tracing(error):
-                raise
-            said = str(error).strip().partition("\n")[0]
-            raise CaptureError(said or "torch's tracing refuses it.") from error
+        run = self._trace(compiled, example, ends)
         if not runners:
             return run
         self.inputs = [] if sizes_in(real) else _torch.without_values(real)
@@ -256,6 +247,23 @@ class CapturedCall:
             return outputs
 
         return call
+
+    def _trace(self, compiled: Callable[..., Any], example: list[Any], ends: _Ends) -> Any:
+        """Trace the call with a backend.
+
+        Raises:
+            CaptureError: torch's tracing refuses it.
+        """
+        try:
+            forget_other_dtypes()
+            with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
+                return compiled(self.module, example)
+        except (AssertionError, RuntimeError) as error:
+            ours = isinstance(error, TightropeError | torch.OutOfMemoryError)
+            if ours or not _torch.refused_by_tracing(error):
+                raise
+            said = str(error).strip().partition("\n")[0]
+            raise CaptureError(said or "torch's tracing refuses it.") from error
 
     def _traced(self, joint: torch.fx.GraphModule, num_forward: int, real: Sequence[Any]) -> Sequence[Any]:
         """Find the inputs of a traced graph, and which of the call's it writes."""
