@@ -7,8 +7,9 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 AXE := build/axe/package/axe.min.js
+SMOKE := build/smoke
 
-.PHONY: demo test test-all test-page check bench native clean
+.PHONY: demo test test-all test-page smoke sabotage check bench native clean
 
 $(STAMP): pyproject.toml constraints.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +27,23 @@ test: native
 
 test-all: native
 	$(BIN)/python -m pytest -n 2
+
+# The shortest test of every promise, on an installed wheel; its libraries are those of the environment above.
+$(SMOKE)/.current: $(STAMP) $(shell find src -type f -not -path '*/__pycache__/*')
+	rm -rf $(SMOKE) && mkdir -p $(SMOKE)
+	$(BIN)/python -c "import hatchling.build as b; b.build_wheel('$(SMOKE)')"
+	$(BIN)/python -m venv --without-pip $(SMOKE)
+	$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
+		$$($(SMOKE)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/libraries.pth
+	$(BIN)/python -m pip --python $(SMOKE)/bin/python install -q --no-deps --no-index $(SMOKE)/*.whl
+	touch $@
+
+smoke: native $(SMOKE)/.current
+	$(SMOKE)/bin/python -m tests.promises -n 2
+
+# Ten promises, each broken by one line in a copy of the installed package: the tests above must notice every one.
+sabotage: native $(SMOKE)/.current
+	$(SMOKE)/bin/python -m tests.sabotage
 
 # The page in a real browser. Root is needed where chromium or npm is missing; axe-core is never shipped.
 test-page: native $(AXE)

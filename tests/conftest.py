@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo.backends.common
 
+from tests.promises import named
 from tightrope.core import NativeError
 from tightrope.native.hook.allocator import allocator
 
@@ -17,6 +18,15 @@ torch.set_num_threads(1)
 _MUCH = 1 << 20
 """Bytes that budgets of tests leave free."""
 os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what docs/promises.md names: `-m smoke` chooses it."""
+    wanted = set(named())
+    for item in items:
+        if wanted & {item.nodeid, item.nodeid.partition("[")[0]}:
+            item.add_marker("smoke")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -212,6 +212,24 @@ def test_commands_that_pages_show_have_these_options() -> None:
         assert options <= known[name], (page, name, options - known[name])
 
 
+def test_the_train_py_of_the_readme_is_shipped_and_planned() -> None:
+    from typer.testing import CliRunner
+
+    from tightrope.cli.app import app
+
+    shown = next(snippet for snippet in SNIPPETS if "def build" in snippet)
+    shipped = (ROOT / "examples" / "train.py").read_text()
+    assert re.sub(r"\n+", "\n", shipped).endswith(re.sub(r"\n+", "\n", shown))
+    assert len(shown.splitlines()) <= 8
+    target = f"{ROOT / 'examples' / 'train.py'}:build"
+    found = CliRunner().invoke(app, ["plan", target, "--budget", "80%", "--json"])
+    assert found.exit_code == 0, found.output
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 def test_the_two_line_diff_of_the_readme_runs_in_a_loop() -> None:
     (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [line for line in diff.splitlines() if line.startswith("+")]

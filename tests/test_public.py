@@ -1,5 +1,6 @@
 """The public surface: what it holds, what importing it costs, and its two ambiguous names."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,14 @@ HEAVY = ("torch._dynamo", "torch._inductor", "transformers", "sklearn", "typer",
 def test_every_public_name_exists() -> None:
     assert list(tightrope.__all__) == sorted(set(tightrope.__all__))
     assert all(hasattr(tightrope, name) for name in tightrope.__all__)
+
+
+def test_what_the_page_calls_stable_is_what_is_public() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "public-api.md").read_text()
+    rows = re.findall(r"(?m)^\| (?:verbs|values[^|]*|units|errors) \| (.*) \|$", page)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(rows) == 4
+    assert sorted(named) == sorted(tightrope.__all__)
 
 
 def test_the_public_errors_are_one_family() -> None:

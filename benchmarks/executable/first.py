@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict
 from tightrope.core import TightropeError
-from tightrope.native import cache_folder
+from tightrope.native import library, sources
 
 _EAGER = "aot_eager"
 _AMPLE = "64GiB"
@@ -49,8 +49,8 @@ def _rows(name: str, _: Settings) -> Iterator[Row]:
         first, other = Path(folder) / "first", Path(folder) / "other"
         for empty in (first, other):
             empty.mkdir(mode=0o700)
-            for library in cache_folder().glob("*.so"):
-                shutil.copy2(library, empty)
+            for name in sources():
+                shutil.copy2(library(name), empty)
         peer = _fresh(name, _EAGER, first)
         row |= {"eager": peer["cpu"], "graphs": peer["graphs"]}
         row["ample"] = _fresh(name, _AMPLE, first)["cpu"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tightrope.core import Bytes, NativeError, Offset
-from tightrope.native.build import cache_folder
+from tightrope.core.cache import cache_folder
 from tightrope.place import Interval
 
 _CMAKE = """cmake_minimum_required(VERSION 3.16)
@@ -193,7 +193,7 @@ def build_minimalloc(folder: Path) -> Path:
     """
     if shutil.which("cmake") is None:
         raise NativeError("MiniMalloc is built with cmake, which is not installed.")
-    target = cache_folder() / "peer-minimalloc"
+    target = (cache_folder() or Path(tempfile.gettempdir())) / "peer-minimalloc"
     target.mkdir(parents=True, exist_ok=True)
     (target / "CMakeLists.txt").write_text(_CMAKE.format(folder=folder.resolve()))
     for command in (

@@ -36,6 +36,7 @@ from tightrope.core import (
     format_bytes,
     parse_bytes,
 )
+from tightrope.core.version import VERSION
 from tightrope.run.drawing import draw_with
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from tightrope.run.saving import save
     from tightrope.run.step import TrainingStep, step
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _WHERE: Final = {
     "Eviction": "run.evict.context",

@@ -45,6 +45,20 @@ def test_a_forecast_repeats_and_decides(phones):
     assert run("fleet", phones, *SMALL, "--mode", "async", "--bytes-limit", "1KB").code == 3
 
 
+def test_no_claim_of_room_is_made_without_a_plan(phones):
+    found = json.loads(run("fleet", phones, *SMALL, "--json").out)
+    room = next(one for one in found["promises"] if one["limit"] == "devices with room")
+    assert (found["go"], room["forecast"]) == (None, None)
+    assert "unknown without --step" in run("fleet", phones, *SMALL).out
+    tiny = FLEET.replace("50_000_000", "1000").replace("200_000_000", "25_999")
+    phones.write_text(tiny)
+    done = run("fleet", phones, *SMALL, "--size", "26KB")
+    assert done.code == 3
+    assert "no-go: the model has 26000 bytes, and training may take 25999 on 'new phone'" in done.err
+    phones.write_text(tiny.replace("25_999", "26_000"))
+    assert run("fleet", phones, *SMALL, "--size", "26KB").code == 0
+
+
 def test_a_page_shows_limits_and_progress_offline(phones, tmp_path):
     page = tmp_path / "phones.html"
     assert run("fleet", phones, *SMALL, "--page", page).code == 0

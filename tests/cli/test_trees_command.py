@@ -71,6 +71,46 @@ def test_a_damaged_table_is_refused_by_file_and_line(tables, text, message):
     assert not (tables / "f.json").exists()
 
 
+def test_columns_of_a_second_table_are_matched_by_name(tables):
+    rows = [line.split(",") for line in (tables / "two.csv").read_text().splitlines()]
+    (tables / "turned.csv").write_text("\n".join(",".join(row[::-1]) for row in rows) + "\n")
+
+    def result(second, test, *more):
+        small = ("--trees", "3", "--depth", "2", "--json")
+        done = run("trees", tables / "one.csv", tables / second, *small, "--test", tables / test, *more)
+        assert done.code == 0, done.err
+        found = json.loads(done.out)
+        return found["hash"], found["quality"]
+
+    assert result("two.csv", "two.csv") == result("two.csv", "turned.csv") == result("turned.csv", "two.csv")
+    lines = [
+        f"{left},{right}"
+        for left, right in zip(
+            *[(tables / f"{name}.csv").read_text().splitlines() for name in ("more", "one")], strict=True
+        )
+    ]
+    text = "\n".join(lines).replace("id,c,d,id", "id,c,d,again")
+    (tables / "both.csv").write_text(
+        "\n".join(",".join(r.split(",")[1:3] + r.split(",")[4:]) for r in text.split("\n"))
+    )
+    assert result("more.csv", "both.csv", "--split", "columns")[1]["test AUC"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,c,y\n1,1,1\n", "has no column 'b', which the forest has; it has a, c."),
+        ("a,b,c,y\n1,1,1,1\n", "has the column 'c', which the forest has not"),
+        ("a,b\n1,1\n", "has no column 'y' of labels"),
+    ],
+)
+def test_a_test_table_of_other_columns_is_refused(tables, text, message):
+    (tables / "test.csv").write_text(text)
+    done = run("trees", tables / "one.csv", "--trees", "1", "--depth", "1", "--test", tables / "test.csv")
+    assert done.code == 2
+    assert message in done.err
+
+
 def test_privacy_needs_a_public_range(tables):
     given = [
         "trees",

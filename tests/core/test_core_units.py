@@ -20,6 +20,8 @@ GOOD = [
     ("8GiB", 8 * 2**30),
     ("8 gib", 8 * 2**30),
     ("8 GB", 8 * 10**9),
+    ("8G", 8 * 2**30),
+    ("1.5k", 1536),
     ("2TiB", 2**41),
     ("2 TB", 2 * 10**12),
     ("1.5KiB", 1536),
@@ -51,7 +53,7 @@ BAD: list[object] = [
     [8],
     "8 GiBs",
     "8 XB",
-    "8 G",
+    "8 Q",
     "1e9",
     "1_000",
     "0x10",
@@ -83,6 +85,12 @@ WHOLE = [
 @pytest.mark.parametrize(("text", "size"), GOOD)
 def test_amounts_are_read(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
+
+
+def test_a_small_number_where_a_percentage_is_possible_is_asked_about() -> None:
+    with pytest.raises(BudgetSyntaxError, match=r"'80' is 80 bytes: did you mean \"80%\"\? Write \"80B\""):
+        parse_bytes("80", whole=1)
+    assert (parse_bytes("80B", whole=1), parse_bytes("101", whole=1), parse_bytes("80")) == (80, 101, 80)
 
 
 @pytest.mark.parametrize("text", BAD, ids=lambda text: repr(text)[:20])

@@ -2,9 +2,10 @@
 
 import functools
 import gc
+import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -60,7 +61,7 @@ NOT_TRIED: Final = "not tried"
 Cells = Mapping[tuple[str, str], str]
 
 
-def outcome(row: str, column: str, folder: Path) -> str:
+def outcome(row: str, column: str, folder: Path, num_steps: int = NUM_STEPS) -> str:
     """Run one loop without and with a budget, and say how they compare.
 
     Raises:
@@ -69,27 +70,27 @@ def outcome(row: str, column: str, folder: Path) -> str:
     """
     reset_dynamo()  # compiled code refers to its model
     gc.collect()
-    with accounts().unlimited(), twenty_updates():
-        wanted, _ = _played(row, Task(column, Seen(), folder / "plain", None))
+    with accounts().unlimited(), updates(num_steps):
+        wanted, _ = _played(row, Task(column, Seen(), folder / "plain", None, num_steps))
     budget = accounts().charged() + _room(column) + EXTRA
     native = accounts().allocator
     assert native is not None
     native.reset_peaks()
     accounts().take_peak()
     try:
-        with twenty_updates():
-            found, model = _played(row, Task(column, Seen(), folder / "planned", budget))
+        with updates(num_steps):
+            found, model = _played(row, Task(column, Seen(), folder / "planned", budget, num_steps))
     except InfeasibleError:
         return "refused"
     assert accounts().take_peak() <= budget  # updates, evaluation and what was saved included
     _check(model, MOST_OF_CALLS if "fully_shard" in row else MOST_PLANS)
-    assert len(wanted) == len(found) > NUM_STEPS
+    assert len(wanted) == len(found) > num_steps
     different = sum(a != b for a, b in zip(wanted, found, strict=True))
     return f"{different} of {len(found)} values differ" if different else "equal"
 
 
 @contextmanager
-def twenty_updates() -> Iterator[None]:
+def updates(number: int) -> Iterator[None]:
     """Count the updates of all optimizers."""
     seen: list[torch.optim.Optimizer] = []
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
@@ -97,27 +98,33 @@ def twenty_updates() -> Iterator[None]:
         yield
     finally:
         hook.remove()
-    assert len(seen) == NUM_STEPS
+    assert len(seen) == number
 
 
-def outcome_of_two(row: str, column: str, folder: Path) -> str:
-    """Run one loop in two processes that meet in the folder; say what both found."""
-    torch.multiprocessing.spawn(_process, args=(row, column, folder), nprocs=2)
-    return " and ".join({(folder / f"{rank}.txt").read_text() for rank in range(2)})
+def outcomes_of_two(cells: Sequence[tuple[str, str]], folder: Path, num_steps: int = NUM_STEPS) -> list[str]:
+    """Run loops in two processes that meet in the folder; say of each what both found."""
+    torch.multiprocessing.spawn(_process, args=(cells, folder, num_steps), nprocs=2)
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return [" and ".join(sorted(set(pair))) for pair in zip(*found, strict=True)]
 
 
-def _process(rank: int, row: str, column: str, folder: Path) -> None:
+def _process(rank: int, cells: Sequence[tuple[str, str]], folder: Path, num_steps: int) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    mine = folder / f"of {rank}"
-    mine.mkdir()
-    (folder / f"{rank}.txt").write_text(outcome(row, column, mine))
+    found = []
+    for number, (row, column) in enumerate(cells):
+        mine = folder / f"{number} of {rank}"
+        mine.mkdir()
+        found.append(outcome(row, column, mine, num_steps))
+    (folder / f"{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()
 
 
 def run_cell(row: str, column: str, folder: Path) -> str:
     """Run one cell of the table in as many processes as it takes."""
-    return (outcome_of_two if "2 processes" in row else outcome)(row, column, folder)
+    return (
+        outcomes_of_two([(row, column)], folder)[0] if "2 processes" in row else outcome(row, column, folder)
+    )
 
 
 def _played(row: str, task: Task) -> tuple[list[str], nn.Module]:

@@ -53,12 +53,14 @@ class Task:
         see: takes what the loop shows.
         folder: for checkpoints.
         budget: in bytes; None = the loop as it is.
+        num_steps: updates.
     """
 
     does: str
     see: Seen
     folder: Path
     budget: int | None
+    num_steps: int = NUM_STEPS
 
     @property
     def num_micro(self) -> int:
@@ -71,7 +73,7 @@ class Task:
     def data(self) -> list[dict[str, Tensor]]:
         few = [{"x": x, "labels": y} for x, y in batches(4, size=4096)]
         rank = distributed.get_rank() if distributed.is_initialized() else 0
-        return [few[(number + rank) % 4] for number in range(NUM_STEPS * self.num_micro)]
+        return [few[(number + rank) % 4] for number in range(self.num_steps * self.num_micro)]
 
     def build(self) -> nn.Module:
         return built(
@@ -131,7 +133,7 @@ def plain(
             with torch.no_grad():
                 task.see(*model(**batch).values())
             model.train()
-        if task.does == "save, resume" and number == NUM_STEPS // 2:
+        if task.does == "save, resume" and number == task.num_steps // 2:
             kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(kept, task.folder / "kept.pt")
             del model, optimizer, kept
@@ -173,7 +175,7 @@ def accelerate(task: Task, *, before: bool) -> nn.Module:
             with torch.no_grad():
                 task.see(*model(**batch).values())
             model.train()
-        if task.does == "save, resume" and number == NUM_STEPS // 2:
+        if task.does == "save, resume" and number == task.num_steps // 2:
             run.save_state(str(task.folder))
             run.load_state(str(task.folder))
     return model
@@ -211,7 +213,7 @@ def transformers(task: Task) -> nn.Module:
             eval_strategy="steps" if task.does == "evaluation" else "no",
             eval_steps=1,
             save_strategy="steps" if task.does == "save, resume" else "no",
-            save_steps=NUM_STEPS // 2,
+            save_steps=task.num_steps // 2,
             lr_scheduler_type="constant",
             logging_steps=1,
             report_to=[],
@@ -229,8 +231,8 @@ def transformers(task: Task) -> nn.Module:
         )
 
     if task.does == "save, resume":
-        trainer(NUM_STEPS // 2).train()
-    last = trainer(NUM_STEPS)
+        trainer(task.num_steps // 2).train()
+    last = trainer(task.num_steps)
     last.train(resume_from_checkpoint=task.does == "save, resume")
     return last.model
 
@@ -283,9 +285,9 @@ def lightning(task: Task) -> nn.Module:
         return trainer, module
 
     if task.does != "save, resume":
-        return fit(NUM_STEPS)[1].net
+        return fit(task.num_steps)[1].net
     kept = task.folder / "kept.ckpt"
-    trainer, module = fit(NUM_STEPS // 2)
+    trainer, module = fit(task.num_steps // 2)
     trainer.save_checkpoint(kept)
     del trainer, module
-    return fit(NUM_STEPS, kept)[1].net
+    return fit(task.num_steps, kept)[1].net

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import tightrope
-from tests.integrations.composing import twenty_updates
+from tests.integrations.composing import updates
 from tests.integrations.owned_loops import NUM_STEPS
 from tests.run.training import Blocks, Seen, batches, built
 from tightrope.capture._torch import reset_dynamo
@@ -100,7 +100,7 @@ def orders() -> dict[str, Any]:
         wanted = see.bits
         for order in wanted_orders:
             model, see = divided(build, order), Seen()
-            with twenty_updates():
+            with updates(NUM_STEPS):
                 loop(model, see)
             report = tightrope.report(blocks_of(model)[0] if "block" in order else model)
             assert report.enforced

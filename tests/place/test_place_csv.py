@@ -68,6 +68,12 @@ def test_what_is_written_is_read_back(tmp_path_factory, rows, suffix):
         ("id,lower,upper,size\n1,0,3,1.5\n", "line 2: size is '1.5'"),
         ("id,lower,upper,size\n1,0,3,4611686018427387905\n", "at most 2\\^62"),
         ("id,lower,upper,size\n1,3,3,4\n", "lower < upper"),
+        ("id,lower,upper,end,size\n1,3,5,9,4\n", "both upper \\(exclusive\\) and end \\(inclusive\\)"),
+        (
+            "id,lower,upper,size,offset\n1,3,5,4,-5\n",
+            "offset is -5: give 0 or more; -1 or an empty cell is none",
+        ),
+        ("id,lower,upper,size,hint\n1,3,5,4,-2\n", "hint is -2: give 0 or more"),
         ("id,lower,upper,size\n1,0,3,-4\n", "size >= 0"),
         ('id,lower,upper,size\n"1,0,3,4\n', "cannot read"),
         (f"id,lower,upper,size\n{'1' * 200_000},0,3,4\n", "larger than field limit .* Give a CSV file"),

@@ -262,8 +262,10 @@ def test_replay_runs_instead_of_the_random_op() -> None:
     assert problems(graph, plan) == []
 
 
-def test_python_search_serves_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_search_serves_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     graph = chain()
     budget = smallest(graph).budget * 11 // 10
     plan = solve(graph, budget=budget)

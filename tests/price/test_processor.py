@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tightrope.capture.dynamo import environment
+from tightrope.native import processor as module
 from tightrope.price import Measured, PriceStore
-from tightrope.price import processor as module
 from tightrope.price.processor import processor
 
 Pretend = Callable[[str], None]
@@ -36,10 +36,10 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
     def pretend(text: str) -> None:
         (tmp_path / "cpuinfo").write_text(text)
         monkeypatch.setattr(module, "_CPUINFO", tmp_path / "cpuinfo")
-        module._described.cache_clear()
+        module.described.cache_clear()
 
     yield pretend
-    module._described.cache_clear()
+    module.described.cache_clear()
 
 
 @pytest.mark.parametrize(

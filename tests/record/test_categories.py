@@ -96,3 +96,22 @@ def test_a_recomputed_activation_stays_one() -> None:
     ]
     assert again
     assert set(again) == {Category.ACTIVATION}
+
+
+def test_an_op_with_several_results_that_writes_over_an_input_is_followed() -> None:
+    """The backward of batch norm: its first result goes on in the bytes of an input."""
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 4))
+    model, batch = Classifier(layers), (torch.ones(2, 3, 8, 8), torch.zeros(2, dtype=torch.long))
+    tightrope.compile(model, budget="64MiB", progress=False)
+    model(*batch).backward()
+    with record_run(model) as planned:
+        model(*batch).backward()
+    (norm,) = [op for op in planned.graph.ops if op.target == "tightrope.norm_backward"]
+    assert norm.over in norm.reads
+
+    def read(trace: Trace) -> list[tuple[int, int, list[str]]]:
+        names = [[trace.events[k].name for k in b.readers] for b in trace.buffers]
+        ops = ([name for name in each if name != "tightrope.return"] for each in names)
+        return [(b.storage, b.bytes, each) for b, each in zip(trace.buffers, ops, strict=True)]
+
+    assert read(planned.trace) == read(forecast(planned.graph, planned.plan))

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from training import Blocks, batches, built
 
 import tightrope
-from tightrope.capture import capture_program
-from tightrope.core import Alloc, Graph, InfeasibleError, Run, Schedule, VerificationError
+from tightrope.capture import capture_program, measured
+from tightrope.core import Alloc, Graph, InfeasibleError, Plan, Run, Schedule, VerificationError
 from tightrope.lower import lower
 from tightrope.plan import smallest, solve
 from tightrope.price.kernels import Kernel
 from tightrope.run import running
+from tightrope.run.accounts import accounts
 from tightrope.run.check import RecomputeCheck, digest
 from tightrope.run.emit import Wrap, emit
 from tightrope.run.reference import Reference
@@ -87,6 +88,39 @@ def bits(code: Any, graph: Graph, given: list[Any]) -> list[str]:
     found = [digest(value) for value in outputs]
     gradients, _ = code.parts[1](kept, tangents)
     return found + [digest(value) for value in gradients]
+
+
+class Joined(nn.Module):
+    """A key that is made empty and then filled slice by slice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, rest = self.a(x).split([64, 32], -1)
+        key = x.new_empty(*x.shape[:-1], 96)
+        key[..., :64].copy_(first)
+        key[..., 64:].copy_(rest)
+        made: Tensor = x + self.b(torch.tanh(key))
+        return made
+
+
+def test_bytes_without_values_may_differ_when_they_are_made_again() -> None:
+    model, x = nn.Sequential(*(Joined() for _ in range(4))), torch.randn(256, 64)
+    captured, real = capture_program(model, (x,))
+    graph = measured(captured, real, accounts().allocator).graph
+    plain, executable = (lower(graph, one(graph).schedule) for one in (_given, smallest))
+    made = [run.target for run in executable.flat() if isinstance(run, Run)]
+    assert made.count("aten.new_empty.default") > 4
+    check, inputs = RecomputeCheck(graph, executable), [*real, *captured.constants]
+    with torch.no_grad():
+        wanted = bits(emit(graph, plain), graph, inputs)
+        assert bits(emit(graph, executable, wrap=check.wrap), graph, inputs) == wanted
+
+
+def _given(graph: Graph) -> Plan:
+    return solve(graph, budget=2**60, planner="given")
 
 
 def test_checking_counts_what_runs_again_and_changes_nothing() -> None:

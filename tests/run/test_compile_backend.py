@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,21 @@ def test_graph_breaks_give_several_plans() -> None:
     wanted = play(built(Broken), loop)
     model = torch.compile(built(Broken), backend="tightrope", options={"budget": "16MiB"})
     assert play(model, loop) == wanted
+
+
+def test_a_graph_that_cannot_be_planned_runs_as_it_is_within_the_limit() -> None:
+    def step(model: Any) -> torch.Tensor:
+        batch = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
+        made: torch.Tensor = model(batch).values().square().mean()
+        made.backward()
+        return made
+
+    layer = nn.Linear(8, 8)
+    wanted = step(layer)
+    model = torch.compile(layer, backend="tightrope", options={"budget": "64MiB"})
+    with pytest.warns(UserWarning, match="without a plan, within the limit: nested tensors"):
+        assert torch.equal(step(model), wanted)
+    assert allocator().limit is not None
 
 
 def test_a_missing_budget_and_an_unknown_option_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

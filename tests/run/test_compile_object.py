@@ -90,6 +90,21 @@ def test_a_nested_batch_after_another_runs_as_in_eager() -> None:
     assert "nested tensors" in tightrope.report(model).why
 
 
+def test_a_jagged_batch_runs_as_in_eager_and_the_report_says_why() -> None:
+    def step(model: nn.Module) -> Tensor:
+        batch = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
+        model(batch).values().square().mean().backward()
+        assert isinstance(model.weight.grad, Tensor)
+        return model.weight.grad
+
+    model = nn.Linear(8, 8)
+    wanted, model.weight.grad = step(model), None
+    tightrope.compile(model, budget="64MiB", progress=False)
+    with pytest.warns(UserWarning, match=r"nested tensors have no sizes|evicts nothing"):
+        assert torch.equal(step(model), wanted)
+    assert "nested tensors" in tightrope.report(model).why
+
+
 def test_class_state_and_parameters_stay_what_they_were() -> None:
     model = built(Blocks)
     names, ids = list(model.state_dict()), [id(p) for p in model.parameters()]

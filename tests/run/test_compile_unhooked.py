@@ -19,7 +19,9 @@ DATA = batches(3)
 def _unhooked(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.unfreeze()  # `DATA` is found by walking what the collector knows
     accounts()  # those of the process have their hook, whoever asks for them first
+    monkeypatch.setattr("tightrope.run.accounts.missing", lambda _: "no C++ compiler found.")
     monkeypatch.setattr("tightrope.run.accounts.compiler", lambda: None)
+    monkeypatch.setattr("tightrope.run.accounts.warn_once", lambda _: None)
     monkeypatch.setattr(PriceStore, "get", lambda *_: None)
     monkeypatch.setattr(PriceStore, "save", lambda _: None)
     unhooked = Accounts()

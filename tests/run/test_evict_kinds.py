@@ -32,6 +32,27 @@ def test_a_composite_op_with_a_kernel_of_the_cpu_has_its_bits() -> None:
     assert torch.equal(found, expected)
 
 
+def _jagged() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(5, 8), torch.ones(3, 8)], layout=torch.jagged)
+
+
+@pytest.mark.parametrize("op", ["sym_size", "sym_stride", "relu"])
+def test_an_op_without_a_kernel_is_known_without_an_error(op: str) -> None:
+    """C++ asks jagged tensors for their sizes by such ops, where an error ends the process."""
+    assert not classify(getattr(torch.ops.aten, op).default).composite
+
+
+def test_jagged_tensors_train_as_without_eviction() -> None:
+    layer = nn.Linear(8, 16)
+    layer(_jagged()).values().square().mean().backward()
+    expected, layer.weight.grad = layer.weight.grad, None
+    with evict("1MiB"):
+        layer(_jagged()).values().square().mean().backward()
+    assert layer.weight.grad is not None
+    assert expected is not None
+    assert torch.equal(layer.weight.grad, expected)
+
+
 def _convolutions() -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     layers = [

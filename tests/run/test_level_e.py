@@ -1,5 +1,6 @@
 """Models that no plan serves, below what their steps take: level E, with eager's bits."""
 
+import copy
 import gc
 import threading
 import warnings
@@ -291,3 +292,42 @@ def test_the_user_s_own_block_ends_one_that_a_finished_step_left_open() -> None:
     with tightrope.evict("8MiB") as own:
         assert own.is_innermost
     assert not evicted.last.is_innermost
+
+
+class Dropped(nn.Module):
+    """Layers that the data drop, behind a part that is planned before the rest is found to be none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.token = nn.Parameter(torch.zeros(64))
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, x: torch.Tensor, keep: list[int]) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        x = x.clone()
+        x[x[:, 0] > 0.5] = self.token
+        for number in keep:
+            x = x + self.layers[number](x)
+        return x.square().mean()
+
+
+def test_a_layer_may_get_its_state_in_a_later_step() -> None:
+    def losses(model: nn.Module) -> list[float]:
+        optimizer = torch.optim.AdamW(model.parameters())
+        found = []
+        for keep in ([0], list(range(8)), [3]):
+            loss = model(torch.randn(64, 64, generator=torch.Generator().manual_seed(len(keep))), keep)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    torch.manual_seed(0)
+    model = Dropped()
+    wanted = losses(copy.deepcopy(model))
+    tightrope.compile(model, budget=accounts().charged() + (64 << 20), progress=False)
+    with pytest.warns(UserWarning, match="level E"):
+        assert losses(model) == wanted

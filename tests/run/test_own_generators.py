@@ -1,9 +1,11 @@
 """Generators that are objects of the model, of its inputs or of its module draw what they draw in eager."""
 
 import random
+import secrets
 import weakref
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -139,6 +141,35 @@ def test_a_generator_is_found_where_models_and_inputs_hold_it() -> None:
     assert {type(one) for one in found} == {random.Random, torch.Generator, np.random.Generator, type(states)}
     assert made in found
     assert _GLOBAL in generators_in((OfModule(),))
+
+
+class Recorded(random.Random):
+    def getstate(self) -> Any:
+        raise RuntimeError("a stream is not read twice")
+
+
+def test_modules_and_generators_without_a_state_are_left_alone() -> None:
+    class Curious:
+        @property
+        def __class__(self) -> Any:
+            raise AssertionError("code of the object ran")
+
+    library = ModuleType("library")
+    library.draw = random.Random(1)  # type: ignore[attr-defined]
+    holder = [secrets, library, Curious(), random.SystemRandom(), Recorded(1), secrets.token_bytes, Recorded]
+    assert generators_in([holder, torch.distributed]) == []
+    before = RandomStates.now(holder)
+    assert before.differing(before.present()) == []
+
+
+@pytest.mark.parametrize("draw", [random.SystemRandom(), Recorded(1)])
+def test_a_model_that_holds_a_generator_without_a_state_is_planned(draw: random.Random) -> None:
+    model = Owner(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), draw)
+    model.forward = lambda x: model.inner(x).sum()  # type: ignore[method-assign, misc, assignment]
+    model.library = secrets  # type: ignore[assignment]
+    tightrope.compile(model, budget="64MiB", progress=False, verify="eager")
+    model(torch.ones(2, 8)).backward()
+    assert tightrope.report(model).level == "L1"
 
 
 def test_states_come_back_and_differences_are_named() -> None:

@@ -1,6 +1,7 @@
 """What a reader of standard error sees while something takes long."""
 
 import re
+import shutil
 import time
 
 import pytest
@@ -25,9 +26,14 @@ def test_where_there_is_no_terminal_a_task_is_one_line_or_silent(
 
 
 def test_on_a_terminal_a_task_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    with StatusLine(shown=True).task("measuring ops", 12):
-        pass
-    assert capsys.readouterr().out == ""
+    with StatusLine(shown=True).task("measuring ops", 12) as tick:
+        time.sleep(0.11)
+        tick(3, 12, "aten.mm")
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = [line.rstrip() for line in said.err.split("\r") if line]
+    assert lines == ["tightrope: measuring ops (12)", "tightrope: measuring ops 3/12 aten.mm", ""]
+    assert max(map(len, said.err.split("\r"))) < shutil.get_terminal_size().columns
 
 
 def test_every_plan_is_one_line_with_its_reason_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:

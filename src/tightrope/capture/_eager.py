@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
-from functools import cache, partial, partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, TypeAlias
@@ -21,6 +21,8 @@ from unittest.mock import patch
 import torch
 import torch.fx
 
+from tightrope.capture._branches import known_branches
+from tightrope.capture._forbidden import forbidden_calls_known
 from tightrope.capture._guards import functions_keep_their_derivatives
 from tightrope.capture._norms import norms_laid_out
 from tightrope.core import CaptureError
@@ -61,7 +63,6 @@ class _Answers:
 
 _TRACE: Final = threading.local()
 _OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
-_MADE: Final = ("arange", "full", "linspace", "ones", "tensor", "zeros")  # tensors of constants
 
 
 @contextmanager
@@ -105,7 +106,6 @@ def _taught() -> Iterator[None]:
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch._dynamo.variables.tensor import TensorVariable
-    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
     from torch.nn.modules.activation import _is_make_fx_tracing
 
     states, unpack, run = (
@@ -123,26 +123,28 @@ def _taught() -> Iterator[None]:
         return tensor.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
 
     with ExitStack() as stack:
-        stack.enter_context(
-            patch.object(
-                variables, "tracing_state_functions", lambda: states() | {_is_make_fx_tracing: False}
-            )
-        )
+        known = {_is_make_fx_tracing: False}
+        stack.enter_context(patch.object(variables, "tracing_state_functions", lambda: states() | known))
         stack.enter_context(patch.object(TensorVariable, "unpack_var_sequence", rows))
         stack.enter_context(patch.object(InstructionTranslator, "run", partialmethod(_run_again, run)))
         for kind, name, ours in (
-            (UserDefinedObjectVariable, "call_method", _with_contexts),
+            *((kind, "call_method", _with_contexts) for kind in _kinds_of_contexts()),
             (OutputGraph, "compile_subgraph", _without_contexts),
         ):
             stack.enter_context(patch.object(kind, name, partialmethod(ours, getattr(kind, name))))
         stack.enter_context(_entered(variables.TorchInGraphFunctionVariable._get_handlers(), told))
         kinds = dict.fromkeys(capturing, variables.TorchInGraphFunctionVariable)
         stack.enter_context(_entered(get_torch_obj_rule_map(), kinds))
-        for kind, table in _known_branches():
+        for kind, table in known_branches():
             stack.enter_context(patch.object(kind, "dispatch_table", table))
+        stack.enter_context(forbidden_calls_known(_is_ours))
         for more in (norms_laid_out, functions_keep_their_derivatives, _without_logs):
             stack.enter_context(more())
         yield
+
+
+def _is_ours() -> bool:
+    return getattr(_TRACE, "answers", None) is not None
 
 
 _META_FAILS: Final = "failed while attempting to run meta for"
@@ -154,18 +156,15 @@ def _without_logs() -> Iterator[None]:
     from torch._dynamo.variables.tensor import TensorVariable
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    def ours() -> bool:
-        return getattr(_TRACE, "answers", None) is not None
-
     def shown(record: logging.LogRecord) -> bool:
-        return not (ours() and str(record.msg).startswith(_META_FAILS))
+        return not (_is_ours() and str(record.msg).startswith(_META_FAILS))
 
     log, item = logging.getLogger(FakeTensorMode.__module__), "_warn_capture_scalar_outputs"
     warn = getattr(TensorVariable, item, None)  # told once per process: not used up here
     log.addFilter(shown)
     try:
         with (
-            patch.object(TensorVariable, item, staticmethod(lambda: ours() or warn()))
+            patch.object(TensorVariable, item, staticmethod(lambda: _is_ours() or warn()))
             if warn
             else nullcontext()
         ):
@@ -247,15 +246,25 @@ def _run_again(translator: Any, run: Callable[[Any], None]) -> None:
         raise exc.RestartAnalysis(restart_reason="asked whether it is compiled") from None
 
 
+def _kinds_of_contexts() -> tuple[Any, ...]:
+    """List the classes by which Dynamo follows objects, and context variables from torch 2.14 on."""
+    import torch._dynamo.variables.misc as misc
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    own = getattr(misc, "ContextVarVariable", None)
+    return (UserDefinedObjectVariable,) if own is None else (UserDefinedObjectVariable, own)
+
+
 def _with_contexts(
     variable: Any, call: Callable[..., Any], tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Trace a call of a method, also of a context variable that is set here or was in the same trace."""
-    context, answers = getattr(variable, "value", None), getattr(_TRACE, "answers", None)
+    context = getattr(variable, "cv_obj", getattr(variable, "value", None))
+    answers: _Answers | None = getattr(_TRACE, "answers", None)
     if isinstance(context, ContextVar) and answers is not None and answers.whole and not kwargs:
         known = answers.contexts.get(context, [])
         if name == "set" and len(args) == 1:
-            token = type(variable)(copy_context().run(context.set, None))
+            token = _kinds_of_contexts()[0](copy_context().run(context.set, None))
             answers.contexts[context] = [*known, (token, args[0])]
             return token
         if name == "get" and known:
@@ -276,73 +285,6 @@ def _without_contexts(output: Any, compile_: Callable[..., Any], *args: Any, **k
     if answers is not None and any(answers.contexts.values()):
         raise exc.Unsupported("a context variable is set in what is traced, and not put back")
     return compile_(output, *args, **kwargs)
-
-
-@cache
-def _known_branches() -> tuple[tuple[Any, list[Any]], ...]:
-    """Make tables that follow branches on tensors of constants alone; Dynamo leaves their values open."""
-    from torch._dynamo import symbolic_convert as convert
-    from torch._dynamo.variables import ConstantVariable
-
-    def known(jump: Any) -> Callable[[Any, Any], None]:
-        def follow(tx: Any, instruction: Any) -> None:
-            value = tx.stack[-1]
-            if value.is_tensor() and (found := _computed(value.as_proxy().node)) is not None:
-                tx.stack[-1] = ConstantVariable.create(found)
-            jump(tx, instruction)
-
-        return follow
-
-    def table(kind: Any) -> list[Any]:
-        jumps = (
-            (getattr(jump, "__qualname__", "").startswith("generic_jump"), jump)
-            for jump in kind.dispatch_table
-        )
-        return [known(jump) if branches else jump for branches, jump in jumps]
-
-    kinds = (convert.InstructionTranslator, convert.InliningInstructionTranslator)
-    return tuple((kind, table(kind)) for kind in kinds)
-
-
-def _computed(wanted: torch.fx.Node) -> bool | None:
-    """Compute the truth of a value of a traced graph; None where it depends on inputs or is drawn."""
-    needed, waiting = set(), [wanted]
-    while waiting:
-        node = waiting.pop()
-        sources = node.all_input_nodes
-        if node.op not in ("call_function", "call_method") or not (
-            sources or getattr(node.target, "__name__", "") in _MADE
-        ):
-            return None
-        needed.add(node)
-        waiting += [source for source in sources if source not in needed]
-    if any(_may_change(user) for node in needed for user in node.users if user is not wanted):
-        return None
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    values: dict[torch.fx.Node, Any] = {}
-    with (
-        _disable_current_modes(),
-        unset_fake_temporarily(),
-        torch.no_grad(),
-        torch.random.fork_rng(devices=()),
-    ):
-        state = torch.get_rng_state()
-        for node in wanted.graph.nodes:
-            if node in needed:
-                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                called = getattr(args[0], node.target) if isinstance(node.target, str) else node.target
-                values[node] = called(*(args[1:] if isinstance(node.target, str) else args), **kwargs)
-        drawn = not torch.equal(state, torch.get_rng_state())
-    return None if drawn else bool(values[wanted])
-
-
-def _may_change(node: torch.fx.Node) -> bool:
-    """Tell whether a call may change what it is given."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    operator = name.startswith(("i", "set")) and getattr(node.target, "__module__", "") == "_operator"
-    return operator or name.endswith("_") or "out" in node.kwargs
 
 
 @contextmanager

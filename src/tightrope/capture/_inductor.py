@@ -15,8 +15,8 @@ import torch
 import torch.fx
 
 from tightrope.capture._torch import real_tensors
-from tightrope.capture.loop_text import LoopKernel, LoopText, library_text, replace_file
-from tightrope.native import is_safe
+from tightrope.capture.loop_text import LoopKernel, LoopText, library_text
+from tightrope.core.cache import Folder
 
 _SETTINGS: dict[str, Any] = {"size_asserts": False, "keep_output_stride": True, "fx_graph_cache": False}
 _BELIEVED: Final = "cpp.vec_isa_ok"
@@ -223,10 +223,10 @@ def _own_copy(library: Path) -> Path:
 
     Where that cannot be done the library stays where it is, and the next process builds it again.
     """
-    target = _own_folder() / library.name
+    own = Folder(_own_folder())
     with suppress(OSError):
-        replace_file(target, library.read_bytes())
-    return target if target.is_file() else library
+        own.write(library.name, library.read_bytes())
+    return own.path / library.name if own.find(library.name) else library
 
 
 def _load(text: LoopText, constants: dict[str, Any]) -> CompiledLoops | str:
@@ -275,16 +275,18 @@ def _file_of(name: str) -> Path:
 def _kept(name: str) -> LoopText | None:
     """Read code that was kept, unless somebody else can have written it or its libraries."""
     path = _file_of(name)
-    if not is_safe(path):
-        return None
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=LoopText)
+        found = msgspec.json.decode(Folder(path.parent).read(path.name), type=LoopText)
     except (OSError, msgspec.MsgspecError):
         return None  # it is compiled again
-    there = (
-        kernel.library is not None and is_safe(_folder() / kernel.library[0]) for kernel in found.kernels
-    )
+    there = (kernel.library is not None and _is_safe(kernel.library[0]) for kernel in found.kernels)
     return found if all(there) else None
+
+
+def _is_safe(library: str) -> bool:
+    """Tell whether nobody else can have written a library, named from torch's folder."""
+    path = _folder() / library
+    return Folder(path.parent).find(path.name, run=True) is not None
 
 
 def _again(name: str) -> CompiledLoops | None:
@@ -297,14 +299,15 @@ def _again(name: str) -> CompiledLoops | None:
         return found
     for kernel in text.kernels:
         if kernel.library is not None:
-            (_folder() / kernel.library[0]).unlink(missing_ok=True)
+            path = _folder() / kernel.library[0]
+            Folder(path.parent).remove(path.name)
     return None
 
 
 def _keep(name: str, text: LoopText) -> None:
     """Keep code for the next process; a folder that cannot be written only costs that its time."""
     with suppress(OSError):
-        replace_file(_file_of(name), msgspec.json.encode(text))
+        Folder((path := _file_of(name)).parent).write(path.name, msgspec.json.encode(text))
 
 
 def tidy_joint(joint: torch.fx.GraphModule) -> None:

@@ -18,6 +18,7 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from tightrope.capture.failures import NESTED
 from tightrope.core import CaptureError
 
 
@@ -32,6 +33,8 @@ def sizes_in(args: Sequence[Any]) -> tuple[int, ...]:
 
 def _now(size: Any) -> int:
     """A size in the call that is traced; asking a symbol itself would fix it."""
+    if isinstance(size, torch.SymInt) and size.node.is_nested_int():
+        raise CaptureError(f"{NESTED}.")
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 

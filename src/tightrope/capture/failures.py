@@ -3,13 +3,12 @@
 import re
 from typing import Any
 
-import torch
-
 from tightrope.capture._eager import tensors_in
 from tightrope.core import CaptureError
 
 _FAILS_EAGERLY = "result in an error when running in eager"
 _DETAIL = re.compile(r"got \w+\((['\"])(?P<got>.+?)\1\)|Developer debug context: (?P<context>\S.*)")
+NESTED = "nested tensors have no sizes that a plan could be made for"
 _REPLAY = "or use tightrope.replay(budget=...), which needs no capture."
 
 
@@ -29,16 +28,13 @@ def reason_of(error: BaseException) -> str:
 
 
 def untraceable(given: Any) -> str:
-    """Say why torch must not be asked to trace a call with these arguments; nothing where it may be.
+    """Say why torch is not to trace a call with these arguments; nothing where it may be.
 
-    Its guards ask tensors for strides, which nested ones of the older layout have not: the error that this
-    is ends the process.
+    Its guards ask nested tensors of the older layout for strides, which ends the process. A jagged one has a
+    size without a number, so no graph says how many bytes it takes.
     """
-    if any(one.is_nested and one.layout == torch.strided for one in tensors_in(given)):
-        return (
-            "The step cannot be captured as one graph: torch traces no nested tensors of its older "
-            "layout: make them with layout=torch.jagged."
-        )
+    if any(one.is_nested for one in tensors_in(given)):
+        return f"The step cannot be captured as one graph: {NESTED}."
     return ""
 
 

@@ -1,9 +1,6 @@
 """The text of compiled loops, as torch writes it: one extension module of many kernels, and files of it."""
 
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -79,16 +76,3 @@ def library_text(kernels: Sequence[LoopKernel], names: Sequence[str]) -> str:
         parts.append(_BINDING % {"name": name, "num": len(kernel.arguments), "given": ", ".join(given)})
     methods = "".join(f'{{"{name}", {name}_py, METH_VARARGS, ""}}, ' for name in names)
     return "\n".join([*parts, _BINDING_TAIL % {"methods": methods}])
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file, all of it or nothing, where nobody else can write."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(part, path)
-    except OSError:
-        Path(part).unlink(missing_ok=True)
-        raise

@@ -29,8 +29,6 @@ def stubs(
 
     Where the backward starts from ``some`` outputs alone, any input may have a gradient once others are read.
     """
-    with _torch.real_tensors():  # AOTAutograd donates what is fake to one backward, and refuses a second one
-        token_value = torch.empty(0)
     forward, backward = torch.fx.Graph(), torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -38,12 +36,12 @@ def stubs(
             copies[node] = _placeholder(forward, node)
     outputs = flat(joint)[: num_forward_outputs + len(copies)]
     results = [_result(forward, node, copies) for node in outputs[:num_forward_outputs]]
+    # No "val": AOTAutograd donates fake tensors to one backward, and torch 2.14 counts no others as saved.
     token = forward.call_function(never, ())
-    token.meta["val"] = token_value
     _output(forward, joint, [*results, token], slice(0, num_forward_outputs))
 
-    received = backward.placeholder("token")
-    received.meta["val"] = token_value
+    with _torch.real_tensors():
+        backward.placeholder("token").meta["val"] = torch.empty(0)
     for node in joint.graph.find_nodes(op="placeholder"):
         if str(node.target).startswith("tangents"):
             _placeholder(backward, node)

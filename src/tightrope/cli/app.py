@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    """Write one line to standard error and leave."""
-    line = printable(" ".join(message.split()))
-    sys.stderr.write(f"tightrope: {line}\n")
+    """Write one line to standard error, or those of a refusal, and leave."""
+    lines = message.splitlines() if code == DOES_NOT_FIT else [" ".join(message.split())]
+    sys.stderr.write("\n".join(["tightrope: " + printable(lines[0]), *map(printable, lines[1:])]) + "\n")
     sys.exit(code)

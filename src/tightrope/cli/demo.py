@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from tightrope.capture import capture_program, measured
 from tightrope.cli.demo_nets import JOBS
+from tightrope.cli.tables import Console
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError, format_bytes, parse_bytes
+from tightrope.core.ledger import Ledger, Row
 from tightrope.core.units import shown
 from tightrope.plan import smallest, solve
 from tightrope.run.accounts import accounts
@@ -50,7 +51,7 @@ Batch = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Row:
+class Line:
     """One line of the table; bytes, and time relative to eager."""
 
     net: str
@@ -89,7 +90,7 @@ def run_demo(
         parse_bytes(budget, whole=1)
     if net is not None and net not in JOBS:
         raise TightropeError(f"no demo network {shown(net)}: give {' or '.join(JOBS)}.")
-    rows: list[Row] = []
+    rows: list[Line] = []
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -107,7 +108,7 @@ class _Demo:
         self.name, self.steps, self.console = name, steps, console
         self.progress = StatusLine(lines=True)
 
-    def run(self, budget: str | None) -> list[Row]:
+    def run(self, budget: str | None) -> list[Line]:
         accounts()  # installs the allocator hook, so that every tensor from here on is counted
         job = JOBS[self.name]()
         self.batches = list(itertools.islice(job.batches, self.steps))
@@ -154,32 +155,36 @@ class _Demo:
         _clean()
         model, _ = self._fresh()
         state = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        held = _held(model, self.batches) + state + RESERVE + _SLACK
+        held = Ledger(0).plus(
+            Row("held by the process", _held(model, self.batches)),
+            Row("optimizer state", state, "forecast"),
+            Row("runtime reserve", RESERVE + _SLACK),
+        )
         del model
         top = full.forecast.arena + full.forecast.outside
         low = least.forecast.arena + least.forecast.outside
         if asked is not None:
-            return [(asked, parse_bytes(asked, whole=held + top))]
+            return [(asked, parse_bytes(asked, whole=held.needed(top)))]
         names = {1.0: "full", 0.0: "smallest"}
         return [
-            (names.get(share, f"{share:.0%} of the way"), held + low + int(share * (top - low)))
+            (names.get(share, f"{share:.0%} of the way"), held.needed(low + int(share * (top - low))))
             for share in _SHARES
         ]
 
-    def _row(self, label: str, size: Bytes, eager: list[tuple[str, tuple[str, ...]]]) -> Row:
+    def _row(self, label: str, size: Bytes, eager: list[tuple[str, tuple[str, ...]]]) -> Line:
         _clean()
         model, optimizer = self._fresh()
         compile_model(model, budget=size)
         try:
             found = self._train((model, optimizer))
         except InfeasibleError as error:
-            row = Row(self.name, label, size, fits=False, error=str(error))
+            row = Line(self.name, label, size, fits=False, error=str(error))
             self._print(f"{label} = {format_bytes(size)}: {error}")
             return row
         seen = report(model)
         names = ("forecast_peak", "observed_peak", "arena", "persistent", "observed_total", "num_recomputed")
         accounts().release(compiled_of(model))
-        row = Row(
+        row = Line(
             self.name,
             label,
             size,
@@ -224,7 +229,7 @@ class _Demo:
     def _header(self) -> None:
         self._cells([name for name, _ in _COLUMNS])
 
-    def _line(self, row: Row) -> None:
+    def _line(self, row: Line) -> None:
         sizes = (row.forecast_peak, row.observed_peak, row.arena, row.observed_total)
         equal = {True: "equal", False: "DIFFER"}
         self._cells(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from tightrope.capture import _torch
+from tightrope.capture import _probes
 from tightrope.core import NativeError, format_bytes
 from tightrope.native import compiler, library
 from tightrope.native.interface import load
@@ -25,8 +25,8 @@ def examine() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     minor = ".".join(torch.__version__.split(".")[:2])
-    if minor not in _torch.TESTED_MINORS:
-        found["torch version"] = f"{minor} is not among the tested ones ({', '.join(_torch.TESTED_MINORS)})"
+    if minor not in _probes.TESTED_MINORS:
+        found["torch version"] = f"{minor} is not among the tested ones ({', '.join(_probes.TESTED_MINORS)})"
     if found["torchvision"] != "not installed" and "+cpu" in torch.__version__:
         found["torchvision"] += (
             " (beside a CPU build of torch it often fails at import and breaks other packages)"
@@ -38,7 +38,7 @@ def examine() -> dict[str, str]:
     for part in ("allocator", "solver", "packer"):
         found[f"native {part}"] = _native(part, library)
     found["native batch norm"] = _native("batch_norm", load)
-    for name, there in _torch.probe().items():
+    for name, there in _probes.probe().items():
         found[f"torch: {name}"] = "present" if there else "missing"
     return found
 

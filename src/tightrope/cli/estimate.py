@@ -27,6 +27,7 @@ from tightrope.core import (
     parse_bytes,
     round_up,
 )
+from tightrope.core.ledger import Ledger, Row, When
 from tightrope.core.units import shown
 from tightrope.lower import lower, timeline, with_writes
 from tightrope.lower.lengthen import Gone, lengthened
@@ -146,7 +147,7 @@ class Step:
     def total(self, optimizer: str | None = None) -> Bytes:
         """Bytes of the loop without a plan: each op once, in the given order."""
         update = self.update_of(optimizer or self.asked.optimizer, every=True)
-        return self.held + update.state + max(self.peak[0], self.updating(update))
+        return self._needed(update)
 
     def once(self, optimizer: str | None = None) -> Bytes:
         """The budget from which `tightrope.compile` runs every op once.
@@ -154,7 +155,12 @@ class Step:
         What it holds back for itself is in it, and an update of which it does not know the order.
         """
         update = self.update_of(optimizer or self.asked.optimizer)
-        return RESERVE + self.held + update.state + max(self.peak[0], self.updating(update))
+        return self._needed(update, Row("runtime reserve", RESERVE))
+
+    def _needed(self, update: UpdateBytes, *more: Row) -> Bytes:
+        updating = Row("gradients and update", self.updating(update), moment=When.UPDATE)
+        rows = (Row("parameters and inputs", self.held), Row("optimizer state", update.state), updating)
+        return Ledger(0, (*rows, *more)).needed(self.peak[0])
 
     def updating(self, update: UpdateBytes) -> Bytes:
         """Bytes of all gradients and of what an update makes."""

@@ -74,18 +74,22 @@ def fleet(
 ) -> None:
     """Forecast federated training on a fleet: who can take part, time, bytes, energy; and train, if asked.
 
-    Exit code 0: go, all limits hold; 3: no-go; 2: error.
+    Whether devices have room for the step is planned with --step; without it only the weights are held
+    against their memory. Exit code 0: all limits hold; 3: no-go; 2: error.
     """
-    from tightrope.fleet.devices.drawing import draw_curves, fleet_page
     from tightrope.fleet.devices.fleet import make_devices, read_fleet
-    from tightrope.fleet.devices.job import FleetLimits, run_fleet
-    from tightrope.fleet.devices.rounds import RoundPlan
 
     check_outputs([drawing, page])
     if drawing is not None and not fashion:
         raise TightropeError("--drawing shows what was learnt: add --fashion.")
     _check_cohort(mode, cohort, devices)
     kinds = read_fleet(profile)
+
+    from tightrope.fleet.devices.drawing import draw_curves, fleet_page  # torch takes seconds to import
+    from tightrope.fleet.devices.job import FleetLimits, run_fleet
+    from tightrope.fleet.devices.memory import holding_factors
+    from tightrope.fleet.devices.rounds import RoundPlan
+
     made = make_devices(kinds, devices, hours=hours, seed=seed)
     fits, weights = _fits(step, kinds)
     amount = parse_bytes(size, name="--size") if size is not None else weights
@@ -96,7 +100,7 @@ def fleet(
         amount = 4 * training.shape.size
     plan = RoundPlan(
         mode, cohort, steps, amount, samples, concurrency=concurrency, seed=seed,  # type: ignore[arg-type]
-        factors=tuple(fit.factor for fit in fits), pause_s=pause,
+        factors=tuple(fit.factor for fit in fits) or holding_factors(kinds, amount), pause_s=pause,
     )  # fmt: skip
     total = None if bytes_limit is None else parse_bytes(bytes_limit, name="--bytes-limit")
     limits = FleetLimits(hours_limit, total, joules_limit, error_limit, able_limit)
@@ -107,16 +111,21 @@ def fleet(
         write_whole(drawing, draw_curves({mode: result.curve}))
     if page is not None:
         write_whole(page, fleet_page(result, mode))
-    go = not broken(result.promises)
+    _answer(result, fits, seed, json=json)
+
+
+def _answer(result: Any, fits: Any, seed: int, *, json: bool) -> None:
+    """Print the answer, and leave with the exit code for no-go."""
+    go = False if broken(result.promises) else True if fits else None
     if json:
         emit_json(_facts(result, fits, go=go, seed=seed))
     else:
         _say(result, fits, go, seed)
-    if not go:
+    if go is False:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _say(result: Any, fits: Any, go: bool, seed: int) -> None:
+def _say(result: Any, fits: Any, go: bool | None, seed: int) -> None:
     from tightrope.cli.show import rows
 
     for fit in fits:
@@ -131,7 +140,9 @@ def _say(result: Any, fits: Any, go: bool, seed: int) -> None:
     rows(console(), ("limit", "asked", "forecast", "observed", "state"), promise_table(result.promises))
     log = result.log
     failed = ", ".join(one.limit for one in broken(result.promises))
-    answer = "go" if go else f"no-go, as limits do not hold ({failed})"
+    answer = f"no-go, as limits do not hold ({failed})" if failed else "go"
+    if go is None:
+        answer = "limits hold; whether devices have room for the step is unknown without --step"
     console().print(
         f"{answer}: {log.started} tasks = {log.succeeded} succeeded + "
         f"{log.interrupted} interrupted + "
@@ -146,7 +157,7 @@ def _check_cohort(mode: str, cohort: int, devices: int) -> None:
         )
 
 
-def _facts(result: Any, fits: Any, *, go: bool, seed: int) -> dict[str, Any]:
+def _facts(result: Any, fits: Any, *, go: bool | None, seed: int) -> dict[str, Any]:
     import msgspec
 
     tasks = ("started", "succeeded", "interrupted", "stale", "running")

@@ -31,7 +31,7 @@ def jobs(
         str,
         typer.Argument(
             metavar="FILE",
-            help="CSV: name,start,end,sizes; Alibaba's pods; Azure's rows; or made-up: 5000 made-up jobs.",
+            help="CSV: name,start,end,sizes; Alibaba's pods; Azure's rows or SQLite; or made-up: 5000 jobs.",
         ),
     ],
     capacity: Annotated[
@@ -86,6 +86,8 @@ def jobs(
     facts = {
         "num_jobs": len(items),
         "num_left_out": trace.num_left_out,
+        "num_never_ran": trace.num_never_ran,
+        "num_open": sum(trace.open),
         "num_refused": plan.num_refused,
         "machine_time": plan.machine_time,
         "lower_bound": plan.lower_bound,
@@ -111,7 +113,8 @@ def _say(facts: dict[str, Any]) -> None:
     spent, bound = (f"{facts[name] / per:.{per > 1:d}f}" for name in ("machine_time", "lower_bound"))
     counted = "" if facts["until"] is None else " until the last job came"
     console().print(
-        f"{facts['num_jobs']} jobs ({facts['num_left_out']} left out) by {facts['rule']}, ends "
+        f"{facts['num_jobs']} jobs ({facts['num_left_out']} left out, {facts['num_never_ran']} of them never "
+        f"ran; {facts['num_open']} without an end) by {facts['rule']}, ends "
         f"{facts['predict']}: "
         f"{spent} machine {unit}{counted}; no placement takes less than {bound} ({facts['ratio']:.4f}); at "
         "most "
@@ -146,6 +149,8 @@ def _read(file: str, compress: float, since: int, seed: int) -> Any:
 
 def _place(trace: Any, size: tuple[int, ...], how: tuple[str, str, float, int, int]) -> tuple[Any, Any]:
     """Predict, place, judge; a learned predictor places the second half only."""
+    import msgspec
+
     from tightrope.fleet.jobs import LifetimeTable, Oracle, place_jobs
     from tightrope.judge.jobs import check_jobs
 
@@ -155,9 +160,13 @@ def _place(trace: Any, size: tuple[int, ...], how: tuple[str, str, float, int, i
     if predict == "learned":
         half = len(items) // 2
         now = items[half].start if items else 0
-        known = [at for at in range(half) if items[at].end <= now]
+        seen = [at for at in range(half) if items[at].start < now]
         table = LifetimeTable(trace.features[half:])
-        table.learn([items[at] for at in known], [trace.features[at] for at in known])
+        table.learn(
+            [msgspec.structs.replace(items[at], end=min(items[at].end, now)) for at in seen],
+            [trace.features[at] for at in seen],
+            open=[items[at].end > now or (bool(trace.open) and trace.open[at]) for at in seen],
+        )
         items, predictor = items[half:], table
     elif predict in ("truth", "noisy"):
         predictor = Oracle(items, sigma=0.0 if predict == "truth" else sigma, seed=seed)

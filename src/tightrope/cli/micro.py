@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 _COMPILE = """\b
 Examples:
-  tightrope micro compile train.py:build --machine nrf52840 --ram 240KiB -o OUT/
-  tightrope micro compile train.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json
-  tightrope micro compile train.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/
-  tightrope micro compile train.py:build --ram 64KiB --sparse --seconds 8 -o OUT/
+  tightrope micro compile step.py:build --machine nrf52840 --ram 240KiB -o OUT/
+  tightrope micro compile step.py:build --machine stm32f746 --ram 128KiB --stack 1KiB -o OUT/ --json
+  tightrope micro compile step.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/
+  tightrope micro compile step.py:build --ram 64KiB --sparse --seconds 8 -o OUT/
   tightrope micro compile net.py:build --infer --ram 128KiB -o OUT/
   tightrope micro compile net.py:build --integer --ram 32KiB --flash 256KiB -o OUT/
   tightrope micro compile net.py:build --integer --core cortex-m3 --ram 32KiB -o OUT/"""

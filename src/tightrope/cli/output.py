@@ -5,7 +5,8 @@ import sys
 from typing import Any
 
 import msgspec
-from rich.console import Console
+
+from tightrope.cli.tables import Console
 
 FITS, ERROR, DOES_NOT_FIT = 0, 2, 3
 _WIDE = 400

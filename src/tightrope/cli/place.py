@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
+from tightrope.cli.tables import Console
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
 from tightrope.place import Instance, Placement, draw_svg, place_file, write_csv
 from tightrope.place.source import open_target

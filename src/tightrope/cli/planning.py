@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from tightrope.cli import show
-from tightrope.core import Machine, Plan, parse_bytes
+from tightrope.core import Bytes, Graph, InfeasibleError, Kind, Machine, Plan, format_bytes, parse_bytes
 from tightrope.formats import Source
 from tightrope.plan import PlanCache, solve, whole_bytes
 
@@ -26,6 +26,23 @@ class Request:
     cache: Path | None = None
 
 
+def _check_parameters(graph: Graph, asked: Bytes, whole: Bytes) -> None:
+    """Refuse a budget that the parameters alone exceed, before anything is searched.
+
+    Raises:
+        InfeasibleError: with both sums, and what the given order needs.
+    """
+    held = sum(one.size for one in graph.storages if one.kind is Kind.PARAMETER)
+    if asked < held:
+        raise InfeasibleError(
+            f"asked {format_bytes(asked)}; the parameters alone take {format_bytes(held)} ({held} bytes), "
+            f"and the given order needs {format_bytes(whole)}: give more, up to {whole} bytes (100%).",
+            asked=asked,
+            smallest_found=whole,
+            lower_bound=held,
+        )
+
+
 def plan_source(source: Source, request: Request) -> tuple[Plan, float]:
     """Plan a graph with a proof; return the plan and the CPU seconds of all threads.
 
@@ -35,6 +52,7 @@ def plan_source(source: Source, request: Request) -> tuple[Plan, float]:
     began, graph = time.process_time(), source.graph
     whole = whole_bytes(graph)
     asked = parse_bytes(request.budget, whole=whole)
+    _check_parameters(graph, asked, whole)
     with show.searching(asked) as report:
         found = solve(
             graph,

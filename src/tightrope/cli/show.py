@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from tightrope.cli.tables import Console, Table, Text
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan
 from tightrope.formats import Source
 

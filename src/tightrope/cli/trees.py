@@ -83,7 +83,7 @@ def trees(
     parties, features = _parties(files, label, split)
     job = TreeJob(params, split, protection, key_bits, limit, None, private)  # type: ignore[arg-type]
     result = run_tree_job(parties, job, features=features, progress=_progress(num_trees))
-    quality = _quality(result.forest, test, label)
+    quality = _quality(result.forest, test, label, bare=split == "columns")
     if output is not None:
         write_whole(output, result.forest.dump())
     if json:
@@ -122,17 +122,13 @@ def _parties(files: list[Path], label: str, split: str) -> tuple[list[Any], tupl
 
     read = [read_table(file, label=label) for file in files]
     if split == "rows":
-        for file, one in zip(files, read, strict=True):
-            if lacking := [name for name in read[0].features if name not in one.features]:
-                raise TightropeError(
-                    f"{str(file)!r} has no column {lacking[0]!r}, which {str(files[0])!r} has."
-                )
-            if one.features != read[0].features:
-                raise TightropeError(
-                    f"{str(file)!r} has other columns than {str(files[0])!r}, or in another order."
-                )
         features = read[0].features
+        tables = [
+            one.matched(features, file, whose=repr(str(files[0])))
+            for file, one in zip(files, read, strict=True)
+        ]
     else:
+        tables = [one.table for one in read]
         for file, one in zip(files, read, strict=True):
             if one.ids != read[0].ids:
                 raise TightropeError(
@@ -147,27 +143,21 @@ def _parties(files: list[Path], label: str, split: str) -> tuple[list[Any], tupl
         if one.labels is None:
             raise TightropeError(f"{str(file)!r} has no column {label!r} of labels; name it by --label.")
     return [
-        PartyTable(
-            file.name if len({f.name for f in files}) == len(files) else str(file), one.table, one.labels
-        )
-        for file, one in zip(files, read, strict=True)
+        PartyTable(file.name if len({f.name for f in files}) == len(files) else str(file), table, one.labels)
+        for file, one, table in zip(files, read, tables, strict=True)
     ], features
 
 
-def _quality(forest: Any, test: Path | None, label: str) -> dict[str, float]:
+def _quality(forest: Any, test: Path | None, label: str, *, bare: bool) -> dict[str, float]:
     if test is None:
         return {}
     from tightrope.fleet.trees.quality import auc, root_mean_square
     from tightrope.fleet.trees.table import read_table
 
     found = read_table(test, label=label, width=0 if str(test).endswith(".csv") else len(forest.features))
-    if found.labels is None or found.table.shape[1] != len(forest.features):
-        raise TightropeError(
-            f"{str(test)!r} has {found.table.shape[1]} features and "
-            f"{'no ' * (found.labels is None)}labels; the "
-            f"forest takes {len(forest.features)} features."
-        )
-    margin = forest.margin(found.table)
+    if found.labels is None:
+        raise TightropeError(f"{str(test)!r} has no column {label!r} of labels; name it by --label.")
+    margin = forest.margin(found.matched(forest.features, test, whose="the forest", bare=bare))
     if forest.loss == "logistic":
         return {"test AUC": auc(found.labels, margin)}
     return {"test RMSE": root_mean_square(found.labels, margin)}

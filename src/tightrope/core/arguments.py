@@ -44,7 +44,10 @@ def check_path(value: object, give: str) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Refuse a file that cannot be: no name, a longer one than fits, no such folder, before any work is done.
+    """Refuse a file that cannot be written, before any work is done.
+
+    That is one without a name, with a longer one than fits, a folder, one in no folder, or in one where
+    nothing may be written.
 
     Raises:
         TightropeError: quotes the path, or names the folder.
@@ -54,7 +57,7 @@ def check_folder(path: str | Path) -> None:
         refuse_argument("path", str(path), "the path of the file to write")
     try:
         with suppress(FileNotFoundError):
-            os.lstat(path)
+            os.stat(path)
     except (OSError, ValueError) as error:
         what = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise TightropeError(
@@ -62,6 +65,12 @@ def check_folder(path: str | Path) -> None:
         ) from error
     if not folder.is_dir():
         raise TightropeError(f"no folder {str(folder)!r} to write {Path(path).name!r} in: make it first.")
+    if Path(path).is_dir():
+        raise TightropeError(f"{str(path)!r} is a folder: give the path of a file to write.")
+    if Path(path).is_file() or not Path(path).exists():  # neither a device nor a pipe
+        place = Path(os.path.realpath(path)).parent  # files are replaced as a whole
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise TightropeError(f"the folder {str(place)!r} may not be written to: give another path.")
 
 
 def check_count(name: str, value: object) -> None:

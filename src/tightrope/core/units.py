@@ -30,6 +30,10 @@ _SCALE: dict[str, int] = {
     "mb": 10**6,
     "gb": 10**9,
     "tb": 10**12,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
     "kib": 2**10,
     "mib": 2**20,
     "gib": 2**30,
@@ -95,7 +99,8 @@ def round_up(size: Bytes, alignment: Bytes = ALIGNMENT) -> Bytes:
 def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "budget") -> Bytes:
     """Read an amount of memory: ``"8GiB"``, ``"300 MB"``, ``314572800`` or ``"90%"``.
 
-    KiB/MiB/GiB/TiB are powers of 1024 and KB/MB/GB/TB powers of 1000. A percentage needs
+    KiB/MiB/GiB/TiB are powers of 1024, and so are K/M/G/T, as for Docker and Slurm; KB/MB/GB/TB are powers
+    of 1000. A percentage needs
     ``whole``, the bytes that 100 % stands for, and is rounded up with exact arithmetic; without it no message
     offers one. ``name`` is what messages call the amount.
 
@@ -114,13 +119,13 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
             f'Write bytes ("8GiB", "300 MB", 314572800){share}.'
         )
     if isinstance(text, int):
-        amount, unit = Fraction(text), "b"
+        amount, unit, digits = Fraction(text), "b", ""
     else:
         match = _AMOUNT.fullmatch(text) if len(text) <= 64 else None
         if match is None:
             forms = '"300 MB" or 314572800' if whole is None else '"300 MB", 314572800 or "90%"'
             raise BudgetSyntaxError(f'{name} {text[:64]!r} is not an amount: write "8GiB", {forms}.')
-        amount, unit = Fraction(match[1]), match[2].lower()
+        amount, unit, digits = Fraction(match[1]), match[2].lower(), match[1]
         if unit == "" and "." in match[1]:
             share = "" if whole is None else ', or a percentage such as "90%"'
             raise BudgetSyntaxError(f'{name} {text!r} has no unit: write "{match[1]}GiB"{share}.')
@@ -135,9 +140,13 @@ def parse_bytes(text: str | int, *, whole: Bytes | None = None, name: str = "bud
                 f'write bytes, as in {name}="200MiB".'
             )
         amount, unit = amount * whole / 100, "b"
+    if unit == "" and whole is not None and amount <= 100:
+        raise BudgetSyntaxError(
+            f'{name} {text!r} is {text} bytes: did you mean "{digits}%"? Write "{digits}B" for bytes.'
+        )
     if unit not in _SCALE:
         raise BudgetSyntaxError(
-            f"{name} {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB, TiB or %."
+            f"{name} {text!r}: unknown unit {unit!r}; use B, KB, MB, GB, TB, KiB (or K), MiB, GiB, TiB or %."
         )
     exact = amount * _SCALE[unit]
     size = -(-exact.numerator // exact.denominator)

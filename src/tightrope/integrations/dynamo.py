@@ -20,7 +20,7 @@ from tightrope.capture import _torch
 from tightrope.capture._guards import lost_derivative, run_as_it_is
 from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
-from tightrope.core import TightropeError
+from tightrope.core import CaptureError, TightropeError
 from tightrope.core.arguments import check_search
 from tightrope.run.asked import check_switches, check_verify, parse_budget
 from tightrope.run.by_name import note_graph
@@ -109,7 +109,12 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
     if parameters:  # Dynamo keeps what it compiled, and with it all this, longer than the model
         weakref.finalize(parameters[0], compiled.close)
     compiled.accounts.mark()
-    planned = make_backend(host_of(weakref.ref(compiled)), name="torch.compile")(module, inputs)
+    try:
+        planned = make_backend(host_of(weakref.ref(compiled)), name="torch.compile")(module, inputs)
+    except CaptureError as error:
+        compiled.hold()
+        warnings.warn(f"tightrope: a graph runs without a plan, within the limit: {error}", stacklevel=2)
+        planned = module
     mine = list(zip(where, map(weakref.ref, parameters), strict=True))
 
     @functools.cache

@@ -21,6 +21,7 @@ _PLAIN: Final = re.compile(r'([^",\0]+),(?:sha256=([A-Za-z0-9_-]{43})=?)?,\d*')
 _UNUSUAL: Final = re.compile(r"^\.?/|\.\.|//|/\./|\\")
 _MARKS: Final = ('"', "..", "//", "./", "\\", "\n/")
 """Without any of them a RECORD has plain rows alone."""
+_ABOVE: Final = "../../"
 _READ: Final = 1 << 13
 _LENGTHS: Final = {"sha256": 43, "sha384": 64, "sha512": 86}
 _PYTHON: Final = re.compile(r"python(\d+)\.(\d+)")
@@ -275,6 +276,8 @@ def _line(environment: Environment, root: Path, text: str) -> tuple[str, RecordL
     if len(row) != 3 or not row[0] or "\0" in row[0]:
         return "is not path, digest, size", None
     path, digest, _ = row
+    if root == environment.base and path.startswith(_ABOVE) and (root / path.removeprefix(_ABOVE)).is_file():
+        path = path.removeprefix(_ABOVE)  # pip install --target moves bin and data to the packages
     name = environment.name(os.path.normpath(os.path.join(root, path)))
     if os.path.isabs(name):
         return "names a file outside of the environment", None

@@ -28,6 +28,8 @@ Progress: TypeAlias = Callable[[int, Bytes], None]
 _EVERY: Final = 500
 _BUFFER: Final = 1 << 18
 _CACHE: Final = "__pycache__"
+_UNLISTED: Final = tuple(f".dist-info/RECORD{end}" for end in ("", ".jws", ".p7s"))
+"""A RECORD has no digest of itself and of its signatures (packaging specification, binary distributions)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class _Scanner:
         name = self.environment.name(path)
         for distribution, line in lines:
             if not line.digest:
-                record = line.path.endswith(".dist-info/RECORD")
+                record = line.path.endswith(_UNLISTED)
                 if not record and not self.allowed(name):
                     self.add(
                         FindingKind.UNHASHED, name, "", digest, f"the RECORD of {distribution} has no digest"

@@ -1,5 +1,5 @@
 """The native part: building it, the hook into the allocator of torch, and solvers without torch."""
 
-from tightrope.native.build import cache_folder, compiler, is_safe, library, sources
+from tightrope.native.build import compiler, library, sources
 
-__all__ = ["cache_folder", "compiler", "is_safe", "library", "sources"]
+__all__ = ["compiler", "library", "sources"]

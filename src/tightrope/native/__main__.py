@@ -4,7 +4,7 @@ import sys
 import time
 
 from tightrope.core import NativeError
-from tightrope.native.build import compiler, library, sources
+from tightrope.native.build import build, compiler, library, sources
 
 
 def main() -> int:
@@ -12,14 +12,15 @@ def main() -> int:
     if compiler() is None:
         print("no C++ compiler found: plans are made more slowly, and budgets are checked, not enforced.")
         return 0
+    start = time.perf_counter()
+    build(sources())
     for name in sources():
-        start = time.perf_counter()
         try:
-            path = library(name)
+            print(f"{name:<10} {library(name)}")
         except NativeError as error:
             print(f"{name:<10} failed: {error}", file=sys.stderr)
             return 1
-        print(f"{name:<10} {time.perf_counter() - start:6.2f} s  {path}")
+    print(f"built or found in {time.perf_counter() - start:.1f} s")
     return 0
 
 

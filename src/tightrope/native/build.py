@@ -1,31 +1,31 @@
 """Build the C++ sources of `hook` and `solvers` on first use and keep the results in a cache.
 
-A library's file name holds a hash of everything that shapes it, so an upgrade of the source, the
-compiler or torch builds a new file and never loads a stale one. Builds happen in a private folder
-beside the target and are moved into place, so any number of processes may build at once.
-
-A library runs as the user who loads it, so only files that this user alone could have written are
-loaded: folder and file must be the user's own, and nobody else may write them. Another file in the
-cache is built anew and replaced; another cache is left alone: the process builds into a folder of its own.
+A library's file name holds a hash of its sources, torch's version and the processor, so an upgrade builds
+a new file and never loads a stale one. The compiler is not part of it: an image that was built with a
+compiler runs without. Builds happen in a private folder beside the target and are moved into place, so any
+number of processes may build at once. `tightrope.core.cache` says where, and what is safe to load.
 """
 
-import atexit
+import errno
 import functools
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
-import tempfile
-import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from tightrope.core import NativeError
+from tightrope.core.cache import ADVICE, folders, said, warn_of
+from tightrope.native.processor import described
 
 SOURCES: Final = Path(__file__).parent
 TORCH: Final = {
@@ -35,11 +35,13 @@ TORCH: Final = {
 }
 """Folders whose sources include torch's headers, and what they link; the others know nothing of torch."""
 
+_FAST: Final = ("-O3", "-march=native")
+_AGAINST_TORCH: Final = "-O2"
 _COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
+FIRST: Final = ("packer", "allocator", "solver", "batch_norm")
+"""What a first step needs; what takes longest to build comes first."""
 _INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _SECONDS: Final = 600
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_OWN_FOLDER: Final = "Set TIGHTROPE_CACHE to a folder of your own that only you can write (chmod 700)."
 _INSTALL: Final = 'Install one (Debian: "apt install g++", macOS: "xcode-select --install") or set CXX.'
 
 
@@ -54,14 +56,6 @@ def compiler() -> str | None:
     if chosen:
         return chosen if shutil.which(shlex.split(chosen)[0]) else None
     return next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
-
-
-def cache_folder() -> Path:
-    """Name the folder of built libraries: ``TIGHTROPE_CACHE``, else ``tightrope`` in the user's cache."""
-    chosen = os.environ.get("TIGHTROPE_CACHE", "")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tightrope"
 
 
 def sources() -> tuple[str, ...]:
@@ -116,8 +110,8 @@ def library(name: str) -> Path:
         The path of the library.
 
     Raises:
-        NativeError: no such source, no compiler, the compiler refused it, the cache cannot be written, or
-            neither the cache nor the folder of temporary files is safe from other users.
+        NativeError: no such source, no compiler, the compiler refused it, or no folder can hold it that is
+            safe from other users.
 
     Example:
         >>> library("allocator").name.startswith("allocator-")  # doctest: +SKIP
@@ -126,113 +120,87 @@ def library(name: str) -> Path:
     source = _sources().get(name)
     if source is None:
         raise NativeError(f"there is no native source {name!r}; there are: {', '.join(sources())}.")
-    command = compiler()
+    return _found(source) or _built(source)
+
+
+def unbuilt() -> tuple[str, ...]:
+    """List what a first step needs that is not there yet; nothing where no compiler can build it."""
+    known = _sources()
+    return tuple(name for name in FIRST if compiler() and name in known and _found(known[name]) is None)
+
+
+def build(names: Sequence[str]) -> None:
+    """Build libraries, as many at once as there are processors; `library` says what is wrong with one."""
+
+    def one(name: str) -> None:
+        with suppress(NativeError):
+            library(name)
+
+    with ThreadPoolExecutor(os.cpu_count(), "tightrope build") as pool:
+        list(pool.map(one, names))
+
+
+def _found(source: Path) -> Path | None:
+    """Find a library that is built; all that may hold one stand here, the first that is right counts."""
+    file = _file(source)
+    kept = (folder.find(file, run=True) for folder in folders())
+    return next((path for path in kept if path is not None), None)
+
+
+def _file(source: Path) -> str:
+    return f"{source.stem}-{_key(source)}.so"
+
+
+def _built(source: Path) -> Path:
+    """Build a library in the first folder that can hold it."""
+    command, file = compiler(), _file(source)
     if command is None:
         raise NativeError(
-            f"no C++ compiler found for {name}.cpp (CXX={os.environ.get('CXX', '')!r}). {_INSTALL}"
+            f"no C++ compiler found for {source.name} (CXX={os.environ.get('CXX', '')!r}). {_INSTALL}"
         )
     compile_command = shlex.split(command)
     flags = _flags(source, compile_command)
-    target = _safe_folder(source.name) / f"{name}-{_key(source, compile_command, flags)}.so"
-    if not _is_own_file(target):
-        _compile(source, target, compile_command, flags)
-    return target
+    reasons: list[str] = []
+    for folder in folders(last=True):
+        try:
+            with folder.building(file) as path:
+                _compile(source, path, compile_command, flags)
+        except OSError as error:
+            reasons.append(said(folder.path, error))
+            continue
+        made = folder.find(file, run=True)
+        if made is None:
+            reasons.append(f"{folder.path} was changed meanwhile")
+            continue
+        if reasons:
+            warn_of(reasons[0], folder.path)
+        return made
+    reasons = reasons or ["there is neither a cache folder nor one of temporary files"]
+    raise NativeError(f"{source.name} cannot be kept: {'; '.join(reasons)}. {ADVICE}")
 
 
-def _safe_folder(source: str) -> Path:
-    """Name a folder that nobody else can write: the cache, without symlinks, or one of this process."""
-    cache = cache_folder()
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = cache.resolve(strict=True)
-        if (why := _exposed(folder)) is None:
-            return folder
-        _warn_once(f"{why}, so native libraries are built again in every process. {_OWN_FOLDER}")
-        return _process_folder(os.getpid())
-    except OSError as error:
-        raise NativeError(_cannot_build(source, error)) from error
+def _compile(source: Path, path: Path, command: list[str], flags: tuple[str, ...]) -> None:
+    """Compile a source, with the compiler's temporary files beside the result.
 
-
-def is_safe(target: Path) -> bool:
-    """Tell whether this is a file of this user, in a folder where nobody else can change or replace it.
-
-    Args:
-        target: a file with code.
+    Raises:
+        OSError: there is no room.
+        NativeError: the compiler refused it.
     """
-    return _is_own_file(target) and _exposed(target.parent.resolve()) is None
-
-
-def _exposed(folder: Path) -> str | None:
-    """Say how another user could put a library into a folder or take its place; None = in no way.
-
-    Of the folders above, those that everybody may write count, but for the sticky bit of ``/tmp``. A
-    group that may write one of them is taken for the user's own, as many systems set it up.
-    """
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
-        return f"{folder} belongs to user {found.st_uid} and not to user {os.geteuid()}, who runs this"
-    if found.st_mode & _OTHERS_WRITE:
-        return f"{folder} can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
-    for above in folder.parents:
-        mode = above.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            return f"{above}, above {folder}, can be written by everybody (mode {stat.S_IMODE(mode):o})"
-    return None
-
-
-def _is_own_file(target: Path) -> bool:
-    """Tell whether this is a file, and no link, of this user that nobody else may write."""
+    # Libraries stand after the source: the linker drops them otherwise.
+    run = [*command, *_COMMON, str(source), "-o", str(path), *flags]
     try:
-        found = target.lstat()
-    except OSError:
-        return False
-    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-    return own and not found.st_mode & _OTHERS_WRITE
-
-
-@functools.cache
-def _process_folder(process: int) -> Path:
-    """Make a folder that lasts as long as this process."""
-    folder = Path(tempfile.mkdtemp(prefix="tightrope-")).resolve()
-    atexit.register(_remove, folder, process)
-    if (why := _exposed(folder)) is not None:
-        raise NativeError(f"{why}: no native library is loaded from there. {_OWN_FOLDER}")
-    return folder
-
-
-def _remove(folder: Path, process: int) -> None:
-    """Remove the folder at exit, unless it is a forked process that exits."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@functools.cache
-def _warn_once(what: str) -> None:
-    warnings.warn(what, RuntimeWarning, stacklevel=4)
-
-
-def _compile(source: Path, target: Path, command: list[str], flags: tuple[str, ...]) -> None:
-    """Compile into a private folder beside ``target``, then move the library into place."""
-    try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-            built = Path(folder) / target.name
-            # Libraries stand after the source: the linker drops them otherwise.
-            run = [*command, *_COMMON, str(source), "-o", str(built), *flags]
-            result = subprocess.run(run, capture_output=True, text=True, timeout=_SECONDS, check=False)
-            if result.returncode != 0:
-                raise NativeError(_refusal(source.name, command, result.stderr))
-            built.chmod(0o700)
-            os.replace(built, target)
-    except OSError as error:
-        raise NativeError(_cannot_build(source.name, error)) from error
+        result = subprocess.run(
+            run, capture_output=True, text=True, timeout=_SECONDS, check=False,
+            env={**os.environ, "TMPDIR": str(path.parent)},
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise NativeError(
             f"{source.name} was still compiling after {_SECONDS} s; try another CXX."
         ) from error
-
-
-def _cannot_build(source: str, error: OSError) -> str:
-    return f"could not build {source}: {error}. Set TIGHTROPE_CACHE to a folder that can be written."
+    if result.returncode != 0:
+        if os.strerror(errno.ENOSPC) in result.stderr:
+            raise OSError(f"{path.parent.parent} is full")
+        raise NativeError(_refusal(source.name, command, result.stderr))
 
 
 def _refusal(source: str, command: list[str], stderr: str) -> str:
@@ -246,12 +214,12 @@ def _refusal(source: str, command: list[str], stderr: str) -> str:
 
 def _flags(source: Path, command: list[str]) -> tuple[str, ...]:
     if source.parent.name not in TORCH:
-        return ("-O3", "-march=native") if _target(command) else ("-O3",)
+        return _FAST if _knows_native(command) else _FAST[:1]
     torch = _torch_folder()
     links = TORCH[source.parent.name]
     if source.parent.name == "cuda":
         links = (*(flag for folder in _cuda_headers() for flag in ("-isystem", str(folder))), *links)
-    return ("-O2", "-isystem", str(torch / "include"), "-L", str(torch / "lib"), *links)
+    return (_AGAINST_TORCH, "-isystem", str(torch / "include"), "-L", str(torch / "lib"), *links)
 
 
 def _torch_folder() -> Path:
@@ -261,16 +229,13 @@ def _torch_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _target(command: list[str]) -> str:
-    """Ask what ``-march=native`` means here; empty when the compiler does not know the option."""
-    return _ask([*command, "-march=native", "-###", "-E", "-x", "c++", "-"])
-
-
-def _ask(run: list[str]) -> str:
+def _knows_native(command: list[str]) -> bool:
+    """Tell whether a compiler knows ``-march=native``."""
+    run = [*command, "-march=native", "-###", "-E", "-x", "c++", "-"]
     result = subprocess.run(
         run, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_SECONDS, check=False
     )
-    return result.stdout + result.stderr if result.returncode == 0 else ""
+    return result.returncode == 0
 
 
 def _read_by(source: Path) -> list[Path]:
@@ -282,16 +247,14 @@ def _read_by(source: Path) -> list[Path]:
     return files
 
 
-def _key(source: Path, command: list[str], flags: tuple[str, ...]) -> str:
+def _key(source: Path) -> str:
+    """Hash what shapes a library, and no compiler: where there is none, one that was built is found."""
     digest = hashlib.sha256()
     for file in _read_by(source):
         digest.update(file.read_bytes())
-    digest.update(
-        repr((_ask([*command, "--version"]).partition("\n")[0], _COMMON, flags, sys.platform)).encode()
-    )
-    if "-march=native" in flags:
-        # Home folders, and so the cache, may be shared by machines with different processors.
-        digest.update(_target(command).encode())
+    digest.update(repr((_COMMON, _FAST, _AGAINST_TORCH, sys.platform, platform.machine())).encode())
     if source.parent.name in TORCH:
         digest.update((_torch_folder() / "version.py").read_bytes())
+    else:  # built for the processor: home folders, and so the cache, may be shared by different ones
+        digest.update(described()[1].encode())
     return digest.hexdigest()[:32]

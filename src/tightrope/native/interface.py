@@ -1,12 +1,14 @@
 """What every native library needs of ctypes: loading, signatures, arrays, and a handle that is freed."""
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any, Final
 
 from tightrope.core import NativeError
+from tightrope.core.cache import cache_folder
 from tightrope.native.build import library
 
 POINTER: Final = ctypes.c_void_p
@@ -14,20 +16,38 @@ INTEGER: Final = ctypes.c_int64
 REAL: Final = ctypes.c_double
 
 
-@cache
 def load(name: str) -> ctypes.CDLL:
-    """Build and load a library.
+    """Load a library; it is built where it is not there.
 
     Raises:
-        NativeError: there is no compiler, or the library does not build or load.
+        NativeError: there is none and no compiler, or it does not build or load.
     """
-    path = library(name)
+    found = _loaded(name, os.environ.get("CXX"), cache_folder())
+    if isinstance(found, str):
+        raise NativeError(found)
+    return found
+
+
+def missing(name: str) -> str:
+    """Say why a library cannot be loaded, or nothing.
+
+    Args:
+        name: one of `tightrope.native.sources`.
+    """
+    found = _loaded(name, os.environ.get("CXX"), cache_folder())
+    return found if isinstance(found, str) else ""
+
+
+@lru_cache(maxsize=128)
+def _loaded(name: str, *_: object) -> ctypes.CDLL | str:
+    """Load a library once, or say why not, for as long as what decides about it stays the same."""
     try:
+        path = library(name)
         return ctypes.CDLL(str(path))
+    except NativeError as error:
+        return str(error)
     except OSError as error:
-        raise NativeError(
-            f"the library {name!r} was built but does not load: {error}. Delete {path} and retry."
-        ) from error
+        return f"the library {name!r} was built but does not load: {error}. Delete {path} and retry."
 
 
 def declare(native: ctypes.CDLL, prefix: str, new: Sequence[Any], methods: Mapping[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 Columns ``id,lower,upper,size`` in any order, with optional ``alignment``, ``offset``, ``hint`` and
 ``gaps``. Lifetimes are half-open; a column named ``end`` instead of ``upper`` holds the last instant
-itself. A gap is ``lower-upper``, or ``lower-upper@low:high`` when the bytes ``[low, high)`` of the
-buffer stay in use. Either line ending is accepted; files written here end lines with LF.
+itself; only one of the two may be there. An empty cell of ``offset`` or ``hint``, and -1, mean none. A gap
+is ``lower-upper``, or ``lower-upper@low:high`` when the bytes ``[low, high)`` of the buffer stay in use.
+Either line ending is accepted; files written here end lines with LF.
 """
 
 import csv
@@ -114,7 +115,11 @@ def _parse(text: io.StringIO, path: str) -> Instance:
     reader = csv.reader(text, strict=True)
     original = next(reader, [])
     header = [name.strip().lower() for name in original]
-    last = "end" in header and "upper" not in header
+    last = "end" in header
+    if last and "upper" in header:
+        raise TightropeError(
+            f"{path}: the first line names both upper (exclusive) and end (inclusive): keep one of them."
+        )
     header = ["upper" if name == "end" and last else _OTHER_NAMES.get(name, name) for name in header]
     missing = [name for name in _NEEDED if name not in header]
     if missing or len(set(header)) != len(header):
@@ -153,9 +158,9 @@ class _CsvRows:
         self.buffers.append((size, lower, upper))
         self.names.append(row[places["id"]].strip() if "id" in places else str(len(self.names)))
         self.alignments.append(self._optional(row, "alignment", 1, line))
-        self.offsets.append(self._optional(row, "offset", -1, line))
+        self.offsets.append(self._free_or(row, "offset", line))
         if "hint" in places:
-            self.hints.append(self._optional(row, "hint", -1, line))
+            self.hints.append(self._free_or(row, "hint", line))
         if "gaps" in places:
             self.gaps.append(tuple(self._gaps(row[places["gaps"]], self.buffers[-1], line)))
 
@@ -196,8 +201,18 @@ class _CsvRows:
     def _optional(self, row: list[str], name: str, default: int, line: int) -> int:
         text = row[self.places[name]].strip() if name in self.places else ""
         value = self._integer(text, name, line) if text else default
-        if value < min(default, 0):
+        if value < 0:
             raise TightropeError(f"{self.path}, line {line}: {name} is {value}: it must not be negative.")
+        return value
+
+    def _free_or(self, row: list[str], name: str, line: int) -> Offset:
+        """Read an offset; an empty cell and -1 say that there is none."""
+        text = row[self.places[name]].strip() if name in self.places else ""
+        value = self._integer(text, name, line) if text else -1
+        if value < -1:
+            raise TightropeError(
+                f"{self.path}, line {line}: {name} is {value}: give 0 or more; -1 or an empty cell is none."
+            )
         return value
 
     def _integer(self, text: str, name: str, line: int) -> int:

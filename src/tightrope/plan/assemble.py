@@ -1,7 +1,6 @@
 """From a schedule to a plan: addresses, forecast, certificate."""
 
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from tightrope.core import (
     Bytes,
@@ -16,6 +15,7 @@ from tightrope.core import (
     Schedule,
     fitted,
 )
+from tightrope.core.version import VERSION
 from tightrope.lower import (
     charged_sizes,
     largest_sum,
@@ -104,7 +104,7 @@ def _certificate(graph: Graph, forecast: Forecast, seed: int) -> Certificate:
         ns_bound=graph.base_ns,
         proved=forecast.ns == graph.base_ns,
         seed=seed,
-        versions=(("tightrope", version("tightrope")),),
+        versions=(("tightrope", VERSION),),
     )
 
 

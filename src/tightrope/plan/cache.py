@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from tightrope.core import Bytes, Graph, Limits, Plan, PlanFileError
-from tightrope.core.writing import replacing
+from tightrope.core.cache import Folder
 
 SMALLEST: Final = "smallest"
 """Under this name the plan with the fewest bytes is stored."""
@@ -53,8 +53,8 @@ class PlanCache:
         PlanFileError: a file of the folder is not a plan of this version, or cannot be written.
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = None if folder is None else Path(folder)
+    def __init__(self, folder: str | Path | Folder | None = None) -> None:
+        self._folder = Folder(Path(folder)) if isinstance(folder, str | Path) else folder
         self._plans: dict[str, dict[tuple[str, Bytes], Plan]] = {}
 
     def exact(self, graph: Graph, *, budget: Bytes, planner: str, placed: bool = True) -> Plan | None:
@@ -80,7 +80,7 @@ class PlanCache:
         planner = _label(planner, placed=plan.placed)
         self._known(graph)[planner, plan.budget] = plan
         if self._folder is not None:
-            write_file(self._folder / graph_key(graph) / f"{planner}-{plan.budget}.json", dump_plan(plan))
+            write_file(self._folder / graph_key(graph), f"{planner}-{plan.budget}.json", dump_plan(plan))
 
     def _known(self, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
         key = graph_key(graph)
@@ -96,33 +96,33 @@ def _label(planner: str, *, placed: bool) -> str:
     return planner if placed else f"live.{planner}"
 
 
-def _read(folder: Path, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
-    from tightrope.core.codec import load_plan, read_file
+def _read(folder: Folder, graph: Graph) -> dict[tuple[str, Bytes], Plan]:
+    from tightrope.core.codec import load_plan
 
     plans: dict[tuple[str, Bytes], Plan] = {}
-    for file in sorted(folder.glob("*-*.json")) if folder.is_dir() else ():
+    for name in folder.names():
+        planner, _, budget = name.removesuffix(".json").rpartition("-")
+        if not (planner and name.endswith(".json")):
+            continue
         try:
-            plan = load_plan(read_file(file))
-        except PlanFileError:
-            if file.exists():
-                raise
-            continue  # another process dropped it meanwhile
-        planner, _, budget = file.stem.rpartition("-")
+            plan = load_plan(folder.read(name))
+        except OSError:
+            continue  # another process dropped it meanwhile, or somebody else can have written it
         if plan.fingerprint != graph.fingerprint or budget != str(plan.budget):
-            raise PlanFileError(f"{file} is not the plan that its name promises. Delete it.")
+            raise PlanFileError(f"{folder.path / name} is not the plan that its name promises. Delete it.")
         plans[planner, plan.budget] = plan
     return plans
 
 
-def write_file(file: Path, data: bytes) -> None:
+def write_file(folder: Folder, name: str, data: bytes) -> None:
     """Write a file in one go, so that who reads it meanwhile sees the old one or the new one.
 
     Raises:
         PlanFileError: it cannot be written.
     """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as stream:
-            stream.write(data)
+        folder.write(name, data)
     except OSError as error:
-        raise PlanFileError(f"could not write {file}: {error}. Choose another cache folder.") from error
+        raise PlanFileError(
+            f"could not write {folder.path / name}: {error}. Choose another cache folder."
+        ) from error

@@ -9,16 +9,14 @@ Gaps        Plans of an earlier version of the search stay in use until they are
 """
 
 import os
-import shutil
 import warnings
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from tightrope.core import Bytes, Graph, Plan, PlanFileError, TightropeError
+from tightrope.core.cache import ADVICE, Folder, own_folder, warn_once
+from tightrope.core.cache import VARIABLE as CACHE
 from tightrope.lower import problems
-from tightrope.native import cache_folder
 from tightrope.plan.cache import PlanCache, graph_key, with_budget
 from tightrope.plan.model import pairs_of
 
@@ -26,19 +24,26 @@ _MOST_PLANS: Final = 24
 """Plans of one graph that are kept: each takes some milliseconds to read."""
 _MOST_GRAPHS: Final = 256
 SPARE: Final = 16
-"""A plan is made anew where more than this part of its arena would be left free in vain."""
+"""A plan is made anew where more than this part of its arena would be unused."""
 _LAYOUT: Final = 1
 """Version of what is kept."""
 VARIABLE: Final = "TIGHTROPE_PLANS"
 """Names another folder; ``off`` = plans die with the process."""
 
 
-def plans_folder() -> Path | None:
-    """Name the folder in which plans are kept, or None."""
+def plans_folder() -> Folder | None:
+    """Find the folder in which plans are kept, or None."""
     chosen = os.environ.get(VARIABLE, "")
+    if not chosen:
+        own = own_folder()
+        return None if own is None else own / "plans"
     if chosen == "off":
         return None
-    return Path(chosen) if chosen else cache_folder() / "plans"
+    folder = Folder(Path(chosen))
+    if why := folder.refusal():
+        warn_once(f"{why}: no plans are kept. {ADVICE.replace(CACHE, VARIABLE)}")
+        return None
+    return folder
 
 
 class KeptPlans(PlanCache):
@@ -67,8 +72,8 @@ class KeptPlans(PlanCache):
         except PlanFileError:
             return
         if self._folder is not None:
-            drop_oldest(self._folder / graph_key(graph), _MOST_PLANS)
-            drop_oldest(self._folder, _MOST_GRAPHS)
+            (self._folder / graph_key(graph)).drop_oldest(_MOST_PLANS)
+            self._folder.drop_oldest(_MOST_GRAPHS)
 
     def exact(self, graph: Graph, *, budget: Bytes, planner: str, placed: bool = True) -> Plan | None:
         """Look up the plan that was stored for this very budget and planner, if it is sound."""
@@ -79,7 +84,7 @@ class KeptPlans(PlanCache):
 
         Processes hold a little more or less when they plan. The fastest kept plan that fits does where one of
         them was made for as many bytes, almost as many, or more, or runs every op once. *Almost*: of what was
-        added, at most a 16th of its arena would be left free in vain, as with the plans of one process.
+        added, at most a 16th of its arena would be unused, as with the plans of one process.
 
         Returns:
             A judged plan of at most ``budget`` bytes. It keeps its bound on time where that holds at this
@@ -130,9 +135,9 @@ class KeptPlans(PlanCache):
         key = graph_key(graph)
         if key not in self._read_from_disk or self._folder is None:
             return False
-        said = f"tightrope: a plan in {self._folder / key} is of no use and was deleted: {why}"
+        said = f"tightrope: a plan in {self._folder.path / key} is of no use and was deleted: {why}"
         warnings.warn(said, stacklevel=2)
-        shutil.rmtree(self._folder / key, ignore_errors=True)
+        self._folder.remove(key)
         self._read_from_disk.discard(key)
         self._plans[key] = {}
         return True
@@ -140,24 +145,10 @@ class KeptPlans(PlanCache):
     def _load(self, key: str, graph: Graph) -> dict[tuple[str, int], Plan]:
         try:
             found = super()._load(key, graph)
-        except (PlanFileError, OSError) as error:
+        except PlanFileError as error:
             self._read_from_disk.add(key)
             self.forget(graph, str(error))
             return {}
         if found:
             self._read_from_disk.add(key)
         return found
-
-
-def drop_oldest(folder: Path, most: int) -> None:
-    """Keep the newest entries of a folder; what another process drops meanwhile is left to it."""
-    with suppress(OSError):
-        entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-        if len(entries) <= most:
-            return
-        entries.sort(key=lambda entry: entry.stat().st_mtime_ns)
-        for entry in islice(entries, len(entries) - most):
-            if entry.is_dir():
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                Path(entry.path).unlink(missing_ok=True)

@@ -2,13 +2,13 @@
 
 import hashlib
 import os
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from tightrope.core import PlanFileError
-from tightrope.native import cache_folder
+from tightrope.core.cache import Folder, own_folder
 from tightrope.price.measure import Layout, Measured
 
 _LIMIT = 64 * 2**20
@@ -23,16 +23,20 @@ class PriceStore:
     """Prices of one environment (device, processor, threads, versions), kept in one file.
 
     A damaged file is refused with its name; deleting it costs only the time to measure again.
+
+    Attributes:
+        name: of the file.
+        prices: by op.
+        changed: whether there are new ones.
     """
 
     def __init__(self, environment: tuple[tuple[str, str], ...], folder: Path | None = None) -> None:
         fields = (Measured.__struct_fields__, Layout.__struct_fields__)
         name = hashlib.sha256(repr((_LAYOUT, fields, sorted(environment))).encode()).hexdigest()[:16]
-        self.path = (folder or cache_folder()) / f"prices-{name}.json"
-        self.prices: dict[str, Measured] = {}
+        self.name = f"prices-{name}.json"
+        self._folder = own_folder() if folder is None else Folder(folder)
+        self.prices = {} if self._folder is None else _read(self._folder, self.name)
         self.changed = False
-        if self.path.is_file():
-            self.prices = _read(self.path)
 
     def get(self, key: str) -> Measured | None:
         """Look up a price."""
@@ -45,29 +49,28 @@ class PriceStore:
 
     def save(self) -> None:
         """Write the prices; a folder that cannot be written only costs the next run its time."""
-        if not self.changed:
+        if not self.changed or self._folder is None:
             return
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(self.prices))
-            os.replace(name, self.path)
-        except OSError:
-            return
-        self.changed = False
+        with suppress(OSError):
+            self._folder.write(self.name, msgspec.json.encode(self.prices))
+            self.changed = False
 
 
-def _read(path: Path) -> dict[str, Measured]:
-    status = path.stat()
-    version = (status.st_ino, status.st_mtime_ns, status.st_size)
-    if path not in _KNOWN or _KNOWN[path][0] != version:
-        if status.st_size > _LIMIT:
-            raise PlanFileError(f"price file {path.name} is larger than 64 MiB: delete it.")
-        try:
-            _KNOWN[path] = version, msgspec.json.decode(path.read_bytes(), type=dict[str, Measured])
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise PlanFileError(f"price file {str(path)!r} is damaged ({error}): delete it.") from error
+def _read(folder: Folder, name: str) -> dict[str, Measured]:
+    path = folder.path / name
+    try:
+        with folder.opened(name) as stream:
+            status = os.fstat(stream.fileno())
+            version = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if path in _KNOWN and _KNOWN[path][0] == version:
+                return dict(_KNOWN[path][1])
+            if status.st_size > _LIMIT:
+                raise PlanFileError(f"price file {str(path)!r} is larger than 64 MiB: delete it.")
+            _KNOWN[path] = version, msgspec.json.decode(stream.read(_LIMIT), type=dict[str, Measured])
+    except OSError:
+        return {}  # there is none, or somebody else can have written it
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise PlanFileError(f"price file {str(path)!r} is damaged ({error}): delete it.") from error
     return dict(_KNOWN[path][1])
 
 

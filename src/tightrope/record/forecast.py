@@ -320,9 +320,8 @@ class _EventTape:
         """Let a buffer go on as what a run wrote over its input."""
         op = self.graph.op(run.op)
         if op.over in self.live and op.creates[0] not in self.live:
-            (buffer,) = (result.view.base for result in run.results)
             self.live[op.creates[0]] = self.live.pop(op.over)
-            self.rows[buffer] = op.creates[0]
+            self.rows[run.results[0].view.base] = op.creates[0]
 
     def event(self, event: Alloc | Release, at: Nanoseconds, *, creator: int = -1) -> None:
         """Book an allocation in fast memory, or its release."""

@@ -390,7 +390,8 @@ def _links(
             for storage in op.reads:
                 if storage in live and readers[live[storage]][-1:] != [number]:
                     readers[live[storage]].append(number)
-            if op.over in live and not run.made:  # its result is written there
+            alone = len(run.ops) == 1
+            if alone and op.over in live and op.creates[0] not in run.made:  # its result is written there
                 live[op.creates[0]] = live.pop(op.over)
         positions = made.get(number, [])
         if len(run.made) != len(positions):

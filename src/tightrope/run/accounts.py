@@ -25,9 +25,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tightrope.core import Bytes, round_up
+from tightrope.core.cache import warn_once
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import Allocator, MemoryStats, allocator, cuda_allocator
 from tightrope.native.hook.refused import OutOfBudgetError
+from tightrope.native.interface import missing
 from tightrope.price.device import CPU
 from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
@@ -98,8 +100,7 @@ class Accounts:
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
-        self.allocator: Allocator | None = _allocator_of(device) if compiler() is not None else None
-        self.note = "" if self.allocator is not None else "checked, not enforced: no C++ compiler"
+        self.allocator, self.note = _hook(device)
         self.marked: Bytes = 0
         self.turn = TurnLock()
         self.watchers: weakref.WeakSet[object] = weakref.WeakSet()
@@ -257,7 +258,7 @@ class Accounts:
         allowed = max(budget, charged + asked + self.older)
         found = allowed + max(took, _LEAST_MORE)
         if self.enough > allowed:
-            return f"Try budget={self.enough}: by the shapes it is enough; less may do.", self.enough
+            return f"Try budget={self.enough}: by the shapes it is enough, and less may be.", self.enough
         return (
             f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
             "which was not seen yet.",
@@ -420,8 +421,16 @@ def _advise(asked: Bytes, charged: Bytes, limit: Bytes) -> tuple[str, Bytes | No
     return (met or every)[0].advise(asked, charged) if every else ("", None)
 
 
-def _allocator_of(device: torch.device) -> Allocator:
-    return cuda_allocator(device.index or 0) if device.type == "cuda" else allocator()
+def _hook(device: torch.device) -> tuple[Allocator | None, str]:
+    """Install the hook of a device; on a CPU where it can be neither built nor loaded, warn and say why."""
+    if device.type == "cuda":
+        return cuda_allocator(device.index or 0), ""
+    why = missing("allocator")
+    if not why:
+        return allocator(), ""
+    warn_once(f"budgets are checked, not enforced: {why}")
+    short = "the native part is missing" if compiler() else "no C++ compiler"
+    return None, f"checked, not enforced: {short}"
 
 
 def has_accounts(device: torch.device = CPU) -> bool:
@@ -433,7 +442,7 @@ def accounts(device: torch.device = CPU) -> Accounts:
     """Return the process's accounts of a device; the first call installs the allocator hook.
 
     Raises:
-        NativeError: there is a C++ compiler, but it could not build the hook.
+        NativeError: another library has installed an allocator that does not give way.
     """
     one = torch.device("cuda", device.index or 0) if device.type == "cuda" else CPU
     if one not in _MADE:

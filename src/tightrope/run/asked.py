@@ -1,6 +1,7 @@
 """What users ask for in so many words: a budget, what to check, whether to fuse, how to clip."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 
 from tightrope.capture.clip import Clip
@@ -31,6 +32,20 @@ def check_fallback(fallback: object) -> None:
         raise TightropeError(f'fallback={shown(fallback)}: use "auto", "evict" or "replay".')
 
 
+@dataclass(frozen=True)
+class Percentage:
+    """A budget in percent of what the unplanned step needs."""
+
+    text: str
+
+    def __call__(self, whole: Bytes) -> Bytes:
+        """Return its bytes, where ``whole`` are 100 %."""
+        return parse_bytes(self.text, whole=whole)
+
+    def __str__(self) -> str:
+        return self.text.replace(" ", "")
+
+
 def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable[[Bytes], Bytes]:
     """Read a budget: bytes, or for a share a function of what the unplanned step needs.
 
@@ -41,7 +56,7 @@ def parse_budget(budget: str | int, machine: Machine | None) -> Bytes | Callable
     check_machine(machine)
     if isinstance(budget, str) and budget.strip().endswith("%"):
         parse_bytes(budget, whole=1)
-        return lambda whole: parse_bytes(budget, whole=whole)
+        return Percentage(budget)
     size = parse_bytes(budget, whole=1)  # no share here, but a refusal may offer one
     if machine is not None and size > machine.tiers[0].bytes:
         raise TightropeError(

@@ -7,7 +7,6 @@ from tightrope.capture import _torch
 from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.failures import fails_anyway, reason_of, untraceable
 from tightrope.core import CaptureError
-from tightrope.run.buckets import UnreadableError
 
 _Call: TypeAlias = Callable[..., Any]
 
@@ -25,7 +24,7 @@ def attempt(
     try:
         with _torch.calling(RECOMPILE_LIMIT, whole=traced is None, traced=traced):
             return run(*args, **kwargs), ""
-    except UnreadableError as error:  # before anything ran
+    except CaptureError as error:  # before anything ran
         return None, reason_of(error)
     except _torch.unsupported_errors() as error:
         refused, reason, anyway = None, reason_of(error), fails_anyway(error)

@@ -10,10 +10,11 @@ Gaps        Nobody looks while something is captured, as capturing takes memory 
 
 from typing import Final
 
-from tightrope.core import Bytes, InfeasibleError, format_bytes
+from tightrope.core import Bytes
+from tightrope.core.ledger import Ledger, Row, Since
 from tightrope.price.measure import UNSEEN
 from tightrope.run.accounts import Accounts
-from tightrope.run.room import CAPTURE_SLACK, RESERVE
+from tightrope.run.room import CAPTURE_SLACK, HIDDEN, RESERVE
 
 _LOOKS: Final = 4
 
@@ -54,15 +55,12 @@ class Beside:
             return
         self.hidden = seen
         self._accounts.hold_back(self, seen)
-        if charged + seen > budget:
-            named = charged + seen + RESERVE + CAPTURE_SLACK
-            raise InfeasibleError(
-                f"asked {format_bytes(budget)} ({budget} bytes); a step took {format_bytes(charged + seen)}: "
-                f"{format_bytes(charged)} and what kernels take beside torch's allocator, "
-                f"{format_bytes(seen)}. Try budget={named} or a smaller batch.",
-                asked=budget,
-                smallest_found=named,
-            )
+        ledger = Ledger(budget).plus(
+            Row(HIDDEN, seen, source="outside torch's allocator"),
+            Row("runtime reserve", RESERVE + CAPTURE_SLACK, since=Since.LATER),
+        )
+        if ledger.room() < charged:
+            raise ledger.explain(Row("the step", charged))
 
     def traced(self, begins: bool) -> None:
         """Stop watching where the trace of a graph begins, and go on where it ends."""

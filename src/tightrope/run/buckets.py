@@ -105,7 +105,7 @@ class Family:
     @property
     def place(self) -> Hashable:
         """What families have in common that stand for the same calls, captured for one shape and for all."""
-        return id(self) if self.kept is None else (self.kept.folder, self.form.inputs)
+        return id(self) if self.kept is None else (self.kept.folder.path, self.form.inputs)
 
     def changing(self) -> set[int]:
         """Positions of the sizes that are dimensions of tensors; other numbers stay what they were first."""

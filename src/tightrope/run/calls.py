@@ -33,7 +33,7 @@ from tightrope.run.forms import Forms
 from tightrope.run.gaps import Gaps
 from tightrope.run.patterns import Pattern, Patterns, single
 from tightrope.run.prospects import Prospects
-from tightrope.run.room import RESERVE
+from tightrope.run.room import Room
 from tightrope.run.running import Pending, Running
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Expected, Settings, Unit
@@ -162,8 +162,8 @@ class Calls:
                 continue
             one = self.captured[pending.turn.graph]
             resumed = 0 if pending.dropped else pending.running.prepared.arena
-            needed = held + summed + resumed + one.headroom.wanted + RESERVE + self.accounts.hidden
-            if pending.dropped or self.budget < needed:
+            left = Room(self.budget, held + summed, hidden=self.accounts.hidden).available
+            if pending.dropped or left < resumed + one.headroom.wanted:
                 gone, _ = pending.droppable(one.graph)
                 unit = self.units.rest(pending.turn.graph, frozenset(pending.live()) - gone)
                 every = ((p, calls.captured[p.turn.graph].graph) for calls in _ALL for p in calls._pending)

@@ -23,6 +23,7 @@ from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
+from tightrope.core.ledger import Ledger, Row
 from tightrope.run.accounts import Accounts
 from tightrope.run.asked import check_fallback, check_switches, check_verify, parse_budget
 from tightrope.run.attempt import attempt
@@ -38,12 +39,12 @@ from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncap
 from tightrope.run.paging import paging_of
 from tightrope.run.plain import limited_alone, mode_left, try_plain
 from tightrope.run.replay import Replay, replay
-from tightrope.run.room import RESERVE
+from tightrope.run.room import HELD, RESERVE
 from tightrope.run.runner import CompiledGraph
 from tightrope.run.shapes import Shape, Shapes, check_shapes
 from tightrope.run.sharded import WHY, InsideHooks, divided, refuse_divided
 from tightrope.run.state import state_of
-from tightrope.run.status import StatusLine
+from tightrope.run.status import StatusLine, build_native
 from tightrope.run.uncalled import expect_call, note_call
 from tightrope.run.unit import Settings
 from tightrope.run.ways import Ways, ways_of
@@ -90,6 +91,7 @@ class CompiledModel:
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
+        build_native(status)
         self.accounts: Accounts = accounts_for(parameters := list(parameters), settings, others)
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
         self.beside = Beside(self.accounts)
@@ -150,8 +152,15 @@ class CompiledModel:
 
     def hold(self) -> None:
         """Hold the process to the budget, as far as it is known; where more is held, once a plan fits."""
-        if self.calls.budget:
-            self._lifted = not self.accounts.hold_if_possible(self, self.calls.budget, 0, name=self.name)
+        before, now = self.accounts.budget_of(self), self.calls.budget
+        if 0 < before < now:
+            whole = format_bytes(self.calls.prospects.whole)
+            self.status.say(
+                f"budget {self.calls.prospects.asked} rose from {format_bytes(before)} to "
+                f"{format_bytes(now)}: the unplanned step needs {whole} now"
+            )
+        if now:
+            self._lifted = not self.accounts.hold_if_possible(self, now, 0, name=self.name)
 
     def divide(self, model: torch.nn.Module | None, inside: _Call) -> InsideHooks | None:
         """Look whether ``fully_shard`` divided the model; then forwards run ``inside`` of its hooks."""
@@ -218,12 +227,9 @@ class CompiledModel:
         refuse_uncaptured_on_gpu(self.accounts.device, reason)
         held, enough = self.accounts.charged(), self.accounts.enough
         if budget < held < enough:
-            raise InfeasibleError(
-                f"asked {format_bytes(budget)} ({budget} bytes); {held} bytes are held already. Raise the "
-                f"budget. Try budget={enough}: by the shapes it is enough; less may do.",
-                asked=budget, smallest_found=enough, lower_bound=held,
-            )  # fmt: skip
+            raise Ledger(budget, (Row(HELD, held),), enough).explain(Row("the step", 0), bound=held)
         self.calls.close()
+        self.calls.prospects.close()
         self.beside.close()
         self.run_plain()
         self.accounts.hold(self, budget, name=self.name)  # a refused request names the next budget

@@ -18,18 +18,20 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tightrope.capture._eager import innermost_mode, tensors_in
-from tightrope.core import Bytes, InfeasibleError, TightropeError, format_bytes
+from tightrope.core import Bytes, TightropeError
+from tightrope.core.ledger import Ledger, Row
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import trim_all
 from tightrope.run.evict.context import Eviction, before_opening, evict
 from tightrope.run.evict.watch import OpWatch
-from tightrope.run.room import RESERVE
+from tightrope.run.room import Room
 from tightrope.run.sharded import divided
 
 _LEAST: Final[Bytes] = 65536
@@ -169,13 +171,11 @@ class EvictedSteps:
         outlives = self._expected_to_outlive(left)
         self.arena = self._arena_at(self.budget)
         if self.arena < _LEAST:
-            least = self.budget - left + outlives + _LEAST
-            named = max(accounts.enough, least + max(4 * outlives, 1 << 20))
-            raise InfeasibleError(
-                f"asked {format_bytes(self.budget)} ({self.budget} bytes); {self.persistent} bytes are held "
-                f"already, and about {outlives} outlive a step. Try budget={named} next; more may be needed.",
-                asked=self.budget, smallest_found=named, lower_bound=self.persistent,
-            )  # fmt: skip
+            more = Row("the step", max(4 * outlives, 1 << 20) + _LEAST, "guess")
+            ledger = self._ledger(self.budget).plus(Row("left by a step", outlives, "guess"))
+            raise replace(ledger, least=accounts.enough).explain(
+                more, bound=self.persistent, notes=["More may be needed."]
+            )
         block = evict(self.arena)
         block.advise = self._advise
         block.__enter__()
@@ -190,7 +190,7 @@ class EvictedSteps:
         """Name a budget that is enough by the shapes, or one whose arena allows a request."""
         enough = self._accounts.enough
         if enough > self.budget:
-            return f"Try budget={enough}: by the shapes it is enough; less may do.", enough
+            return f"Try budget={enough}: by the shapes it is enough, and less may be.", enough
         assert self.last is not None
         named, wanted = self.budget, self.last.budget_for(asked)
         while (short := wanted - self._arena_at(named)) > 0:  # what outlives a block may grow with the budget
@@ -200,7 +200,10 @@ class EvictedSteps:
 
     def _left(self, budget: Bytes) -> Bytes:
         """Compute the bytes that a budget leaves for an arena and what outlives it."""
-        return budget - self.persistent - self._accounts.hidden - RESERVE
+        return self._ledger(budget).room()
+
+    def _ledger(self, budget: Bytes) -> Ledger:
+        return Room(budget, self.persistent, hidden=self._accounts.hidden).ledger()
 
     def _arena_at(self, budget: Bytes) -> Bytes:
         left = self._left(budget)

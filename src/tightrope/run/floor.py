@@ -8,8 +8,8 @@ from tightrope.plan import smallest
 from tightrope.run.captured import headroom_of
 from tightrope.run.foresee import NO_UPDATE, UpdateBytes
 from tightrope.run.pages import by_page
-from tightrope.run.refusal import Refusal
-from tightrope.run.room import RESERVE
+from tightrope.run.refusal import Refusal, itemised, with_loop
+from tightrope.run.room import Room
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,14 @@ class Floor:
     Attributes:
         beside: what stands beside the plan.
         least: bytes of the smallest plan found, in all.
+        graph: see `floor_of`.
+        unread: see `floor_of`.
     """
 
     beside: Refusal
     least: Bytes
+    graph: Graph
+    unread: Bytes
 
     @property
     def budget(self) -> Bytes:
@@ -39,18 +43,11 @@ class Floor:
 
     def left(self, budget: Bytes) -> Bytes:
         """Bytes that a budget leaves such a loop for the plan, the graph's persistent ones in it."""
-        return 2 * budget - self.beside.dropping(budget)
+        return self.beside.left(budget)
 
     def updated(self, trained: Iterable[Bytes], update: UpdateBytes) -> "Floor":
         """The same loop with an optimizer that takes ``update`` for trained parameters of these bytes."""
-        sizes = list(trained)
-        beside = replace(
-            self.beside,
-            update=sum(map(round_up, sizes)) + update.beside,
-            gradients=sum(map(by_page, sizes)),
-            assumed=update.state,
-        )
-        return Floor(beside, self.least)
+        return replace(self, beside=_loop(self.graph, list(trained), update, self.unread))
 
 
 def floor_of(
@@ -64,12 +61,20 @@ def floor_of(
         update: what the optimizer takes for them.
         unread: bytes that the caller holds and no op of the graph reads.
     """
+    beside = _loop(graph, list(trained), update, unread)
+    return Floor(beside, smallest(graph).forecast.total, graph, unread)
+
+
+def _loop(graph: Graph, sizes: list[Bytes], update: UpdateBytes, unread: Bytes) -> Refusal:
     headroom = headroom_of(graph)
-    beside = Refusal(
-        0,
-        RESERVE + unread - headroom.tangents,
-        graph.persistent,
-        beside=headroom.wanted,
+    held = graph.persistent + unread - headroom.tangents
+    room = Room(0, held, update=sum(map(round_up, sizes)) + update.beside)
+    ledger = with_loop(
+        itemised(room.ledger(), graph),
+        loss=headroom.wanted,
         outputs=headroom.outputs,
+        state=update.state,
+        assumed=False,
+        gradients=sum(map(by_page, sizes)),
     )
-    return Floor(beside, smallest(graph).forecast.total).updated(trained, update)
+    return Refusal(ledger, graph.persistent)

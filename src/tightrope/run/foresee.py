@@ -104,6 +104,10 @@ class Foresight:
         members = (p for group in optimizer.param_groups for p in group["params"])
         return any((known := self._parameters.get(id(p))) is not None and known() is p for p in members)
 
+    def found(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether an optimizer of the parameters is known."""
+        return optimizer in self._found
+
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """Take an optimizer in that `holds`."""
         self._found.add(optimizer)

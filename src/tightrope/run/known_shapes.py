@@ -16,7 +16,6 @@ Gaps        State of the model that is neither a plain value, nor a parameter, n
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final
 
@@ -26,15 +25,16 @@ import torch
 from tightrope.capture._torch import storage_key
 from tightrope.capture.dynamo import environment
 from tightrope.core import Graph, PlanFileError
-from tightrope.core.codec import dump_graph, load_graph, read_file
+from tightrope.core.cache import Folder
+from tightrope.core.codec import dump_graph, load_graph
 from tightrope.lower import without_writes
-from tightrope.plan.cache import write_file
-from tightrope.plan.kept import drop_oldest, plans_folder
+from tightrope.plan.kept import plans_folder
 from tightrope.plan.resize import same_ops
 
 _LAYOUT: Final = 2
 """Version of what is kept."""
 _USELESS: Final = "useless"
+_FAMILY: Final = "family.json"
 _MOST_CALLS: Final = 256
 _MOST_ITEMS: Final = 1_000
 """Longer lists that a module has are known by their length."""
@@ -82,44 +82,46 @@ class KnownShapes:
     """What is kept of one call, whatever its sizes.
 
     Attributes:
-        folder: for it alone.
+        every: of what is kept of every call.
+        folder: for this one alone.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, every: Folder, key: str) -> None:
+        self.every, self.folder = every, every / key
 
     def families(self) -> list[KnownFamily]:
         """List what was traced; what cannot be read, or is of no use, is left out."""
         found = []
-        useless = (self.folder / _USELESS).exists()
-        for file in () if useless else sorted(self.folder.glob("*/family.json")):
-            with suppress(PlanFileError, msgspec.MsgspecError):
-                found.append(msgspec.json.decode(read_file(file), type=KnownFamily))
+        names = self.folder.names()
+        for name in () if _USELESS in names else names:
+            with suppress(OSError, msgspec.MsgspecError):
+                found.append(msgspec.json.decode((self.folder / name).read(_FAMILY), type=KnownFamily))
         return found
 
     def graph(self, family: KnownFamily, sizes: Sequence[int]) -> Graph | None:
         """Read the priced graph for the largest sizes of a bucket; None where none is kept."""
         try:
-            return load_graph(read_file(self._file(family, sizes)))
-        except PlanFileError:
+            folder, name = self._file(family, sizes)
+            return load_graph(folder.read(name))
+        except (OSError, PlanFileError):
             return None
 
     def keep(self, family: KnownFamily, sizes: Sequence[int], graph: Graph) -> None:
         """Keep the priced graph for the largest sizes of a bucket, if the folder can be written."""
-        file = self._file(family, sizes)
-        with suppress(PlanFileError):
-            write_file(file, dump_graph(graph))
-            write_file(file.with_name("family.json"), msgspec.json.encode(family))
-            drop_oldest(self.folder.parent, _MOST_CALLS)
+        folder, name = self._file(family, sizes)
+        with suppress(OSError, PlanFileError):
+            folder.write(name, dump_graph(graph))
+            folder.write(_FAMILY, msgspec.json.encode(family))
+            self.every.drop_oldest(_MOST_CALLS)
 
     def give_up(self) -> None:
         """Note that a trace of one shape gives other ops than one with symbols: nobody tries again."""
-        with suppress(PlanFileError):
-            write_file(self.folder / _USELESS, b"")
+        with suppress(OSError):
+            self.folder.write(_USELESS, b"")
 
-    def _file(self, family: KnownFamily, sizes: Sequence[int]) -> Path:
+    def _file(self, family: KnownFamily, sizes: Sequence[int]) -> tuple[Folder, str]:
         name = hashlib.sha256(msgspec.json.encode(family)).hexdigest()[:16]
-        return self.folder / name / f"{'-'.join(map(str, sizes))}.json"
+        return self.folder / name, f"{'-'.join(map(str, sizes))}.json"
 
 
 def known_shapes(model: torch.nn.Module, args: Any, kwargs: Any, options: object) -> KnownShapes | None:
@@ -137,7 +139,7 @@ def known_shapes(model: torch.nn.Module, args: Any, kwargs: Any, options: object
     digest = hashlib.sha256()
     for said in (*_said_of_call(tensors, args, kwargs), *_said_of_model(model), options):
         digest.update(repr(said).encode())
-    return KnownShapes(plans / f"shapes-{_LAYOUT}" / digest.hexdigest()[:32])
+    return KnownShapes(plans / f"shapes-{_LAYOUT}", digest.hexdigest()[:32])
 
 
 def modes() -> tuple[object, ...]:

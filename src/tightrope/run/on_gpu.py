@@ -7,6 +7,7 @@ import torch
 
 from tightrope.core import CaptureError, Graph, TightropeError
 from tightrope.native import compiler
+from tightrope.native.interface import missing
 from tightrope.price.device import device_named, device_of
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.unit import Settings
@@ -51,10 +52,9 @@ def refuse_on_gpu(device: torch.device, settings: Settings) -> None:
         raise TightropeError(f"page_to for a model on {device}: leave it out. {_LATER}")
     if settings.verify == "eager":
         raise TightropeError(f'verify="eager" for a model on {device}: use verify="graph". {_LATER}')
-    if compiler() is None:
+    if compiler() is None and (why := missing("cuda_allocator")):
         raise TightropeError(
-            f"a model on {device} is planned with a hook that a C++ compiler builds, and none was found: "
-            "install one, or set CXX."
+            f"a model on {device} is planned with a hook that a C++ compiler builds, and there is none: {why}"
         )
 
 

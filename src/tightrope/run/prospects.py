@@ -19,7 +19,7 @@ from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import trim_idle
 from tightrope.run.captured import Captured
 from tightrope.run.foresee import Foresight
-from tightrope.run.refusal import Refusal
+from tightrope.run.refusal import Refusal, itemised, with_loop
 from tightrope.run.rehearsal import rehearsed
 from tightrope.run.room import CAPTURE_SLACK, RESERVE, Room
 from tightrope.run.unit import Expected, Settings, Unit
@@ -32,9 +32,12 @@ class Prospects:
 
     Attributes:
         budget: total bytes; one in percent rises with what the unplanned step is seen to be.
+        asked: the percentage that the user gave, or the empty string.
+        whole: bytes that 100 % stands for; 0 = the budget is in bytes, or no graph was seen yet.
         raised: called when a budget in percent may have risen.
         in_pieces: whether graphs may follow that were not seen yet.
         left_behind: bytes that the first capture took and that are counted as held.
+        observed: most bytes charged between a backward and the end of the update behind it.
     """
 
     raised: Callable[[], None] = staticmethod(lambda: None)
@@ -42,14 +45,21 @@ class Prospects:
 
     def __init__(self, settings: Settings, accounts: Accounts, future: Foresight) -> None:
         self._share = settings.budget
+        self.asked = "" if isinstance(settings.budget, int) else str(settings.budget)
+        self.whole: Bytes = 0
         self.accounts, self.future = accounts, future
         self.budget: Bytes = settings.budget if isinstance(settings.budget, int) else 0
         self.left_behind: Bytes = 0
+        self.observed: Bytes = 0
         self._held: Bytes = 0
         self._held_first: Bytes | None = None
         self._last: tuple[Unit, Room] | None = None
         _watch_updates()
         _ALL.add(self)
+
+    def close(self) -> None:
+        """Look at no update any more: nothing is planned from now on."""
+        _ALL.discard(self)
 
     def raise_share(self, calls: Sequence[Captured], *, waiting: bool) -> None:
         """Raise a budget in percent to its share of the unplanned step.
@@ -65,15 +75,17 @@ class Prospects:
             self._held = max(self._held, held, calls[0].graph.persistent)
         state, beside = self.future.update()
         most = max(sum(call.unplanned for call in calls), self.future.gradients + beside)
-        self.budget = max(self.budget, self._share(self._held + state + most + RESERVE))
+        whole = Room(0, self._held, state).ledger().needed(most)
+        if (budget := self._share(whole)) > self.budget:
+            self.budget, self.whole = budget, whole
         self.raised()
 
     def undoing(self) -> Callable[[], None]:
         """Return what lowers a budget in percent to what it is now."""
-        before = self.budget, self._held
+        before = self.budget, self.whole, self._held
 
         def undo() -> None:
-            self.budget, self._held = before
+            self.budget, self.whole, self._held = before
 
         return undo
 
@@ -97,7 +109,9 @@ class Prospects:
         known = self.future.known and not self.future.complete
         update = self.future.gradients + beside if updates and known else 0
         hidden = self.accounts.hidden + self.accounts.slack
-        room = Room(self.budget, held, state, update, unit.headroom, self.left_behind, hidden)
+        room = Room(
+            self.budget, held, state, update, unit.headroom, self.left_behind, hidden, self.asked, self.whole
+        )
         if updates:
             self._last = unit, room
         return room
@@ -127,22 +141,29 @@ class Prospects:
         """Learn from a call on shapes alone which budget is enough where no step is planned."""
         taken = rehearsed(model, args, kwargs)
         if taken is not None:
-            expected = self.expected()
-            kept = (expected.assumed or self.future.update().state) + self.accounts.hidden
-            most = max(expected.gradients + taken, expected.update)
-            enough = self.accounts.charged() + kept + most + RESERVE + CAPTURE_SLACK
-            self.accounts.note_enough(self, enough)
+            expected, held = self.expected(), self.accounts.charged()
+            state = 0 if expected.assumed else self.future.update().state
+            room = Room(self.budget, held, state, expected.update, hidden=self.accounts.hidden)
+            loop = with_loop(room.ledger(), state=expected.assumed, gradients=expected.gradients)
+            self.accounts.note_enough(self, loop.needed(taken))
 
     def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
         """Name a budget for a graph of which an op does not fit alone: that of its given order."""
-        room = Room(self.budget, self.accounts.charged(), self.future.update().state)
-        others = room.budget - room.available - graph.persistent
+        room = Room(
+            self.budget,
+            self.accounts.charged(),
+            self.future.update().state,
+            asked=self.asked,
+            whole=self.whole,
+        )
+        loop = with_loop(
+            itemised(room.ledger(), graph),
+            loss=error.lower_bound - graph.persistent,
+            state=expected.assumed,
+            gradients=expected.gradients,
+        )
+        refusal = Refusal(loop, graph.persistent, in_pieces=expected.in_pieces, returns=len(graph.parts) > 1)
         given = solve(graph, budget=2**60, planner="given").forecast.total
-        refusal = Refusal(
-            self.budget, others, graph.persistent, beside=error.lower_bound - graph.persistent,
-            gradients=expected.gradients, assumed=expected.assumed, in_pieces=expected.in_pieces,
-            returns=len(graph.parts) > 1,
-        )  # fmt: skip
         found = InfeasibleError(
             str(error), asked=self.budget, smallest_found=given, lower_bound=error.lower_bound, op=error.op
         )
@@ -163,13 +184,22 @@ class Prospects:
         self.future.note(optimizer)
         state, beside = self.future.update()
         trim_idle()
-        least = self.accounts.charged() + self.accounts.hidden + state + beside
+        now = Room(max(self.accounts.budget, self.budget), self.accounts.charged(), state, beside)
+        now = replace(now, hidden=self.accounts.hidden, left_behind=RESERVE)
         unit, room = self._last
         room = replace(room, foreseen=state, update=self.future.gradients + beside)
-        if least > max(self.accounts.budget, self.budget):
-            raise unit.refused(room, self.expected(least=least + RESERVE + CAPTURE_SLACK))
+        if not now.fits_update:
+            least = with_loop(replace(now, left_behind=0).ledger()).needed(0)
+            raise unit.refused(room, self.expected(least=least))
         if not foreseen and not room.fits(unit.forecast, room.headroom.needed):
             unit.check_least(room, self.expected())
+
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note what was charged while a known optimizer updated."""
+        self.future.end(optimizer)
+        if self.accounts.allocator is not None and self.future.found(optimizer):
+            charged = self.accounts.allocator.stats().charged_peak + self.accounts.older
+            self.observed = max(self.observed, charged)
 
 
 @cache
@@ -181,7 +211,7 @@ def _watch_updates() -> None:
 
 def _after_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for prospects in list(_ALL):
-        prospects.future.end(optimizer)
+        prospects.after_update(optimizer)
 
 
 def _before_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:

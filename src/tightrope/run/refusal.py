@@ -1,18 +1,26 @@
-"""Say in bytes on the device why no plan fits, and which budget would do.
+"""Say why no plan fits, which rows of the ledger take the bytes, and which budget works.
 
-One number is named, and it holds the whole training step: the plan and what stands beside it, code between
-forward and backward, and the first update of the optimizer, whichever takes most.
+The first line has the budget that was given, the smallest that works, and the proved bound. The smallest
+has room for a loop of any order; a second number is for loops that drop their gradients before each forward.
 """
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from tightrope.core import Bytes, InfeasibleError, format_bytes
-from tightrope.run.room import CAPTURE_SLACK, RESERVE
+from tightrope.core import Bytes, Graph, InfeasibleError, Kind, format_bytes
+from tightrope.core.ledger import KindOfRow, Ledger, Row, Since, When
+from tightrope.core.values import EMPTY
+from tightrope.run.room import CAPTURE_SLACK, HELD, RESERVE
 
 _SCALARS: Final[Bytes] = 1024
+_KINDS: Final = {
+    Kind.PARAMETER: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.INPUT: "inputs",
+    Kind.OPTIMIZER_STATE: "optimizer state held",
+}
 
 
 def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
@@ -42,121 +50,135 @@ def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> Infe
     )
 
 
+def itemised(ledger: Ledger, graph: Graph) -> Ledger:
+    """Divide what the process holds by what a graph says of it, where that accounts for no more than all."""
+    given = {
+        one.view.base for one in graph.parts[0].inputs if one.view is not None and one.view.base != EMPTY
+    }
+    storages = [graph.storages[base] for base in given if not graph.storages[base].home]
+    sizes = {name: sum(one.size for one in storages if one.kind is kind) for kind, name in _KINDS.items()}
+    held = sum(row.bytes for row in ledger.rows if row.name == HELD)
+    if (rest := held - sum(sizes.values())) < 0:
+        return ledger
+    others = (row for row in ledger.rows if row.name != HELD)
+    named = (Row(name, size) for name, size in sizes.items())
+    return replace(ledger, rows=()).plus(*named, Row("other tensors held", rest), *others)
+
+
+def with_loop(
+    ledger: Ledger,
+    *,
+    loss: Bytes = 0,
+    guessed: bool = True,
+    between: Bytes = 0,
+    outputs: Bytes = 0,
+    state: Bytes = 0,
+    assumed: bool = True,
+    gradients: Bytes = 0,
+) -> Ledger:
+    """Add the rows of the training loop around a plan.
+
+    Args:
+        ledger: of what is held now.
+        loss: bytes of code outside of the model while the plan runs.
+        guessed: whether that is a guess.
+        between: bytes that such code takes when no part runs, with the outputs; 0 = not seen yet.
+        outputs: bytes of outputs that the loop may keep.
+        state: bytes of the optimizer's state.
+        assumed: whether no optimizer is known, so that it is that of AdamW.
+        gradients: bytes of gradients that may stay until the next step.
+    """
+    seen = When.RUN | When.BETWEEN
+    return ledger.plus(
+        Row("loss outside the model", loss, "guess" if guessed else "measured", moment=When.RUN),
+        Row("code between forward and backward", between, moment=When.BETWEEN),
+        Row("outputs kept by the loop", outputs, "forecast", since=Since.LATER),
+        Row("optimizer state", state, *_STATE[assumed], since=Since.LATER),
+        Row("gradients kept by the loop", gradients, "forecast", moment=seen, since=Since.KEPT),
+        Row("scalars kept by the loop", _SCALARS, "guess", since=Since.LATER),
+        Row("left by a capture", CAPTURE_SLACK - _SCALARS, "guess", since=Since.KEPT),
+    )
+
+
+_STATE: Final[dict[bool, tuple[KindOfRow, str]]] = {
+    True: ("guess", "as of AdamW: no optimizer was found"),
+    False: ("forecast", ""),
+}
+
+
 @dataclass(frozen=True)
 class Refusal:
-    """What stands beside a plan that did not fit.
+    """What a plan that does not fit shares the budget with.
 
     Attributes:
-        budget: asked for.
-        others: bytes of everything that is no part of the plan, `RESERVE` included.
-        persistent: bytes of the graph's own that the caller holds, not in ``others``.
-        beside: bytes to leave free while the plan runs, for code between forward and backward.
-        between: bytes that such code takes when no part runs, with the outputs; 0 = not seen yet.
-        update: bytes of gradients that are not there yet, and of what the first update makes.
+        ledger: rows of now and of what is to come.
+        persistent: bytes of the graph's own that the caller holds; they are in the ledger, too.
         num_waiting: forwards that hold memory for a backward that did not run.
-        gradients: bytes of gradients that may stay until the next step, not in ``others``.
-        outputs: bytes of outputs that may.
-        assumed: bytes of the state of AdamW, where no optimizer is known.
         grown: bytes held now and not when the step was planned first.
-        least: a budget that is needed anyway.
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
         returns: whether control goes to the caller between forward and backward.
     """
 
-    budget: Bytes
-    others: Bytes
+    ledger: Ledger
     persistent: Bytes
-    beside: Bytes = 0
-    between: Bytes = 0
-    update: Bytes = 0
     num_waiting: int = 0
-    gradients: Bytes = 0
-    outputs: Bytes = 0
-    assumed: Bytes = 0
     grown: Bytes = 0
-    least: Bytes = 0
     in_pieces: bool = False
     returns: bool = True
 
-    def restated(self, error: InfeasibleError) -> InfeasibleError:
-        """Restate the planner's numbers: other holders of memory included."""
-        found = None if error.smallest_found is None else self.needed(error.smallest_found)
-        bound = error.lower_bound + self.others - RESERVE
-        best = (
-            "no feasible budget was found"
-            if found is None
-            else f"smallest feasible found {format_bytes(found)} ({found} bytes)"
-        )
-        return InfeasibleError(
-            f"asked {format_bytes(self.budget)} ({self.budget} bytes); {best}; proved: no plan of this graph "
-            f"needs less than {format_bytes(bound)}{self._held(bound)}. "
-            f"The op that sets the bound: {error.op}. {self._hint(found)}",
-            asked=self.budget,
-            smallest_found=found,
-            lower_bound=bound,
-            op=error.op,
-        )
-
-    def _held(self, bound: Bytes) -> str:
-        held = self.others - RESERVE
-        return f", of which the process holds {format_bytes(held)} beside it" if held >= bound / 2 else ""
-
     def needed(self, plan: Bytes) -> Bytes:
-        """The budget for a plan of so many bytes in all, in a loop of any order."""
-        return max(self.least, self._budget(plan, self.gradients) + CAPTURE_SLACK)
+        """Return the budget for a plan of so many bytes in all, in a loop of any order."""
+        return self.ledger.needed(plan - self.persistent)
 
     def dropping(self, plan: Bytes) -> Bytes:
-        """The same in a loop that drops its gradients before each forward.
+        """Return the budget for it in a loop that drops its gradients before each forward.
 
         Less than that is refused, but for 1 KiB for scalars that a loop keeps, such as the last loss, and
         for what a capture takes of the reserve, at most `CAPTURE_SLACK`.
         """
-        return max(self.least, self._budget(plan, 0) + _SCALARS)
+        return self.ledger.needed(plan - self.persistent, keeps_gradients=False)
 
-    def _budget(self, plan: Bytes, gradients: Bytes) -> Bytes:
-        kept = self.outputs + self.assumed
-        most = max(
-            plan + self.beside + gradients,
-            self.persistent + self.between + gradients,
-            self.persistent + self.update,
+    def left(self, budget: Bytes) -> Bytes:
+        """Return the bytes that a budget leaves such a loop for the plan, persistent ones in it."""
+        return self.ledger.at(budget).room(later=True) + self.persistent
+
+    def restated(self, error: InfeasibleError) -> InfeasibleError:
+        """Restate the planner's numbers: other holders of memory included."""
+        plan = error.smallest_found
+        row = None if plan is None else Row("the step", plan - self.persistent, "forecast", _PLAN)
+        return self.ledger.explain(
+            row,
+            bound=error.lower_bound - self.persistent + self.ledger.held() - RESERVE,
+            op=error.op,
+            instead="a smaller batch" if plan is None else "a smaller batch or a shorter sequence",
+            notes=self._notes(plan),
         )
-        return self.others + kept + most
 
-    def _hint(self, found: Bytes | None) -> str:
-        hint = "Try a smaller batch."
-        if found is not None:
-            hint = f"Try budget={found}, a smaller batch or a shorter sequence."
-            if self.between:
-                hint += f" Code between forward and backward was seen to take {format_bytes(self.between)}."
-            elif self.beside:
-                hint += (
-                    f" Of it, {format_bytes(self.beside)} are for a loss outside the model: a guess, as none "
-                    "was seen yet."
-                )
-            if self.assumed:
-                hint += (
-                    f" Of it, {format_bytes(self.assumed)} are for the state of AdamW, as no optimizer "
-                    "was found: less will do for one that holds less."
-                )
-            if self.gradients:
-                hint += (
-                    f" Of it, {format_bytes(self.gradients)} are for gradients that may stay until the next "
-                    "step."
-                )
-            if self.in_pieces and self.least == found:
-                hint += " By the shapes it is enough for all graphs of the model; less may do."
-            elif self.in_pieces:
-                hint += " Graphs of the model that come after this one were not seen yet, and may need more."
-        if self.grown:
-            hint += (
-                f" {format_bytes(self.grown)} more are held than before the first step: optimizer state, "
-                "gradients, and tensors that the loop keeps."
+    def _notes(self, plan: Bytes | None) -> list[str]:
+        """Say what the numbers do not hold for, and where to read on."""
+        found = None if plan is None else self.needed(plan)
+        notes = []
+        if plan is not None and found is not None and (less := self.dropping(plan)) < found - CAPTURE_SLACK:
+            notes.append(
+                f"A loop that drops its gradients before each forward works with {self.ledger.written(less)}."
             )
+        if found is not None and self.in_pieces:
+            notes.append(
+                "It works for all graphs of the model."
+                if self.ledger.least == found
+                else "Later graphs of the model were not seen yet and may need more."
+            )
+        if self.grown:
+            notes.append(f"{format_bytes(self.grown)} more are held than before the first step.")
         elif found is not None and self.returns and not self.num_waiting:
-            hint += " This is for one forward before each backward."
+            notes.append("This is for one forward before each backward.")
         if self.num_waiting:
-            hint += (
-                f" {self.num_waiting} earlier forwards still hold what their backward needs: run it, drop "
+            notes.append(
+                f"{self.num_waiting} earlier forwards still hold what their backward needs: run it, drop "
                 "their outputs, or call the model under torch.no_grad()."
             )
-        return hint
+        return [*notes, _PAGE]
+
+
+_PLAN: Final = "the smallest plan found"
+_PAGE: Final = "More: docs/refused.md"

@@ -26,21 +26,21 @@ from tightrope.core import (
     BudgetSyntaxError,
     Buffer,
     Bytes,
-    InfeasibleError,
     Offset,
     TightropeError,
     Trace,
-    format_bytes,
     parse_bytes,
     round_up,
 )
 from tightrope.core.arguments import check_count, check_seconds
+from tightrope.core.ledger import Ledger, Row, Since
 from tightrope.native.hook.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
 from tightrope.price.measure import UNSEEN
 from tightrope.run.accounts import accounts
 from tightrope.run.older import uncounted_bytes
-from tightrope.run.room import RESERVE
+from tightrope.run.room import HIDDEN, RESERVE
+from tightrope.run.status import StatusLine, build_native
 
 Phase = Literal["warm-up", "record", "replay"]
 
@@ -119,22 +119,18 @@ class Replay:
             check_count("external", external)
         check_count("warmup", warmup)
         check_seconds("seconds", seconds, zero=True)
+        build_native(StatusLine())
         self._accounts = accounts()
         self._allocator: Allocator | None = self._accounts.allocator
         self.enforced = self._allocator is not None
-        self.note = "enforced by the allocator" if self.enforced else "checked, not enforced: no C++ compiler"
+        self.note = self._accounts.note or "enforced by the allocator"
         hook = self._allocator
         uncounted = uncounted_bytes(hook.owns if hook is not None else None) if external is None else external
         self.external = uncounted
         if self.external > self.budget:
-            named = self._accounts.enough or _FIRST_TRY * self.external
-            raise InfeasibleError(
-                f"asked {format_bytes(self.budget)}; tensors that exist already take "
-                f"{format_bytes(self.external)}. Try budget={named} or a smaller model.",
-                asked=self.budget,
-                smallest_found=named,
-                lower_bound=self.external,
-            )
+            least = self._accounts.enough or _FIRST_TRY * self.external
+            ledger = Ledger(self.budget, (Row("tensors that exist", self.external),), least)
+            raise ledger.explain(Row("the step", 0), bound=self.external, instead="a smaller model")
         self.phase: Phase = "warm-up" if warmup > 0 else "record"
         self.steps = self.hits = self.misses = self.outside_bytes = self.arena = 0
         self.live_peak = self.charged_peak = self.hidden = 0
@@ -260,18 +256,12 @@ class Replay:
             num_events=len(events),
         )
         outside = _heap_peak(self._charged_before, events, offsets)
-        total = self.external + outside + arena + self._accounts.hidden
-        if total > self.budget:
-            named = max(total + RESERVE, self._accounts.enough)
-            raise InfeasibleError(
-                f"asked {format_bytes(self.budget)}; smallest found {format_bytes(total)} (arena "
-                f"{format_bytes(arena)} + outside it {format_bytes(outside)} + from before "
-                f"{format_bytes(self.external)}{self._taken()}); this sequence of allocations needs at least "
-                f"{format_bytes(self.charged_peak)}. "
-                f"Try budget={named}, more seconds for the placement, or a smaller batch.",
-                asked=self.budget,
-                smallest_found=named,
-                lower_bound=self.charged_peak,
+        ledger = self._ledger(Row("from before", self.external), Row("outside the arena", outside))
+        if ledger.room() < arena:
+            raise ledger.explain(
+                Row("planned addresses", arena, "forecast"),
+                bound=self.charged_peak,
+                instead="more seconds for the placement, or a smaller batch",
             )
         self.arena, self._sizes = arena, tuple(buffer.bytes for buffer in buffers)
         self._plan_id = native.register_plan(self._sizes, offsets)
@@ -290,19 +280,15 @@ class Replay:
 
     def _check_hidden(self) -> None:
         """Refuse a budget that a step kept to, but not together with what its kernels took."""
-        total = self.charged_peak + self.hidden
-        if self.hidden and total > self.budget:
-            named = max(total + RESERVE, self._accounts.enough + self.hidden)
-            raise InfeasibleError(
-                f"asked {format_bytes(self.budget)}; the step took {format_bytes(total)}{self._taken()}. "
-                f"Try budget={named} or a smaller batch.",
-                asked=self.budget,
-                smallest_found=named,
-            )
+        ledger = self._ledger(least=self._accounts.enough + self.hidden)
+        if self.hidden and ledger.room() < self.charged_peak:
+            raise ledger.explain(Row("the step", self.charged_peak))
 
-    def _taken(self) -> str:
-        hidden = self._accounts.hidden
-        return f", kernels beside torch's allocator {format_bytes(hidden)}" if hidden else ""
+    def _ledger(self, *rows: Row, least: Bytes = 0) -> Ledger:
+        """Share the budget with what kernels take; a budget that is named has room for the runtime, too."""
+        hidden = Row(HIDDEN, self._accounts.hidden, source="outside torch's allocator")
+        reserve = Row("runtime reserve", RESERVE, since=Since.LATER)
+        return Ledger(self.budget, least=max(least, self._accounts.enough)).plus(*rows, hidden, reserve)
 
     def _forget(self, native: Allocator) -> None:
         if self._arena_id:
@@ -318,11 +304,8 @@ class Replay:
         # The first steps show the peak; measuring the later ones would only slow them down.
         self.phase = "warm-up" if self._wait > 0 else "record" if self._wait == 0 else "replay"
         if peak > self.budget:
-            raise InfeasibleError(
-                f"asked {format_bytes(self.budget)}; the step used {format_bytes(peak)} ({self.note}). "
-                "Raise the budget, use a smaller batch, or install a C++ compiler to enforce the limit.",
-                asked=self.budget,
-                smallest_found=peak,
+            raise Ledger(self.budget).explain(
+                Row("the step", peak), instead="a smaller batch", notes=[f"The budget is {self.note}."]
             )
 
 

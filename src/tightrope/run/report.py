@@ -46,7 +46,7 @@ class Report:
             no part of any other figure but the bound.
         forecast_peak: largest number of live bytes made by the step, as planned.
         observed_peak: the same, as counted by the allocator in the last step.
-        observed_total: largest number of bytes charged against the limit.
+        observed_total: largest number of bytes charged against the limit, updates of optimizers included.
         overhead: forecast time over running each op once, in percent.
         bound: total bytes below which no plan exists (proved).
         num_recomputed: ops that run more than once.
@@ -66,6 +66,9 @@ class Report:
         machine: with the tier that was paged to; None where nothing was.
         bucket: which bucket of shapes served the last call, where ``shapes`` was given.
         buckets: every bucket of shapes that was planned, and what it served.
+        share: the budget in percent, where the user gave one.
+        unplanned: bytes of the unplanned step, everything included: what 100 % stands for; 0 = the budget is
+            in bytes.
     """
 
     level: str
@@ -98,6 +101,8 @@ class Report:
     machine: Machine | None = field(default=None, repr=False, compare=False)
     bucket: str = ""
     buckets: tuple[Bucket, ...] = ()
+    share: str = ""
+    unplanned: Bytes = 0
 
     def html(self) -> str:
         """Draw the plan as one offline HTML page; of several graphs, the one that needs most bytes.
@@ -124,6 +129,15 @@ class Report:
             {name: getattr(reason, name) for name in reason.__struct_fields__} for reason in self.reasons
         ]
         return found
+
+    def _given(self) -> str:
+        if not self.unplanned:
+            return format_bytes(self.budget)
+        whole, saved = format_bytes(self.unplanned), self.unplanned - (self.observed_total or self.budget)
+        return (
+            f"{self.share} of {whole} = {format_bytes(self.budget)} (unplanned {whole}, saved "
+            f"{format_bytes(saved)})"
+        )
 
     def _enforcement(self) -> str:
         if not self.enforced:
@@ -152,7 +166,7 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"level {self.level}" + (f" ({self.why})" if self.why else ""),
-            f"budget {format_bytes(self.budget)}, " + self._enforcement(),
+            f"budget {self._given()}, " + self._enforcement(),
         ]
         if self.why == _NOTHING:
             return "\n".join(lines)
@@ -368,7 +382,7 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     return replace(
         first,
         why="; ".join(dict.fromkeys(note for note in notes if note)),
-        observed_total=calls.observed_charged,
+        observed_total=max(calls.observed_charged, calls.prospects.observed),
         arena=sum(part.arena for part in parts),
         outside=sum(part.outside for part in parts),
         forecast_peak=sum(part.forecast_peak for part in parts),
@@ -386,6 +400,8 @@ def planned_report(calls: Calls, why: str = "") -> Report:
         time=summed(part.time for part in parts),
         unread=_unread(calls),
         machine=next((part.machine for part in parts if part.machine is not None), None),
+        share=calls.prospects.asked,
+        unplanned=calls.prospects.whole,
     )
 
 

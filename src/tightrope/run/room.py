@@ -1,8 +1,11 @@
 """What is left of a budget for a plan: a pure function of what was asked for and observed."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
 
 from tightrope.core import Bytes, Forecast, format_bytes
+from tightrope.core.ledger import Ledger, Row, When
 from tightrope.plan.kept import SPARE
 from tightrope.run.headroom import Headroom
 
@@ -12,9 +15,12 @@ while a graph is captured."""
 CAPTURE_SLACK: Bytes = 16384
 """A capture leaves small tensors behind: constants of the graph, caches (9 KiB seen). They come out of
 the reserve, and a budget that a refusal names has room for them."""
+HELD: Final = "held by the process"
+HIDDEN: Final = "hidden in kernels"
+"""Names of the rows of everything that is held now, and of what kernels take behind the allocator."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Room:
     """The bytes of a budget and who has them.
 
@@ -26,6 +32,8 @@ class Room:
         headroom: beside the plan, for the caller's code between its parts.
         left_behind: bytes of the reserve that a capture took; they are counted in ``held``.
         hidden: held back for what kernels take behind the allocator.
+        asked: the budget as the user wrote it, where that is a percentage.
+        whole: bytes that 100 % stands for; 0 = the budget is in bytes.
     """
 
     budget: Bytes
@@ -35,15 +43,27 @@ class Room:
     headroom: Headroom = field(default_factory=Headroom)
     left_behind: Bytes = 0
     hidden: Bytes = 0
+    asked: str = ""
+    whole: Bytes = 0
 
-    @property
+    def ledger(self) -> Ledger:
+        """Write the bytes down as rows, headroom aside."""
+        return Ledger(self.budget, asked=self.asked, whole=self.whole).plus(
+            Row(HELD, self.held),
+            Row("optimizer state", self.foreseen, "forecast", "not there yet"),
+            Row("gradients and update", self.update, "forecast", "the optimizer's", When.UPDATE),
+            Row(HIDDEN, self.hidden, "measured", "outside torch's allocator"),
+            Row("runtime reserve", RESERVE - self.left_behind),
+        )
+
+    @cached_property
     def available(self) -> Bytes:
         """Bytes for a plan and the headroom together.
 
         >>> Room(1000000, 100000, foreseen=50000).available
         784464
         """
-        return self.budget - self.held - self.foreseen - self.hidden - RESERVE + self.left_behind
+        return self.ledger().room()
 
     @property
     def fits_update(self) -> bool:
@@ -52,7 +72,7 @@ class Room:
         >>> Room(1000000, 100000, foreseen=50000, update=784464).fits_update
         True
         """
-        return self.update <= self.available
+        return self.ledger().fits_update()
 
     def fits(self, forecast: Forecast, beside: Bytes) -> bool:
         """Tell whether a plan fits with so many bytes free beside it."""
@@ -74,7 +94,7 @@ def cause_of(before: Room, now: Room, beside: Bytes, forecast: Forecast, wanted:
     more = now.held + now.foreseen - before.held - before.foreseen
     if now.fits(forecast, wanted):
         spare = now.available - wanted - (before.available - beside)
-        return f"{format_bytes(spare)} were left free in vain"
+        return f"{format_bytes(spare)} were unused"
     if wanted - beside > more:
         return f"code between the parts of a step takes {format_bytes(wanted)}, not {format_bytes(beside)}"
     return f"{format_bytes(more)} more are held: optimizer state, gradients, tensors that the loop keeps"

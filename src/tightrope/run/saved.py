@@ -22,7 +22,6 @@ import torch
 from tightrope.capture.optim import Rule, read_options, rule_named
 from tightrope.core import (
     Bytes,
-    InfeasibleError,
     JudgeError,
     PlanFileError,
     TightropeError,
@@ -34,6 +33,7 @@ from tightrope.core import (
 from tightrope.core.arguments import check_kind, check_path
 from tightrope.core.bundle import Bundle, Extent, Opened, Role, open_bundle
 from tightrope.core.executable import ARENA
+from tightrope.core.ledger import Ledger, Row
 from tightrope.core.units import shown
 from tightrope.core.values import EMPTY
 from tightrope.judge import judge
@@ -160,19 +160,18 @@ class SavedStep:
         self._accounts = accounts()
         figures = simulate(self.executable)
         allocator = self._accounts.allocator
-        need = self.graph.persistent + figures.arena + figures.outside
-        need += round_up(bundle.random_state.bytes)
-        if need > budget:
-            raise InfeasibleError(
-                f"asked {format_bytes(budget)} ({budget} bytes); this step needs {format_bytes(need)} "
-                f"({need} bytes).",
-                asked=budget, smallest_found=need,
-            )  # fmt: skip
+        ledger = Ledger(budget).plus(
+            Row("parameters, state and inputs", self.graph.persistent),
+            Row("outside the arena", figures.outside, "forecast"),
+            Row("random state", round_up(bundle.random_state.bytes)),
+        )
+        if ledger.room() < figures.arena:
+            raise ledger.explain(Row("the step", figures.arena, "forecast"))
         self.observed = Observed(
             budget, allocator is not None, self.graph.persistent - self.graph.hidden, figures.peak,
         )  # fmt: skip
         trim_all()  # what arenas of others have free is not in the way of this step
-        self._accounts.note_enough(self, self._accounts.charged() + need)
+        self._accounts.note_enough(self, self._accounts.charged() + ledger.needed(figures.arena))
         self._accounts.hold(self, budget, name="the loaded step")
         self._accounts.hold_back(self, self.graph.hidden)
         self._given, self.random_state = _memory(opened)

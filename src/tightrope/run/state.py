@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +12,10 @@ import torch
 _MOST: Final = 100_000
 """Objects that are looked at in search of generators."""
 _KINDS: Final = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-_LEAVES: Final = (torch.Tensor, np.ndarray, str, bytes, int, float, type, FunctionType, MethodType)
+_LEAVES: Final = (
+    *(torch.Tensor, np.ndarray, str, bytes, int, float, type(None)),
+    *(type, ModuleType, FunctionType, MethodType),
+)
 
 
 class RandomStates(NamedTuple):
@@ -64,25 +67,44 @@ class RandomStates(NamedTuple):
 def generators_in(holders: Iterable[Any]) -> list[Any]:
     """Find generators in objects and in what they hold, the nearest first, and around forwards of modules.
 
-    No more than 100,000 objects are looked at: a generator further away is not found.
+    No more than 100,000 objects are looked at: a generator further away is not found. Python modules, classes
+    and functions are not entered. A generator without a state that can be read, as `random.SystemRandom`, is
+    left out.
     """
     found, seen, left = list[Any](), dict[int, Any](), deque(holders)
     while left and len(seen) < _MOST:
         one = left.popleft()
-        if one is None or id(one) in seen or isinstance(one, _LEAVES):
+        kind = type(one)  # `isinstance` would read `__class__`, which may run code of the object
+        if id(one) in seen or issubclass(kind, _LEAVES):
             continue
         seen[id(one)] = one
-        if isinstance(one, _KINDS):
-            found.append(one)
-        elif isinstance(one, dict):
-            left += one.values()
-        elif isinstance(one, list | tuple | set | frozenset):
+        if issubclass(kind, _KINDS):
+            found += [one] if _has_state(one) else []
+        elif issubclass(kind, dict):
+            left += dict.values(one)
+        elif issubclass(kind, list | tuple | set | frozenset):
             left += one
         else:
-            left += getattr(one, "__dict__", {}).values()
-            if isinstance(one, torch.nn.Module):
-                left += _around(type(one).forward)
+            left += _attributes(one)
+            if issubclass(kind, torch.nn.Module):
+                left += _around(kind.forward)
     return found
+
+
+def _attributes(one: Any) -> list[Any]:
+    """List the values in the ``__dict__`` of an object, without code of its own."""
+    try:
+        return list(object.__getattribute__(one, "__dict__").values())
+    except AttributeError:  # it has slots, or nothing
+        return []
+
+
+def _has_state(generator: Any) -> bool:
+    try:
+        _state(generator)
+    except Exception:  # whatever a class of the user's raises for "there is none"
+        return False
+    return True
 
 
 def _around(function: Any) -> list[Any]:
@@ -90,7 +112,7 @@ def _around(function: Any) -> list[Any]:
     if not isinstance(function, FunctionType):
         return []
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    return [*cells, *(value for value in function.__globals__.values() if isinstance(value, _KINDS))]
+    return [*cells, *(value for value in function.__globals__.values() if issubclass(type(value), _KINDS))]
 
 
 def _is_filled(cell: Any) -> bool:

@@ -1,23 +1,27 @@
 """Progress on anything that may take over two seconds.
 
-Where standard error is not a terminal a library writes one line per plan, a command one per task.
+Where standard error is not a terminal a library writes one line per plan, a command one per task. Nothing of
+this draws a random number: rich does, when it is imported.
 """
 
+import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.status import Status
-
 from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
+from tightrope.core.cache import cache_folder
+from tightrope.native.build import build, unbuilt
 from tightrope.plan import Progress as SearchProgress
 
 _INTERVAL = 0.1
 _PATIENCE = 2.0
 """Seconds after which a task is named that may be short."""
+_BUILT: set[object] = set()
+"""Compilers and caches with which `build_native` was called: what fails is not tried at every model."""
 NO_LIMIT: Bytes = 2**50
 """Budgets from here on mean that none was asked for."""
 
@@ -34,29 +38,38 @@ class StatusLine:
         self.shown = sys.stderr.isatty() if shown is None else shown
         self.silent, self.lines = shown is False, lines
         self._planning = False
-        self._console = Console(stderr=True)
 
     @contextmanager
-    def _status(self, text: str) -> Iterator[Status | None]:
+    def _status(self, text: str) -> Iterator[None]:
         if not self.shown:
             if self.lines and not self._planning:
                 sys.stderr.write(f"{text} ...\n")
-            yield None
+            yield
             return
-        with self._console.status(text) as status:
-            yield status
+        self._show(text)
+        try:
+            yield
+        finally:
+            self._show("")
+
+    def _show(self, text: str) -> None:
+        """Write over the line; the cursor is left at its start, so that a warning takes its place."""
+        if self.shown:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r{text[:width]:<{width}}\r")
+            sys.stderr.flush()
 
     @contextmanager
     def task(self, text: str, total: int) -> Iterator[Callable[[int, int, str], None]]:
         """Show ``text`` with a count while the block runs; call the result with (done, total, what)."""
         last = time.monotonic()
-        with self._status(f"tightrope: {text}" + (f" ({total})" if total > 1 else "")) as status:
+        with self._status(f"tightrope: {text}" + (f" ({total})" if total > 1 else "")):
 
             def tick(done: int, of: int, what: str) -> None:
                 nonlocal last
-                if status is not None and time.monotonic() - last > _INTERVAL:
+                if time.monotonic() - last > _INTERVAL:
                     last = time.monotonic()
-                    status.update(f"tightrope: {text} {done}/{of} {what}")
+                    self._show(f"tightrope: {text} {done}/{of} {what}")
 
             yield tick
 
@@ -74,6 +87,11 @@ class StatusLine:
             yield
         finally:
             timer.cancel()
+
+    def say(self, text: str) -> None:
+        """Write one line, unless nothing is to be shown."""
+        if not self.silent:
+            sys.stderr.write(f"tightrope: {text}\n")
 
     @contextmanager
     def planning(self, budget: Bytes, cause: str) -> Iterator[None]:
@@ -103,15 +121,28 @@ class StatusLine:
     @contextmanager
     def search(self, budget: Bytes) -> Iterator[Callable[[SearchProgress], None]]:
         """Show the best plan so far while the search runs."""
-        with self._status(f"tightrope: {_goal(budget)}") as status:
+        with self._status(f"tightrope: {_goal(budget)}"):
 
             def report(now: SearchProgress) -> None:
-                if status is not None:
-                    found = "" if now.best_ns is None else f"best step {format_time(now.best_ns)}, "
-                    status.update(f"tightrope: {_goal(budget)}: {found}{now.message}")
+                found = "" if now.best_ns is None else f"best step {format_time(now.best_ns)}, "
+                self._show(f"tightrope: {_goal(budget)}: {found}{now.message}")
 
             yield report
 
 
 def _goal(budget: Bytes) -> str:
     return f"planning for {format_bytes(budget)}" if budget < NO_LIMIT else "planning without a limit"
+
+
+def build_native(status: StatusLine) -> None:
+    """Build what a first step needs of the native part, all at once, unless it is there.
+
+    >>> build_native(StatusLine(shown=False))
+    """
+    where = os.environ.get("CXX"), cache_folder()
+    if where in _BUILT:
+        return
+    _BUILT.add(where)
+    if names := unbuilt():
+        with status.slow("building the native part (once, 10 to 20 s)"):
+            build(names)

@@ -39,7 +39,7 @@ from tightrope.run.plain import mode_left
 from tightrope.run.prepared import Proof
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.sharded import refuse_divided
-from tightrope.run.status import StatusLine
+from tightrope.run.status import StatusLine, build_native
 from tightrope.run.unit import Settings
 from tightrope.run.units import ANOTHER_GRAPH
 from tightrope.run.whole import WholeStep
@@ -158,6 +158,7 @@ class TrainingStep:
         self.fn = fn
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
         refuse_step_on_gpu(device_of(model.parameters()))
+        build_native(status)
         self.accounts: Accounts = accounts()
         self.before_run: Callable[[WholeStep, list[Any]], None] | None = None
         self.accounts.search()

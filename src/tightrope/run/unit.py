@@ -27,7 +27,7 @@ from tightrope.run.contest import PAGED, Contest
 from tightrope.run.headroom import Headroom
 from tightrope.run.paging import Paging
 from tightrope.run.prepared import Prepared, Proof, prepare
-from tightrope.run.refusal import Refusal
+from tightrope.run.refusal import Refusal, itemised, with_loop
 from tightrope.run.room import Room, cause_of
 from tightrope.run.running import Running
 from tightrope.run.status import StatusLine
@@ -405,19 +405,23 @@ class Unit:
 
     def _refusal(self, room: Room, expected: Expected) -> Refusal:
         first, headroom = expected.held_first is None, room.headroom
-        return Refusal(
-            room.budget,
-            room.budget - room.available - self.graph.persistent,
-            self.graph.persistent,
-            beside=max(headroom.held, headroom.needed) if headroom.seen else headroom.wanted,
-            between=headroom.peak and headroom.peak + headroom.outputs,
-            update=expected.update,
-            num_waiting=expected.num_waiting,
-            gradients=expected.gradients,
-            outputs=headroom.outputs if first else 0,
-            assumed=expected.assumed,
-            grown=0 if expected.held_first is None else max(room.held - expected.held_first, 0),
+        ledger = replace(
+            with_loop(
+                itemised(replace(room, update=expected.update).ledger(), self.graph),
+                loss=max(headroom.held, headroom.needed) if headroom.seen else headroom.wanted,
+                guessed=not headroom.seen,
+                between=headroom.peak and headroom.peak + headroom.outputs,
+                outputs=headroom.outputs if first else 0,
+                state=expected.assumed,
+                gradients=expected.gradients,
+            ),
             least=expected.least,
+        )
+        return Refusal(
+            ledger,
+            self.graph.persistent,
+            num_waiting=expected.num_waiting,
+            grown=0 if expected.held_first is None else max(room.held - expected.held_first, 0),
             in_pieces=expected.in_pieces,
             returns=len(self.graph.parts) > 1,
         )

@@ -1,19 +1,29 @@
 """Files of jobs: three formats, and what is wrong with them."""
 
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
 import pytest
 
 from tightrope.core import InfeasibleError, TightropeError
-from tightrope.fleet.jobs import JobShape, choose_shape, made_up_jobs, parse_jobs, read_jobs
+from tightrope.core.work import WorkItem
+from tightrope.fleet.jobs import (
+    JobShape,
+    LifetimeTable,
+    choose_shape,
+    made_up_jobs,
+    parse_jobs,
+    read_jobs,
+)
 
 PODS = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
-    "p0,12000,16384,1,1000,,LS,Running,0,600,0\n"
-    "p1,6000,12288,2,1000,,BE,Running,300,900,300\n"
-    "p2,6000,12288,1,460,,BE,Pending,400,,\n"
+    "p0,12000,16384,1,1000,,LS,Succeeded,0,600,0\n"
+    "p1,6000,12288,2,1000,,BE,Succeeded,300,900,300\n"
+    "p2,6000,12288,1,460,,BE,Pending,400,800,\n"
     "p3,999000,12288,1,460,,BE,Running,500,900,\n"
 )
 
@@ -33,7 +43,51 @@ def test_azure_rows_are_read_in_seconds() -> None:
     trace = parse_jobs(text, "rows.csv")
     assert trace.items[0].size == (250_000, 500_000)
     assert (trace.items[0].start, trace.items[0].end) == (43_200, 129_600)
+    assert trace.num_left_out == 0
+    assert trace.open == (False, True)
+    assert (trace.items[1].start, trace.items[1].end) == (43_200, 129_600)
+
+
+def test_a_running_pod_has_no_known_end_and_a_pod_starts_when_it_is_scheduled() -> None:
+    trace = parse_jobs(PODS.replace("LS,Succeeded,0,600,0", "LS,Running,0,600,50"), "pods.csv")
+    assert trace.open == (True, False)
+    assert (trace.items[0].start, trace.items[0].end) == (50, 900)
+    assert (trace.num_left_out, trace.num_never_ran) == (2, 1)
+    slower = parse_jobs(PODS.replace("LS,Succeeded,0,600,0", "LS,Running,0,600,0"), "p.csv", compress=0.01)
+    assert slower.items[0].end > slower.items[1].start
+
+
+def test_the_packing_trace_is_read_as_published(tmp_path: Path) -> None:
+    file = tmp_path / "packing_trace_zone_a_v1.sqlite"
+    with closing(sqlite3.connect(file)) as base:
+        base.executescript(
+            "CREATE TABLE vmType(id, vmTypeId, machineId, core REAL, memory REAL, hdd, ssd, nic);"
+            "CREATE TABLE vm(vmId, tenantId, vmTypeId, priority, starttime REAL, endtime REAL);"
+            "INSERT INTO vmType VALUES (0,7,0,.25,.5,0,0,0),(1,7,1,.5,1,0,0,0),(2,8,1,.125,.25,0,0,0),"
+            "(3,9,2,1,1,0,0,0);"
+            "INSERT INTO vm VALUES (1,7,7,1,0,.5),(2,7,8,1,-3.5,1),(3,7,8,1,.25,NULL),(4,7,9,0,0,1);"
+        )
+    trace = read_jobs(file)
+    assert [(item.name, item.size) for item in trace.items] == [
+        ("1", (500_000, 1_000_000)),
+        ("2", (125_000, 250_000)),
+        ("3", (125_000, 250_000)),
+    ]
+    assert trace.open == (False, False, True)
     assert trace.num_left_out == 1
+    file.write_bytes(b"SQLite format 3\0" + bytes(100))
+    with pytest.raises(TightropeError, match="no packing trace"):
+        read_jobs(file)
+
+
+def test_open_lives_count_for_every_longer_one() -> None:
+    table = LifetimeTable([()])
+    items = [WorkItem(str(at), (1,), 0, 10) for at in range(40)]
+    table.learn(items, [()] * 40, open=[at % 2 == 0 for at in range(40)])
+    table.learn([WorkItem("long", (1,), 0, 100)] * 20, [()] * 20)
+    lives = table.ends(0, items[0]) - items[0].start
+    assert (lives == 10).sum() == round(16 * 20 / 60)
+    assert set(lives) == {10, 100}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +98,11 @@ def test_azure_rows_are_read_in_seconds() -> None:
         ("name,start,end,gb\na,0,1,-4", "line 2: gb is '-4'"),
         ("name,start,end,gb\na,0,x,4", "line 2: end is 'x'"),
         ("name,start,end,gb\na,5,5,4", "line 2: ends at 5"),
+        ("name,start,end,gb\na,5,6,4\nb,5,6,4\na,7,9,4", "line 4: name 'a' is in line 2 too"),
+        (
+            "vmId,vmTypeId,starttime,endtime,core,memory,machineId\n1,7,0,1,1,1,0\n1,7,0,1,.5,.5,1",
+            "line 3: vmId '1' is in line 2 too: give one row per job. Azure's vmType has one row per",
+        ),
         ("name,start,end,gb\na,0,1,2.5", "line 2: gb is '2.5': give a whole number"),
         ('name,start,end,gb\na,0,1,2\n\nb,"0,1,4', "line 4: not CSV: a quote opens"),
         ("name,start,end,gb\n\na,0,1,2,7", "line 3: 5 values; the header names 4 columns, name,start,end,gb"),

@@ -90,7 +90,7 @@ def run_fleet(
     log = due if training is None else run_rounds(devices, samples, plan, training)
     last = due.steps[-1] / 1000 if due.steps else 0.0
     ran = training is not None
-    able = able_share(devices, fits, planned=True) if fits else 1.0
+    able = able_share(devices, fits, planned=True) if fits else None  # unknown without a plan
     finished = len(due.steps) == plan.steps
     promises = [
         Promise("steps made", "", plan.steps, len(due.steps), len(log.steps) if ran else None, at_least=True),

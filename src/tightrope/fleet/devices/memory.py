@@ -61,6 +61,24 @@ def fit_kinds(
     return tuple(fits)
 
 
+def holding_factors(profile: FleetProfile, size: Bytes) -> tuple[float, ...]:
+    """Tell which kinds hold the weights at all: 1 for those, 0 for others; whether a step fits needs a plan.
+
+    Raises:
+        InfeasibleError: no kind does.
+    """
+    factors = tuple(float(kind.bytes >= size) for kind in profile.kinds)
+    if not any(factors):
+        most = max(profile.kinds, key=lambda kind: kind.bytes)
+        raise InfeasibleError(
+            f"no-go: the model has {size} bytes, and training may take {most.bytes} on {most.name!r:.60}, "
+            "the most of all kinds: give a smaller model, or devices with more memory.",
+            asked=most.bytes,
+            lower_bound=size,
+        )
+    return factors
+
+
 def able_share(devices: Devices, fits: Sequence[KindFit], *, planned: bool) -> float:
     """Share of devices that have room, with plans or without."""
     room = [fit.factor > 0 if planned else fit.bytes >= fit.whole for fit in fits]

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from tightrope.core.errors import TightropeError
+from tightrope.core.errors import InfeasibleError, TightropeError
 from tightrope.core.units import Bytes, shown
 from tightrope.core.work import WorkEvent, WorkTrace
 from tightrope.fleet.devices.fleet import Devices
@@ -149,11 +149,11 @@ def run_rounds(
         step: trains on results; None = the clock alone, which is the forecast.
 
     Raises:
-        TightropeError: no device can take part.
+        InfeasibleError: no device can take part.
     """
     clock = _RoundClock(devices, samples, plan, step)
     if not clock.able:
-        raise TightropeError("no device can take part: no kind has room for the step, or none has samples.")
+        raise InfeasibleError("no device can take part: no kind has room for the step, or none has samples.")
     return clock.sync() if plan.mode == "sync" else clock.buffered()
 
 

@@ -64,8 +64,32 @@ class Oracle:
         return now + max(1, now - item.start)
 
 
+def censored_lives(seen: Sequence[tuple[float, bool]]) -> Floats:
+    """Give as many equally likely lifetimes as were seen, by the product-limit estimate.
+
+    What is open counts for every longer lifetime alike; the longest one that was seen bounds all.
+
+    Args:
+        seen: lifetimes, and whether each is open: the job lasted at least so long.
+
+    Source: Kaplan and Meier, "Nonparametric estimation from incomplete observations", 1958.
+
+    >>> censored_lives([(4, False), (1, True), (8, False)]).tolist()
+    [4.0, 4.0, 8.0]
+    """
+    if not any(is_open for _, is_open in seen):
+        return np.sort(np.array([life for life, _ in seen], dtype=np.float64))
+    ordered = sorted(seen)  # of equal lifetimes those that ended come first
+    lives = np.array([life for life, _ in ordered], dtype=np.float64)
+    ended = np.array([not is_open for _, is_open in ordered])
+    left = 1 - ended / np.arange(len(lives), 0, -1)
+    reached = 1 - np.cumprod(left)
+    wanted = (np.arange(len(lives)) + 0.5) / len(lives)
+    return lives[np.minimum(np.searchsorted(reached, wanted), len(lives) - 1)]
+
+
 class LifetimeTable:
-    """Distributions of lifetimes by features, learned from jobs that have ended.
+    """Distributions of lifetimes by features, learned from jobs that have ended, or last at least so long.
 
     Args:
         features: of every job that will be asked about; each is a list, the last ones the most specific.
@@ -80,17 +104,31 @@ class LifetimeTable:
 
     def __init__(self, features: Sequence[tuple[Hashable, ...]]) -> None:
         self._features = features
+        self._seen: dict[tuple[Hashable, ...], list[tuple[float, bool]]] = {}
         self._lives: dict[tuple[Hashable, ...], Floats] = {}
         self._likely: dict[tuple[Hashable, ...], Floats] = {}
 
-    def learn(self, items: Sequence[WorkItem], features: Sequence[tuple[Hashable, ...]]) -> None:
-        """Take in jobs that have ended."""
-        found: dict[tuple[Hashable, ...], list[float]] = {(): []}
-        for item, feature in zip(items, features, strict=True):
+    def learn(
+        self,
+        items: Sequence[WorkItem],
+        features: Sequence[tuple[Hashable, ...]],
+        *,
+        open: Sequence[bool] = (),
+    ) -> None:
+        """Take in jobs.
+
+        Args:
+            items: the jobs.
+            features: of each.
+            open: of each, whether it has not ended, and was last seen at its end; empty: all have ended.
+        """
+        found: dict[tuple[Hashable, ...], list[tuple[float, bool]]] = {(): []}
+        for item, feature, is_open in zip(items, features, open or [False] * len(items), strict=True):
             for length in range(len(feature) + 1):
-                found.setdefault(feature[:length], []).append(item.end - item.start)
+                found.setdefault(feature[:length], []).append((item.end - item.start, is_open))
         for group, lives in found.items():
-            self._lives[group] = np.sort(np.append(self._lives.get(group, np.zeros(0)), lives))
+            self._seen.setdefault(group, []).extend(lives)
+            self._lives[group] = censored_lives(self._seen[group])
             if size := len(self._lives[group]):
                 middles = ((np.arange(_LIKELY) + 0.5) / _LIKELY * size).astype(np.int64)
                 self._likely[group] = self._lives[group][middles]

@@ -34,6 +34,44 @@ class ReadTable:
     labels: Floats | None
     ids: tuple[str, ...] = ()
 
+    def matched(self, features: Sequence[str], path: str | Path, *, whose: str, bare: bool = False) -> Values:
+        """Order the columns as features are, by name.
+
+        Args:
+            features: names that are wanted, in order.
+            path: of this table, for messages.
+            whose: what has those features, for messages.
+            bare: whether a column ``a`` also meets the feature ``one.a``, where only one ends so.
+
+        Raises:
+            TightropeError: names a column that is missing, or one that nothing asks for.
+
+        Example:
+            >>> read = ReadTable(("b", "a"), np.array([[2, 1]], np.float32), None)
+            >>> read.matched(("a", "b"), "test.csv", whose="the forest").tolist()
+            [[1.0, 2.0]]
+        """
+        places = {name: at for at, name in enumerate(self.features)}
+        short = [name.partition(".")[2] if bare else "" for name in features]
+        found = [
+            places.get(name, places.get(last) if short.count(last) == 1 else None)
+            for name, last in zip(features, short, strict=True)
+        ]
+        for name, place in zip(features, found, strict=True):
+            if place is None:
+                raise TightropeError(
+                    f"{str(path)!r} has no column {printable(name)!r}, which {whose} has; it has "
+                    f"{printable(', '.join(self.features))[:200]}."
+                )
+        kept = [place for place in found if place is not None]
+        if extra := [name for name, at in places.items() if at not in kept]:
+            raise TightropeError(
+                f"{str(path)!r} has the column {printable(extra[0])!r}, which {whose} has not: remove it."
+            )
+        if len(set(kept)) < len(kept):
+            raise TightropeError(f"{str(path)!r}: one column stands for two features of {whose}; name both.")
+        return self.table[:, kept]
+
 
 def read_table(path: str | Path, *, label: str = "y", width: int = 0) -> ReadTable:
     """Read a CSV file with a header, or a LIBSVM file (no header; what is not named is 0).

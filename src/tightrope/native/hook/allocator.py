@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from tightrope.core import ALIGNMENT, Buffer, Bytes, NativeError, Offset
-from tightrope.native.build import library
 from tightrope.native.hook.refused import install_error
+from tightrope.native.interface import load
 
 KEPT: Final[Bytes] = 7_864_320
 """What the matrix library may keep from product to product, per thread: 7.5 MiB; products of floats take up
@@ -208,8 +208,8 @@ class Allocator:
     count under the limit. Misuse raises `NativeError`.
     """
 
-    def __init__(self, path: str, index: int = -1) -> None:
-        self._native = ctypes.CDLL(path)
+    def __init__(self, native: ctypes.CDLL, index: int = -1) -> None:
+        self._native = native
         self.index = index
         self._refusals = int(_Code.OVER_LIMIT), int(_Code.MISUSE)  # globals are gone when the process ends
         self._reliefs: dict[Callable[[], bool] | None, Any] = {None: _RELIEF()}
@@ -469,7 +469,7 @@ def allocator() -> Allocator:
         NativeError: there is no C++ compiler, the build failed, or another library has installed
             a CPU allocator that does not give way.
     """
-    return Allocator(str(library("allocator")))
+    return Allocator(load("allocator"))
 
 
 @functools.cache
@@ -485,4 +485,4 @@ def cuda_allocator(index: int) -> Allocator:
     """
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.empty(1, device=f"cuda:{index}")
-    return Allocator(str(library("cuda_allocator")), index)
+    return Allocator(load("cuda_allocator"), index)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tightrope.core import NativeError
-from tightrope.native.build import compiler, library
+from tightrope.native.interface import load, missing
 
 _Ints = npt.NDArray[np.int64]
 
@@ -64,7 +63,7 @@ def cheapest_path(
     stays = table if stay is None else np.ascontiguousarray(stay, dtype=np.int64)
     rows = np.asarray(kinds, dtype=np.int64)
     skips, families = np.asarray(skip, dtype=np.int64), np.asarray(family, dtype=np.int64)
-    if not (native and compiler()):
+    if not native or missing("align"):
         return _path(rows, table, stays, skips, families, back, far)
     found = np.empty(len(rows), dtype=np.int64)
     pointers = [
@@ -120,13 +119,7 @@ def _jumps(total: list[int], family: list[int], back: int, far: int) -> tuple[li
 
 @cache
 def _library() -> ctypes.CDLL:
-    path = library("align")
-    try:
-        native = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(
-            f"the alignment was built but does not load: {error}. Delete {path} and retry."
-        ) from error
+    native = load("align")
     pointer, whole = ctypes.c_void_p, ctypes.c_int64
     native.tightrope_align.argtypes = [whole, whole, *[pointer] * 5, whole, whole, pointer]
     native.tightrope_align.restype = whole

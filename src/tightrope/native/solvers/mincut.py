@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cache
 
-from tightrope.native.build import compiler
-from tightrope.native.interface import INTEGER, POINTER, load, table
+from tightrope.native.interface import INTEGER, POINTER, load, missing, table
 
 INFINITE = 2**60
 """Capacity of an edge that no cut may take."""
@@ -32,14 +31,11 @@ def min_cut(
     Returns:
         The capacity, and for every vertex whether it is on the source's side.
 
-    Raises:
-        NativeError: there is a compiler, but the library does not build or load.
-
     Example:
         >>> min_cut(3, [(0, 1, 5), (1, 2, 3)], source=0, sink=2)
         (3, (True, True, False))
     """
-    if not (native and compiler()):
+    if not native or missing("mincut"):
         return _Flow(num_vertices, edges).cut(source, sink)
     side = (INTEGER * num_vertices)()
     total = int(_library().tightrope_mincut(num_vertices, len(edges), table(edges), source, sink, side))
@@ -66,14 +62,11 @@ def max_flow(
     Returns:
         The amount, and how much of it every edge carries.
 
-    Raises:
-        NativeError: there is a compiler, but the library does not build or load.
-
     Example:
         >>> max_flow(3, [(0, 1, 5), (1, 2, 3)], source=0, sink=2)
         (3, (3, 3))
     """
-    if not (native and compiler()):
+    if not native or missing("mincut"):
         flow = _Flow(num_vertices, edges)
         total, _ = flow.cut(source, sink)
         return total, tuple(flow.room[2 * edge + 1] for edge in range(len(edges)))

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tightrope.core import Bytes, NativeError
-from tightrope.native.build import library
+from tightrope.core import Bytes
+from tightrope.native.interface import load
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
@@ -100,7 +100,7 @@ def pack(
         The best placement found.
 
     Raises:
-        NativeError: there is no compiler, or the library cannot be loaded.
+        NativeError: the library cannot be loaded, and not be built either.
     """
     arrays = [np.ascontiguousarray(column, dtype=np.int64) for column in columns]
     num_buffers = len(arrays[0])
@@ -153,7 +153,7 @@ def pack_blocks(
         One offset per block, and the peak.
 
     Raises:
-        NativeError: there is no compiler, or the library cannot be loaded.
+        NativeError: the library cannot be loaded, and not be built either.
     """
     columns = (
         table.first, *table.pieces, table.aligned, table.fixed, table.hints, table.ranges, *table.forbidden,
@@ -171,11 +171,7 @@ def pack_blocks(
 
 @cache
 def _function(name: str, num_pointers: int) -> Callable[..., Any]:
-    path = library("packer")
-    try:
-        function: Callable[..., Any] = getattr(ctypes.CDLL(str(path)), name)
-    except (OSError, AttributeError) as error:
-        raise NativeError(f"cannot load {path}: {error}. Delete it, and it will be built again.") from error
+    function: Callable[..., Any] = getattr(load("packer"), name)
     function.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * num_pointers]  # type: ignore[attr-defined]
     function.restype = None  # type: ignore[attr-defined]
     return function

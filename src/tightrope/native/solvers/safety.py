@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from tightrope.core import Bytes, NativeError
-from tightrope.native.build import library
+from tightrope.core import Bytes
+from tightrope.native.interface import load
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Positions: TypeAlias = npt.NDArray[np.int32]
@@ -82,7 +82,7 @@ def clocks(issue: Issue, waits: Integers) -> Positions:
         One row per op: leading ops of each stream that have ended.
 
     Raises:
-        NativeError: there is no compiler, or the library cannot be loaded.
+        NativeError: the library cannot be loaded, and not be built either.
     """
     found = np.empty((len(issue.stream), issue.num_streams), dtype=np.int32)
     _function("tightrope_clocks")(
@@ -99,7 +99,7 @@ def note_uses(issue: Issue, uses: Integers, last: Positions) -> None:
     """Raise ``last[storage, stream]`` to the largest position of the (storage, op) rows, in place.
 
     Raises:
-        NativeError: there is no compiler, or the library cannot be loaded.
+        NativeError: the library cannot be loaded, and not be built either.
     """
     _function("tightrope_note_uses")(
         issue.num_streams, *_at(issue.stream, issue.position), len(uses), *_at(uses, last)
@@ -119,7 +119,7 @@ def deaths(issue: Issue, clock: Positions, last: Positions, resident: Booleans) 
         One row per storage; the length of the stream where it never dies.
 
     Raises:
-        NativeError: there is no compiler, or the library cannot be loaded.
+        NativeError: the library cannot be loaded, and not be built either.
     """
     found = np.empty_like(last)
     _function("tightrope_deaths")(
@@ -144,7 +144,7 @@ def hazard(
         (storage, earlier op, later op) of the first one, or None.
 
     Raises:
-        NativeError: there is no compiler, or the library cannot be loaded.
+        NativeError: the library cannot be loaded, and not be built either.
     """
     found = np.empty(3, dtype=np.int64)
     _function("tightrope_hazard")(
@@ -173,7 +173,7 @@ def antichain(births: Births, *, budget: Bytes = -1) -> tuple[Bytes, int, Boolea
         taken; which of them are in the set (meaningless with a budget that holds).
 
     Raises:
-        NativeError: there is no compiler, or the library cannot be loaded.
+        NativeError: the library cannot be loaded, and not be built either.
     """
     results, witness = np.empty(2, dtype=np.int64), np.empty(len(births.size), dtype=np.bool_)
     _function("tightrope_antichain")(*_counted(births), budget, *_at(witness, results))
@@ -196,7 +196,7 @@ def place_births(
         Offsets, peak, and the method that found them.
 
     Raises:
-        NativeError: there is no compiler, or the library cannot be loaded.
+        NativeError: the library cannot be loaded, and not be built either.
     """
     results, offsets = np.empty(2, dtype=np.int64), np.empty(len(births.size), dtype=np.int64)
     count, width, size, *others = _counted(births)
@@ -218,11 +218,7 @@ def _at(*arrays: npt.NDArray[np.int64] | Positions | Booleans) -> list[int]:
 
 @cache
 def _function(name: str) -> Callable[..., Any]:
-    path = library("safety")
-    try:
-        function: Any = getattr(ctypes.CDLL(str(path)), name)
-    except (OSError, AttributeError) as error:
-        raise NativeError(f"cannot load {path}: {error}. Delete it, and it will be built again.") from error
+    function: Any = getattr(load("safety"), name)
     function.argtypes = [_NUMBER if kind == "n" else _ARRAY for kind in _SIGNATURES[name]]
     function.restype = None
     return cast(Callable[..., Any], function)

@@ -11,8 +11,18 @@ from enum import IntEnum
 from functools import cache
 
 from tightrope.core import Bytes, Nanoseconds
-from tightrope.native.build import compiler
-from tightrope.native.interface import INTEGER, POINTER, REAL, Handle, declare, integers, load, ragged, table
+from tightrope.native.interface import (
+    INTEGER,
+    POINTER,
+    REAL,
+    Handle,
+    declare,
+    integers,
+    load,
+    missing,
+    ragged,
+    table,
+)
 
 NUM_RULES = 5
 """Scoring rules of the greedy: ns/(bytes*distance), ns/bytes, -bytes, -distance, ns/distance."""
@@ -58,8 +68,8 @@ class State:
 
 
 def available() -> bool:
-    """Tell whether the native search can be used: a compiler is there to build it."""
-    return compiler() is not None
+    """Tell whether the native search can be used: it was built, or can be."""
+    return not missing("solver")
 
 
 @cache

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tightrope.native.build import compiler
-from tightrope.native.interface import POINTER, Handle, declare, integers, load
+from tightrope.native.interface import POINTER, Handle, declare, integers, load, missing
 
 
 def available() -> bool:
-    """Whether there is a compiler for it."""
-    return compiler() is not None
+    """Whether it was built, or can be."""
+    return not missing("streams")
 
 
 class StreamScorer(Handle):

@@ -23,7 +23,7 @@ from typing import Final
 
 from tightrope.core import Bytes, InfeasibleError, TightropeError
 from tightrope.core.exchange import ExchangePlan, ExchangeProblem, Message
-from tightrope.native.build import compiler
+from tightrope.native.interface import missing
 from tightrope.native.solvers.fusion import best_messages
 from tightrope.parallel.compress.fallback import best_messages as best_in_python
 from tightrope.parallel.compress.forecast import seconds_of, sent_of
@@ -63,7 +63,7 @@ def plan_exchange(problem: ExchangeProblem, *, exact: bool = True, native: bool 
     Source: `tightrope.parallel.compress.search`.
     """
     _check(problem)
-    native = native and compiler() is not None
+    native = native and not missing("fusion")
     messages, method = _start(problem)
     bound = lower_bound(problem)
     found = _searched(problem, messages, gap=0.0, width=_BEAM, native=native)

@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from tightrope.core import Graph, Nanoseconds, PageIn, Plan
+from tightrope.core.version import VERSION
 from tightrope.plan.bound.close import close_bound
 from tightrope.plan.bound.cover import TimeBound, time_bound
 from tightrope.plan.bound.floor import lower_bound
@@ -49,7 +50,7 @@ def certify(graph: Graph, plan: Plan, *, order: Order = "given", bound: TimeBoun
             method=_method(bound),
             ns_bound=base + bound.extra_ns,
             proved=taken == base + bound.extra_ns,
-            versions=(("tightrope", version("tightrope")), ("highspy", version("highspy"))),
+            versions=(("tightrope", VERSION), ("highspy", version("highspy"))),
             order=order,
             cover=bound.cover,
             stages=bound.stages,

@@ -15,9 +15,10 @@ import torch
 
 from tightrope.capture._torch import is_composite
 
-_BLANK: Final = frozenset(
+BLANK: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 )
+"""Names of ops whose results have no values."""
 _RESHAPES_STORAGE: Final = ("set_", "resize", "_resize", "swap", "share_memory")
 _BATCH_NORM: Final = frozenset({"native_batch_norm", "native_batch_norm_backward"})
 _STATISTICS: Final = (3, 4)
@@ -72,7 +73,7 @@ def classify(func: Any) -> OpKind:
         number=-1,
         name=f"{func.namespace}.{name}",
         plain=(views and not lifted) or func.namespace == "profiler",
-        blank=known and name in _BLANK,
+        blank=known and name in BLANK,
         composite=known and is_composite(func),
         opaque=(not known or lists or lifted or (bool(written) and name.startswith(_RESHAPES_STORAGE))),
         random=torch.Tag.nondeterministic_seeded in func.tags,

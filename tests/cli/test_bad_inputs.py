@@ -1,0 +1,76 @@
+"""Every command, as the command line lists them, over bad inputs: exit code 2 and one clear line."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from command import run
+
+from tightrope.cli.app import app
+
+OUTPUTS = ("output", "page", "svg", "drawing", "save_graph", "save_plan", "perfetto", "snapshot")
+OTHERS_FIRST = ("estimate", "micro", "place", "streams")
+"""Commands that refuse the missing input, or options that do not go together, before outputs."""
+NEEDED = {"budget": "8GiB", "ram": "2KiB"}
+
+
+def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """List the commands with their words; a group's own are listed in its place."""
+    if not hasattr(group, "commands"):
+        yield words, group
+        return
+    for name, command in sorted(group.commands.items()):
+        yield from commands(command, (*words, name))
+
+
+ALL = dict(commands(typer.main.get_command(app)))
+WRITING = [
+    (words, option)
+    for words, command in ALL.items()
+    for option in command.params
+    if option.name in OUTPUTS and "Folder" not in str(getattr(option, "help", ""))
+]
+
+
+def line(words: tuple[str, ...], given: dict[str, str], argument: str = "missing.csv") -> list[str]:
+    """Write a call with what is required, and the options given."""
+    found = list(words)
+    for one in ALL[words].params:
+        if one.param_type_name == "argument":
+            found += [argument] if one.required else []
+        elif one.name in given or one.required:
+            found += [one.opts[-1], given.get(str(one.name), NEEDED.get(str(one.name), "out"))]
+    return found
+
+
+def test_commands_are_found() -> None:
+    assert len(ALL) > 20
+    assert len(WRITING) > 10
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_an_unknown_option_is_refused(words: tuple[str, ...]) -> None:
+    done = run(*words, "--bogus")
+    assert done.code == 2
+    assert "--bogus" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"), WRITING, ids=lambda one: one.name if hasattr(one, "name") else " ".join(one)
+)
+def test_an_output_that_cannot_be_written_is_refused_first(
+    words: tuple[str, ...], option: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    os.symlink("loop", tmp_path / "loop")
+    for wrong in ("folder", "no/such/out", "loop", "x" * 300):
+        done = run(*line(words, {str(option.name): wrong}))
+        assert done.code == 2, (wrong, done)
+        assert len(done.err.splitlines()) == 1
+        if words[0] not in OTHERS_FIRST:
+            assert wrong[:50] in done.err or Path(wrong).parent.name in done.err, done.err

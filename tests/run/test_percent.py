@@ -1,0 +1,47 @@
+"""Budgets in percent: of what is said, a refusal names one that works, and growth is told."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import tightrope
+from tightrope.core import InfeasibleError
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)))
+
+
+def train(model: nn.Module, rows: int) -> None:
+    model(torch.ones(rows, 64)).sum().backward()
+
+
+def test_a_percentage_that_is_refused_is_answered_by_one_that_trains() -> None:
+    with pytest.raises(InfeasibleError, match=r"asked 20% of ") as refused:
+        train(tightrope.compile(net(), budget="20%", progress=False), 2048)
+    named = re.search(r'budget="(\d+%)"', str(refused.value))
+    assert named is not None
+    model = tightrope.compile(net(), budget=named[1], progress=False)
+    for _ in range(2):
+        train(model, 2048)
+    assert tightrope.report(model).share == named[1]
+
+
+def test_the_report_says_of_what_a_percentage_is() -> None:
+    model = tightrope.compile(net(), budget="80%", progress=False)
+    train(model, 1024)
+    report = tightrope.report(model)
+    assert report.share == "80%"
+    assert report.budget == -(-report.unplanned * 80 // 100)
+    assert re.search(r"budget 80% of .* \(unplanned .*, saved .*\)", str(report))
+
+
+def test_a_limit_that_grows_with_the_shapes_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    model = tightrope.compile(net(), budget="90%")
+    train(model, 512)
+    assert "rose" not in capsys.readouterr().err
+    train(model, 640)
+    assert re.search(r"budget 90% rose from .* to .*: the unplanned step needs", capsys.readouterr().err)
