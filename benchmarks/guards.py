@@ -6,7 +6,6 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,15 +22,16 @@ Around = Callable[["Net"], Any]
 Inputs = Callable[[random.Random], tuple[Any, ...]]
 
 
+_ACTS: Final[list[Callable[[Tensor], Tensor]]] = [torch.tanh, torch.sin, functional.gelu, functional.silu]
+
+
 class Net(nn.Module):
     """A small net; what it does beyond a layer is drawn, or wanted by the case."""
 
-    scale: Tensor
-
     def __init__(self, draw: random.Random, does: str) -> None:
         super().__init__()
-        acts: list[Callable[..., Tensor]] = [torch.tanh, torch.sin, functional.gelu, functional.silu]
-        self.does, self.act = does, draw.choice(acts)
+        self.does, self.act = does, draw.choice(_ACTS)
+        self.scale: Tensor
         self.inner, self.more = nn.Linear(WIDTH, WIDTH), draw.random() < 0.5
         self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDTH))
 
@@ -51,7 +51,7 @@ class Net(nn.Module):
             h = h * factor
         if self.training:
             h = h * 0.75
-        loss: torch.Tensor = h.abs().square().mean()
+        loss: Tensor = h.abs().square().mean()
         return loss
 
 
@@ -125,7 +125,7 @@ def _same(draw: random.Random) -> tuple[Tensor, Tensor]:
 
 
 @contextlib.contextmanager
-def _during(do: Callable[[Net], Callable[[], None]], net: Net) -> Iterator[None]:
+def _during(do: Callable[[Net], Callable[[], object]], net: Net) -> Iterator[None]:
     undo = do(net)
     try:
         yield
@@ -133,30 +133,26 @@ def _during(do: Callable[[Net], Callable[[], None]], net: Net) -> Iterator[None]
         undo()
 
 
-def _setting(do: Callable[[Net], Callable[[], None]]) -> Around:
+def _setting(do: Callable[[Net], Callable[[], object]]) -> Around:
     return lambda net: _during(do, net)
 
 
 def _set(change: Callable[[Any], Any], wanted: Any, before: Any) -> Around:
-    def do(_: Net) -> Callable[[], None]:
+    def do(_: Net) -> Callable[[], object]:
         change(wanted)
         return lambda: change(before)
 
     return _setting(do)
 
 
-def _nothing(call: Callable[..., Any], *args: Any) -> None:
-    call(*args)
-
-
-def _without_bias(net: Net) -> Callable[[], None]:
+def _without_bias(net: Net) -> Callable[[], object]:
     net.inner.bias.requires_grad_(False)
-    return partial(_nothing, net.inner.bias.requires_grad_, True)
+    return lambda: net.inner.bias.requires_grad_(True)
 
 
-def _evaluate(net: Net) -> Callable[[], None]:
+def _evaluate(net: Net) -> Callable[[], object]:
     net.eval()
-    return partial(_nothing, net.train)
+    return lambda: net.train()
 
 
 def _hook(net: Net) -> Callable[[], None]:
@@ -164,7 +160,7 @@ def _hook(net: Net) -> Callable[[], None]:
 
 
 def _move(net: Net) -> Callable[[], None]:
-    net.scale = torch.flip(net.scale, (0,))
+    net.scale = net.scale.flip(0)
     net.inner.weight.data = net.inner.weight.data.clone()
     return lambda: None
 

@@ -12,9 +12,7 @@ def test_every_assumption_has_a_case() -> None:
     assert GUARDED.keys() - {"device"} == CASES.keys()  # a plan is for one device: others are refused
 
 
-@pytest.mark.parametrize(
-    "name", ["shared memory", "storage offset", "computed inputs", "kernels of attention"]
-)
+@pytest.mark.parametrize("name", ["shared memory", "storage offset", "computed inputs", "default dtype"])
 def test_what_dynamo_does_not_guard_is_noticed(name: str) -> None:
     assert noticed(name, 0)
 

@@ -68,3 +68,16 @@ def run_as_it_is(reason: str) -> BaseException:
     from torch._dynamo.exc import SkipFrame
 
     return SkipFrame(reason)
+
+
+_DEFAULT = [torch.float32]
+"""The default dtype of the last trace."""
+
+
+def forget_other_dtypes() -> None:
+    """Let shape functions run again where the default dtype changed: torch remembers what they gave."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    if torch.get_default_dtype() is not _DEFAULT[0]:
+        _DEFAULT[0] = torch.get_default_dtype()
+        FakeTensorMode.cache_clear()

@@ -1,8 +1,8 @@
 """What a captured graph assumes of the calls that it serves, and who notices a call that differs.
 
 Idea        Dynamo guards most of what it read: `GUARDED` lists it. It does not guard how inputs share memory,
-            where they begin in it, which of them the caller computed, and which kernels attention may use.
-            These are the *key* of a call, and each key has a capture of its own.
+            where they begin in it, and which kernels attention may use. These are the *key* of a call, and
+            each key has a capture of its own.
 Guarantee   A call never runs a graph that was captured under another key. Where torch cannot trace the key
             of a call, the call runs as it is, without a plan, and a warning says so.
 Complexity  One address per input and call, and only where the graph writes an input.
@@ -47,7 +47,7 @@ GUARDED: Final[dict[str, str]] = {
     "memory of parameters and buffers": "read in every call",
     "shared memory": "key",
     "storage offset": "key",
-    "computed inputs": "key",
+    "computed inputs": "gradients per use",
     "kernels of attention": "key",
 }
 """Assumption -> who notices a call that breaks it."""
@@ -72,9 +72,6 @@ class Key:
         fixed = _fixed(module)
         self._fixed = [number for number in self._memory if number in fixed]
         self._varying = [number for number in self._memory if number not in fixed]
-        self._trained = [
-            n for n in tensors if given[n].requires_grad and not isinstance(given[n], torch.nn.Parameter)
-        ]
         self._offsets = tensors if _looks_into_memory(module) else []
         self._attends = _attends(module)
         self._known: tuple[list[int], Counter[int]] = ([], Counter())
@@ -83,7 +80,6 @@ class Key:
         """The key of a call."""
         return (
             self._sharing(args) if self._memory else (),
-            tuple(args[number].is_leaf for number in self._trained),
             tuple(args[number].storage_offset() for number in self._offsets),
             _kernels_of_attention() if self._attends else (),
         )
@@ -161,6 +157,18 @@ def shares_memory(written: Collection[int], given: Sequence[Any]) -> bool:
     return any(memories[_memory(given[number])] > 1 for number in written if _has_memory(given[number]))
 
 
+def say_dtypes(graph: torch.fx.Graph) -> None:
+    """Write the dtype of new tensors down where the default dtype is not float32: a plan knows ops alone."""
+    if torch.get_default_dtype() is torch.float32:
+        return
+    for node in graph.nodes:
+        known = {
+            argument.name for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())
+        }
+        if "dtype" in known and not node.all_input_nodes and isinstance(node.meta.get("val"), torch.Tensor):
+            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
+
+
 def _fixed(module: torch.fx.GraphModule) -> set[int]:
     """Numbers of inputs that the model holds."""
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -187,9 +195,10 @@ def _geometry(tensor: torch.Tensor) -> Hashable:
 
 
 def _kernels_of_attention() -> Hashable:
-    return tuple(
-        getattr(cuda, f"{kind}_sdp_enabled")() for kind in ("flash", "math", "mem_efficient", "cudnn")
-    )
+    enabled: tuple[Any, ...] = (
+        cuda.flash_sdp_enabled, cuda.math_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled
+    )  # fmt: skip
+    return tuple(one() for one in enabled)
 
 
 def _names(module: torch.fx.GraphModule) -> set[str]:

@@ -19,9 +19,17 @@ import torch.fx
 
 from tightrope.capture import _torch
 from tightrope.capture._eager import eager_kernels, told_compiled
+from tightrope.capture._guards import forget_other_dtypes
 from tightrope.capture._sizes import Symbolic, input_names, placeholders_of, sizes_in
 from tightrope.capture.announce import GradientGroups, groups_of, handed_on
-from tightrope.capture.assumptions import Key, inputs_of, serving_all, shares_memory, written_of
+from tightrope.capture.assumptions import (
+    Key,
+    inputs_of,
+    say_dtypes,
+    serving_all,
+    shares_memory,
+    written_of,
+)
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.frugal import hold_less
@@ -77,9 +85,9 @@ def make_backend(
         def capture(given: list[Any]) -> tuple[CapturedCall, Any]:
             call = CapturedCall(module, name, told, shared=not foresee)
             try:
-                return call, call.compiled(host, given, _foreseen if foresee else _everything)
+                return call, call.compiled(host, list(given), _foreseen if foresee else _everything)
             except _LosesResults:
-                return call, call.compiled(host, given, _everything)
+                return call, call.compiled(host, list(given), _everything)
 
         first, run = capture(example)
         told += first.told
@@ -233,15 +241,7 @@ class CapturedCall:
             lambda _part, _inputs: boxed(backward),
             inference,
         )
-        try:
-            with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
-                run = compiled(self.module, example)
-        except (AssertionError, RuntimeError) as error:
-            ours = isinstance(error, TightropeError | torch.OutOfMemoryError)
-            if ours or not _torch.refused_by_tracing(error):
-                raise
-            said = str(error).strip().partition("\n")[0]
-            raise CaptureError(said or "torch's tracing refuses it.") from error
+        run = self._trace(compiled, example, ends)
         if not runners:
             return run
         self.inputs = [] if sizes_in(real) else _torch.without_values(real)
@@ -283,6 +283,23 @@ class CapturedCall:
 
         return call
 
+    def _trace(self, compiled: Callable[..., Any], example: list[Any], ends: _Ends) -> Any:
+        """Trace the call with a backend.
+
+        Raises:
+            CaptureError: torch's tracing refuses it.
+        """
+        try:
+            forget_other_dtypes()
+            with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
+                return compiled(self.module, example)
+        except (AssertionError, RuntimeError) as error:
+            ours = isinstance(error, TightropeError | torch.OutOfMemoryError)
+            if ours or not _torch.refused_by_tracing(error):
+                raise
+            said = str(error).strip().partition("\n")[0]
+            raise CaptureError(said or "torch's tracing refuses it.") from error
+
     def _traced(self, joint: torch.fx.GraphModule, num_forward: int, real: Sequence[Any]) -> Sequence[Any]:
         """Find the inputs of a traced graph, and which of the call's it writes."""
         traced = inputs_of(joint, real)
@@ -314,6 +331,7 @@ class CapturedCall:
         return at(sizes_in(real))
 
     def _inferred(self, part: torch.fx.GraphModule, kinds: Mapping[str, Kind], in_grad_mode: bool) -> Program:
+        say_dtypes(part.graph)
         dropouts_as_eager(part.graph)
         norms_without_waste(part.graph)
         hold_less(part.graph)
@@ -370,6 +388,7 @@ class CapturedCall:
         return states
 
     def _program(self, joint: torch.fx.GraphModule, num_forward_outputs: int, ends: _Ends) -> Program:
+        say_dtypes(joint.graph)
         dropouts_as_eager(joint.graph)
         norms_without_waste(joint.graph)
         hold_less(joint.graph)

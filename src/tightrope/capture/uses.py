@@ -213,30 +213,14 @@ def _input_behind(output: Any, ends: Mapping[Any, int]) -> tuple[int, Any] | Non
 
 
 _MOST_VIEWS = 8
-_VIEWS = (
-    "View",
-    "Alias",
-    "Transpose",
-    "TBackward",
-    "Permute",
-    "Slice",
-    "Select",
-    "Unsqueeze",
-    "Squeeze",
-    "Expand",
-    "AsStrided",
-    "Split",
-    "Unbind",
-    "Reshape",
-    "Diagonal",
-    "Unfold",
-)
+_VIEWS = ("View", "Alias", "Transpose", "TBackward", "Permute", "Slice", "Select", "AsStrided")
 
 
 def _is_view(node: Any) -> bool:
-    return str(node.name()).startswith(
-        (*_VIEWS, "AsStrided", "Split", "Unbind", "Reshape", "Diagonal", "Unfold")
+    found: bool = node.name().startswith(
+        (*_VIEWS, "Unsqueeze", "Squeeze", "Expand", "Split", "Unbind", "Reshape")
     )
+    return found
 
 
 def _sums_behind_views(joint: torch.fx.GraphModule, num_forward: int) -> list[str]:
@@ -276,7 +260,10 @@ def _adds(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _is_computed(value: Any, leaves: bool) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad and (leaves or not value.is_leaf)
+    """Tell whether an input may be used elsewhere, too: parameters are only where a model is in pieces."""
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return False
+    return leaves or not isinstance(value, torch.nn.Parameter)
 
 
 def _is_tensor(node: Any) -> bool:
