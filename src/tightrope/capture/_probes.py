@@ -34,7 +34,6 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
         "torch._subclasses.fake_tensor.unset_fake_temporarily",
     ),
     "settings of calls": (
-        "torch._dynamo.config.patch",
         "torch._dynamo.config.recompile_limit",
         "torch._dynamo.config.accumulated_recompile_limit",
         "torch._dynamo.config.optimize_ddp",
@@ -111,7 +110,8 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
     "loops": (
         "torch._inductor.compile_fx.compile_fx_inner",
         "torch._inductor.decomposition.select_decomp_table",
-        "torch._inductor.config.patch",
+        "torch._inductor.config.size_asserts",
+        "torch._inductor.config.keep_output_stride",
         "torch._inductor.virtualized.V",
         "torch._guards.tracing",
         "torch._inductor.async_compile.AsyncCompile",

@@ -43,12 +43,18 @@ def examine() -> dict[str, str]:
     for part in ("allocator", "solver", "packer"):
         found[f"native {part}"] = _native(part, library)
     found["native batch norm"] = _native("batch_norm", load)
-    wrong = broken(tuple(_probes.PROBES))
-    for name in _probes.PROBES:
-        found[f"torch: {name}"] = f"broken: {wrong[name]}" if name in wrong else "works"
+    found |= adapters()
     for name, plan in (("compile", plan_small), ("step", _step), ("torch.compile", _backend)):
         found[name] = small_step(plan).level
     return found
+
+
+def adapters() -> dict[str, str]:
+    """Say of each adapter to torch whether it works."""
+    wrong = broken(tuple(_probes.PROBES))
+    return {
+        f"torch: {name}": f"broken: {wrong[name]}" if name in wrong else "works" for name in _probes.PROBES
+    }
 
 
 def _step(model: torch.nn.Module, budget: int) -> tuple[Loss, Callable[[], str]]:
