@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 AXE := build/axe/package/axe.min.js
 SMOKE := build/smoke
 
-.PHONY: demo test test-all test-page smoke sabotage check bench native clean
+.PHONY: demo test test-all test-page smoke sabotage check bench native wheel clean
 
 $(STAMP): pyproject.toml constraints.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +18,11 @@ $(STAMP): pyproject.toml constraints.txt requirements-dev.txt
 
 native: $(STAMP)
 	$(BIN)/python -m tightrope.native
+
+# A wheel with the native part. TORCHES: interpreters of environments, one a minor version of torch.
+TORCHES ?= $(BIN)/python
+wheel: $(STAMP)
+	$(BIN)/python -m tightrope.native.wheel $(TORCHES)
 
 demo: native
 	$(BIN)/tightrope demo

@@ -78,7 +78,7 @@ def test_a_changed_include_of_an_include_gives_another_library_name(sources: Pat
 
 def test_every_quoted_include_of_the_sources_is_a_file() -> None:
     for name, source in build._sources().items():
-        for file in build._read_by(source):
+        for file in build.read_by(source):
             assert file.is_file(), f"{name} includes {file}"
 
 
@@ -259,7 +259,7 @@ def test_building_imports_no_build_system_of_torch() -> None:
 def test_headers_of_cuda_are_put_together_from_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "_torch_folder", lambda: tmp_path / "torch")
+    monkeypatch.setattr(build, "torch_folder", lambda: tmp_path / "torch")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
     runtime, triton = tmp_path / "nvidia/cu13/include", tmp_path / "triton/backends/nvidia/include"
     runtime.mkdir(parents=True)

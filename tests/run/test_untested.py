@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch._dispatch.python as dispatch
-from torch._C._dynamo import eval_frame
+from torch._C._dynamo import eval_frame, guards
 from torch._dynamo import variables
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._functorch import compile_utils
-from torch._subclasses import fake_tensor, meta_utils
+from torch._subclasses import meta_utils
 from torch.multiprocessing import reductions
 from torch.utils import _foreach_utils
 
@@ -48,7 +48,7 @@ SABOTAGES: dict[str, tuple[Any, str, Any]] = {
     "storages": (reductions.StorageWeakRef, "expired", lambda _: False),
     "ops that run": (torch._C, "_dispatch_has_kernel", lambda _: False),
     "running backward": (torch._C, "_will_engine_execute_node", lambda _: False),
-    "shapes without values": (fake_tensor, "unset_fake_temporarily", _nothing),
+    "shapes without values": (_torch, "without_values", list),
     "settings of calls": (_torch, "_tell", lambda _: None),
     "joint graphs": (_torch, "tracing_joint_graphs", nullcontext),
     "code that is traced": (eval_frame, "reset_code", lambda _: None),
@@ -66,6 +66,8 @@ SABOTAGES: dict[str, tuple[Any, str, Any]] = {
     "tensors of the meta device": (meta_utils, "MetaTensorDescriber", _Describer),
     "branches on constants": (_eager, "known_branches", tuple),
     "random objects": (RandomVariable, "is_supported_random_obj", staticmethod(lambda _: True)),
+    "derivatives of functions": (_eager, "functions_keep_their_derivatives", nullcontext),
+    "overlaps": (guards, "compute_overlapping_tensors", lambda tensors, symbolic: {0, 1}),
     "forbidden calls": (_eager, "forbidden_calls_known", _nothing),
     "sizes as symbols": (_sizes.Symbolic, "of", staticmethod(lambda _: None)),
     "joint graphs cut in two": (compile_utils, "raise_getitems", lambda _: None),
@@ -137,7 +139,9 @@ def test_without_a_name_doctor_says_which_adapter_and_compile_runs_without_a_cap
 def test_an_adapter_that_does_something_else_is_named_and_compile_runs_without_a_capture(
     adapter: str, monkeypatch: pytest.MonkeyPatch, afresh: None
 ) -> None:
-    with monkeypatch.context() as patch:
+    names = ("ignore_logging_functions", "ignore_logger_methods")
+    known = {name: set() for name in names if hasattr(torch._dynamo.config, name)}
+    with monkeypatch.context() as patch, torch._dynamo.config.patch(known):
         patch.setattr(_probes, "TESTED_MINORS", ())
         patch.setattr(*SABOTAGES[adapter])
         assert list(_checks.broken((adapter,))) == [adapter]
@@ -170,7 +174,9 @@ def test_a_small_model_with_other_bits_or_an_error_does_not_work() -> None:
     assert untested.small_step(fails) == ("IndexError: no such frame", False)
 
 
-def test_an_adapter_that_meets_another_signature_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_meets_another_signature_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(_torch, "traced_as_eager", lambda: nullcontext())  # `whole` is not known any more
     model = tightrope.compile(_net(), budget="64MiB", progress=False)
     with pytest.warns(UserWarning, match=r"level (E|L0).*adapter '_torch' \(TypeError") as said:

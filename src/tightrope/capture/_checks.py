@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 import torch.fx
 
-from tightrope.capture import _eager, _inductor, _norms, _torch
+from tightrope.capture import _eager, _guards, _inductor, _norms, _torch
 from tightrope.capture._probes import CAPTURE, gone
 from tightrope.capture.api import capture_program
 from tightrope.capture.dynamo import boxed, make_backend
@@ -266,9 +266,9 @@ def _fast_attention() -> bool:
 
 
 def _kernels_of_eager() -> bool:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SiLU(), torch.nn.Dropout(0.5))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Softshrink(), torch.nn.Dropout(0.5))
     found = _ops(model, torch.ones(2, 2))
-    return {"aten.silu_backward.default", "tightrope.dropout"} <= set(found)
+    return {"aten.softshrink.default", "tightrope.dropout"} <= set(found)
 
 
 def _layouts_of_norms() -> bool:
@@ -300,6 +300,33 @@ def _random_objects() -> bool:
         return x * own.random()
 
     return _is_refused(function) and own.getstate() == before
+
+
+def _derivatives_of_functions() -> bool:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(given: torch.Tensor) -> torch.Tensor:
+            return given * 2
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            """Keep nothing."""
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda given: Doubled.apply(given).sum())(x)
+
+    return _is_refused(function)
+
+
+def _overlaps() -> bool:
+    whole = torch.ones(4)
+    return _guards.overlapping([whole[:2], whole[1:]]) == {0, 1} and not _guards.overlapping(
+        [whole[:2], whole[2:]]
+    )
 
 
 def _forbidden_calls() -> bool:
@@ -392,6 +419,8 @@ CHECKS: Final[dict[str, Callable[[], bool]]] = {
     "tensors of the meta device": _meta_as_cpu,
     "branches on constants": _branches_on_constants,
     "random objects": _random_objects,
+    "derivatives of functions": _derivatives_of_functions,
+    "overlaps": _overlaps,
     "forbidden calls": _forbidden_calls,
     "sizes as symbols": _sizes_as_symbols,
     "joint graphs cut in two": _joint_graphs_cut,

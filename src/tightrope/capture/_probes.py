@@ -62,6 +62,7 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
         "torch._dynamo.exc.Unsupported",
         "torch._dynamo.exc.FailOnRecompileLimitHit",
         "torch._dynamo.exc.RestartAnalysis",
+        "torch._dynamo.exc.SkipFrame",
         "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
     ),
     "order of norms": ("torch.utils._foreach_utils._group_tensors_by_device_and_dtype",),
@@ -87,6 +88,11 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
     "tensors of the meta device": ("torch._subclasses.meta_utils.MetaTensorDescriber",),
     "branches on constants": ("torch._dynamo.symbolic_convert.InliningInstructionTranslator",),
     "random objects": ("torch._dynamo.variables.misc.RandomVariable",),
+    "derivatives of functions": (
+        "torch._C._functorch.peek_interpreter_stack",
+        "torch._dynamo.variables.misc.AutogradFunctionVariable",
+    ),
+    "overlaps": ("torch._C._dynamo.guards.compute_overlapping_tensors",),
     "forbidden calls": (
         "torch._dynamo.decorators.mark_static_address",
         "torch._dynamo.trace_rules.is_forbidden",
@@ -148,7 +154,7 @@ def minor() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
-def gone(adapters: tuple[str, ...] = tuple(PROBES)) -> dict[str, str]:
+def gone(adapters: tuple[str, ...] | None = None) -> dict[str, str]:
     """Find the adapters for which the installed torch lacks a name, with that name.
 
     >>> gone()
@@ -157,7 +163,7 @@ def gone(adapters: tuple[str, ...] = tuple(PROBES)) -> dict[str, str]:
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own modules
-        for name in adapters:
+        for name in PROBES if adapters is None else adapters:
             lacking = next((path for path in PROBES[name] if not _is_there(path)), None)
             if lacking is not None:
                 found[name] = f"it needs {lacking}, which is gone"

@@ -96,13 +96,20 @@ def real_tensors() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_leaf_warnings() -> Iterator[None]:
+    """Keep torch from warning where it looks for the gradients of tensors that are no leaves."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_NOT_A_LEAF)
+        yield
+
+
 def without_values(tensors: Sequence[Any]) -> list[Any]:
     """Stand-ins that have the shapes of tensors and share memory as they do, without bytes."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_NOT_A_LEAF)
+    with without_leaf_warnings():
         return [mode.from_tensor(one) if isinstance(one, torch.Tensor) else one for one in tensors]
 
 

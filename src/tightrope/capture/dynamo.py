@@ -25,6 +25,7 @@ from tightrope.capture.assumptions import Key, inputs_of, serving_all, shares_me
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.frugal import hold_less
+from tightrope.capture.inner import Activations, LeavingCall, cut
 from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
@@ -142,6 +143,10 @@ class _Ends:
         return self.read
 
 
+_Later: TypeAlias = tuple[Rest, GradientGroups | None, LeavingCall | None]
+"""What a backward has to know of its call."""
+
+
 class CapturedCall:
     """What Dynamo captured of a call, to be traced: from all outputs, and later from some alone."""
 
@@ -177,30 +182,32 @@ class CapturedCall:
             joint: torch.fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **options: Any
         ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
             self.told += told_compiled()
-            static = frozenset(options.get("static_lifetime_input_indices") or ())
             traced = self._traced(joint, num_fwd_outputs, real)
-            self.kinds = _kinds(joint, traced, static)
+            self.kinds = _kinds(joint, traced, frozenset(options.get("static_lifetime_input_indices") or ()))
             program = self._resizable(joint, traced, lambda one: self._program(one, num_fwd_outputs, ends))
             if program.resizable is not None and program.terms:
                 raise CaptureError("an input that the caller computed is used more than once.")
             if len(program.start.read) < len(program.ends) and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
             groups[:] = groups_of(program, real) if traced is real else ()
+            same = traced is real and not program.changed
+            activations.repeats &= same and len(joint.graph.find_nodes(op="placeholder")) >= len(real)
+            activations.draws = any(_torch.is_random(node.target) for node in joint.graph.nodes)
             runners.append(host(program, traced))
             return stubs(joint, num_fwd_outputs, some=len(program.start.read) < len(program.ends))
 
         def inference(part: torch.fx.GraphModule, _inputs: Any) -> Any:
             traced = self._traced(part, len(flat(part)), real)
-            kinds = _kinds(part, traced, frozenset())
-            program = self._resizable(part, traced, lambda one: self._inferred(one, kinds, in_grad_mode))
-            return boxed(host(program, traced).inference)
+            read = partial(self._inferred, kinds=_kinds(part, traced, frozenset()), in_grad_mode=in_grad_mode)
+            return boxed(host(self._resizable(part, traced, read), traced).inference)
 
         groups: list[tuple[int, ...]] = []
         tokens: list[torch.Tensor] = []
-        later: list[tuple[Rest, GradientGroups | None]] = []
+        later: list[_Later] = []
+        activations = Activations(self.module, self._casts)
 
         def forward(args: list[Any]) -> list[Any]:
-            ((_, by_group),) = later
+            ((_, by_group, _),) = later
             if by_group is not None:
                 by_group.take_back(args)
             results = runners[-1].forward(args)
@@ -211,7 +218,9 @@ class CapturedCall:
         def backward(args: list[Any]) -> list[Any]:
             if not hasattr(args[0], "later"):
                 raise TightropeError(_REPLACED)
-            rest, by_group = args[0].later
+            rest, by_group, leaving = args[0].later
+            if leaving is not None and (made := leaving.gradients()) is not None:
+                return made
             gradients = runners[-1].backward(args, by_group if by_group and by_group.all_run else None)
             first = len(gradients) - len(rest)
             rest[:] = gradients[first:]
@@ -236,15 +245,40 @@ class CapturedCall:
             return run
         self.inputs = [] if sizes_in(real) else _torch.without_values(real)
 
+        part = partial(self._compiled_part, host, choose)
+        return self._caller(run, activations, part, groups, tokens, later)
+
+    def _compiled_part(
+        self, host: Host, choose: _Choose, module: torch.fx.GraphModule, example: list[Any]
+    ) -> Any:
+        one = CapturedCall(module, self.name, self.told, shared=self.shared)
+        return one.compiled(host, example, choose)
+
+    def _caller(
+        self,
+        run: Callable[..., Any],
+        activations: Activations,
+        part: Callable[[torch.fx.GraphModule, list[Any]], Any],
+        groups: list[tuple[int, ...]],
+        tokens: list[torch.Tensor],
+        later: "list[_Later]",
+    ) -> Callable[..., Any]:
+        """Make what Dynamo calls; once the gradient of an activation is wanted, it calls parts cut there."""
+        parts: list[torch.fx.GraphModule] = []
+
         def call(*args: Any) -> Any:
+            if activations.wanted:
+                parts[:] = parts or [cut(self.module, activations.inner, part)]
+                return parts[0](*args)
             given, rest = self.uses.handed_on(args)
-            later[:] = [(rest, handed_on(tuple(groups), given))]
+            leaving = activations.begin()
+            later[:] = [(rest, handed_on(tuple(groups), given), leaving)]
             outputs = run(*given)
             if tokens and self.shares:
                 tokens[0].pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
             tokens.clear()
             prepare_backward(outputs)
-            return outputs
+            return outputs if leaving is None else activations.hand_out(leaving, outputs, args)
 
         return call
 
@@ -319,16 +353,20 @@ class CapturedCall:
 
         ends = _Ends(lambda _: start.read, start.layouts)
         compiled = _torch.aot_backend(partition, unused, unused, unused)
-        with ExitStack() as states:
-            for device, enabled, dtype in self.casting:
-                casting = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=self.cached)
-                states.enter_context(casting)
+        with self._casts() as states:
             for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
                 states.enter_context(state)
             states.enter_context(_torch.gradients_from(ends, self.uses.count, ends.layouts))
             compiled(module or self.module, list(inputs or self.inputs))
         (program,) = found
         return program
+
+    def _casts(self) -> ExitStack:
+        states = ExitStack()
+        for device, enabled, dtype in self.casting:
+            casting = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=self.cached)
+            states.enter_context(casting)
+        return states
 
     def _program(self, joint: torch.fx.GraphModule, num_forward_outputs: int, ends: _Ends) -> Program:
         dropouts_as_eager(joint.graph)

@@ -13,7 +13,7 @@ from tightrope.capture import _probes
 from tightrope.capture._checks import broken
 from tightrope.core import NativeError, format_bytes
 from tightrope.native import compiler, library
-from tightrope.native.interface import load
+from tightrope.native.interface import load, missing
 from tightrope.run.compile import plan_small
 from tightrope.run.report import report
 from tightrope.run.step import step
@@ -39,7 +39,8 @@ def examine() -> dict[str, str]:
     found["threads"] = str(torch.get_num_threads())
     found["memory"] = format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     found["cuda"] = "available" if torch.cuda.is_available() else "not available"
-    found["compiler"] = compiler() or "none: budgets are checked, not enforced"
+    has_hook = not missing("allocator")
+    found["compiler"] = compiler() or ("none" if has_hook else "none: budgets are checked, not enforced")
     for part in ("allocator", "solver", "packer"):
         found[f"native {part}"] = _native(part, library)
     found["native batch norm"] = _native("batch_norm", load)

@@ -5,11 +5,12 @@ import time
 
 from tightrope.core import NativeError
 from tightrope.native.build import build, compiler, library, sources
+from tightrope.native.prebuilt import prebuilt
 
 
 def main() -> int:
     """Build what is not in the cache and print one line each; return the exit status."""
-    if compiler() is None:
+    if compiler() is None and prebuilt("allocator") is None:
         print("no C++ compiler found: plans are made more slowly, and budgets are checked, not enforced.")
         return 0
     start = time.perf_counter()

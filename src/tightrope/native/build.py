@@ -1,4 +1,4 @@
-"""Build the C++ sources of `hook` and `solvers` on first use and keep the results in a cache.
+"""Find the C++ part that the wheel brings, or build it on first use and keep the results in a cache.
 
 A library's file name holds a hash of its sources, torch's version and the processor, so an upgrade builds
 a new file and never loads a stale one. The compiler is not part of it: an image that was built with a
@@ -12,7 +12,6 @@ import hashlib
 import importlib.util
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from typing import Final
 
 from tightrope.core import NativeError
 from tightrope.core.cache import ADVICE, folders, said, warn_of
+from tightrope.native.prebuilt import prebuilt, read_by, torch_folder
 from tightrope.native.processor import described
 
 SOURCES: Final = Path(__file__).parent
@@ -40,7 +40,6 @@ _AGAINST_TORCH: Final = "-O2"
 _COMMON: Final = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra")
 FIRST: Final = ("packer", "allocator", "solver", "batch_norm")
 """What a first step needs; what takes longest to build comes first."""
-_INCLUDE: Final = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _SECONDS: Final = 600
 _INSTALL: Final = 'Install one (Debian: "apt install g++", macOS: "xcode-select --install") or set CXX.'
 
@@ -82,7 +81,7 @@ def _cuda_headers() -> tuple[Path, ...]:
 
     The package of the runtime lacks those that it includes from ``crt/``: the package triton has them.
     """
-    beside = _torch_folder().parent
+    beside = torch_folder().parent
     chosen = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "include"
     packages = [
         *sorted(beside.glob("nvidia/*/include"), reverse=True),
@@ -141,7 +140,9 @@ def build(names: Sequence[str]) -> None:
 
 
 def _found(source: Path) -> Path | None:
-    """Find a library that is built; all that may hold one stand here, the first that is right counts."""
+    """Find a library that is built: the wheel's, or else the first that is right where one may be kept."""
+    if brought := prebuilt(source.stem):
+        return brought
     file = _file(source)
     kept = (folder.find(file, run=True) for folder in folders())
     return next((path for path in kept if path is not None), None)
@@ -164,7 +165,7 @@ def _built(source: Path) -> Path:
     for folder in folders(last=True):
         try:
             with folder.building(file) as path:
-                _compile(source, path, compile_command, flags)
+                compile_one(source, path, compile_command, flags)
         except OSError as error:
             reasons.append(said(folder.path, error))
             continue
@@ -179,7 +180,7 @@ def _built(source: Path) -> Path:
     raise NativeError(f"{source.name} cannot be kept: {'; '.join(reasons)}. {ADVICE}")
 
 
-def _compile(source: Path, path: Path, command: list[str], flags: tuple[str, ...]) -> None:
+def compile_one(source: Path, path: Path, command: list[str], flags: tuple[str, ...]) -> None:
     """Compile a source, with the compiler's temporary files beside the result.
 
     Raises:
@@ -215,18 +216,11 @@ def _refusal(source: str, command: list[str], stderr: str) -> str:
 def _flags(source: Path, command: list[str]) -> tuple[str, ...]:
     if source.parent.name not in TORCH:
         return _FAST if _knows_native(command) else _FAST[:1]
-    torch = _torch_folder()
+    torch = torch_folder()
     links = TORCH[source.parent.name]
     if source.parent.name == "cuda":
         links = (*(flag for folder in _cuda_headers() for flag in ("-isystem", str(folder))), *links)
     return (_AGAINST_TORCH, "-isystem", str(torch / "include"), "-L", str(torch / "lib"), *links)
-
-
-def _torch_folder() -> Path:
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise NativeError("torch is not installed, and the allocator is built against its headers.")
-    return Path(spec.origin).parent
 
 
 def _knows_native(command: list[str]) -> bool:
@@ -238,23 +232,14 @@ def _knows_native(command: list[str]) -> bool:
     return result.returncode == 0
 
 
-def _read_by(source: Path) -> list[Path]:
-    """List the source and every file that it includes by a name in quotes, directly or not."""
-    files = [source.resolve()]
-    for file in files:
-        included = ((file.parent / name).resolve() for name in _INCLUDE.findall(file.read_text("utf-8")))
-        files.extend(path for path in included if path not in files)
-    return files
-
-
 def _key(source: Path) -> str:
     """Hash what shapes a library, and no compiler: where there is none, one that was built is found."""
     digest = hashlib.sha256()
-    for file in _read_by(source):
+    for file in read_by(source):
         digest.update(file.read_bytes())
     digest.update(repr((_COMMON, _FAST, _AGAINST_TORCH, sys.platform, platform.machine())).encode())
     if source.parent.name in TORCH:
-        digest.update((_torch_folder() / "version.py").read_bytes())
+        digest.update((torch_folder() / "version.py").read_bytes())
     else:  # built for the processor: home folders, and so the cache, may be shared by different ones
         digest.update(described()[1].encode())
     return digest.hexdigest()[:32]

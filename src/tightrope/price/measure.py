@@ -9,7 +9,7 @@ Idea        An op is run on made-up inputs of the right shapes, strides and dtyp
             again: it takes no more than in the run with the fewest.
 Guarantee   The bytes are exact for this machine, thread count and torch version: kernels choose
             their work space by shape, not by value. Times are the fastest of a few runs.
-Complexity  At least five runs per distinct op; at most about 20 ms beyond that.
+Complexity  At least five runs per distinct op, three of a long one; at most about 20 ms beyond that.
 Gaps        Without a C++ compiler there is no hook: temporaries are unknown then, and hidden bytes
             too; these are only counted on Linux, and not where a kernel maps pages itself. A kernel that
             sizes a table by values, such as a hash of distinct ones, is measured on made-up values. Torch
@@ -32,6 +32,8 @@ from tightrope.price.kernels import bits_of
 
 _MIN_RUNS, _MAX_RUNS = 3, 20
 _ENOUGH_NS = 5_000_000
+_LONG_NS = 100_000_000
+"""Of runs that last so long that no more are needed: short disturbances count little in them."""
 _RECOUNTS = 2
 UNSEEN: Bytes = 49_152
 """Hidden bytes up to this many are torch's own books, such as the headers of tensors, and small scratch of
@@ -93,7 +95,7 @@ def measure(run: Callable[[], Any], allocator: Allocator | None, device: torch.d
         spent = clock() - start
         del result
         best, total = min(best, spent), total + spent
-        if number + 1 >= _MIN_RUNS and total > _ENOUGH_NS:
+        if total > (_ENOUGH_NS if number + 1 >= _MIN_RUNS else _LONG_NS):
             break
     return Measured(max(best, 1), allocations, allocator is not None, layouts, hidden)
 

@@ -39,7 +39,7 @@ from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncap
 from tightrope.run.paging import paging_of
 from tightrope.run.plain import limited_alone, mode_left, try_plain
 from tightrope.run.replay import Replay, replay
-from tightrope.run.room import HELD, RESERVE
+from tightrope.run.room import FIRST_TRY, HELD, RESERVE
 from tightrope.run.runner import CompiledGraph
 from tightrope.run.shapes import Shape, Shapes, check_shapes
 from tightrope.run.sharded import WHY, InsideHooks, divided, refuse_divided
@@ -224,7 +224,7 @@ class CompiledModel:
         budget = self.settings.budget
         if not isinstance(budget, int):
             raise TightropeError(
-                f"a budget in percent needs a captured graph, and there is none: {reason} Give bytes."
+                f"a budget in percent needs a captured graph, and there is none: {reason} {self._in_bytes()}"
             )
         refuse_uncaptured_on_gpu(self.accounts.device, reason)
         held, enough = self.accounts.charged(), self.accounts.enough
@@ -243,6 +243,13 @@ class CompiledModel:
             self.replay = replay(budget=budget)
             self.level, what = "L0", "planned addresses and a hard limit, no recomputation"
         warnings.warn(f"tightrope: level {self.level} ({what}). {self.why}", stacklevel=5)
+
+    def _in_bytes(self) -> str:
+        """Name a budget in bytes instead of a percentage."""
+        if enough := self.accounts.enough:
+            return f"Give bytes: by the shapes budget={enough} is enough, and less may be."
+        held = self.accounts.charged()
+        return f"Give bytes, such as budget={FIRST_TRY * held}: a guess, {FIRST_TRY} times what is held."
 
     def next_step(self) -> None:
         """Tell the L0 recorder that a training step begins."""
@@ -457,6 +464,9 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
                 return result
             if percent := not isinstance(compiled.settings.budget, int):
                 trial(*args, **kwargs)
+                owner = model()
+                assert owner is not None
+                compiled.calls.prospects.rehearse(owner, args, kwargs)
             if percent or compiled.settings.fallback == "evict":
                 compiled.drop(model, reason)  # a percentage raises
                 return call(*args, **kwargs)

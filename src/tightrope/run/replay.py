@@ -39,13 +39,11 @@ from tightrope.place import place
 from tightrope.price.measure import UNSEEN
 from tightrope.run.accounts import accounts
 from tightrope.run.older import uncounted_bytes
-from tightrope.run.room import HIDDEN, RESERVE
+from tightrope.run.room import FIRST_TRY, HIDDEN, RESERVE
 from tightrope.run.status import StatusLine, build_native
 
 Phase = Literal["warm-up", "record", "replay"]
 
-_FIRST_TRY: Final = 8
-"""Multiple of what exists already that is named where nothing else is known."""
 _LONGEST_WAIT: Final = 64
 """Largest number of steps to wait for steady shapes, after recordings that did not repeat."""
 
@@ -128,7 +126,7 @@ class Replay:
         uncounted = uncounted_bytes(hook.owns if hook is not None else None) if external is None else external
         self.external = uncounted
         if self.external > self.budget:
-            least = self._accounts.enough or _FIRST_TRY * self.external
+            least = self._accounts.enough or FIRST_TRY * self.external
             ledger = Ledger(self.budget, (Row("tensors that exist", self.external),), least)
             raise ledger.explain(Row("the step", 0), bound=self.external, instead="a smaller model")
         self.phase: Phase = "warm-up" if warmup > 0 else "record"

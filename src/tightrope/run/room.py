@@ -15,6 +15,8 @@ while a graph is captured."""
 CAPTURE_SLACK: Bytes = 16384
 """A capture leaves small tensors behind: constants of the graph, caches (9 KiB seen). They come out of
 the reserve, and a budget that a refusal names has room for them."""
+FIRST_TRY: Final = 8
+"""Multiple of what is held already that is named where nothing else is known."""
 HELD: Final = "held by the process"
 HIDDEN: Final = "hidden in kernels"
 """Names of the rows of everything that is held now, and of what kernels take behind the allocator."""
@@ -95,6 +97,9 @@ def cause_of(before: Room, now: Room, beside: Bytes, forecast: Forecast, wanted:
     if now.fits(forecast, wanted):
         spare = now.available - wanted - (before.available - beside)
         return f"{format_bytes(spare)} were unused"
-    if wanted - beside > more:
+    if wanted - beside > max(more, 0):
         return f"code between the parts of a step takes {format_bytes(wanted)}, not {format_bytes(beside)}"
-    return f"{format_bytes(more)} more are held: optimizer state, gradients, tensors that the loop keeps"
+    if more > 0:
+        return f"{format_bytes(more)} more are held: optimizer state, gradients, tensors that the loop keeps"
+    less = before.available - now.available
+    return f"{format_bytes(less)} less are left: kernels were seen to take more, or the budget fell"
