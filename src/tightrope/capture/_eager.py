@@ -118,7 +118,7 @@ def _taught() -> Iterator[None]:
     told |= dict.fromkeys(capturing, _no)
 
     def rows(tensor: Any, tx: Any, idxes: Any = None) -> Any:
-        if idxes is not None or not tensor.valid_size():
+        if not tensor.valid_size() or (idxes is not None and [*idxes] != [*range(tensor.size[0])]):
             return unpack(tensor, tx, idxes)
         return tensor.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
 

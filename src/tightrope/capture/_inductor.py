@@ -14,6 +14,7 @@ import msgspec
 import torch
 import torch.fx
 
+from tightrope.capture._probes import LOOPS, gone, said_of
 from tightrope.capture._torch import real_tensors
 from tightrope.capture.loop_text import LoopKernel, LoopText, library_text
 from tightrope.core.cache import Folder
@@ -29,6 +30,8 @@ CompiledLoops: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]
 
 def compiler_missing() -> str:
     """Say why nothing can be compiled here, or nothing."""
+    if broken := said_of(gone(LOOPS)):
+        return broken
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
@@ -72,7 +75,7 @@ def compile_loops(
     with nullcontext() if all(kept) else _one_probe():
         for done, (one, old) in enumerate(zip(every, kept, strict=True)):
             tick(done)
-            written.append(old or _write(one))
+            written.append(old or write(one))
         built = _build({kernel for item in written if isinstance(item, tuple) for kernel in item[0].kernels})
     found: list[CompiledLoops | str] = []
     for one, item in zip(every, written, strict=True):
@@ -92,7 +95,7 @@ def compile_loops(
     return found
 
 
-def _write(one: Loops) -> tuple[LoopText, dict[str, Any]] | str:
+def write(one: Loops) -> tuple[LoopText, dict[str, Any]] | str:
     """Let torch write the code of a function, with the constants that it reads; or say why it does not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, in the modules that it imports

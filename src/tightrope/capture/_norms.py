@@ -18,7 +18,6 @@ from operator import attrgetter
 from typing import Any, Final
 
 import torch
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 _INPUTS: Final = {
     "native_batch_norm.default": 0,
@@ -81,5 +80,7 @@ def order_of_norms(parameters: Sequence[torch.Tensor]) -> list[int]:
     >>> order_of_norms([torch.zeros(2), torch.zeros(3)])
     [0, 1]
     """
+    from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
     groups = _group_tensors_by_device_and_dtype([list(parameters)], with_indices=True)
     return [position for _, positions in groups.values() for position in positions]

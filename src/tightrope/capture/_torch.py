@@ -21,8 +21,9 @@ import torch
 import torch.fx
 
 from tightrope.capture._eager import traced_as_eager
+from tightrope.capture._probes import blamed
 from tightrope.capture._random import leave_random_objects
-from tightrope.core import TightropeError
+from tightrope.core import CaptureError, TightropeError
 
 _PACKAGE: Final = f"{Path(__file__).parent.parent}{os.sep}"
 Layouts: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
@@ -367,10 +368,13 @@ def _without_broken_log() -> None:
 
 
 def cause_in_backend(error: BaseException) -> BaseException | None:
-    """The error of ours inside Dynamo's wrapper, or None when the error is not a wrapped one."""
+    """The error of ours inside Dynamo's wrapper, or one of an adapter that this torch breaks; else None."""
     inner = getattr(error, "inner_exception", None)
     seen = inner if isinstance(inner, BaseException) else error.__cause__
-    return seen if isinstance(seen, TightropeError | torch.OutOfMemoryError) else None
+    if isinstance(seen, TightropeError | torch.OutOfMemoryError):
+        return seen
+    broken = blamed(seen or error)
+    return CaptureError(f"{broken}.") if broken else None
 
 
 def refused_by_tracing(error: BaseException) -> bool:

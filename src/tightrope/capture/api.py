@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tightrope.capture import _torch
+from tightrope.capture import _probes, _torch
 from tightrope.capture._eager import meta_as_cpu
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
@@ -60,6 +60,8 @@ def capture_program(
         codes = tuple(code for code in _torch.traced_code() if code is not own)
         raise _CaptureDone(replace(program, codes=codes), real)
 
+    if lacking := _probes.said_of(_probes.gone(_probes.CAPTURE)):
+        raise CaptureError(f"{lacking}. Use tightrope.replay(budget=...), which needs no capture.")
     if (mode := mode_in_the_way()) is not None:
         raise CaptureError(f"{said_of(mode)}: capture {type(model).__name__} outside of it.")
     _torch.ignore_logging()

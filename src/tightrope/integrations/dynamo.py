@@ -24,9 +24,10 @@ from tightrope.core import CaptureError, TightropeError
 from tightrope.core.arguments import check_search
 from tightrope.run.asked import check_switches, check_verify, parse_budget
 from tightrope.run.by_name import note_graph
-from tightrope.run.compile import CompiledModel, host_of
+from tightrope.run.compile import CompiledModel, host_of, plan_small
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
+from tightrope.run.untested import cannot_capture
 
 VARIABLE = "TIGHTROPE_BUDGET"
 """Environment variable that holds the budget where options cannot be passed."""
@@ -109,12 +110,12 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
     if parameters:  # Dynamo keeps what it compiled, and with it all this, longer than the model
         weakref.finalize(parameters[0], compiled.close)
     compiled.accounts.mark()
+    if reason := cannot_capture(compiled.status, plan_small):
+        return _without_plan(compiled, module, reason)
     try:
         planned = make_backend(host_of(weakref.ref(compiled)), name="torch.compile")(module, inputs)
     except CaptureError as error:
-        compiled.hold()
-        warnings.warn(f"tightrope: a graph runs without a plan, within the limit: {error}", stacklevel=2)
-        planned = module
+        planned = _without_plan(compiled, module, str(error))
     mine = list(zip(where, map(weakref.ref, parameters), strict=True))
 
     @functools.cache
@@ -129,6 +130,15 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
             return planned(*args)
 
     return call
+
+
+def _without_plan(compiled: CompiledModel, module: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
+    """Run a graph as it is, within the limit, and say why."""
+    if not isinstance(compiled.settings.budget, int):
+        raise TightropeError(f"a budget in percent needs a planned graph: {reason} Give bytes.")
+    compiled.hold()
+    warnings.warn(f"tightrope: a graph runs without a plan, within the limit: {reason}", stacklevel=3)
+    return module
 
 
 def _anew(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> Callable[..., Any]:

@@ -47,7 +47,8 @@ from tightrope.run.state import state_of
 from tightrope.run.status import StatusLine, build_native
 from tightrope.run.uncalled import expect_call, note_call
 from tightrope.run.unit import Settings
-from tightrope.run.ways import Ways, ways_of
+from tightrope.run.untested import Loss, cannot_capture, loss_of
+from tightrope.run.ways import Ways, only_plain, ways_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _Call: TypeAlias = Callable[..., Any]
@@ -62,6 +63,7 @@ class CompiledModel:
         level: ``L1`` (planned); ``E`` (eviction) or ``L0`` (planned addresses only), the reason in ``why``.
         in_pieces: whether the model became several graphs.
         broken: why the model is not one graph.
+        unable: why nothing is captured on this torch.
         many_sizes: whether a call is captured once for all sizes.
         buckets: which graph serves a call that was captured so.
         num_new: calls in a row that needed new graphs, where there are several.
@@ -84,7 +86,7 @@ class CompiledModel:
         shapes: Shapes = None,
         others: Iterable[Any] = (),
     ) -> None:
-        self.level, self.why, self.broken, self.name, self.many_sizes = "L1", "", "", "", False
+        self.level, self.why, self.broken, self.unable, self.name, self.many_sizes = "L1", *[""] * 4, False
         self.settings, self.status, self.num_graphs, self.num_new = settings, status, 0, 0
         self.in_pieces = self._inside_step = self._lifted = False
         self.replay: Replay | None = None
@@ -391,13 +393,23 @@ def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
     """Make calls of a model those of what belongs to it."""
     if compiled.settings.verify == "eager":
         compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts)
-    _torch.ignore_logging()
-    ways = ways_of(model, host_of(weakref.ref(compiled)))
+    compiled.unable = cannot_capture(compiled.status, plan_small)
+    if compiled.unable:
+        ways = only_plain(model)
+    else:
+        _torch.ignore_logging()
+        ways = ways_of(model, host_of(weakref.ref(compiled)))
     compiled.forget = ways.forget
     _take_over(model, compiled)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, ways)
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())
+
+
+def plan_small(model: torch.nn.Module, budget: int) -> tuple[Loss, Callable[[], str]]:
+    """Plan the small model by which a torch is tried that was not tested."""
+    compile(model, budget=budget, progress=False)
+    return lambda given: loss_of(model(given)), lambda: compiled_of(model).level
 
 
 def _take_over(model: torch.nn.Module, compiled: CompiledModel) -> None:
@@ -428,6 +440,8 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
             return ways.plain(*args, **kwargs)
         note_call(compiled)
+        if compiled.unable and compiled.level == "L1":
+            compiled.drop(model, compiled.unable)  # a percentage raises
         if compiled.level == "L0":
             compiled.next_step()
             return ways.plain(*args, **kwargs)

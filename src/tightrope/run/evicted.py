@@ -33,6 +33,7 @@ from tightrope.run.evict.context import Eviction, before_opening, evict
 from tightrope.run.evict.watch import OpWatch
 from tightrope.run.room import Room
 from tightrope.run.sharded import divided
+from tightrope.run.untested import cannot_evict
 
 _LEAST: Final[Bytes] = 65536
 """A smaller arena holds no step."""
@@ -245,6 +246,8 @@ def evicted_steps(
     assert model is not None
     if accounts.allocator is None:
         against = "no C++ compiler is installed"
+    elif broken := cannot_evict():
+        against = broken
     elif divided(model):
         against = "its parameters are divided among processes"
     elif any(getattr(part, "sparse", False) is True for part in model.modules()):

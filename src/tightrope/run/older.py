@@ -11,12 +11,13 @@ them. Pages of a file that is mapped into memory count only where a step gets th
 import gc
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from tightrope.capture import _torch
+from tightrope.capture import _probes, _torch
 from tightrope.core import Bytes, round_up
 
 _AT_ONCE: Final = 1024
@@ -54,7 +55,7 @@ class OlderTensors:
     def search(self) -> None:
         """Watch every such tensor that Python knows, and look at all that are watched."""
         mapped = _MappedFiles()
-        with _torch.real_tensors():  # it may be called while a graph is captured
+        with _real_tensors():
             for tensor, storage in _python_storages():
                 if not mapped.holds(storage):
                     self._watch(tensor, storage)
@@ -66,7 +67,8 @@ class OlderTensors:
         if not address or (known is not None and not known[0]()) or self._owns(address):
             return
         self._sum += round_up(storage.nbytes()) - (known[1] if known is not None else 0)
-        self._watched[address] = (_torch.watch_storage(tensor), round_up(storage.nbytes()))
+        gone = _for_ever if _probes.gone(("storages",)) else _torch.watch_storage(tensor)
+        self._watched[address] = (gone, round_up(storage.nbytes()))
 
     def _look(self, number: int) -> None:
         """Let go of those that are gone, among the ``number`` that were not looked at for longest."""
@@ -77,6 +79,17 @@ class OlderTensors:
                 self._sum -= size
             else:
                 self._watched[address] = (gone, size)
+
+
+def _for_ever() -> bool:
+    """Take a tensor for one that lives, where torch does not tell when its storage goes."""
+    return False
+
+
+def _real_tensors() -> AbstractContextManager[None]:
+    """Leave the capture that this may be called in; there is none where a name for that is gone."""
+    lacking = _probes.gone(("ops that run", "shapes without values"))
+    return nullcontext() if lacking else _torch.real_tensors()
 
 
 def uncounted_bytes(owns: Callable[[int], bool] | None) -> Bytes:

@@ -32,6 +32,7 @@ from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.price.device import device_named, device_of
 from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
+from tightrope.run.compile import plan_small
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.fastest import faster_form
 from tightrope.run.on_gpu import refuse_step_on_gpu
@@ -42,6 +43,7 @@ from tightrope.run.sharded import refuse_divided
 from tightrope.run.status import StatusLine, build_native
 from tightrope.run.unit import Settings
 from tightrope.run.units import ANOTHER_GRAPH
+from tightrope.run.untested import cannot_capture
 from tightrope.run.whole import WholeStep
 
 _RECOMPILE_LIMIT = 256
@@ -107,7 +109,7 @@ def step(
 
     Raises:
         BudgetSyntaxError: the budget is not an amount of memory.
-        TightropeError: the optimizer is not one of those, or another argument is wrong.
+        TightropeError: the optimizer is not one of those, another argument is wrong, or torch is too new.
 
     Example:
         >>> import torch
@@ -158,6 +160,10 @@ class TrainingStep:
         self.fn = fn
         self.model, self.updates, self.settings, self.status = model, updates, settings, status
         refuse_step_on_gpu(device_of(model.parameters()))
+        if reason := cannot_capture(status, plan_small):
+            raise CaptureError(
+                f"{reason} Use tightrope.compile(model, budget=...), which runs without a capture."
+            )
         build_native(status)
         self.accounts: Accounts = accounts()
         self.before_run: Callable[[WholeStep, list[Any]], None] | None = None

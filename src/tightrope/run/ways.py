@@ -32,6 +32,15 @@ class Ways(NamedTuple):
     forget: Callable[[], None]
 
 
+def only_plain(model: torch.nn.Module) -> Ways:
+    """Make the ways of a model that is not captured: as it is, whichever is taken."""
+
+    def one_call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    return Ways(one_call, one_call, one_call, one_call, one_call, lambda: None)
+
+
 def ways_of(model: torch.nn.Module, host: Host) -> Ways:
     """Make the ways of a model, whose captured graphs are handed to a host."""
     backend = partial(make_backend, host, name=type(model).__name__)

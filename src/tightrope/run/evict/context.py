@@ -142,8 +142,7 @@ class Eviction:
             raise TightropeError("this eviction was used before: call tightrope.evict again.")
         for end in before_opening:
             end()
-        options = options_block(self.budget, self.policy)
-        window = EvictionWindow(allocator(), options, poison=self._poison)
+        window = self._open()
         handle = window.call("arena")
         self._watch = OpWatch(window, EvictionArena(self.budget, self.policy, handle=handle))
         self._watch.on_refusal = self._explain
@@ -157,6 +156,16 @@ class Eviction:
         self._stack.enter_context(watched_reads(self._reading))
         self._stack.enter_context(self._watch)
         return self
+
+    def _open(self) -> EvictionWindow:
+        options = options_block(self.budget, self.policy)
+        try:
+            return EvictionWindow(allocator(), options, poison=self._poison)
+        except (
+            torch.OutOfMemoryError
+        ):  # a model that nobody holds any more may hold the process to its budget
+            gc.collect()
+            return EvictionWindow(allocator(), options, poison=self._poison)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
