@@ -275,6 +275,7 @@ class CapturedCall:
             leaving = activations.begin()
             later[:] = [(rest, handed_on(tuple(groups), given), leaving)]
             outputs = run(*given)
+            later.clear()
             if tokens and self.shares:
                 tokens[0].pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
             tokens.clear()

@@ -47,6 +47,19 @@ def inner_outputs(module: torch.fx.GraphModule) -> Inner:
     return {number: tuple(sorted(above[node])) for node, number in numbers.items() if above[node]}
 
 
+def leads_to(end: torch.Tensor, inner: torch.Tensor) -> bool:
+    """Tell whether a backward from one tensor passes through another one."""
+    edge, waiting, seen = (inner.grad_fn, inner.output_nr), [(end.grad_fn, end.output_nr)], set[Any]()
+    while waiting:
+        node, _ = one = waiting.pop()
+        if one == edge:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += node.next_functions
+    return False
+
+
 def _results(module: torch.fx.GraphModule) -> list[Any]:
     (output,) = module.graph.find_nodes(op="output")
     return list(output.args[0])
@@ -209,11 +222,17 @@ class LeavingCall:
 
     def gradients(self) -> list[Any] | None:
         """Return the gradients of the inputs where the backward goes without the plan, else None."""
-        if self._again is None or self._again[0] != _edges.backward_number():
+        if self.is_planned:
             return None
+        assert self._again is not None
         _, replay, args = self._again
         self._again = None
         return [replay.came.get(id(one)) for one in args]
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the backward under way goes with the plan: outputs get what the caller computed alone."""
+        return self._again is None or self._again[0] != _edges.backward_number()
 
     def replay(self, part: int, node: Any) -> _Replay | None:
         """Tell how the backward under way goes without the plan; None where the plan holds."""
@@ -250,14 +269,14 @@ class _GradientWatch:
 
     def __init__(self, tensor: torch.Tensor, hooks: _Hooks) -> None:
         self.hooks = hooks
-        self._tensor, self._node = weakref.ref(tensor), tensor.grad_fn
-        self._at = tensor.output_nr
-        self.part: int = self._node.part  # type: ignore[union-attr]
+        node: Any = tensor.grad_fn
+        self._tensor, self._node = weakref.ref(tensor), weakref.ref(node)  # the node holds the call
+        self._at, self.part = tensor.output_nr, int(node.part)
 
     def wanted(self, probe: _edges.Probe) -> bool:
         tensor = self._tensor()
         retained = tensor is not None and tensor.retains_grad
-        return bool(self.hooks) or retained or _edges.is_wanted(self._node, self._at, probe)
+        return bool(self.hooks) or retained or _edges.is_wanted(self._node(), self._at, probe)
 
 
 class _Leaving(torch.autograd.Function):

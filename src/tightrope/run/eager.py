@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -26,6 +26,7 @@ from torch.func import functional_call
 from tightrope.capture._eager import kernels_called, tensors_in, uncompiled, with_tensors
 from tightrope.capture.announce import GradientGroups
 from tightrope.capture.dynamo import Runner
+from tightrope.capture.inner import LeavingCall, leads_to
 from tightrope.capture.program import Program
 from tightrope.core import Phase, VerificationError
 from tightrope.run.accounts import Accounts
@@ -101,7 +102,8 @@ class _TwinCall:
         start: what it began from.
         proofs: of the plans that ran it.
         said: what was compared already, in words.
-        tangents: gradients that arrived, by number of the output.
+        tangents: gradients that arrived, by number of the output, after the hooks of the caller.
+        sums: outputs whose tangent has in it what came through other outputs.
         num_graphs: that ran.
         num_waiting: of these, with a backward that has yet to come.
         gradients: (where an input of a graph lies, digest of its gradient).
@@ -112,6 +114,7 @@ class _TwinCall:
     proofs: list[Proof]
     said: str = ""
     tangents: dict[int, Values] = field(default_factory=dict)
+    sums: set[int] = field(default_factory=set)
     num_graphs: int = 0
     num_waiting: int = 0
     gradients: list[tuple[_Place, str]] = field(default_factory=list)
@@ -193,12 +196,23 @@ class EagerTwin:
             if output.grad_fn is None or id(output) in seen or not call.num_waiting:
                 continue
             seen.add(id(output))
+            inside = any(leads_to(other, output) for other in outputs if other is not output)
+            where = getattr(output.grad_fn, "call", None)
 
-            def arrived(gradient: torch.Tensor | None, number: int = number) -> None:
+            def arrived(
+                gradients: Sequence[torch.Tensor | None],
+                number: int = number,
+                at: int = output.output_nr,
+                inside: bool = inside,
+                where: Any = where,
+            ) -> None:
+                gradient = gradients[at]
                 if gradient is not None:  # no loss reads that output
                     call.tangents[number] = Values(gradient)
+                    if inside and not (isinstance(where, LeavingCall) and where.is_planned):
+                        call.sums.add(number)
 
-            output.register_hook(arrived)  # type: ignore[no-untyped-call]
+            output.grad_fn.register_prehook(arrived)  # a hook of the tensor would count as a use
 
     def gave(self, call: _TwinCall, places: Iterable[_Place | None], gradients: Iterable[Any]) -> None:
         """Take the gradients of one graph; compare when the last one has come.
@@ -286,6 +300,9 @@ class EagerTwin:
         ends = [outputs[number] for number in call.tangents]
         wanted = [at[place] for place in places]
         tangents = [copy.tensor() for copy in call.tangents.values()]
+        for end, number, tangent in zip(ends, call.tangents, tangents, strict=True):
+            if number in call.sums:
+                end.register_hook(partial(_replaced, tangent))
         if not ends:
             return [None] * len(wanted)
         if not wanted:
@@ -368,6 +385,10 @@ class _Watched:
 def _note(proofs: Iterable[Proof], text: str) -> None:
     for proof in proofs:
         proof.reference = text
+
+
+def _replaced(total: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return total
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
