@@ -34,9 +34,9 @@ SABOTAGES: Final = (
     ),
     Sabotage(
         "the budget that a refusal names works",
-        "run/room.py",
-        "return self.budget - self.held - self.foreseen",
-        "return self.budget + self.held - self.foreseen",
+        "core/ledger.py",
+        "return max(self.least, plan + run, between, update)",
+        "return max(self.least, plan, between, update)",
         "test_one_number_is_named_and_it_works",
     ),
     Sabotage(

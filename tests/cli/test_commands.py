@@ -242,7 +242,7 @@ def test_a_plan_that_cannot_exist_is_refused_with_its_figures(files: Files) -> N
 
 
 def test_the_smallest_budget_that_a_refusal_names_is_accepted(files: Files) -> None:
-    refusal = printed("plan", files[1], "--budget", "1", "--json", code=3)
+    refusal = printed("plan", files[1], "--budget", "1B", "--json", code=3)
     assert run("plan", files[1], "--budget", str(refusal["smallest_found_bytes"])).code == 0
 
 

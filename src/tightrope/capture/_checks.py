@@ -46,7 +46,7 @@ def broken(adapters: Sequence[str] = CAPTURE) -> dict[str, str]:
     return found
 
 
-class _Seen(TightropeError):
+class _SeenCall(TightropeError):
     """Ends a capture once the program is there."""
 
 
@@ -347,13 +347,13 @@ def _sizes_as_symbols() -> bool:
 
     def host(program: Program, _: Any) -> Any:
         programs.append(program)
-        raise _Seen
+        raise _SeenCall
 
     try:
         with _compiled(function, make_backend(host, name="check"), dynamic=True) as run:
             run(torch.ones(5, requires_grad=True))
     except Exception as error:  # Dynamo wraps it
-        if not isinstance(_torch.cause_in_backend(error), _Seen):
+        if not isinstance(_torch.cause_in_backend(error), _SeenCall):
             raise
     (program,) = programs
     other = program.resizable.at((9,)) if program.resizable is not None else program

@@ -1,8 +1,7 @@
 """`compile`: a byte budget for a model, in any training loop.
 
-The model object stays what it is: same class, parameters, ``state_dict`` and hooks. Only the way
-in which a call runs changes (torch's own per-module compile slot is used). Each new input shape is
-captured and planned once.
+The model object stays what it is: same class, parameters, ``state_dict`` and hooks. Only its calls change, by
+torch's own per-module compile slot. Each new input shape is captured and planned once.
 """
 
 import gc
@@ -38,6 +37,7 @@ from tightrope.run.foresee import Foresight
 from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncaptured_on_gpu
 from tightrope.run.paging import paging_of
 from tightrope.run.plain import limited_alone, mode_left, try_plain
+from tightrope.run.references import alive, weakly
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import FIRST_TRY, HELD, RESERVE
 from tightrope.run.runner import CompiledGraph
@@ -101,8 +101,8 @@ class CompiledModel:
         self.calls = Calls(settings, self.accounts, status, Foresight(parameters, self.accounts.allocator))
         self.buckets = Buckets(shapes, self.calls)
         this = weakref.ref(self)
-        self.calls.when_fits = _weakly(this, CompiledModel.hold_again)
-        self.calls.prospects.raised = _weakly(this, CompiledModel.hold)
+        self.calls.when_fits = weakly(this, CompiledModel.hold_again)
+        self.calls.prospects.raised = weakly(this, CompiledModel.hold)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not ending() and "calls" in self.__dict__:  # modules are empty then, or it was refused
@@ -221,7 +221,7 @@ class CompiledModel:
 
     def rehearse(self, model: "weakref.ref[torch.nn.Module]", args: Any, kwargs: Any) -> None:
         """Learn from a call on shapes alone which budget is enough."""
-        self.calls.prospects.rehearse(_alive(model), args, kwargs)
+        self.calls.prospects.rehearse(alive(model), args, kwargs)
 
     def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
         """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
@@ -261,7 +261,7 @@ class CompiledModel:
         self.accounts.open_step(None)
         self.replay.__enter__()
         self._inside_step = True
-        self.accounts.open_step(_weakly(weakref.ref(self), CompiledModel.end_step))
+        self.accounts.open_step(weakly(weakref.ref(self), CompiledModel.end_step))
 
     def end_step(self) -> None:
         """Tell the L0 recorder that the open training step, if any, is over."""
@@ -269,20 +269,6 @@ class CompiledModel:
             self._inside_step = False
             assert self.replay is not None
             self.replay.__exit__(None, None, None)
-
-
-def _alive(reference: "weakref.ref[torch.nn.Module]") -> torch.nn.Module:
-    model = reference()
-    assert model is not None
-    return model
-
-
-def _weakly(this: "weakref.ref[CompiledModel]", act: Callable[[CompiledModel], None]) -> Callable[[], None]:
-    def call() -> None:
-        if (compiled := this()) is not None:
-            act(compiled)
-
-    return call
 
 
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
@@ -483,7 +469,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
 
     def for_many(args: Any, kwargs: Any) -> tuple[Any, str]:
         """Capture for all sizes, or for these alone as long as enough is known of their bucket."""
-        with compiled.buckets.calling(_alive(model), args, kwargs) as alone:
+        with compiled.buckets.calling(alive(model), args, kwargs) as alone:
             if alone:
                 result, reason = attempt(ways.whole, args, kwargs, trial)
                 if not reason:
@@ -492,7 +478,7 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             return attempt(ways.many, args, kwargs, trial)
 
     def in_pieces(*args: Any, **kwargs: Any) -> Any:
-        known, restore = compiled.num_graphs, state_of(_alive(model), args, kwargs)
+        known, restore = compiled.num_graphs, state_of(alive(model), args, kwargs)
         if not compiled.calls.num_forwards and hooks is None:
             compiled.rehearse(model, args, kwargs)
         run = hooks or ways.pieces

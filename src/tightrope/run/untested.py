@@ -23,7 +23,7 @@ _ROOM: Final[Bytes] = 16 << 20
 _trying = False
 
 
-class Tried(NamedTuple):
+class TriedWay(NamedTuple):
     """How something small ran.
 
     Attributes:
@@ -79,7 +79,7 @@ def _found(plan: Plan) -> str:
     )
 
 
-def small_step(plan: Plan) -> Tried:
+def small_step(plan: Plan) -> TriedWay:
     """Run a small model eagerly and planned, and compare the loss and the gradients bit by bit."""
     global _trying
     with warnings.catch_warnings(), torch.random.fork_rng(devices=()), torch.enable_grad():
@@ -89,13 +89,13 @@ def small_step(plan: Plan) -> Tried:
             reached, equal = _compared(plan)
         except Exception as error:  # whatever another torch raises
             line = " ".join(str(error).split())[:200].rstrip(".")
-            return Tried(f"{type(error).__name__}: {line}", False)
+            return TriedWay(f"{type(error).__name__}: {line}", False)
         finally:
             _trying = outer
             gc.collect()  # the small model holds the process to its budget as long as it lives
     if not equal:
-        return Tried(f"{reached}, with other bits than eager", False)
-    return Tried(f"{reached}, with the bits of eager", reached == "L1")
+        return TriedWay(f"{reached}, with other bits than eager", False)
+    return TriedWay(f"{reached}, with the bits of eager", reached == "L1")
 
 
 def _compared(plan: Plan) -> tuple[str, bool]:
