@@ -1,10 +1,10 @@
 """Capture of ``model(...)`` through Dynamo and AOTAutograd.
 
-torch.compile's own machinery finds the graph, guards it, handles mutated inputs, aliased outputs and autograd;
-what runs inside is ours. AOTAutograd looks once at the two modules that the partitioner returns, to see what is
-saved between forward and backward. A plan may change later (an optimizer appears), so the modules are stubs that
-pass one *token*: an empty tensor on which the run hangs whatever its plan keeps. When autograd drops the graph,
-the token dies, and everything kept dies with it.
+torch.compile's own machinery finds the graph, guards it, handles mutated inputs, aliased outputs and
+autograd; what runs inside is ours. AOTAutograd looks once at the two modules that the partitioner returns,
+to see what is saved between forward and backward. A plan may change later (an optimizer appears), so they are
+stubs that pass one *token*: an empty tensor on which the run hangs whatever its plan keeps. When autograd
+drops the graph, the token dies, and everything kept dies with it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
