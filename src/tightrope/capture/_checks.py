@@ -120,9 +120,9 @@ def _running_backward() -> bool:
         def backward(ctx: Any, gradient: Any) -> Any:
             return gradient
 
-    inner: Any = Marked.apply(torch.ones(2, requires_grad=True))
+    inner: Any = Marked.apply(torch.ones(2, requires_grad=True))  # type: ignore[no-untyped-call]
     inner.grad_fn.by_group = seen
-    outer: Any = Behind.apply(inner)
+    outer: Any = Behind.apply(inner)  # type: ignore[no-untyped-call]
     outer.sum().backward(retain_graph=True)
     outer.sum().backward()
     return seen == [(True, 1), (False, 1)]
@@ -235,7 +235,7 @@ def _what_a_trace_is_told() -> bool:
 def _rows_of_tensors() -> bool:
     def function(x: torch.Tensor) -> torch.Tensor:
         first, second = x
-        return first + second
+        return first + second  # type: ignore[no-any-return]
 
     return "unbind" in _traced(function, torch.ones(2))
 
@@ -282,7 +282,7 @@ def _layouts_of_norms() -> bool:
 def _meta_as_cpu() -> bool:
     with _eager.meta_as_cpu():
         (found,) = _torch.without_values([torch.ones(2, device="meta")])
-    return found.device == torch.device("cpu")
+    return found.device == torch.device("cpu")  # type: ignore[no-any-return]
 
 
 def _branches_on_constants() -> bool:
@@ -317,7 +317,7 @@ def _derivatives_of_functions() -> bool:
             return gradient
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.func.grad(lambda given: Doubled.apply(given).sum())(x)
+        return torch.func.grad(lambda given: Doubled.apply(given).sum())(x)  # type: ignore[no-any-return, no-untyped-call]
 
     return _is_refused(function)
 
@@ -385,7 +385,7 @@ def _partitioners() -> bool:
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
 
-    split = _inductor.custom_partitioner(lambda *_, **__: None, "one")  # type: ignore[arg-type, return-value]
+    split = _inductor.custom_partitioner(lambda *_, **__: None, "one")  # type: ignore[arg-type]
     solver = _inductor.knapsack_solver(lambda *_: ([], []), "two")
     with _inductor.partitioning(split, solver):
         found = inductor.custom_partitioner_fn, functorch.activation_memory_budget_solver

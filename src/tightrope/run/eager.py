@@ -302,7 +302,7 @@ class EagerTwin:
         tangents = [copy.tensor() for copy in call.tangents.values()]
         for end, number, tangent in zip(ends, call.tangents, tangents, strict=True):
             if number in call.sums:
-                end.register_hook(partial(_replaced, tangent))
+                end.register_hook(partial(_replaced, tangent))  # type: ignore[no-untyped-call]
         if not ends:
             return [None] * len(wanted)
         if not wanted:
