@@ -1,10 +1,9 @@
 """Capture of ``model(...)`` through Dynamo and AOTAutograd.
 
 torch.compile's own machinery finds the graph, guards it, handles mutated inputs, aliased outputs and
-autograd; what runs inside is ours. AOTAutograd looks once at the two modules that the partitioner returns,
-to see what is saved between forward and backward. A plan may change later (an optimizer appears), so they are
-stubs that pass one *token*: an empty tensor on which the run hangs whatever its plan keeps. When autograd
-drops the graph, the token dies, and everything kept dies with it.
+autograd; what runs inside is ours. AOTAutograd looks once at two modules to see what is saved between
+forward and backward. A plan may change later, so they are stubs that pass one *token*: an empty tensor on
+which the run hangs whatever its plan keeps. When autograd drops the graph, the token dies, and all of that.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -67,7 +66,7 @@ Host = Callable[[Program, Sequence[Any]], Runner]
 
 
 def make_backend(
-    host: Host, *, name: str = "", foresee: bool = False
+    host: Host, *, name: str = "", foresee: bool = False, alone: bool = False
 ) -> Callable[[torch.fx.GraphModule, list[Any]], Any]:
     """Make a Dynamo backend that hands every captured program to ``host`` and runs what it returns.
 
@@ -76,13 +75,14 @@ def make_backend(
             buffers, inputs, in placeholder order).
         name: of the graph, for people.
         foresee: take it that no gradient comes for outputs from which a scalar one is computed.
+        alone: whether no other graph uses the same parameters.
     """
 
     def backend(module: torch.fx.GraphModule, example: list[Any]) -> Any:
         told: list[str] = []
 
         def capture(given: list[Any]) -> tuple[CapturedCall, Any]:
-            call = CapturedCall(module, name, told, shared=not foresee)
+            call = CapturedCall(module, name, told, shared=not (foresee or alone))
             try:
                 return call, call.compiled(host, list(given), _foreseen if foresee else _everything)
             except _LosesResults:

@@ -174,7 +174,7 @@ class TrainingStep:
         eager = EagerStep(fn, model, updates, self.accounts)
         self._twin = eager if settings.verify == "eager" else None
         _torch.ignore_logging()
-        backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__)
+        backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__, alone=True)
         self._planned = torch.compile(_detaching(fn), backend=backend, fullgraph=True, dynamic=False)
 
     def __del__(self) -> None:
