@@ -66,7 +66,7 @@ def test_several_functions_share_a_library_that_the_next_process_finds(
     texts = [_inductor._kept(one.name) for one in EVERY]
     libraries = {kernel.library[0] for text in texts if text for kernel in text.kernels if kernel.library}
     assert len(libraries) == 1
-    monkeypatch.setattr(_inductor, "_write", fails)
+    monkeypatch.setattr(_inductor, "write", fails)
     check(compile_loops(EVERY))
 
 
@@ -78,7 +78,7 @@ def test_what_is_damaged_or_gone_is_compiled_again(
     for file in folder.iterdir():
         file.write_text(change(file.read_text()))
     with monkeypatch.context() as again:
-        again.setattr(_inductor, "_write", fails)
+        again.setattr(_inductor, "write", fails)
         with pytest.raises(AssertionError, match="compiled again"):
             compile_loops(EVERY)
     check(compile_loops(EVERY))
@@ -128,7 +128,7 @@ def test_what_others_can_write_is_not_run(
     check(compile_loops(EVERY))
     for path in [folder] if open_to_others == "its folder" else folder.iterdir():
         path.chmod(0o777)
-    monkeypatch.setattr(_inductor, "_write", fails)
+    monkeypatch.setattr(_inductor, "write", fails)
     with pytest.raises(AssertionError, match="compiled again"):
         compile_loops(EVERY)
 
@@ -149,7 +149,7 @@ def spoil(real: Callable[[Loops], Any]) -> Callable[[Loops], Any]:
 def test_one_function_that_is_refused_leaves_the_others(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_inductor, "_write", spoil(_inductor._write))
+    monkeypatch.setattr(_inductor, "write", spoil(_inductor.write))
     fresh = [EVERY[0]._replace(name="fresh"), EVERY[1]._replace(name="spoilt")]
     kept, refused = compile_loops(fresh)
     assert not isinstance(kept, str)

@@ -84,7 +84,7 @@ def test_a_budget_that_the_given_order_fits_is_proved(file: Path) -> None:
 
 
 def test_a_refusal_tells_what_is_proved_from_what_was_not_found(file: Path) -> None:
-    proved = printed("plan", file, "--budget", "1", "--json", code=3)
+    proved = printed("plan", file, "--budget", "1B", "--json", code=3)
     assert (proved["feasible"], proved["proved"], proved["sequence"]) == (False, True, [])
     assert proved["lower_bound_bytes"] > proved["budget_bytes"] == 1
     assert "no plan exists" in proved["error"]

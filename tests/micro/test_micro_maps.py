@@ -147,7 +147,7 @@ def test_maps_of_the_caller_are_read_and_updated_as_in_pytorch(
     assert found.values == other.values
     known = [name for name in state if name in found.values]
     apart = [np.abs(np.frombuffer(found.values[name], np.float32) - state[name]).max() for name in known]
-    assert max(apart) <= (2e-5 if adamw else 1e-6)  # a first step of AdamW divides a gradient by itself
+    assert max(apart) <= (5e-5 if adamw else 1e-6)  # a first step of AdamW divides a gradient by itself
     assert {"first.weight", "third.weight", "fc.bias"} <= set(known)
 
 

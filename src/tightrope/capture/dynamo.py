@@ -31,14 +31,15 @@ from tightrope.capture.assumptions import (
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.frugal import hold_less
-from tightrope.capture.inner import Activations, LeavingCall, cut
+from tightrope.capture.inner import Activations, cut
 from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
 from tightrope.capture.second import prepare_backward
 from tightrope.capture.stubs import flat, never, stubs
 from tightrope.capture.typed import label, tensor_of
-from tightrope.capture.uses import Rest, Uses
+from tightrope.capture.under_way import NOTHING, Later, UnderWay
+from tightrope.capture.uses import Uses
 from tightrope.capture.variants import dropouts_as_eager, norms_without_waste
 from tightrope.core import CaptureError, Kind, TightropeError
 from tightrope.lower.remainder import loses_results
@@ -150,10 +151,6 @@ class _Ends:
         return self.read
 
 
-_Later: TypeAlias = tuple[Rest, GradientGroups | None, LeavingCall | None]
-"""What a backward has to know of its call."""
-
-
 class CapturedCall:
     """What Dynamo captured of a call, to be traced: from all outputs, and later from some alone."""
 
@@ -209,23 +206,22 @@ class CapturedCall:
             return boxed(host(self._resizable(part, traced, read), traced).inference)
 
         groups: list[tuple[int, ...]] = []
-        tokens: list[torch.Tensor] = []
-        later: list[_Later] = []
+        under_way = UnderWay()
         activations = Activations(self.module, self._casts)
 
         def forward(args: list[Any]) -> list[Any]:
-            ((_, by_group, _),) = later
+            _, by_group, _ = told = under_way.told
             if by_group is not None:
                 by_group.take_back(args)
             results = runners[-1].forward(args)
-            (results[-1].later,) = later
-            tokens[:] = [results[-1]]
+            results[-1].later = told
+            under_way.tokens = [results[-1]]
             return results
 
         def backward(args: list[Any]) -> list[Any]:
             if not hasattr(args[0], "later"):
                 raise TightropeError(_REPLACED)
-            told: _Later = args[0].later
+            told: Later = args[0].later
             rest, by_group, leaving = told
             if leaving is not None and (made := leaving.gradients()) is not None:
                 return made
@@ -246,7 +242,7 @@ class CapturedCall:
         self.inputs = [] if sizes_in(real) else _torch.without_values(real)
 
         part = partial(self._compiled_part, host, choose)
-        return self._caller(run, activations, part, groups, tokens, later)
+        return self._caller(run, activations, part, groups, under_way)
 
     def _compiled_part(
         self, host: Host, choose: _Choose, module: torch.fx.GraphModule, example: list[Any]
@@ -260,8 +256,7 @@ class CapturedCall:
         activations: Activations,
         part: Callable[[torch.fx.GraphModule, list[Any]], Any],
         groups: list[tuple[int, ...]],
-        tokens: list[torch.Tensor],
-        later: "list[_Later]",
+        under_way: UnderWay,
     ) -> Callable[..., Any]:
         """Make what Dynamo calls; once the gradient of an activation is wanted, it calls parts cut there."""
         parts: list[torch.fx.GraphModule] = []
@@ -272,12 +267,12 @@ class CapturedCall:
                 return parts[0](*args)
             given, rest = self.uses.handed_on(args)
             leaving = activations.begin()
-            later[:] = [(rest, handed_on(tuple(groups), given), leaving)]
+            under_way.told = (rest, handed_on(tuple(groups), given), leaving)
             outputs = run(*given)
-            later.clear()
+            under_way.told, tokens, under_way.tokens = NOTHING, under_way.tokens, []
             if tokens and self.shares:
                 tokens[0].pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
-            tokens.clear()
+            del tokens  # with it goes what the backward keeps
             prepare_backward(outputs)
             return outputs if leaving is None else activations.hand_out(leaving, outputs, args)
 

@@ -261,7 +261,22 @@ class _Hooks(OrderedDict[int, Any]):
         return hooks
 
     def __setitem__(self, number: int, hook: Any) -> None:
-        super().__setitem__(number, lambda gradient: None if gradient is None else hook(gradient))
+        super().__setitem__(number, _Hook(hook))
+
+    @property
+    def read(self) -> bool:
+        """Whether one of them reads the gradient."""
+        return any(hook.reads for hook in self.values())
+
+
+class _Hook:
+    def __init__(self, hook: Any) -> None:
+        self._hook = hook
+        # FSDP hooks the outputs of a module to be told that its backward begins.
+        self.reads = not str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+    def __call__(self, gradient: torch.Tensor | None) -> Any:
+        return None if gradient is None else self._hook(gradient)
 
 
 class _GradientWatch:
@@ -276,7 +291,7 @@ class _GradientWatch:
     def wanted(self, probe: _edges.Probe) -> bool:
         tensor = self._tensor()
         retained = tensor is not None and tensor.retains_grad
-        return bool(self.hooks) or retained or _edges.is_wanted(self._node(), self._at, probe)
+        return self.hooks.read or retained or _edges.is_wanted(self._node(), self._at, probe)
 
 
 class _Leaving(torch.autograd.Function):

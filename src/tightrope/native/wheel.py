@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from tightrope.core import NativeError
+from tightrope.core.writing import write_whole
 from tightrope.native.build import SOURCES, TORCH, compile_one, compiler
 from tightrope.native.prebuilt import MANIFEST, BuiltLibrary, hash_of, torch_folder, torch_minor
 
@@ -65,7 +66,7 @@ def make(torches: Sequence[Path], built: Path, wheels: Path) -> Path:
     for file in built.glob("*"):
         if file.name not in known and file.suffix != ".stamp":
             file.unlink()
-    (built / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(libraries)))
+    write_whole(built / MANIFEST, msgspec.json.format(msgspec.json.encode(libraries)))
     tag = f"py3-none-{platform_of(built / library.file for library in libraries)}"
     run = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels)]
     # Hatchling runs in the environment that has it: no network is needed.
@@ -88,7 +89,7 @@ def _built(source: Path, folder: Path, torch: Path | None = None) -> BuiltLibrar
     wanted = hashlib.sha256(repr((library, command, flags)).encode()).hexdigest()
     if not (path.is_file() and stamp.is_file() and stamp.read_text() == wanted):
         compile_one(source, path, shlex.split(command), flags)
-        stamp.write_text(wanted)
+        write_whole(stamp, wanted)
     return library
 
 

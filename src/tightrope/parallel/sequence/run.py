@@ -11,6 +11,7 @@ Gaps        One shape of input; the allocator's limit is not set, see `tightrope
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -42,12 +43,14 @@ class PlannedRank:
         prepared: graph, plan and judged executable.
         real: the caller's tensors in the order of the graph's inputs.
         at: position of the rows among them.
+        terms: (input, number of gradients of it behind the first); they are added in that order.
     """
 
     model: torch.nn.Module
     prepared: Prepared
     real: tuple[Any, ...]
     at: int
+    terms: tuple[tuple[int, int], ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -69,16 +72,16 @@ class PlannedRank:
             )
         given = list(self.real)
         given[self.at] = rows
-        return _Planned.apply(self.prepared.code, *given)  # type: ignore[no-any-return, no-untyped-call]
+        return _Planned.apply(self.prepared.code, self.terms, *given)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Planned(torch.autograd.Function):
     """Forward and backward of a plan."""
 
     @staticmethod
-    def forward(ctx: Any, code: Code, *given: Any) -> torch.Tensor:
+    def forward(ctx: Any, code: Code, terms: tuple[tuple[int, int], ...], *given: Any) -> torch.Tensor:
         outputs, ctx.kept = code.parts[0]([], [value.detach() for value in given])
-        ctx.code = code
+        ctx.code, ctx.terms, ctx.num_given = code, terms, len(given)
         (result,) = outputs
         return result  # type: ignore[no-any-return]
 
@@ -88,7 +91,11 @@ class _Planned(torch.autograd.Function):
             raise TightropeError("backward ran twice on one forward: run the forward again.")
         kept, ctx.kept = ctx.kept, None
         gradients, _ = ctx.code.parts[1](kept, [grads[0].contiguous()])
-        return None, *gradients
+        later = iter(gradients[ctx.num_given :])
+        for number, num in ctx.terms:
+            for term in islice(later, num):
+                gradients[number].add_(term)
+        return None, None, *gradients[: ctx.num_given]
 
 
 def plan_rank(
@@ -128,7 +135,7 @@ def plan_rank(
     prepared = prepare(graph, plan, None)
     agree(prepared, model.division.group, model.division.ranks)
     at = next(k for k, value in enumerate(real) if value is rows)
-    return PlannedRank(model, prepared, tuple(real), at)
+    return PlannedRank(model, prepared, tuple(real), at, program.terms)
 
 
 def agree(prepared: Prepared, group: str, ranks: int) -> None:
