@@ -279,7 +279,8 @@ def test_a_model_on_two_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        same(Blocks, train(x), (x,), share=0.2)
+        # On some processors products on two threads take 8 MiB that are not torch's.
+        same(Blocks, train(x), (x,), share=0.2, extra=16 << 20)
     finally:
         torch.set_num_threads(before)
 

@@ -188,7 +188,9 @@ def test_updates_of_matrices_are_known_before_they_are_made(make: Make) -> None:
     optimizer.step()
     kept, most = native.stats().live - before, native.stats().live_peak - before
     assert kept <= found.state <= kept + 1024
-    assert most - 2048 <= found.state + found.beside <= 1.5 * most
+    # Where the processor multiplies bfloat16 itself, products of Muon pack their factors first.
+    packed = most // 16 if isinstance(optimizer, torch.optim.Muon) else 2048
+    assert most - packed <= found.state + found.beside <= 1.5 * most
 
 
 def test_the_state_of_sparse_adam_is_known_before_it_is_made() -> None:
