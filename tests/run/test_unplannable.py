@@ -1,6 +1,8 @@
 """What cannot be one graph runs at the highest level that works; a step that lives to the end is silent."""
 
 import copy
+import gc
+import re
 import subprocess
 import sys
 import warnings
@@ -12,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tightrope
 from tightrope.native import compiler
+from tightrope.run.accounts import accounts
 
 
 class Masked(nn.Module):
@@ -53,6 +56,71 @@ def test_a_size_that_depends_on_values_is_planned_in_pieces() -> None:
     found = gradients(tightrope.compile(model, budget="64MiB", progress=False), batch)
     assert all(map(torch.equal, wanted, found))
     assert "depends on values" in tightrope.report(model).why
+
+
+class Experts(nn.Module):
+    """Rows go to the expert that they are nearest to: how many go where depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList(nn.Linear(32, 4) for _ in range(4))
+        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, gate in enumerate(self.gates):
+            weights, chosen = gate(x).softmax(-1).max(-1)
+            result = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts[4 * layer : 4 * layer + 4]):
+                rows = (chosen == number).nonzero().flatten()
+                if len(rows):
+                    result[rows] = expert(x[rows]).relu() * weights[rows, None]
+            x = x + result
+        return x
+
+
+def trained(budget: int | str) -> list[torch.Tensor]:
+    """Three steps of a loop that keeps everything until its next step; 0 = without the library."""
+    torch.manual_seed(0)
+    model: nn.Module = Experts()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if budget:
+        torch._dynamo.reset()
+        model = tightrope.compile(model, budget=budget, progress=False)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(512, 32)).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def unplanned() -> tuple[list[torch.Tensor], int]:
+    """What the loop gives without the library, and the most bytes that are charged in it."""
+    native = accounts().allocator
+    assert native is not None
+    native.reset_peaks()
+    return trained(0), native.stats().charged_peak + accounts().older
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed")
+@pytest.mark.filterwarnings("ignore:tightrope. level")
+def test_a_tenth_more_than_the_unplanned_step_takes_is_always_enough() -> None:
+    wanted, peak = unplanned()
+    gc.collect()
+    assert all(map(torch.equal, wanted, trained(peak + peak // 10)))
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed")
+@pytest.mark.filterwarnings("ignore:tightrope. level")
+@pytest.mark.parametrize("budget", ["60%", 0.5, 0.8])
+def test_the_first_number_that_is_named_trains_though_sizes_depend_on_values(budget: str | float) -> None:
+    wanted, peak = unplanned()
+    gc.collect()
+    with pytest.raises((tightrope.TightropeError, torch.OutOfMemoryError), match=r"budget=\d+") as refused:
+        trained(budget if isinstance(budget, str) else int(budget * peak))
+    named = int(re.findall(r"budget=(\d+)", str(refused.value))[-1])
+    del refused
+    gc.collect()
+    assert all(map(torch.equal, wanted, trained(named)))
 
 
 def test_sparse_gradients_run_at_level_0() -> None:

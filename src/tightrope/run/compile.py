@@ -231,6 +231,7 @@ class CompiledModel:
                 f"a budget in percent needs a captured graph, and there is none: {reason} {self._in_bytes()}"
             )
         refuse_uncaptured_on_gpu(self.accounts.device, reason)
+        gc.collect()  # frames of a failed capture hold what the call made
         held, enough = self.accounts.charged(), self.accounts.enough
         if budget < held < enough:
             raise Ledger(budget, (Row(HELD, held),), enough).explain(Row("the step", 0), bound=held)
@@ -238,7 +239,7 @@ class CompiledModel:
         self.calls.prospects.close()
         self.beside.close()
         self.run_plain()
-        self.accounts.hold(self, budget, name=self.name)  # a refused request names the next budget
+        self.accounts.hold(self, budget, name=self.name)
         self.evicted, against = evicted_steps(model, self.accounts, budget, self.settings.fallback)
         self.why, self.in_pieces = f"{reason} {against}".strip(), False
         if self.evicted is not None:
@@ -252,8 +253,8 @@ class CompiledModel:
         """Name a budget in bytes instead of a percentage."""
         if enough := self.accounts.enough:
             return f"Give bytes: by the shapes budget={enough} is enough, and less may be."
-        held = self.accounts.charged()
-        return f"Give bytes, such as budget={FIRST_TRY * held}: a guess, {FIRST_TRY} times what is held."
+        guess = FIRST_TRY * self.accounts.charged()
+        return f"Give bytes, such as budget={guess}: a guess, {FIRST_TRY} times what is held."
 
     def next_step(self) -> None:
         """Tell the L0 recorder that a training step begins."""
@@ -265,9 +266,8 @@ class CompiledModel:
 
     def end_step(self) -> None:
         """Tell the L0 recorder that the open training step, if any, is over."""
-        if self._inside_step:
+        if self._inside_step and self.replay is not None:
             self._inside_step = False
-            assert self.replay is not None
             self.replay.__exit__(None, None, None)
 
 

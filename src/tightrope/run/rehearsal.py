@@ -1,13 +1,16 @@
-"""What a call of a model takes with its backward where nothing is planned, found before it runs.
+"""What a call of a model takes with its backward where nothing is planned, found before it counts.
 
 Idea        The model and its inputs are copied without values, and the copy makes the call and its backward,
             on shapes alone: autograd keeps and frees what it would in eager. Every storage is counted from
-            the op that makes it to its last use.
-Guarantee   At most a few bytes of memory are taken, and nothing that the user has changes, random states
-            included. What is counted is what eager takes outside of kernels.
+            the op that makes it to its last use. Where ops depend on values, the forward runs on the values,
+            and what it saves for a backward is counted and dropped. The backward is taken to hold all of
+            that, every gradient, and its largest op.
+Guarantee   Nothing that the user has changes, random states and buffers included. On shapes, at most a few
+            bytes of memory are taken; on values, what a forward without gradients takes, within the limit in
+            force. What is counted is what eager takes outside of kernels.
 Gaps        What kernels take while they run is not seen: as much again as an op reads and writes stands for
-            it. Models whose ops depend on values, or that cannot be copied, cannot be rehearsed. What a
-            forward does to objects outside of its model, such as a global list, it does once more.
+            it. What a forward does to objects outside of its model, such as a global list, it does once
+            more.
 """
 
 import weakref
@@ -20,19 +23,29 @@ from tightrope.capture._eager import ops_shown, tensors_in, uncompiled, without_
 from tightrope.capture._torch import copied_without_values
 from tightrope.core import Bytes, round_up
 from tightrope.run.headroom import Headroom
-from tightrope.run.state import RandomStates
+from tightrope.run.state import RandomStates, state_of
 
 _SPARE = 8
 """One part in so many goes to gaps between addresses."""
+_BACKWARD = 2
+"""Of what the largest op reads and makes: what its backward reads and makes."""
 
 
 class _Counter:
-    """Bytes of the storages that ops made, and that are alive; ``most`` has what stands for kernels in it."""
+    """Bytes of the storages that ops made, and that are alive; ``most`` has what stands for kernels in it.
+
+    Attributes:
+        live: see there.
+        most: see there.
+        largest: most that one op reads and makes.
+    """
 
     def __init__(self) -> None:
         self.live: Bytes = 0
         self.most: Bytes = 0
+        self.largest: Bytes = 0
         self._known: dict[int, weakref.ref[Any]] = {}
+        self._saved: set[int] = set()
 
     def see(self, op: Any, given: Any, result: Any) -> None:
         """Count what an op made."""
@@ -48,10 +61,18 @@ class _Counter:
             self._known[key] = weakref.ref(storage, partial(self._gone, key, size))
         inside = sum(tensor.numel() * tensor.itemsize for tensor in (*read, *made)) if new else 0
         self.most = max(self.most, self.live + inside)
+        self.largest = max(self.largest, inside)
+
+    def save(self, tensor: torch.Tensor) -> None:
+        """Count a tensor to the end, though it is not kept."""
+        self._saved.update(self._known.keys() & {id(tensor.untyped_storage())})
 
     def _gone(self, key: int, size: Bytes, _: object) -> None:
         del self._known[key]
-        self.live -= size
+        if key in self._saved:
+            self._saved.remove(key)  # another storage may have its number next
+        else:
+            self.live -= size
 
 
 def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes | None:
@@ -65,9 +86,35 @@ def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes | None:
         with copied_without_values((model, args, kwargs)) as (twin, its_args, its_kwargs):
             return _taken(twin, its_args, its_kwargs)
     except Exception:  # whatever code of the user raises where values are missing
-        return None
+        pass
     finally:
         random.restore()
+    restore = state_of(model, args, kwargs)
+    try:
+        return _taken_on_values(model, args, kwargs)
+    except Exception:  # memory is short, or the call fails on its values too
+        return None
+    finally:
+        restore()
+
+
+def _never(_: None) -> torch.Tensor:
+    raise AssertionError("no backward follows")
+
+
+def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
+    counter = _Counter()
+    dropped = torch.autograd.graph.saved_tensors_hooks(counter.save, _never)
+    with uncompiled(model), ops_shown(counter.see), torch.enable_grad(), dropped:
+        outputs = tensors_in(model(*args, **kwargs))
+        trained = [output for output in outputs if output.requires_grad]
+    sizes = [round_up(output.untyped_storage().nbytes()) for output in trained]
+    large = [size for size, output in zip(sizes, trained, strict=True) if output.dim()]
+    loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
+    gradients = sum(round_up(one.nbytes) for one in model.parameters() if one.requires_grad)
+    backward = counter.live + gradients + _BACKWARD * counter.largest
+    most = max(counter.most, loss, backward if trained else 0)
+    return most + most // _SPARE
 
 
 def _taken(twin: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
