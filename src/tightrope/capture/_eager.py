@@ -25,6 +25,7 @@ from tightrope.capture._branches import known_branches
 from tightrope.capture._forbidden import forbidden_calls_known
 from tightrope.capture._guards import functions_keep_their_derivatives
 from tightrope.capture._norms import norms_laid_out
+from tightrope.capture.for_all import ForAll
 from tightrope.core import CaptureError
 
 _DECOMPOSED: Final = frozenset(
@@ -75,31 +76,16 @@ def traced_as_eager(*, whole: bool = True) -> Iterator[None]:
     so; see `told_compiled` for the rest. Context variables are followed from where they are set to where they
     are put back.
     """
-    global _tracing
-    with _LOCK:
-        if not _tracing:
-            _TEACHING.enter_context(_taught())
-        _tracing += 1
-    before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
-    try:
-        yield
-    finally:
-        _TRACE.answers = before
-        with _LOCK:
-            _tracing -= 1
-            if not _tracing:
-                _TEACHING.close()
-
-
-_LOCK = threading.Lock()
-_TEACHING: Final = ExitStack()
-"""Puts torch back once the last of all threads that trace is done."""
-_tracing = 0
-"""How many traces run now, in all threads."""
+    with _taught():
+        before, _TRACE.answers = getattr(_TRACE, "answers", None), _Answers(whole)
+        try:
+            yield
+        finally:
+            _TRACE.answers = before
 
 
 @contextmanager
-def _taught() -> Iterator[None]:
+def _teaching() -> Iterator[None]:
     """Change what torch's tracing does, for all threads."""
     import torch._dynamo.variables.torch as variables
     from torch._dynamo.output_graph import OutputGraph
@@ -141,6 +127,9 @@ def _taught() -> Iterator[None]:
         for more in (norms_laid_out, functions_keep_their_derivatives, _without_logs):
             stack.enter_context(more())
         yield
+
+
+_taught: Final = ForAll(_teaching)
 
 
 def _is_ours() -> bool:
@@ -303,8 +292,7 @@ def meta_as_cpu() -> Iterator[None]:
 
 
 @contextmanager
-def eager_kernels() -> Iterator[None]:
-    """Let AOTAutograd record kernels and no decompositions: torch enters those for traces, under two keys."""
+def _kernels_recorded() -> Iterator[None]:
     import torch._decomp.decompositions
     import torch._refs.nn.functional
     from torch._C import DispatchKey
@@ -333,6 +321,10 @@ def eager_kernels() -> Iterator[None]:
         for op, kernels in taken:
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+eager_kernels: Final = ForAll(_kernels_recorded)
+"""Let AOTAutograd record kernels and no decompositions: torch enters those for traces, under two keys."""
 
 
 def _dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:

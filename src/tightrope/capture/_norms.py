@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import torch
 
+from tightrope.capture.for_all import ForAll
+
 _INPUTS: Final = {
     "native_batch_norm.default": 0,
     "_native_batch_norm_legit.default": 0,
@@ -31,8 +33,7 @@ _INPUTS: Final = {
 
 
 @contextmanager
-def norms_laid_out() -> Iterator[None]:
-    """Give results of batch norm the layouts of its kernels while this is open; may be nested."""
+def _laying_out() -> Iterator[None]:
     from torch._decomp import decomposition_table
 
     ops = {attrgetter(name)(torch.ops.aten): position for name, position in _INPUTS.items()}
@@ -44,6 +45,10 @@ def norms_laid_out() -> Iterator[None]:
     finally:
         decomposition_table.update(before)
         _forget(ops)
+
+
+norms_laid_out: Final = ForAll(_laying_out)
+"""Give results of batch norm the layouts of its kernels while this is open; may be nested."""
 
 
 def _forget(ops: Collection[Any]) -> None:
