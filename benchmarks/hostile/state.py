@@ -64,7 +64,7 @@ def spectral_norm_of_old(play: Play) -> None:
 def spectral_norm_by_parametrization(play: Play) -> None:
     net = nn.Sequential(parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh())
     called = play.train(net, batches())
-    if play.way != "step":
+    if not play.whole:
         net.eval()
         play.backward(mean_square(called(rows())), net)
 
