@@ -66,8 +66,6 @@ def intercepting() -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Intercepting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        supports_higher_order_operators = True
-
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False  # the wrapper against Dynamo costs 1.5 us per op
@@ -140,11 +138,6 @@ def copied_without_values(tree: Any) -> Iterator[Any]:
 def is_overload(value: object) -> bool:
     """Tell whether a callable is one overload of an ATen (or custom) op."""
     return isinstance(value, torch._ops.OpOverload)
-
-
-def is_higher_order(value: object) -> bool:
-    """Tell whether a callable takes functions, as `torch.cond` does."""
-    return isinstance(value, torch._ops.HigherOrderOperator)
 
 
 def is_random(target: Any) -> bool:

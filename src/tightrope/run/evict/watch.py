@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from tightrope.capture._torch import intercepting, is_higher_order
+from tightrope.capture._torch import intercepting
 from tightrope.core import Bytes, TightropeError
 from tightrope.native.hook.evicting import CHANGED, ELSEWHERE, FORGOTTEN, KEYS, OUTPUTS, EvictionWindow
 from tightrope.run.evict.again import Again
@@ -29,10 +29,6 @@ _TRIES: Final = 4
 """An op that ran out begins again so often, each time with room for all that it had asked for."""
 _SPARSE: Final = (
     "evict: {op} has a tensor without a storage, as sparse ones are; run it outside the block, or densely."
-)
-_HIGHER_ORDER: Final = (
-    "evict: {op} takes functions, so it is not one op that could run again; give tightrope.compile "
-    'fallback="replay", or use a branch of Python.'
 )
 _MOST: Final = 1 << 14
 """Tensors of one op."""
@@ -176,8 +172,6 @@ class OpWatch(_Base):  # type: ignore[misc]
         raise error
 
     def _learn(self, func: Any) -> OpKind:
-        if is_higher_order(func):
-            raise TightropeError(_HIGHER_ORDER.format(op=func))
         kind = self.kinds[func] = classify(func)
         if not kind.plain:
             kind.number = self.window.call("kind", int(kind.opaque or kind.blank))
