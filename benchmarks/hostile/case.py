@@ -11,6 +11,7 @@ import tightrope
 
 WAYS: Final = ("bytes", "percent", "step", "backend", "bucket", "fuse")
 """``compile`` in bytes, in percent, `step`, ``torch.compile``, ``shapes="bucket"``, ``fuse=True``."""
+_MORE: Final = ("percent", "backend", "bucket", "fuse")
 EAGER: Final = "eager"
 AMPLE: Final = "256MiB"
 WIDTH: Final = 16
@@ -123,6 +124,11 @@ def case(function: Function) -> Function:
 def is_kept(name: str) -> bool:
     """Tell whether a case is of the half that is not looked into: it is run for the figure alone."""
     return hashlib.blake2b(name.encode()).digest()[0] % 2 == 1
+
+
+def drawn_ways(name: str) -> tuple[str, ...]:
+    """Draw the ways of a case: in bytes, as a step, and one more."""
+    return "bytes", "step", _MORE[hashlib.blake2b(name.encode()).digest()[1] % len(_MORE)]
 
 
 class Net(nn.Module):

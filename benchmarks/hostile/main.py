@@ -23,7 +23,7 @@ from rich.table import Table
 
 import tightrope
 from benchmarks.hostile import calls, control, gradients, hooks, inputs, loops, memory, state
-from benchmarks.hostile.case import AMPLE, CASES, EAGER, WAYS, Play, is_kept, same
+from benchmarks.hostile.case import AMPLE, CASES, EAGER, WAYS, Play, drawn_ways, is_kept, same
 from tightrope.core import TightropeError
 
 FAMILIES: Final = (hooks, gradients, loops, state, inputs, memory, control, calls)
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser.add_argument(
         "--only", default="", help="cases whose names contain one of these, with commas between"
     )
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default="", help="with commas between; default: those drawn for a case")
     parser.add_argument("--half", choices=("open", "kept", "both"), default="both")
     parser.add_argument(
         "--seconds", type=float, default=60, help="a case without an answer for so long hangs"
@@ -72,7 +72,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     wanted = [
         (name, way)
         for name in CASES
-        for way in asked.ways.split(",")
+        for way in asked.ways.split(",") * bool(asked.ways) or drawn_ways(name)
         if any(part in name for part in asked.only.split(","))
         and asked.half in ("both", "kept" if is_kept(name) else "open")
     ]

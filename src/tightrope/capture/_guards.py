@@ -64,7 +64,7 @@ def lost_derivative(module: torch.fx.GraphModule, codes: Collection[CodeType]) -
 
 
 def is_transformed(value: Any) -> bool:
-    """Tell whether a value stands for many, or for one to differentiate, inside of a transform of `torch.func`."""
+    """Tell whether a value is a tensor of a transform of `torch.func`, which stands for others."""
     from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
     tensor = isinstance(value, torch.Tensor)

@@ -63,8 +63,8 @@ def refuse_transformed(given: Sequence[Any]) -> None:
     """
     if any(is_transformed(one) for one in given):
         raise TightropeError(
-            "a backward inside of torch.vmap, as with is_grads_batched=True: a plan computes one gradient at a "
-            "time. Call torch.autograd.grad once for each of them."
+            "a backward inside of torch.vmap, as with is_grads_batched=True: a plan computes one gradient at "
+            "a time. Call torch.autograd.grad once for each of them."
         )
 
 

@@ -38,8 +38,8 @@ from tightrope.run.untested import cannot_evict
 _LEAST: Final[Bytes] = 65536
 """A smaller arena holds no step."""
 _HIGHER_ORDER: Final = (
-    "level E: an op that takes functions, such as torch.cond, is not one op that could run again. Use a branch "
-    "of Python, which is planned in pieces."
+    "level E: an op that takes functions, such as torch.cond, is not one op that could run again. Use a "
+    "branch of Python, which is planned in pieces."
 )
 _STATES: Final = 3
 """Copies of trained parameters that a first step may leave: gradients and two moments."""
