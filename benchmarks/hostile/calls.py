@@ -144,7 +144,7 @@ def compiled_parts_of_a_plain_model(play: Play) -> None:
 
 @case
 def distributed_on_one_process(play: Play) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         net = Net(lambda me, x: me.one(x), one=mlp(), two=mlp())
         model = nn.parallel.DistributedDataParallel(play.model(net), find_unused_parameters=True)

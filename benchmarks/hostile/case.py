@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class Play:
         self,
         model: nn.Module,
         batches: Iterable[Sequence[Any]],
-        loss: Callable[[Any], Tensor] | None = None,
+        loss: Callable[[Any], Any] | None = None,
         optimizer: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Train in the most common loop, or by `tightrope.step`; return what is called."""
@@ -92,7 +92,7 @@ class Play:
         called = self.model(model)
         for batch in batches:
             value = loss(called(*batch))
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             self.saw(value)
             if not self.whole:
                 self.saw(*(one.grad for one in model.parameters()))
@@ -102,9 +102,9 @@ class Play:
         self.saw(torch.get_rng_state())
         return called
 
-    def backward(self, loss: Tensor, *models: nn.Module) -> None:
+    def backward(self, loss: Any, *models: nn.Module) -> None:
         """Run a backward and show its gradients; then drop them."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.saw(loss)
         self.state(*models)
         for model in models:
@@ -146,8 +146,12 @@ class Net(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs)
 
+    if TYPE_CHECKING:
 
-def mlp(*, dropout: float = 0.0, depth: int = 2, width: int = WIDTH) -> nn.Sequential:
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def mlp(*, dropout: float = 0.0, depth: int = 2, width: int = WIDTH) -> Any:
     layers = [
         layer
         for _ in range(depth)
@@ -169,7 +173,7 @@ def batches(number: int = 4, size: int = 32) -> list[tuple[Tensor]]:
     return [(rows(size, seed=seed),) for seed in range(number)]
 
 
-def mean_square(output: Tensor) -> Tensor:
+def mean_square(output: Tensor) -> Any:
     return output.float().square().mean()
 
 

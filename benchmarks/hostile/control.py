@@ -214,7 +214,7 @@ def forward_of_the_model_is_replaced(play: Play) -> None:
     for number, (x,) in enumerate(batches()):
         if number == 2:
             plain = net.forward
-            net.forward = lambda given, plain=plain: plain(given).sin()  # type: ignore[method-assign]
+            net.forward = lambda given, plain=plain: plain(given).sin()
         play.backward(mean_square(model(x)), net)
 
 

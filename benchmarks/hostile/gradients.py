@@ -67,7 +67,7 @@ def backward_twice_is_refused(play: Play) -> None:
         loss = mean_square(model(x))
         play.backward(loss, net)
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         except RuntimeError:
             play.saw("refused")
 
@@ -146,12 +146,12 @@ class Reverse(torch.autograd.Function):
 
 @case
 def own_function(play: Play) -> None:
-    play.train(Net(lambda me, x: me.two(Round.apply(me.one(x))), one=mlp(), two=mlp()), batches())
+    play.train(Net(lambda me, x: me.two(Round.apply(me.one(x))), one=mlp(), two=mlp()), batches())  # type: ignore[no-untyped-call]
 
 
 @case
 def reversed_gradients(play: Play) -> None:
-    net = Net(lambda me, x, f: me.two(Reverse.apply(me.one(x), f)), one=mlp(), two=mlp())
+    net = Net(lambda me, x, f: me.two(Reverse.apply(me.one(x), f)), one=mlp(), two=mlp())  # type: ignore[no-untyped-call]
     play.train(net, [(x, 0.1 * number) for number, (x,) in enumerate(batches())])
 
 

@@ -37,7 +37,7 @@ def checkpoint_in_checkpoint(play: Play) -> None:
 
 @case
 def checkpoint_of_a_sequence(play: Play) -> None:
-    net = Net(lambda me, x: checkpoint_sequential(me.net, 2, x, use_reentrant=False), net=mlp(depth=4))
+    net = Net(lambda me, x: checkpoint_sequential(me.net, 2, x, use_reentrant=False), net=mlp(depth=4))  # type: ignore[no-untyped-call]
     play.train(net, batches())
 
 
@@ -88,7 +88,7 @@ def checkpoint_around_the_model(play: Play) -> None:
 @case
 def checkpoint_with_a_policy(play: Play) -> None:
     def context() -> Any:
-        return torch.utils.checkpoint.create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+        return torch.utils.checkpoint.create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])  # type: ignore[no-untyped-call]
 
     def run(me: Any, x: Tensor) -> Any:
         return checkpoint(me.net, x, use_reentrant=False, context_fn=context)
@@ -181,7 +181,7 @@ def backward_pre_hook(play: Play) -> None:
 @case
 def gradient_hook_of_a_parameter(play: Play) -> None:
     net = mlp()
-    net[0].weight.register_hook(lambda grad: grad * 3)  # type: ignore[union-attr,operator]
+    net[0].weight.register_hook(lambda grad: grad * 3)
     play.train(net, batches())
 
 
@@ -191,15 +191,15 @@ def optimizer_in_the_backward(play: Play) -> None:
     one_each = {one: sgd([one]) for one in net.parameters()}
 
     def update(one: Tensor) -> None:
-        one_each[one].step()  # type: ignore[index]
-        one_each[one].zero_grad()  # type: ignore[index]
+        one_each[one].step()
+        one_each[one].zero_grad()
 
     for one in net.parameters():
         one.register_post_accumulate_grad_hook(update)
     model = play.model(net)
     for (x,) in batches():
         loss = mean_square(model(x))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         play.saw(loss, *net.parameters())
 
 
@@ -330,7 +330,7 @@ def hook_that_raises(play: Play) -> None:
             raise ZeroDivisionError("of the user")
         return grad
 
-    net[0].weight.register_hook(hook)  # type: ignore[union-attr,operator]
+    net[0].weight.register_hook(hook)
     model = play.model(net)
     for (x,) in batches():
         try:

@@ -214,9 +214,9 @@ def sparse_embedding(play: Play) -> None:
     optimizer = torch.optim.SparseAdam(list(net.parameters()), lr=0.1)
     for number in range(4):
         loss = mean_square(model(_words(seed=number)))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         play.saw(loss, net.table.weight.grad.is_sparse, net.table.weight.grad)
-        optimizer.step()
+        optimizer.step()  # type: ignore[no-untyped-call]
         optimizer.zero_grad()
         play.saw(net.table.weight)
 
@@ -345,7 +345,7 @@ def nested_tensors(play: Play) -> None:
 @case
 def einsum_and_reshapes(play: Play) -> None:
     def run(me: Any, x: Tensor) -> Any:
-        x = x.unflatten(1, (4, 4)).permute(2, 0, 1).reshape(4, -1, 2, 2).movedim(1, 0).contiguous()
+        x = x.unflatten(1, (4, 4)).permute(2, 0, 1).reshape(4, -1, 2, 2).movedim(1, 0).contiguous()  # type: ignore[no-untyped-call]
         h = torch.einsum("bcij,cd->bdij", x, me.mix).flatten(1)
         return me.net(h.view(-1, WIDTH).roll(1, 0))
 
@@ -395,7 +395,7 @@ def pictures(play: Play) -> None:
 def ctc_loss(play: Play) -> None:
     def run(me: Any, x: Tensor, y: Tensor) -> Any:
         scores = F.log_softmax(me.net(x), 2).transpose(0, 1)
-        return F.ctc_loss(scores, y, [8, 8], [3, 2])
+        return F.ctc_loss(scores, y, [8, 8], [3, 2])  # type: ignore[arg-type]
 
     play.train(
         Net(run, net=mlp()),

@@ -69,12 +69,12 @@ def sharpness_aware_steps(play: Play) -> None:
     for (x,) in batches():
         mean_square(model(x)).backward()
         with torch.no_grad():
-            moves = [one.grad * 0.05 for one in net.parameters()]  # type: ignore[operator]
+            moves = [one.grad * 0.05 for one in net.parameters()]
             for one, move in zip(net.parameters(), moves, strict=True):
                 one.add_(move)
         net.zero_grad()
         loss = mean_square(model(x))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         with torch.no_grad():
             for one, move in zip(net.parameters(), moves, strict=True):
                 one.sub_(move)
@@ -88,7 +88,7 @@ def sharpness_aware_steps(play: Play) -> None:
 def averaged_model(play: Play) -> None:
     net = nn.Sequential(mlp(), nn.BatchNorm1d(WIDTH))
     model, optimizer = play.model(net), sgd(net.parameters())
-    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
     for (x,) in batches():
         play.backward(mean_square(model(x)), net)
         optimizer.step()
@@ -163,7 +163,7 @@ def backwards_in_another_order(play: Play) -> None:
     for _ in range(3):
         losses = [mean_square(model(x)) for (x,) in batches(3)]
         for number in (1, 0, 2):
-            losses[number].backward()  # type: ignore[no-untyped-call]
+            losses[number].backward()
             play.state(net)
 
 
@@ -171,7 +171,7 @@ def backwards_in_another_order(play: Play) -> None:
 def forwards_without_backward(play: Play) -> None:
     net = mlp(dropout=0.1)
     model = play.model(net)
-    kept = []
+    kept = []  # type: ignore[var-annotated]
     for (x,) in batches(6):
         kept = [model(x), *kept[:1]]
         play.saw(kept[0])
@@ -366,11 +366,11 @@ def closure_of_lbfgs(play: Play) -> None:
     def closure() -> Any:
         optimizer.zero_grad()
         loss = mean_square(model(x))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     for _ in range(2):
-        play.saw(optimizer.step(closure))
+        play.saw(optimizer.step(closure))  # type: ignore[no-untyped-call]
         play.state(net)
 
 

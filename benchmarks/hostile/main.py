@@ -162,9 +162,10 @@ def judged(name: str, way: str) -> tuple[str, str]:
             warnings.simplefilter("always")
             error = played(name, play)
         more = _NAMED.search(str(error)) if isinstance(error, TightropeError) else None
-        if more is None or way not in ("percent", "step"):
+        if error is None or more is None or way not in ("percent", "step"):
             break
-        budget, error = int(more[1]) if more[1].isdigit() else more[1], _without_frames(error)
+        traceback.clear_frames(error.__traceback__)  # they keep the models of this run alive
+        budget, error = int(more[1]) if more[1].isdigit() else more[1], None
     said = _said(error) if error is not None else same(plain.seen, play.seen, within=way == "fuse")
     if not said:
         return "equal", ""
@@ -180,7 +181,7 @@ def judged(name: str, way: str) -> tuple[str, str]:
 
 
 def _unlike(play: Play) -> str:
-    lines = []
+    lines: list[str] = []
     for one in play.planned:
         try:
             lines += tightrope.report(one).unlike_eager
@@ -196,12 +197,6 @@ def _as_torch(name: str, error: BaseException | None, play: Play) -> bool:
     if error is None or other is None:
         return error is other and not same(torchs.seen, play.seen, within=False)
     return type(error) is type(other)
-
-
-def _without_frames(error: BaseException | None) -> None:
-    """Let go of an error: its frames keep the models of a run alive."""
-    if error is not None:
-        traceback.clear_frames(error.__traceback__)
 
 
 def _said(error: BaseException) -> str:

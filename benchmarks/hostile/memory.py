@@ -144,7 +144,7 @@ def parameter_is_written_before_the_backward(play: Play) -> None:
     for (x,) in batches():
         loss = mean_square(model(x))
         with torch.no_grad():
-            net[3].weight.mul_(0.5)  # type: ignore[operator,union-attr]
+            net[3].weight.mul_(0.5)
         try:
             play.backward(loss, net)
         except RuntimeError:
@@ -205,7 +205,7 @@ def channels_last_pictures(play: Play) -> None:
         if number % 2:
             x = x.to(memory_format=torch.channels_last)
         if number == 2:
-            net.to(memory_format=torch.channels_last)
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         out = model(x)
         play.saw(out.stride())
         play.backward(mean_square(out), net)
@@ -298,17 +298,17 @@ class Logged(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls.num += 1
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 class Scaled(torch.Tensor):
     """A wrapper around a tensor and a scale."""
 
-    inner: Tensor
+    inner: Tensor  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        return torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, dtype=inner.dtype, requires_grad=inner.requires_grad
         )
 
@@ -323,7 +323,7 @@ class Scaled(torch.Tensor):
         return Scaled(inner["inner"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = tree_map(lambda x: x.inner if isinstance(x, Scaled) else x, (args, kwargs or {}))
         return tree_map(lambda x: Scaled(x) if isinstance(x, Tensor) else x, func(*args, **kwargs))
 

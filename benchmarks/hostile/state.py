@@ -107,7 +107,7 @@ def pruned(play: Play) -> None:
     model, optimizer = play.model(net), sgd(net.parameters())
     for number, (x,) in enumerate(batches()):
         if number == 2:
-            prune.l1_unstructured(net[0], "weight", 0.5)
+            prune.l1_unstructured(net[0], "weight", 0.5)  # type: ignore[no-untyped-call]
         play.backward(mean_square(model(x)), net)
         optimizer.step()
 
@@ -144,7 +144,7 @@ def state_loaded_between_forward_and_backward(play: Play) -> None:
         loss = mean_square(model(x))
         net.load_state_dict(kept)
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         except RuntimeError:
             play.saw("refused")
 
@@ -154,7 +154,7 @@ def data_is_swapped(play: Play) -> None:
     net = mlp()
     model = play.model(net)
     for number, (x,) in enumerate(batches()):
-        net[0].weight.data = torch.full_like(net[0].weight, 0.01 * number)  # type: ignore[arg-type]
+        net[0].weight.data = torch.full_like(net[0].weight, 0.01 * number)
         play.backward(mean_square(model(x)), net)
 
 
@@ -245,7 +245,7 @@ def frozen_and_thawed(play: Play) -> None:
     model = play.model(net)
     for number, (x,) in enumerate(batches(6)):
         net[0].requires_grad_(number % 3 == 0)
-        net[3].bias.requires_grad_(number % 2 == 0)  # type: ignore[operator,union-attr]
+        net[3].bias.requires_grad_(number % 2 == 0)
         play.backward(mean_square(model(x)), net)
 
 
@@ -399,7 +399,7 @@ def gradients_in_one_memory(play: Play) -> None:
         at += one.numel()
     for (x,) in batches():
         loss = mean_square(model(x))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         play.saw(loss, flat)
         optimizer.step()
         flat.zero_()
