@@ -13,6 +13,7 @@ from benchmarks.executable import main as executable
 from benchmarks.fabric.main import run as fabric
 from benchmarks.fleet.main import run as fleet
 from benchmarks.floor.main import run as floor
+from benchmarks.hostile.main import run as hostile
 from benchmarks.micro import main as micro
 from benchmarks.micro.workflow import run as micro_workflow
 from benchmarks.paging import main as paging
@@ -40,6 +41,7 @@ _QUESTIONS = {
     "estimating": estimating.run,
     "wrong": wrong,
     "guards": guards.run,
+    "hostile": hostile,
     "paging": paging.run,
     "micro": micro.run,
     "micro_workflow": micro_workflow,

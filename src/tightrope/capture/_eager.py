@@ -412,6 +412,11 @@ def with_tensors(tree: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any
     return tree_map_only(torch.Tensor, make, tree)
 
 
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Tell whether autograd calls functions of the user with the gradient of a parameter."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
 def without_shared_hooks(model: torch.nn.Module) -> None:
     """Take away from a copied module the hooks that are functions: a copy shares them with its original."""
     for module in model.modules():

@@ -63,6 +63,14 @@ def lost_derivative(module: torch.fx.GraphModule, codes: Collection[CodeType]) -
     return ""
 
 
+def is_transformed(value: Any) -> bool:
+    """Tell whether a value is a tensor of a transform of `torch.func`, which stands for others."""
+    from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+
+    tensor = isinstance(value, torch.Tensor)
+    return tensor and (is_functorch_wrapped_tensor(value) or is_legacy_batchedtensor(value))
+
+
 def run_as_it_is(reason: str) -> BaseException:
     """Make what a backend raises so that Dynamo runs the code that it traced as it is."""
     from torch._dynamo.exc import SkipFrame

@@ -35,7 +35,7 @@ from tightrope.capture.inner import Activations, cut
 from tightrope.capture.layouts import channels_last, gradients_as_inputs
 from tightrope.capture.program import Arrived, Program, Resizable
 from tightrope.capture.recurrent import layers_as_eager
-from tightrope.capture.second import prepare_backward
+from tightrope.capture.second import prepare_backward, refuse_transformed
 from tightrope.capture.stubs import flat, never, stubs
 from tightrope.capture.typed import label, tensor_of
 from tightrope.capture.under_way import NOTHING, Later, UnderWay
@@ -221,6 +221,7 @@ class CapturedCall:
         def backward(args: list[Any]) -> list[Any]:
             if not hasattr(args[0], "later"):
                 raise TightropeError(_REPLACED)
+            refuse_transformed(args)
             told: Later = args[0].later
             rest, by_group, leaving = told
             if leaving is not None and (made := leaving.gradients()) is not None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from tightrope.capture._guards import is_transformed
 from tightrope.core import TightropeError
 
 _THREAD = threading.local()
@@ -52,6 +53,19 @@ def _twice(differentiate: Callable[..., Any], *args: Any) -> Any:
     if made is not None:
         made.backward = staticmethod(partial(_second, made.backward))
     return gradients
+
+
+def refuse_transformed(given: Sequence[Any]) -> None:
+    """Refuse a backward of many gradients at once: a plan has room for one.
+
+    Raises:
+        TightropeError: a gradient is one of a transform of `torch.func`.
+    """
+    if any(is_transformed(one) for one in given):
+        raise TightropeError(
+            "a backward inside of torch.vmap, as with is_grads_batched=True: a plan computes one gradient at "
+            "a time. Call torch.autograd.grad once for each of them."
+        )
 
 
 def _second(backward: Callable[..., Any], *args: Any) -> Any:

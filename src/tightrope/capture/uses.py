@@ -107,9 +107,11 @@ class Uses:
         self.viewed, self.unordered = frozenset(viewed), frozenset(unordered)
 
     def _counter(self, slots: Sequence[tuple[int, int]]) -> Callable[[Any, Any], None]:
+        counted = self.came  # a branch that is an op is traced within the trace, and counts anew
+
         def came(gradients: Sequence[Any], _: Any) -> None:
             for at, number in slots:
-                self.came[number] += gradients[at] is not None
+                counted[number] += gradients[at] is not None
 
         return came
 

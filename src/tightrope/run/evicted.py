@@ -37,6 +37,10 @@ from tightrope.run.untested import cannot_evict
 
 _LEAST: Final[Bytes] = 65536
 """A smaller arena holds no step."""
+_HIGHER_ORDER: Final = (
+    "level E: an op that takes functions, such as torch.cond, is not one op that could run again. Use a "
+    "branch of Python, which is planned in pieces."
+)
 _STATES: Final = 3
 """Copies of trained parameters that a first step may leave: gradients and two moments."""
 
@@ -139,6 +143,8 @@ class EvictedSteps:
             self._depth -= 1
             if not self._depth:
                 self.close(error)
+            if isinstance(error, NotImplementedError) and "HigherOrderOperator" in str(error):
+                raise TightropeError(_HIGHER_ORDER) from error
             raise
         self._depth -= 1
         self._expect(result)

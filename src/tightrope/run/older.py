@@ -49,8 +49,8 @@ class OlderTensors:
     def note(self, tensors: Iterable[Any]) -> None:
         """Watch those of ``tensors`` that the allocator did not serve."""
         for value in tensors:
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                self._watch(value, value.untyped_storage())
+            if isinstance(value, torch.Tensor) and (storage := _storage_here(value)) is not None:
+                self._watch(value, storage)
 
     def search(self) -> None:
         """Watch every such tensor that Python knows, and look at all that are watched."""
@@ -107,13 +107,17 @@ def uncounted_bytes(owns: Callable[[int], bool] | None) -> Bytes:
 def _python_storages() -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:
     """List the tensors in the CPU's memory that Python knows, with their storages."""
     for tensor in _python_tensors():
-        try:
-            storage = tensor.untyped_storage()
-            here = storage.device.type == "cpu" and bool(storage.data_ptr())
-        except (NotImplementedError, RuntimeError):  # sparse (the parts are tensors too), or without memory
-            continue
-        if here:
+        if (storage := _storage_here(tensor)) is not None:
             yield tensor, storage
+
+
+def _storage_here(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Find the storage of a tensor; None: it is not in the CPU's memory, or takes none of its own."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage if storage.device.type == "cpu" and storage.data_ptr() else None
+    except (NotImplementedError, RuntimeError, ValueError):  # sparse, a wrapper, or not initialized
+        return None
 
 
 def _python_tensors() -> Iterator[torch.Tensor]:

@@ -64,18 +64,20 @@ def try_plain(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Call a model as it is, within the budget: running out says nothing about the call."""
+    """Call a model as it is, within the budget: running out says nothing about the call.
+
+    Buffers and random states are put back, unless the call fails: then they are as it left them.
+    """
     owner, budget = model(), compiled.settings.budget
     assert owner is not None
     if isinstance(budget, int) and not compiled.accounts.hold_if_possible(compiled, budget, RESERVE):
         return  # it cannot run, and is refused when the first graph is planned
     try:
-        with suppress(torch.OutOfMemoryError), torch.no_grad():
+        with torch.no_grad():
             restore = state_of(owner, args, kwargs)
-            try:
+            with suppress(torch.OutOfMemoryError):
                 plain(*args, **kwargs)
-            finally:
-                restore()
+            restore()
     except BaseException:
         compiled.refused()
         raise

@@ -82,9 +82,15 @@ def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes | None:
         Bytes that are enough, gradients of parameters included; None = the call cannot be rehearsed.
     """
     random = RandomStates.now(model, args, kwargs)
+    real = {id(one) for one in (*model.parameters(), *tensors_in((args, kwargs)))}
     try:
         with copied_without_values((model, args, kwargs)) as (twin, its_args, its_kwargs):
-            return _taken(twin, its_args, its_kwargs)
+            leaves = [
+                one
+                for one in (*twin.parameters(), *tensors_in((its_args, its_kwargs)))
+                if id(one) not in real and one.is_leaf and one.requires_grad
+            ]
+            return _taken(twin, its_args, its_kwargs, leaves)
     except Exception:  # whatever code of the user raises where values are missing
         pass
     finally:
@@ -117,9 +123,11 @@ def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
     return most + most // _SPARE
 
 
-def _taken(twin: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
+def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -> Bytes:
+    """Count a call and its backward, which ends at ``leaves``: a copied script module has the user's too."""
     counter = _Counter()
-    twin.zero_grad(set_to_none=True)
+    for leaf in leaves:
+        leaf.grad = None
     without_shared_hooks(twin)
     with uncompiled(twin), ops_shown(counter.see):
         outputs = tensors_in(twin(*args, **kwargs))
@@ -127,7 +135,8 @@ def _taken(twin: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
         sizes = [round_up(output.untyped_storage().nbytes()) for output in trained]
         large = [size for size, output in zip(sizes, trained, strict=True) if output.dim()]
         loss = counter.live + Headroom(sum(large), sum(sizes)).wanted
-        if trained:
-            torch.autograd.backward(trained, [torch.empty_like(output) for output in trained])
+        if trained and leaves:
+            tangents = [torch.empty_like(output) for output in trained]
+            torch.autograd.backward(trained, tangents, inputs=leaves)
     most = max(counter.most, loss)
     return most + most // _SPARE

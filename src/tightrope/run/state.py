@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from inspect import getattr_static
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -87,7 +88,7 @@ def generators_in(holders: Iterable[Any]) -> list[Any]:
         else:
             left += _attributes(one)
             if issubclass(kind, torch.nn.Module):
-                left += _around(kind.forward)
+                left += _around(getattr_static(kind, "forward", None))
     return found
 
 

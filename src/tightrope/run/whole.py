@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture._eager import has_gradient_hooks
 from tightrope.capture._norms import order_of_norms
 from tightrope.capture.chunks import chunked, counts, finer_counts, why_whole
 from tightrope.capture.optim import Updates
@@ -265,6 +266,11 @@ class WholeStep:
                 raise TightropeError(
                     f"parameter {self.label(parameter)!r} was replaced by another tensor since the step was "
                     "planned: make a new step."
+                )
+            if has_gradient_hooks(parameter):
+                raise TightropeError(
+                    f"parameter {self.label(parameter)!r} has a hook on its gradient, which a whole step "
+                    "would not call: remove it, or use tightrope.compile and optimizer.step()."
                 )
         for parameter in self._updated:
             if parameter.grad is not None:
