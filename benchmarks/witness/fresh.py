@@ -77,7 +77,7 @@ class _Buffers:
             getattr(ctypes.CDLL(str(path)), "mkl_serv_free_buffers", None) if path.exists() else None
         )
         self.largest = 0
-        for rows, middle, columns in ((8192, 400, 16), (1024, 1024, 1024)):  # which takes most: the processor's
+        for rows, middle, columns in ((8192, 400, 16), (1024, 1024, 1024)):  # one of them takes most
             self.release()
             before = counter.read().kernels
             torch.ones(rows, middle, dtype=torch.float64) @ torch.ones(middle, columns, dtype=torch.float64)

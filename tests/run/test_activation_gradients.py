@@ -1,5 +1,6 @@
 """Gradients of activations that leave the model are those of eager: returned, kept on it, taken by a hook."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tightrope
+from tightrope.run.compile import compiled_of
 
 Use = Callable[["Net", Tensor, Tensor], list[Tensor]]
 
@@ -61,6 +63,11 @@ def hook_on_what_is_kept(net: Net, loss: Tensor, h: Tensor) -> list[Tensor]:
     return []
 
 
+def loss_of_what_is_kept(net: Net, loss: Tensor, h: Tensor) -> list[Tensor]:
+    (loss + net.kept.square().mean()).backward()  # type: ignore[no-untyped-call]
+    return []
+
+
 def grad_norm(net: Net, loss: Tensor, h: Tensor) -> list[Tensor]:
     total = loss + h.abs().mean()
     (found,) = torch.autograd.grad(total, h, retain_graph=True)
@@ -93,7 +100,16 @@ def bucketed(net: Net) -> Any:
     return tightrope.compile(net, budget="64MiB", progress=False, shapes="bucket")
 
 
-USES = [plain, retain, hook, hook_then_retain, grad_cam, hook_on_what_is_kept, grad_norm]
+USES = [
+    plain,
+    retain,
+    hook,
+    hook_then_retain,
+    grad_cam,
+    hook_on_what_is_kept,
+    loss_of_what_is_kept,
+    grad_norm,
+]
 
 
 @pytest.mark.parametrize("use", USES)
@@ -141,3 +157,37 @@ def test_a_loss_beside_logits_is_planned_as_one() -> None:
     report = tightrope.report(net)
     assert report.level == "L1"
     assert len(report.planned) == 1
+
+
+@pytest.mark.parametrize("use", USES)
+def test_comparing_with_eager_sees_such_gradients_and_is_no_use_of_them(use: Use) -> None:
+    nets = list[Net]()
+
+    def verified(net: Net) -> Any:
+        nets.append(net)
+        return tightrope.compile(net, budget="64MiB", progress=False, verify="always")
+
+    wanted = train(use, lambda net: net, 0.3, False)
+    found = train(use, verified, 0.3, False)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    report = tightrope.report(nets[0])
+    assert "6 gradients, equal eager's, bit for bit" in report.verified
+    if use is plain:
+        assert len(compiled_of(nets[0]).calls.captured) == 1  # it was not cut into parts
+
+
+@pytest.mark.parametrize("verify", ["first", "eager"])
+def test_a_call_whose_outputs_are_dropped_is_let_go_at_once(verify: str) -> None:
+    torch.manual_seed(0)
+    net = tightrope.compile(Net(), budget="64MiB", progress=False, verify=verify)
+    net(torch.randn(8, 16))[0].backward()
+    pending = compiled_of(net).calls._pending
+    gc.disable()
+    try:
+        outputs = net(torch.randn(8, 16))
+        assert len(pending) == 1
+        net.kept = torch.empty(0)
+        del outputs
+        assert not pending
+    finally:
+        gc.enable()

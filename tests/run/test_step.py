@@ -373,7 +373,7 @@ def test_wrong_uses_are_refused_with_the_next_step() -> None:
     refused("must return alone or first", lambda x, y: {"loss": fn(x, y)})
     refused("lr is a tensor", optimizer=SGD(p, lr=torch.tensor(0.1)))
     refused("fused=True", optimizer=AdamW(p, fused=True))
-    refused('use "first", "graph", "eager" or None', verify="always")
+    refused('use "first", "graph", "eager", "always" or None', verify="ever")
     refused("must return the loss", lambda x, y: model(x))
     refused("does not depend on any parameter", lambda x, y: x.sum())
     empty = nn.Parameter(torch.ones(0))

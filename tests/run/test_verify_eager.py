@@ -14,6 +14,10 @@ from torch.nn import functional as F
 import tightrope
 from tests.run.training import Blocks, batches, budget_for
 from tightrope import VerificationError
+from tightrope.run.eager import SENTINEL, Sampling
+from tightrope.run.prepared import Proof
+from tightrope.run.runner import CompiledGraph
+from tightrope.run.whole import WholeStep
 
 DATA = batches(3, size=256)
 
@@ -275,3 +279,98 @@ def test_a_step_that_differs_is_named() -> None:
     step = stepping(Two(), "momentum", "eager")
     with pytest.raises(VerificationError, match=r"result 0 differs from that of an eager step: .*relu.* sin"):
         step(*DATA[0])
+
+
+def tamper(monkeypatch: pytest.MonkeyPatch, where: type, name: str, *, after: int) -> None:
+    """Flip one bit of the last result of every run but the first ``after``, behind the inline check."""
+    genuine, num_runs = getattr(where, name), 0
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_runs
+        num_runs += 1
+        results = genuine(*args, **kwargs)
+        if num_runs > after:
+            last = [one for one in results if isinstance(one, Tensor) and one.is_floating_point()][-1]
+            last.detach().reshape(-1)[-1:].view(torch.int32).bitwise_xor_(1)
+        return results
+
+    monkeypatch.setattr(where, name, wrong)
+
+
+def steps_until_told(step: Callable[[], Any]) -> tuple[int, str]:
+    """Train until a comparison fails: number of the step, and what is said."""
+    for number in range(1, SENTINEL + 1):
+        try:
+            step()
+        except VerificationError as error:
+            return number, str(error)
+    return 0, ""
+
+
+@pytest.mark.parametrize(("verify", "told"), [("always", 4), ("eager", SENTINEL)])
+def test_a_gradient_that_becomes_wrong_later_is_told(
+    verify: str, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tamper(monkeypatch, CompiledGraph, "backward", after=3)
+    model = tightrope.compile(nn.Linear(32, 4), budget="1GiB", verify=verify, progress=False)
+    number, said = steps_until_told(lambda: train(model, *DATA[0]))
+    assert number == told
+    assert "the gradient of 'bias' differs from eager" in said
+    assert ("Runs compared before, and equal: 3." if verify == "always" else "equal: 2; verify=") in said
+
+
+def test_every_call_of_a_step_with_eight_is_compared_in_its_turn() -> None:
+    sampling, proof = Sampling(always=False), Proof("", "", 0.0, 0.0, num_compared=2)
+    chosen = [number for number in range(8 * SENTINEL) if sampling.of([proof])]
+    assert sorted(number % 8 for number in chosen) == list(range(8))
+
+
+@pytest.mark.parametrize("verify", ["eager", pytest.param("always", marks=pytest.mark.slow)])
+def test_two_hundred_right_steps_are_left_as_they_are(verify: str) -> None:
+    def play(model: nn.Module) -> list[Tensor]:
+        torch.manual_seed(7)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        losses = []
+        for number in range(200):
+            x, y = DATA[number % len(DATA)]
+            optimizer.zero_grad()
+            losses.append(train(model, x, y).detach())
+            optimizer.step()
+        return [*losses, *model.parameters(), *model.buffers(), torch.get_rng_state()]
+
+    torch.manual_seed(3)
+    plain = Normed()
+    twin = Normed()
+    twin.load_state_dict(plain.state_dict())
+    wanted = play(plain)
+    found = play(tightrope.compile(twin, budget="64MiB", verify=verify, progress=False))
+    assert all(torch.equal(one, two) for one, two in zip(wanted, found, strict=True))
+    runs = {"eager": 2 + 200 // SENTINEL, "always": 200}[verify]
+    assert f"(in {runs} runs)" in tightrope.report(twin).verified
+
+
+@pytest.mark.parametrize(("verify", "told"), [("always", 4), ("eager", SENTINEL)])
+def test_a_step_that_becomes_wrong_later_is_told(
+    verify: str, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tamper(monkeypatch, WholeStep, "run", after=3)
+    torch.manual_seed(3)
+    step = stepping(nn.Linear(32, 4), "momentum", verify)
+    number, said = steps_until_told(lambda: step(*DATA[0]))
+    assert number == told
+    assert "result 0 differs from that of an eager step" in said
+
+
+@pytest.mark.parametrize("verify", ["eager", pytest.param("always", marks=pytest.mark.slow)])
+def test_two_hundred_right_steps_of_a_whole_step_are_left_as_they_are(verify: str) -> None:
+    def play(verify: str | None) -> tuple[list[Tensor], str]:
+        torch.manual_seed(3)
+        model = Normed()
+        step = stepping(model, "adamw", verify)
+        losses = [step(*DATA[number % len(DATA)]) for number in range(200)]
+        return [*losses, *model.parameters(), *model.buffers(), torch.get_rng_state()], step.report().verified
+
+    wanted, _ = play(None)
+    found, said = play(verify)
+    assert all(torch.equal(one, two) for one, two in zip(wanted, found, strict=True))
+    assert f"(in { {'eager': 4, 'always': 200}[verify] } runs)" in said

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Final
 
 from tightrope.capture.clip import Clip
 from tightrope.core import Bytes, Machine, TightropeError, parse_bytes
 from tightrope.core.arguments import refuse_argument
 from tightrope.core.machine import check_machine
 from tightrope.core.units import shown
+
+AS_EAGER: Final = ("eager", "always")
+"""What ``verify`` is where runs are compared with eager, bit for bit."""
 
 
 def check_verify(verify: object, known: Sequence[str] = ("first", "graph")) -> None:
@@ -73,14 +77,14 @@ def parse_chunk(chunk: object, verify: object) -> int | None:
         TightropeError: quotes what is neither "auto", nor False, nor a whole number from 2.
     """
     if chunk == "auto" and isinstance(chunk, str):
-        return 0 if verify == "eager" else None
+        return 0 if verify in AS_EAGER else None
     if chunk is False:
         return 0
     if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 2:
         refuse_argument("chunk", chunk, '"auto", False, or a number of chunks from 2')
-    if verify == "eager":
+    if verify in AS_EAGER:
         raise TightropeError(
-            'verify="eager" compares bit for bit, and sums over chunks are equal within a tolerance: use '
+            f'verify="{verify}" compares bit for bit, and sums over chunks are equal within a tolerance: use '
             'verify="graph", which compares within it, or chunk=False.'
         )
     return chunk
@@ -95,9 +99,9 @@ def check_switches(fuse: object, overwrite: object, verify: object) -> None:
     for name, value in (("fuse", fuse), ("overwrite", overwrite)):
         if not isinstance(value, bool):
             refuse_argument(name, value, "True or False")
-    if fuse and verify == "eager":
+    if fuse and verify in AS_EAGER:
         raise TightropeError(
-            'verify="eager" compares bit for bit, and fuse=True gives results that are equal within a '
+            f'verify="{verify}" compares bit for bit, and fuse=True gives results that are equal within a '
             'tolerance: use verify="graph", which compares within it, or compile without fuse=True.'
         )
 

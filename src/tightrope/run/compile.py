@@ -24,12 +24,12 @@ from tightrope.core import InfeasibleError, Machine, TightropeError, format_byte
 from tightrope.core.arguments import check_search
 from tightrope.core.ledger import Ledger, Row
 from tightrope.run.accounts import Accounts
-from tightrope.run.asked import check_fallback, check_switches, check_verify, parse_budget
+from tightrope.run.asked import AS_EAGER, check_fallback, check_switches, check_verify, parse_budget
 from tightrope.run.attempt import attempt
 from tightrope.run.beside import Beside
 from tightrope.run.buckets import Buckets
 from tightrope.run.calls import Calls
-from tightrope.run.eager import EagerTwin
+from tightrope.run.eager import EagerTwin, Sampling
 from tightrope.run.evicted import EvictedSteps, evicted_steps
 from tightrope.run.example import check_example, plan_ahead
 from tightrope.run.fastest import add_fastest
@@ -168,8 +168,8 @@ class CompiledModel:
         """Look whether ``fully_shard`` divided the model; then forwards run ``inside`` of its hooks."""
         if model is None or not divided(model):
             return None
-        if self.settings.verify == "eager":
-            refuse_divided(model, 'verify="eager"', 'Use verify="graph".')
+        if self.settings.verify in AS_EAGER:
+            refuse_divided(model, f'verify="{self.settings.verify}"', 'Use verify="graph".')
         if callable(self.settings.budget):
             refuse_divided(model, "a budget in percent", "Give bytes: those of one process.")
         if self.many_sizes:
@@ -321,8 +321,8 @@ def compile(
         example: inputs (a tuple of positional or a dict of keyword arguments) to capture and plan
             with now; by default this happens at the first call.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
-            again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with the
-            model as it is, in runs of their own; None checks nothing while it runs.
+            again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` the first two
+            runs and every 97th with the model as it is, ``"always"`` every run; None checks nothing.
         fuse: run stretches of the plan as loops, compiled, where that is faster; equal within a tolerance.
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
@@ -356,7 +356,7 @@ def compile(
         >>> model(torch.ones(2, 8)).sum().backward()
     """
     check_model(model)
-    check_verify(verify, ("first", "graph", "eager"))
+    check_verify(verify, ("first", "graph", *AS_EAGER))
     check_switches(fuse, overwrite, verify)
     check_fallback(fallback)
     buckets = check_shapes(shapes, fuse=fuse, page_to=page_to)
@@ -377,8 +377,8 @@ def compile(
 
 def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
     """Make calls of a model those of what belongs to it."""
-    if compiled.settings.verify == "eager":
-        compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts)
+    if (verify := compiled.settings.verify) in AS_EAGER:
+        compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts, Sampling(always=verify == "always"))
     compiled.unable = cannot_capture(compiled.status, plan_small)
     if compiled.unable:
         ways = only_plain(model)

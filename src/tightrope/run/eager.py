@@ -1,13 +1,14 @@
-"""Compare the first run of a plan with the plain module, bit for bit.
+"""Compare runs of a plan with the plain module, bit for bit.
 
-Idea        When a plan has run for the first time, the module runs once more, uncompiled, from the same
+Idea        When a plan has run that `Sampling` picks, the module runs once more, uncompiled, from the same
             inputs, buffers and random states; once the plan's backward has run, so does the module's,
             from the same gradients of its outputs.
 Guarantee   A call passes if its outputs, the buffers and the random states have eager's bits; a backward,
             if the gradients of parameters and inputs have.
-Complexity  Two forwards and one backward, with eager's bytes: the budget does not hold for them.
-Gaps        What a module counts or stores in Python, and its hooks, see these runs too. A parameter that
-            several graphs of one call use is not compared.
+Complexity  Two forwards and one backward per run that is compared, with eager's bytes: the budget does not
+            hold for them. Of every run, inputs and buffers are copied.
+Gaps        Hooks, and objects that attributes of the module refer to, see these runs too. They begin from the
+            attributes that the run of the plan left. A parameter of several graphs of a call is not compared.
 """
 
 import weakref
@@ -34,7 +35,7 @@ from tightrope.run.calls import Calls
 from tightrope.run.check import digest
 from tightrope.run.prepared import Proof
 from tightrope.run.running import Running
-from tightrope.run.state import RandomStates
+from tightrope.run.state import RandomStates, attributes_kept
 
 _PLAIN: Final = frozenset(
     ("alias", "arange", "as_strided", "clone", "contiguous", "copy", "detach", "empty", "empty_like",
@@ -52,8 +53,31 @@ _SAME: Final = {
     "dropout_again": "mul",
 }
 """Names of one kernel."""
+SENTINEL: Final = 97
+"""Runs from one comparison to the next; prime, so that every call of a step with several has its turn."""
+_FIRST: Final = 2
+"""Runs of a plan that are compared: the first has the inline check in it, as no later one has."""
 _Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """What tells the caller's tensors apart, whatever object stands for them."""
+
+
+class Sampling:
+    """Which runs are compared: the first two of every plan and then every `SENTINEL`-th run, or all."""
+
+    def __init__(self, *, always: bool) -> None:
+        self._always, self._num_runs = always, 0
+
+    def of(self, proofs: Sequence[Proof]) -> Sequence[Proof]:
+        """Count a run, and choose from the plans that ran it those that it is compared for."""
+        self._num_runs += 1
+        if self._always or self._num_runs % SENTINEL == 0:
+            return proofs
+        return [proof for proof in proofs if proof.num_compared < _FIRST]
+
+    def equal_before(self, num: int) -> str:
+        """Say which runs had eager's bits before one that does not."""
+        said = f" Runs compared before, and equal: {num}" if num else ""
+        return said and said + ("." if self._always else '; verify="always" compares every run.')
 
 
 class Values:
@@ -79,7 +103,18 @@ class Values:
 
 @dataclass
 class _Start:
-    """What a call begins from; copies lie outside of torch's memory."""
+    """What a call begins from; copies lie outside of torch's memory.
+
+    Attributes:
+        args: of the call.
+        kwargs: of the call.
+        copies: of the tensors among them, by id.
+        buffers: copies of them, by name.
+        states: of the generators.
+        autocast: whether it is on for the CPU, its dtype, and whether it keeps what it cast.
+        grad: whether gradients are recorded.
+        stored: activations that attributes of modules held by then.
+    """
 
     args: Any
     kwargs: Any
@@ -88,6 +123,7 @@ class _Start:
     states: RandomStates
     autocast: tuple[bool, torch.dtype, bool]
     grad: bool
+    stored: list[weakref.ref[torch.Tensor]]
 
     def inputs(self) -> list[torch.Tensor]:
         """List the tensors that the call was given."""
@@ -101,6 +137,7 @@ class _TwinCall:
     Attributes:
         start: what it began from.
         proofs: of the plans that ran it.
+        num_equal: runs of them that were compared before.
         said: what was compared already, in words.
         tangents: gradients that arrived, by number of the output, after the hooks of the caller.
         sums: outputs whose tangent has in it what came through other outputs.
@@ -111,7 +148,8 @@ class _TwinCall:
     """
 
     start: _Start
-    proofs: list[Proof]
+    proofs: Sequence[Proof]
+    num_equal: int = 0
     said: str = ""
     tangents: dict[int, Values] = field(default_factory=dict)
     sums: set[int] = field(default_factory=set)
@@ -124,8 +162,8 @@ class _TwinCall:
 class EagerTwin:
     """A module as it is, beside its compiled self; state of the runtime, used from one thread at a time."""
 
-    def __init__(self, model: "weakref.ref[torch.nn.Module]", accounts: Accounts) -> None:
-        self._model, self._accounts = model, accounts
+    def __init__(self, model: "weakref.ref[torch.nn.Module]", accounts: Accounts, sampling: Sampling) -> None:
+        self._model, self._accounts, self._sampling = model, accounts, sampling
         self._open: _TwinCall | None = None
 
     def watching(self, runner: Runner, program: Program) -> Runner:
@@ -133,7 +171,7 @@ class EagerTwin:
         return _Watched(self, runner, program)
 
     def around(self, run: Callable[..., Any], args: Any, kwargs: Any, calls: Calls) -> Any:
-        """Make a call, and compare it unless all plans that ran it were compared before.
+        """Make a call, and compare it where it is one of those to be compared.
 
         Raises:
             VerificationError: says what differs, and which kernels. Gradients are compared as they come.
@@ -159,7 +197,8 @@ class EagerTwin:
         )
         buffers = {name: Values(buffer) for name, buffer in model.named_buffers() if _is_plain(buffer)}
         states = RandomStates.now(model, args, kwargs)
-        start = _Start(args, kwargs, copies, buffers, states, autocast, torch.is_grad_enabled())
+        stored = [weakref.ref(one) for one in _stored(model)]
+        start = _Start(args, kwargs, copies, buffers, states, autocast, torch.is_grad_enabled(), stored)
         self._open = call = _TwinCall(start, [])
         try:
             yield call
@@ -167,13 +206,14 @@ class EagerTwin:
             self._open = None
 
     def _compare(self, call: _TwinCall, result: Any, recent: Sequence[Running]) -> None:
-        call.proofs = [proof for running in recent if not (proof := running.prepared.proof).reference]
+        call.proofs = self._sampling.of([running.prepared.proof for running in recent])
         if not call.proofs:
             return
+        call.num_equal = min(proof.num_compared for proof in call.proofs)
         ops = [op for running in recent for op in running.prepared.graph.ops]
         call.targets = {op.target for op in ops}, {op.target for op in ops if op.phase is Phase.FORWARD}
         wanted, buffers, states, end = self._compute(call.start)
-        outputs = tensors_in(result)
+        outputs = [*tensors_in(result), *_stored(self._module(), call.start.stored)]
         found = [digest(value) for value in outputs]
         if len(found) != len(wanted):
             raise VerificationError(f"{len(found)} tensors were returned; eager returns {len(wanted)}.")
@@ -186,7 +226,9 @@ class EagerTwin:
         for name in states.differing(end):
             self._differs(f"the random state of {name}", call)
         call.said = f"{len(found)} outputs, {len(buffers)} buffers and the random states"
-        _note(call.proofs, f"{call.said} equal eager's, bit for bit")
+        for proof in call.proofs:
+            proof.num_compared += 1
+            proof.reference = proof.reference or f"{call.said} equal eager's, bit for bit"
         self._wait(call, outputs)
 
     def _wait(self, call: _TwinCall, outputs: list[torch.Tensor]) -> None:
@@ -237,7 +279,8 @@ class EagerTwin:
                 self._differs(f"the gradient of {self._name(place)}", call, backward=True)
         left = len(uses) - len(once)
         rest = f"; the gradients of {left} tensors that several graphs use were not compared" if left else ""
-        _note(call.proofs, f"{call.said}, and {len(once)} gradients, equal eager's, bit for bit{rest}")
+        for proof in call.proofs:
+            proof.reference = f"{call.said}, and {len(once)} gradients, equal eager's, bit for bit{rest}"
 
     def note_graph(self, token: torch.Tensor | None, places: list[_Place | None]) -> None:
         """Note that a graph ran in the open call; one with a token waits for its backward."""
@@ -257,8 +300,12 @@ class EagerTwin:
 
     def _run(
         self, start: _Start, used: dict[int, torch.Tensor] | None = None
-    ) -> tuple[Any, dict[str, torch.Tensor]]:
-        """Run the module from where a call began; ``used`` takes its inputs, by those of the caller."""
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Run the module from where a call began; ``used`` takes its inputs, by those of the caller.
+
+        Returns:
+            Its outputs with the activations that it stored as attributes, and its buffers.
+        """
         used = {} if used is None else used
 
         def given(tensor: torch.Tensor) -> torch.Tensor:
@@ -274,27 +321,37 @@ class EagerTwin:
         enabled, dtype, cached = start.autocast
         casting = torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=cached)
         start.states.restore()
+        before = [weakref.ref(one) for one in _stored(self._module())]
         with uncompiled(self._module()), torch.set_grad_enabled(start.grad), casting:
-            return functional_call(self._module(), buffers, args, kwargs), buffers
+            result = functional_call(self._module(), buffers, args, kwargs)
+        return [*tensors_in(result), *_stored(self._module(), before)], buffers
 
-    def _compute(self, start: _Start) -> tuple[list[str], dict[str, str], RandomStates, RandomStates]:
-        """Digests of outputs and buffers, and the random states after eager and after the plan."""
+    @contextmanager
+    def _apart(self, start: _Start) -> Iterator[RandomStates]:
+        """Let the module run as it is, beyond the budget, and put back what it drew and stored.
+
+        Yields:
+            The random states that are put back.
+        """
         end = start.states.present()
         try:
-            with self._accounts.aside():
-                return *self._forward(start), start.states.present(), end
+            with self._accounts.aside(), attributes_kept(self._module()):
+                yield end
         finally:
             end.restore()
 
+    def _compute(self, start: _Start) -> tuple[list[str], dict[str, str], RandomStates, RandomStates]:
+        """Digests of outputs and buffers, and the random states after eager and after the plan."""
+        with self._apart(start) as end:
+            return *self._forward(start), start.states.present(), end
+
     def _forward(self, start: _Start) -> tuple[list[str], dict[str, str]]:
-        result, buffers = self._run(start)
-        outputs = [digest(value) for value in tensors_in(result)]
-        return outputs, {name: digest(value) for name, value in buffers.items()}
+        outputs, buffers = self._run(start)
+        return [digest(value) for value in outputs], {name: digest(value) for name, value in buffers.items()}
 
     def _backward(self, call: _TwinCall, places: Iterable[_Place]) -> list[torch.Tensor | None]:
         used: dict[int, torch.Tensor] = {}
-        result, _ = self._run(call.start, used)
-        outputs = tensors_in(result)
+        outputs, _ = self._run(call.start, used)
         at = {_place(tensor): used[id(tensor)] for tensor in call.start.inputs()}
         at |= {_place(parameter): parameter for parameter in self._module().parameters()}
         ends = [outputs[number] for number in call.tangents]
@@ -310,12 +367,8 @@ class EagerTwin:
         return list(torch.autograd.grad(ends, wanted, tangents, allow_unused=True))
 
     def _gradients(self, call: _TwinCall, places: Iterable[_Place]) -> list[str]:
-        end = call.start.states.present()
-        try:
-            with self._accounts.aside():
-                return [digest(gradient) for gradient in self._backward(call, places)]
-        finally:
-            end.restore()
+        with self._apart(call.start):
+            return [digest(gradient) for gradient in self._backward(call, places)]
 
     def _name(self, place: _Place) -> str:
         names = {_place(parameter): name for name, parameter in self._module().named_parameters()}
@@ -327,17 +380,14 @@ class EagerTwin:
         Raises:
             VerificationError: always.
         """
-        end = call.start.states.present()
-        try:
-            with self._accounts.aside(), kernels_called() as called:
-                if backward:
-                    self._backward(call, [place for place, _ in call.gradients])
-                else:
-                    self._run(call.start)
-        finally:
-            end.restore()
+        with self._apart(call.start), kernels_called() as called:
+            if backward:
+                self._backward(call, [place for place, _ in call.gradients])
+            else:
+                self._run(call.start)
         said = kernels_apart(call.targets[not backward], called)
-        raise VerificationError(f"{what} differs from eager: {said}.")
+        before = self._sampling.equal_before(call.num_equal)
+        raise VerificationError(f"{what} differs from eager: {said}.{before}")
 
 
 class _Watched:
@@ -382,9 +432,15 @@ class _Watched:
         return results
 
 
-def _note(proofs: Iterable[Proof], text: str) -> None:
-    for proof in proofs:
-        proof.reference = text
+def _stored(model: torch.nn.Module, before: Iterable[weakref.ref[torch.Tensor]] = ()) -> list[torch.Tensor]:
+    """List the activations that are attributes of modules, and were none of those ``before``."""
+    known = {id(one) for reference in before if (one := reference()) is not None}
+    return [
+        one
+        for module in model.modules()
+        for one in vars(module).values()
+        if isinstance(one, torch.Tensor) and one.grad_fn is not None and id(one) not in known
+    ]
 
 
 def _replaced(total: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,14 @@
-"""Compare the first run of a planned step with an eager one, bit for bit.
+"""Compare runs of a planned step with eager ones, bit for bit.
 
-Idea        When a whole step has run for the first time, parameters, buffers, gradients and random states
+Idea        When a whole step has run that `Sampling` picks, parameters, buffers, gradients and random states
             get the values that it began from, and the function, its backward, the clipping and the
             optimizer run as they are, on a copy of the optimizer's state.
 Guarantee   A step passes if its results, parameters, buffers, optimizer state, gradients that it hands
             over and random states have eager's bits.
-Complexity  One eager step, with eager's bytes: the budget does not hold for them.
-Gaps        Inputs that the function changes are not put back. What it counts in Python sees this run too.
+Complexity  One eager step per run that is compared, with eager's bytes: the budget does not hold for them.
+            Of every run, parameters, buffers and the optimizer's state are copied.
+Gaps        Inputs that the function changes are not put back. What it counts in Python sees this run too,
+            but for attributes of the model.
 """
 
 from collections import defaultdict
@@ -22,8 +24,8 @@ from tightrope.capture.optim import Updates
 from tightrope.core import VerificationError
 from tightrope.run.accounts import Accounts
 from tightrope.run.check import digest
-from tightrope.run.eager import Values, kernels_apart
-from tightrope.run.state import RandomStates
+from tightrope.run.eager import Sampling, Values, kernels_apart
+from tightrope.run.state import RandomStates, attributes_kept
 from tightrope.run.whole import WholeStep
 
 
@@ -46,8 +48,9 @@ class EagerStep:
         model: torch.nn.Module,
         updates: Updates,
         accounts: Accounts,
+        sampling: Sampling,
     ) -> None:
-        self._fn, self._model, self._accounts = fn, model, accounts
+        self._fn, self._model, self._accounts, self._sampling = fn, model, accounts, sampling
         self._optimizer, self._clip = updates.optimizer, updates.clip
 
     def begin(self) -> Beginning:
@@ -66,13 +69,14 @@ class EagerStep:
         )
 
     def compare(self, begin: Beginning, result: Any, whole: WholeStep, args: Any, kwargs: Any) -> None:
-        """Make the step eagerly and compare, unless its plan was compared before.
+        """Make the step eagerly and compare, where this run is one to be compared.
 
         Raises:
             VerificationError: says what differs, and which kernels.
         """
         ran = whole.calls.recent[0]
-        if ran.prepared.proof.reference:
+        proof = ran.prepared.proof
+        if not self._sampling.of([proof]):
             return
         found, end = self._shown(result, whole.total_norm), begin.random.present()
         gradients = {p: p.grad for p in self._parameters().values()}
@@ -86,12 +90,14 @@ class EagerStep:
                 with self._accounts.aside(), kernels_called() as called:
                     self._eager(begin, args, kwargs)
                 said = kernels_apart({op.target for op in ran.prepared.graph.ops}, called)
-                raise VerificationError(f"{different[0]} differs from that of an eager step: {said}.")
+                before = self._sampling.equal_before(proof.num_compared)
+                raise VerificationError(f"{different[0]} differs from that of an eager step: {said}.{before}")
         finally:
             end.restore()
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient
-        ran.prepared.proof.reference = (
+        proof.num_compared += 1
+        proof.reference = (
             f"{len(found)} results, parameters, buffers, states and gradients, and the random states, equal "
             "those of an eager step, bit for bit"
         )
@@ -129,7 +135,7 @@ class EagerStep:
         for parameter, gradient in begin.gradients.items():
             parameter.grad = None if gradient is None else gradient.tensor().clone()
         begin.random.restore()
-        with uncompiled(self._model), torch.enable_grad(), self._lent(begin):
+        with uncompiled(self._model), attributes_kept(self._model), torch.enable_grad(), self._lent(begin):
             result = self._fn(*args, **kwargs)
             loss = result[0] if isinstance(result, tuple | list) else result
             loss.backward()

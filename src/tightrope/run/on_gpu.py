@@ -10,6 +10,7 @@ from tightrope.native import compiler
 from tightrope.native.interface import missing
 from tightrope.price.device import device_named, device_of
 from tightrope.run.accounts import Accounts, accounts
+from tightrope.run.asked import AS_EAGER
 from tightrope.run.unit import Settings
 
 _LATER = "It runs on the CPU only, so far."
@@ -50,8 +51,10 @@ def refuse_on_gpu(device: torch.device, settings: Settings) -> None:
         raise TightropeError(f"fuse=True for a model on {device}: leave it out. {_LATER}")
     if settings.pages is not None:
         raise TightropeError(f"page_to for a model on {device}: leave it out. {_LATER}")
-    if settings.verify == "eager":
-        raise TightropeError(f'verify="eager" for a model on {device}: use verify="graph". {_LATER}')
+    if settings.verify in AS_EAGER:
+        raise TightropeError(
+            f'verify="{settings.verify}" for a model on {device}: use verify="graph". {_LATER}'
+        )
     if compiler() is None and (why := missing("cuda_allocator")):
         raise TightropeError(
             f"a model on {device} is planned with a hook that a C++ compiler builds, and there is none: {why}"

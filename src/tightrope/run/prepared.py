@@ -49,6 +49,7 @@ class Proof:
         num_again: storages that it computes more than once.
         num_results: results whose layout was compared.
         reference: what it was compared with besides, in words.
+        num_compared: runs that were compared with eager.
         lost: why no stretch runs fused, or nothing is paged, where that was asked for, in words.
         fused: how its fused stretches were compared with their ops, in words.
         num_chunks: in which a stretch of it runs; 0 = none does.
@@ -67,6 +68,7 @@ class Proof:
     num_again: int = 0
     num_results: int = 0
     reference: str = ""
+    num_compared: int = 0
     fused: str = ""
     lost: str = ""
     num_chunks: int = 0
@@ -91,7 +93,8 @@ class Proof:
             text += f", its first {self.num_parts} parts checked, the others did not run"
         else:
             text += ", not checked in a run yet"
-        return "; ".join(filter(None, (text, self.reference, self.contest)))
+        runs = f" (in {self.num_compared} runs)" * (self.num_compared > 1)
+        return "; ".join(filter(None, (text, self.reference + runs, self.contest)))
 
 
 class Span(NamedTuple):

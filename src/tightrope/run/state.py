@@ -2,7 +2,8 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from inspect import getattr_static
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -158,6 +159,19 @@ def _comparable(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _comparable(value) for key, value in state.items()}
     return state.tolist() if isinstance(state, np.ndarray | torch.Tensor) else state
+
+
+@contextmanager
+def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put back what modules have stored as attributes when the block is over."""
+    before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for attributes, kept in before:
+            for name in [name for name in attributes if name not in kept]:
+                del attributes[name]
+            attributes.update((name, one) for name, one in kept.items() if attributes.get(name) is not one)
 
 
 def state_of(model: torch.nn.Module, *given: Any) -> Callable[[], None]:

@@ -31,8 +31,9 @@ from tightrope.core import CaptureError, InfeasibleError, TightropeError
 from tightrope.core.arguments import check_search, refuse_argument
 from tightrope.price.device import device_named, device_of
 from tightrope.run.accounts import Accounts, accounts
-from tightrope.run.asked import check_clip, check_switches, check_verify, parse_budget, parse_chunk
+from tightrope.run.asked import AS_EAGER, check_clip, check_switches, check_verify, parse_budget, parse_chunk
 from tightrope.run.compile import plan_small
+from tightrope.run.eager import Sampling
 from tightrope.run.eager_step import EagerStep
 from tightrope.run.fastest import faster_form
 from tightrope.run.on_gpu import refuse_step_on_gpu
@@ -93,16 +94,16 @@ def step(
         norm_type: kind of the norm: 2.0, or ``"inf"``, for example.
         clip_value: clip as ``clip_grad_value_(parameters, clip_value)`` does, which takes no more bytes.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
-            again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` with an eager
-            step, in runs of their own; None checks nothing while it runs.
+            again; ``"graph"`` also compares with the captured graph without a plan, ``"eager"`` the first two
+            runs and every 97th with an eager step, ``"always"`` every run; None checks nothing.
         fuse: run stretches of the plan as loops, compiled, where that is faster; equal within a tolerance.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
         progress: on standard error; default: on a terminal, elsewhere one line per plan; False = nothing.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
         chunk: where no plan fits otherwise, split a loss over many classes into chunks of rows; sums over
-            rows are then equal within a tolerance. ``"auto"`` = as many as it takes (none with
-            ``verify="eager"``), a number = so many (refused where an op is in the way), False = never.
+            rows are then equal within a tolerance. ``"auto"`` = as many as it takes (none where ``verify``
+            compares with eager), a number = so many (refused where an op is in the way), False = never.
 
     Returns:
         A callable that runs one training step per call.
@@ -122,7 +123,7 @@ def step(
     if not callable(fn):
         refuse_argument("fn", fn, "a function that returns the loss, called as fn(*batch)")
     check_model(model)
-    check_verify(verify, ("first", "graph", "eager"))
+    check_verify(verify, ("first", "graph", *AS_EAGER))
     check_search(seed=seed, seconds=seconds, progress=progress)
     check_switches(fuse, overwrite, verify)
     clip = check_clip(clip_norm, norm_type, clip_value, optimizer)
@@ -171,8 +172,9 @@ class TrainingStep:
         self.wholes: list[WholeStep] = []
         self.last: WholeStep | None = None
         self.past: list[Proof] = []
-        eager = EagerStep(fn, model, updates, self.accounts)
-        self._twin = eager if settings.verify == "eager" else None
+        sampling = Sampling(always=settings.verify == "always")
+        eager = EagerStep(fn, model, updates, self.accounts, sampling)
+        self._twin = eager if settings.verify in AS_EAGER else None
         _torch.ignore_logging()
         backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__, alone=True)
         self._planned = torch.compile(_detaching(fn), backend=backend, fullgraph=True, dynamic=False)

@@ -44,7 +44,8 @@ class Settings:
 
     Attributes:
         budget: total bytes, or a function of what the unplanned step needs.
-        verify: check the first run of every plan; ``graph`` = also compare with the unplanned graph.
+        verify: check the first run of every plan; ``graph`` = also compare with the unplanned graph;
+            ``eager`` and ``always`` = with the model as it is, by `tightrope.run.eager`.
         seed: of the search.
         seconds: of search; None = until the default effort is spent.
         planner: name in the registry.
