@@ -1,6 +1,7 @@
-"""Whether a budget that is named trains.
+"""Whether a budget that is named trains, and is no more than the loop takes without a plan.
 
-A tiny budget is asked for; what the refusal names is typed in, and so on, until five steps run.
+A tiny budget is given; what the refusal names is typed in, and so on, until five steps run. The loop without
+the library is counted by the allocator hook.
 """
 
 import gc
@@ -15,13 +16,28 @@ from rich.console import Console
 import tightrope
 from benchmarks.floor.nets import DROPS, OPTIMIZERS, Case, case
 from tightrope.core import TightropeError
+from tightrope.run.accounts import accounts
 
 _STEPS, _MOST_TRIES, _TINY = 5, 9, 1 << 18
-HEADS = ("seed", "net, loss", "optimizer", "gradients dropped", "MiB named, and what stopped it", "used")
+HEADS = (
+    "seed", "net, loss", "optimizer", "gradients dropped", "MiB named, and what stopped it", "used",
+    "unplanned",
+)  # fmt: skip
+
+
+def unplanned(one: Case) -> int:
+    """Most bytes that the loop takes without a plan; 0 = nothing counts them."""
+    gc.collect()
+    native = accounts().allocator
+    if native is None:
+        return 0
+    native.reset_peaks()
+    train(one, 0)
+    return native.stats().charged_peak + accounts().older
 
 
 def train(one: Case, budget: int) -> tuple[str, int | float]:
-    """Train under a budget.
+    """Train under a budget; 0 = without the library.
 
     Returns:
         The empty string and the share of the budget that was used, or the class of the error, the step in
@@ -30,7 +46,8 @@ def train(one: Case, budget: int) -> tuple[str, int | float]:
     gc.collect()
     model, step = one.build(), 0
     optimizer = OPTIMIZERS[one.optimizer](model)
-    tightrope.compile(model, budget=budget, progress=False)
+    if budget:
+        tightrope.compile(model, budget=budget, progress=False)
     try:
         for step in range(_STEPS):
             batch = one.batch(step)
@@ -41,7 +58,7 @@ def train(one: Case, budget: int) -> tuple[str, int | float]:
                 optimizer.zero_grad(set_to_none=one.drops == DROPS[1])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        return "", tightrope.report(model).observed_total / budget
+        return "", tightrope.report(model).observed_total / budget if budget else 0.0
     except TightropeError as error:
         named = getattr(error, "budget_to_try", None) or getattr(error, "smallest_found", None)
         return f"{type(error).__name__} in step {step}", named or 0
@@ -50,6 +67,7 @@ def train(one: Case, budget: int) -> tuple[str, int | float]:
 def row(seed: int) -> dict[str, Any]:
     """Type in what is named until it works."""
     one, budget = case(seed), _TINY
+    whole = unplanned(one)
     tried: list[dict[str, Any]] = []
     why, value = train(one, budget)
     while why and value > budget and len(tried) < _MOST_TRIES:
@@ -57,7 +75,7 @@ def row(seed: int) -> dict[str, Any]:
         why, value = train(one, budget)
         tried.append({"budget": budget, "stopped": why})
     found: dict[str, Any] = {"seed": seed, "net": one.name, "optimizer": one.optimizer, "drops": one.drops}
-    return found | {"tried": tried, "works": not why, "used": 0.0 if why else value}
+    return found | {"tried": tried, "works": not why, "used": 0.0 if why else value, "unplanned": whole}
 
 
 def run(arguments: list[str], console: Console) -> int:
@@ -76,7 +94,7 @@ def run(arguments: list[str], console: Console) -> int:
             tried = ", ".join(f"{t['budget'] / 2**20:.2f} {t['stopped'] or 'works'}" for t in found["tried"])
             console.print(
                 f"{seed:4d}  {found['net']:26s}  {found['optimizer']:13s}  {found['drops']:24s}  {tried}  "
-                f"{found['used']:.2f}",
+                f"{found['used']:.2f}  {found['unplanned'] / 2**20:.2f}",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -86,6 +104,8 @@ def run(arguments: list[str], console: Console) -> int:
         f"{len(works)} of {len(rows)} train in a budget that was named, {once} in the first one; most tries "
         f"{max(len(found['tried']) for found in rows)}, least used {min(w['used'] for w in works):.2f}"
     )
+    above = [f for f in works if f["unplanned"] and f["tried"] and f["tried"][0]["budget"] > f["unplanned"]]
+    console.print(f"first number above what the loop takes without a plan: {len(above)} of {len(rows)}")
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1))
     return 0 if len(works) == len(rows) else 1
