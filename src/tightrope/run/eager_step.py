@@ -5,8 +5,8 @@ Idea        When a whole step has run that `Sampling` picks, parameters, buffers
             optimizer run as they are, on a copy of the optimizer's state.
 Guarantee   A step passes if its results, parameters, buffers, optimizer state, gradients that it hands
             over and random states have eager's bits.
-Complexity  One eager step per run that is compared, with eager's bytes: the budget does not hold for them.
-            Of every run, parameters, buffers and the optimizer's state are copied.
+Complexity  One eager step per run that is compared, and copies of what it begins from, with eager's bytes:
+            the budget does not hold for them.
 Gaps        Inputs that the function changes are not put back. What it counts in Python sees this run too,
             but for attributes of the model.
 """
@@ -25,6 +25,7 @@ from tightrope.core import VerificationError
 from tightrope.run.accounts import Accounts
 from tightrope.run.check import digest
 from tightrope.run.eager import Sampling, Values, kernels_apart
+from tightrope.run.prepared import Proof
 from tightrope.run.state import RandomStates, attributes_kept
 from tightrope.run.whole import WholeStep
 
@@ -52,9 +53,19 @@ class EagerStep:
     ) -> None:
         self._fn, self._model, self._accounts, self._sampling = fn, model, accounts, sampling
         self._optimizer, self._clip = updates.optimizer, updates.clip
+        self._random: RandomStates | None = None
+        self._begun: Beginning | None = None
 
-    def begin(self) -> Beginning:
-        """Remember what the next step begins from."""
+    def begin(self) -> None:
+        """Remember the random states that the next step begins from."""
+        self._random, self._begun = RandomStates.now(self._model), None
+
+    def planned(self, proof: Proof) -> None:
+        """Remember what else a step begins from, where its run is one to be compared."""
+        if self._random is not None and self._sampling.of([proof]):
+            self._begun = self._beginning(self._random)
+
+    def _beginning(self, random: RandomStates) -> Beginning:
         parameters = self._parameters()
         tensors = [*parameters.values(), *self._model.buffers()]
         states = self._optimizer.state if self._optimizer is not None else {}
@@ -65,19 +76,20 @@ class EagerStep:
                 p: {k: Values(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
                 for p, state in states.items()
             },
-            RandomStates.now(self._model),
+            random,
         )
 
-    def compare(self, begin: Beginning, result: Any, whole: WholeStep, args: Any, kwargs: Any) -> None:
+    def compare(self, result: Any, whole: WholeStep, args: Any, kwargs: Any) -> None:
         """Make the step eagerly and compare, where this run is one to be compared.
 
         Raises:
             VerificationError: says what differs, and which kernels.
         """
+        begin, self._begun = self._begun, None
+        if begin is None:
+            return
         ran = whole.calls.recent[0]
         proof = ran.prepared.proof
-        if not self._sampling.of([proof]):
-            return
         found, end = self._shown(result, whole.total_norm), begin.random.present()
         gradients = {p: p.grad for p in self._parameters().values()}
         try:

@@ -39,6 +39,7 @@ from tightrope.run.fastest import faster_form
 from tightrope.run.on_gpu import refuse_step_on_gpu
 from tightrope.run.plain import mode_left
 from tightrope.run.prepared import Proof
+from tightrope.run.references import weakly
 from tightrope.run.report import Report, planned_report, proofs
 from tightrope.run.sharded import refuse_divided
 from tightrope.run.status import StatusLine, build_native
@@ -200,7 +201,8 @@ class TrainingStep:
         if (mode := mode_left()) is not None:
             raise TightropeError(f"{said_of(mode)}: call the step outside of it.")
         self.accounts.mark()
-        begin = self._twin.begin() if self._twin is not None else None
+        if self._twin is not None:
+            self._twin.begin()
         try:
             with torch.enable_grad(), _torch.calling(_RECOMPILE_LIMIT):
                 result = self._planned(*args, **kwargs)
@@ -216,8 +218,8 @@ class TrainingStep:
                 raise
         else:
             found = _handed_out(result)
-            if self._twin is not None and begin is not None and self.last is not None:
-                self._twin.compare(begin, found, self.last, args, kwargs)
+            if self._twin is not None and self.last is not None:
+                self._twin.compare(found, self.last, args, kwargs)
             return found
         cause.__context__ = None  # the frames of the capture would hold memory
         try:
@@ -267,10 +269,19 @@ class TrainingStep:
             why = form.misfit
         return make(why=why)
 
-    def hold(self) -> None:
-        """Hold the process to the budget."""
+    def use(self, whole: WholeStep) -> WholeStep:
+        """Hold the process to the budget for a run, and learn of its plan."""
+        self.last, whole.calls.when_fits = whole, weakly(weakref.ref(self), TrainingStep._planned_to_run)
         budget = max(whole.calls.budget for whole in self.wholes)
         self.accounts.hold(self, budget, name=f"the step of {type(self.model).__name__}")
+        return whole
+
+    def _planned_to_run(self) -> None:
+        if self._twin is not None and self.last is not None:
+            unit = self.last.calls.last_unit(self.last.number)
+            assert unit is not None
+            assert unit.prepared is not None
+            self._twin.planned(unit.prepared.proof)
 
     def _labels(self) -> dict[torch.Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}
@@ -302,21 +313,18 @@ class _StepGraph:
             owner.renew(self.number, self.program, args)
         if owner.last is not None:
             owner.last.total_norm = None
-        owner.last = owner.wholes[self.number]
-        owner.hold()
+        whole = owner.use(owner.wholes[self.number])
         if owner.before_run is not None:
-            owner.before_run(owner.last, args)
-        said = owner.last.rewritten_as
+            owner.before_run(whole, args)
+        said = whole.rewritten_as
         given = list(args) if said else []
         try:
-            return [*owner.last.run(args), torch.empty(0)]
+            return [*whole.run(args), torch.empty(0)]
         except InfeasibleError:  # before anything ran
             if not given:
                 raise
         owner.renew(self.number, self.program, given, why=f"{said}, it does not fit", plain=True)
-        owner.last = owner.wholes[self.number]
-        owner.hold()
-        return [*owner.last.run(given), torch.empty(0)]
+        return [*owner.use(owner.wholes[self.number]).run(given), torch.empty(0)]
 
     def backward(self, args: list[Any], by_group: GradientGroups | None = None) -> list[Any]:
         """Not used: the loss is handed out detached."""
