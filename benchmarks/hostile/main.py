@@ -4,7 +4,6 @@ import gc
 import multiprocessing
 import os
 import re
-import sys
 import time
 import traceback
 import warnings
@@ -36,15 +35,12 @@ _NAMED: Final = re.compile(r'budget="?([\d.]+ ?(?:%|[KMGi]*B)?)')
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a case under one way.
+    """What came of a ``case`` under one of `WAYS`.
 
     Attributes:
-        case: its name.
-        way: one of `WAYS`.
         kind: one of `OUTCOMES`.
         kept: whether the case is of the half that is not looked into.
         said: the error, the warning, or what differs.
-        seconds: that it took.
     """
 
     case: str
@@ -203,6 +199,3 @@ def _said(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = " ".join(f"@{Path(frame.filename).name}:{frame.lineno}" for frame in frames)
     return f"{type(error).__name__}: {str(error)[:600]} {where}"
-
-
-assert sys.platform != "win32", "cases are played in forked processes"
