@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from training import digest
 
 import tightrope
@@ -175,3 +176,27 @@ def test_a_branch_that_is_an_op_is_refused_by_name_at_level_e() -> None:
     model = tightrope.compile(Choosing(), budget="64MiB", progress=False)
     with pytest.warns(UserWarning, match="level E"), pytest.raises(TightropeError, match=r"torch\.cond"):
         model(ROWS)
+
+
+class Checkpointed(nn.Module):
+    """A batch norm inside of a checkpoint: eager's backward runs it again, and averages again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.body, x, use_reentrant=False)
+        return result
+
+
+def test_averages_that_a_checkpoint_updates_twice_are_named() -> None:
+    model = tightrope.compile(Checkpointed(), budget="64MiB", progress=False)
+    model(ROWS).sum().backward()
+    assert any(
+        "batch_norm inside of a checkpoint" in line and "test_hostile_loops.py" in line
+        for line in tightrope.report(model).unlike_eager
+    )
+    plain = tightrope.compile(Checkpointed().eval(), budget="64MiB", progress=False)
+    plain(ROWS).sum().backward()
+    assert tightrope.report(plain).unlike_eager == ()

@@ -89,6 +89,8 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
     "branches on constants": ("torch._dynamo.symbolic_convert.InliningInstructionTranslator",),
     "random objects": ("torch._dynamo.variables.misc.RandomVariable",),
     "derivatives of functions": (
+        "torch._C._functorch.is_functorch_wrapped_tensor",
+        "torch._C._functorch.is_legacy_batchedtensor",
         "torch._C._functorch.peek_interpreter_stack",
         "torch._dynamo.variables.misc.AutogradFunctionVariable",
     ),

@@ -30,6 +30,7 @@ from tightrope.capture.assumptions import (
 )
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
+from tightrope.capture.checkpoints import changed_in_checkpoints
 from tightrope.capture.frugal import hold_less
 from tightrope.capture.inner import Activations, cut
 from tightrope.capture.layouts import channels_last, gradients_as_inputs
@@ -168,7 +169,7 @@ class CapturedCall:
         self.environment: tuple[tuple[str, str], ...] = ()
         self.inputs: list[Any] = []
         self.uses = Uses(())
-        self.told: list[str] = list(told)
+        self.told = [*told, *changed_in_checkpoints(module)]
         self.written: frozenset[int] = frozenset()
         self.shares = False
 
