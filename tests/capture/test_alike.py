@@ -1,5 +1,6 @@
 """Graphs of many equal layers from a few of them: they are those of the whole model, or all is captured."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tightrope.capture.api import capture_program
 from tightrope.core import Graph
 from tightrope.core.graph_check import check_graph
 from tightrope.lower.lengthen import Gone, lengthened
+from tightrope.plan import smallest
 
 COUNT = 9
 
@@ -19,14 +21,16 @@ COUNT = 9
 class Block(nn.Module):
     """A layer: what it adds to its input depends on its number only where it is told to."""
 
-    def __init__(self, number: int, special: int = -1) -> None:
+    def __init__(self, number: int, special: int = -1, start: Callable[[int], float] | None = None) -> None:
         super().__init__()
-        self.number, self.special = number, special
+        self.number, self.special, self.start = number, special, start
         self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor, scale: Tensor) -> Tensor:
         inner = torch.tanh(self.up(self.norm(x)) * scale)
+        if self.start is not None:  # as a cache of keys begins: with none
+            inner = torch.cat([torch.tensor([]), inner * torch.tensor(self.start(self.number))], -2)
         if self.number == self.special:
             inner = inner + 1
         return x + self.drop(self.down(inner))
@@ -35,10 +39,17 @@ class Block(nn.Module):
 class Net(nn.Module):
     """An embedding, blocks, a head and a loss."""
 
-    def __init__(self, special: int = -1, count: int = COUNT, *, gather: bool = False) -> None:
+    def __init__(
+        self,
+        special: int = -1,
+        count: int = COUNT,
+        *,
+        gather: bool = False,
+        start: Callable[[int], float] | None = None,
+    ) -> None:
         super().__init__()
         self.words, self.gather = nn.Embedding(12, 8), gather
-        self.blocks = nn.ModuleList(Block(number, special) for number in range(count))
+        self.blocks = nn.ModuleList(Block(number, special, start) for number in range(count))
         self.head = nn.Linear(8, 12)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -83,6 +94,21 @@ def test_the_graph_is_that_of_the_whole_model(make: Callable[[], Any]) -> None:
     assert [(op.module, op.source) for op in graph.ops] == [(op.module, op.source) for op in whole.graph.ops]
     assert graph.persistent == whole.graph.persistent
     assert list(model.blocks._modules) == [str(number) for number in range(COUNT)]
+
+
+def sized(graph: Graph) -> Counter[tuple[int, str, str]]:
+    return Counter((one.bytes, one.kind, one.module) for one in graph.storages if one.bytes)
+
+
+def test_tensors_that_layers_make_of_numbers_count_by_their_values() -> None:
+    found = short(Net(start=lambda _: 0.5))
+    whole, _ = capture_program(Net(start=lambda _: 0.5), (torch.zeros(2, 4, dtype=torch.long),))
+    graph = longer(found)
+    check_graph(graph)
+    assert [(op.target, op.module) for op in graph.ops] == [(op.target, op.module) for op in whole.graph.ops]
+    assert sized(graph) == sized(whole.graph)
+    assert smallest(graph).forecast == smallest(whole.graph).forecast
+    assert short(Net(start=lambda number: 0.5 + (number == 5))).gone is None
 
 
 @pytest.mark.parametrize("make", [lambda: Net(special=5), lambda: Net(gather=True), lambda: Net(count=3)])

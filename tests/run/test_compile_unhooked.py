@@ -53,6 +53,7 @@ def test_results_are_the_same_and_the_report_says_checked() -> None:
     report = tightrope.report(model)
     assert not report.enforced
     assert "checked, not enforced: no C++ compiler" in report.why
+    assert str(report).splitlines()[1] == "budget 32.00 MiB, checked, not enforced"
     assert 0 <= report.observed_peak - report.forecast_peak < 65536  # temporaries of kernels are unknown here
     weights = sum(4 * parameter.numel() for parameter in model.parameters())
     data = sum(x.nbytes + y.nbytes for x, y in DATA)

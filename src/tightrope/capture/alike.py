@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tightrope.capture._eager import meta_as_cpu, ops_shown, tensors_in, uncompiled, without_shared_hooks
-from tightrope.capture._torch import copied_without_values, storage_key
+from tightrope.capture._torch import copied_without_values, real_tensors, storage_key
 from tightrope.capture.api import capture_program
 from tightrope.capture.program import Program
 from tightrope.lower.lengthen import Gone
@@ -30,6 +30,8 @@ KEPT: Final = 3
 """Equal layers that stand."""
 _LEAST: Final = 6
 """Equal layers from which on it pays."""
+_CONSTANT: Final = "aten.lift_fresh.default"
+"""What an op calls that makes a tensor of numbers, such as the cache of keys that a layer begins with."""
 
 
 class ShortProgram(NamedTuple):
@@ -166,6 +168,12 @@ def _seen(twin: torch.nn.Module, call: Sequence[Any], path: str, looks: Sequence
         return notes.all(tensors_in(twin(*args, **kwargs)))
 
 
+def _constant(made: torch.Tensor) -> tuple[Any, ...]:
+    """Describe a tensor that Python has just made of numbers: by its values."""
+    with real_tensors():
+        return tuple(made.shape), str(made.dtype), made.tolist()
+
+
 class _Notes:
     """Notes the ops of a call: what each does, and where what it reads comes from."""
 
@@ -227,7 +235,7 @@ class _Notes:
         """Note an op."""
         if op.namespace == "prim":  # where a tensor is, and the like
             return
-        what = self._described(given)
+        what = _constant(given[0][0]) if str(op) == _CONSTANT else self._described(given)
         for number, tensor in enumerate(tensors_in(result)):
             key = storage_key(tensor)
             if key not in self._at and key not in self._owner:

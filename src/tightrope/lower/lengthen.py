@@ -7,7 +7,8 @@ Idea        With a layer more, a graph has one more block of equal ops in its fo
 Source      the inverse of the cut in ``plan/layers.py``
 Guarantee   Where the layers that were left out are as those that stand here, the result is the graph that
             the whole model gives, names of ops and inputs apart (`tests/capture/test_alike.py` compares
-            them). Where no layers are found to repeat, the result is None.
+            them). Where layers make tensors of numbers, the order of inputs differs, and empty ones are not
+            repeated. Where no layers are found to repeat, the result is None.
 Complexity  Linear in ops, for each of a few periods.
 Gaps        One forward and one backward, each with one stretch. What a layer holds for the caller may not be
             written in place.
@@ -438,7 +439,7 @@ class _Longer:
         )
 
     def _input(self, given: Input, at: int, copy: int) -> Input:
-        if given.view is None:
+        if given.view is None or given.view.base < 0:
             return given
         view = replace(given.view, base=self.number[given.view.base, copy])
         if view.input >= 0:

@@ -27,8 +27,7 @@ TAG: Final = "TIGHTROPE_TAG"
 """Variables that ``hatch_build.py`` reads: the folder of libraries to add, and the tag of the platform."""
 
 _BASELINE: Final = ("-march=x86-64-v2",) if platform.machine() == "x86_64" else ()
-_ALONE: Final = ("-O3", *_BASELINE, "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-s")
-# The hook throws torch's errors through torch's frames, so that both must use one libstdc++.
+_ALONE: Final = ("-O3", *_BASELINE, "-s")
 _WITH_TORCH: Final = ("-O2", "-s")
 _NEEDED: Final = re.compile(r"\((GLIBC|GLIBCXX|CXXABI)_([\d.]+)\)")
 _WHERE: Final = "import importlib.util as i; print(i.find_spec('torch').origin)"
