@@ -68,6 +68,19 @@ class Owner(nn.Module):
         return self.inner(x, self.draw)  # type: ignore[no-any-return]
 
 
+class Enclosed(Scaled):
+    """Calls a function that draws from a generator around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw, inner = random.Random(5), Dropped()
+        self.inner, self.run = inner, lambda x: inner(x, draw)
+
+    def forward(self, x: Tensor, draw: Any) -> Tensor:
+        del draw
+        return self.run(x)
+
+
 class OfModule(Scaled):
     """Draws from a generator of its module."""
 
@@ -115,6 +128,7 @@ def _equal(found: tuple[list[Any], list[Tensor]], wanted: tuple[list[Any], list[
         (Tree, True, {"verify": "eager"}),
         (Dropped, True, {"fallback": "evict"}),
         (OfModule, False, {}),
+        (Enclosed, False, {}),
     ],
 )
 def test_draws_are_those_of_eager(kind: type[nn.Module], own: bool, options: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from inspect import getattr_static
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -16,7 +17,7 @@ _MOST: Final = 100_000
 _KINDS: Final = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _LEAVES: Final = (
     *(torch.Tensor, np.ndarray, str, bytes, int, float, type(None)),
-    *(type, ModuleType, FunctionType, MethodType),
+    *(type, ModuleType),
 )
 
 
@@ -69,9 +70,9 @@ class RandomStates(NamedTuple):
 def generators_in(holders: Iterable[Any]) -> list[Any]:
     """Find generators in objects and in what they hold, the nearest first, and around forwards of modules.
 
-    No more than 100,000 objects are looked at: a generator further away is not found. Python modules, classes
-    and functions are not entered. A generator without a state that can be read, as `random.SystemRandom`, is
-    left out.
+    No more than 100,000 objects are looked at: a generator further away is not found. Python modules and
+    classes are not entered; of a function, what encloses it and generators among its globals are looked at. A
+    generator without a state that can be read, as `random.SystemRandom`, is left out.
     """
     found, seen, left = list[Any](), dict[int, Any](), deque(holders)
     while left and len(seen) < _MOST:
@@ -86,6 +87,12 @@ def generators_in(holders: Iterable[Any]) -> list[Any]:
             left += dict.values(one)
         elif issubclass(kind, list | tuple | set | frozenset):
             left += one
+        elif issubclass(kind, FunctionType):
+            left += _around(one)
+        elif issubclass(kind, MethodType):
+            left += [one.__self__, one.__func__]
+        elif issubclass(kind, partial):
+            left += [one.func, *one.args, *one.keywords.values()]
         else:
             left += _attributes(one)
             if issubclass(kind, torch.nn.Module):
