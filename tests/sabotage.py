@@ -93,7 +93,7 @@ SABOTAGES: Final = (
         "run/saved.py",
         "self._updates.finish()",
         "pass",
-        "test_a_loaded_step_gives_the_same_bits",
+        "test_updates_go_on_where_they_were",
     ),
 )
 

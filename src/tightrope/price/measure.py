@@ -9,7 +9,7 @@ Idea        An op is run on made-up inputs of the right shapes, strides and dtyp
             again: it takes no more than in the run with the fewest.
 Guarantee   The bytes are exact for this machine, thread count and torch version: kernels choose
             their work space by shape, not by value. Times are the fastest of a few runs.
-Complexity  At least five runs per distinct op, three of a long one; at most about 20 ms beyond that.
+Complexity  At least five runs per distinct op, two of a long one; at most about 20 ms beyond that.
 Gaps        Without a C++ compiler there is no hook: temporaries are unknown then, and hidden bytes
             too; these are only counted on Linux, and not where a kernel maps pages itself. A kernel that
             sizes a table by values, such as a hash of distinct ones, is measured on made-up values. Torch
@@ -83,21 +83,24 @@ def measure(run: Callable[[], Any], allocator: Allocator | None, device: torch.d
     Raises:
         torch.OutOfMemoryError: the op does not fit under the limit that is set.
     """
-    layouts = _layouts(run())
-    allocations, hidden = ((), 0) if allocator is None else _record(run, allocator)
-    if device.type == "cuda":
-        return Measured(timed_on_gpu(run, device), allocations, allocator is not None, layouts, hidden)
     _, clock = clock_here()
-    best, total = 2**62, 0
-    for number in range(_MAX_RUNS):
+    spent: list[Nanoseconds] = []
+
+    def timed() -> Any:
         start = clock()
         result = run()
-        spent = clock() - start
-        del result
-        best, total = min(best, spent), total + spent
-        if total > (_ENOUGH_NS if number + 1 >= _MIN_RUNS else _LONG_NS):
-            break
-    return Measured(max(best, 1), allocations, allocator is not None, layouts, hidden)
+        spent.append(clock() - start)
+        return result
+
+    layouts = _layouts(timed())
+    allocations, hidden = ((), 0) if allocator is None else _record(timed, allocator)
+    if device.type == "cuda":
+        return Measured(timed_on_gpu(run, device), allocations, allocator is not None, layouts, hidden)
+    if allocator is None or min(spent) <= _LONG_NS:
+        spent.clear()
+        while len(spent) < _MAX_RUNS and sum(spent) <= (_ENOUGH_NS if len(spent) >= _MIN_RUNS else _LONG_NS):
+            timed()
+    return Measured(max(min(spent), 1), allocations, allocator is not None, layouts, hidden)
 
 
 def clock_here() -> tuple[str, Callable[[], Nanoseconds]]:
