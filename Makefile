@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 AXE := build/axe/package/axe.min.js
 SMOKE := build/smoke
 
-.PHONY: demo test test-all test-page smoke sabotage check bench native wheel clean
+.PHONY: demo test test-all test-page test-torch smoke sabotage check bench native wheel clean
 
 $(STAMP): pyproject.toml constraints.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,18 +33,43 @@ test: native
 test-all: native
 	$(BIN)/python -m pytest -n 2
 
-# The shortest test of every promise, on an installed wheel; its libraries are those of the environment above.
-$(SMOKE)/.current: $(STAMP) $(shell find src -type f -not -path '*/__pycache__/*')
-	rm -rf $(SMOKE) && mkdir -p $(SMOKE)
-	$(BIN)/python -c "import hatchling.build as b; b.build_wheel('$(SMOKE)')"
-	$(BIN)/python -m venv --without-pip $(SMOKE)
-	$(BIN)/python -c "import sysconfig as s; print(s.get_path('purelib'))" > \
-		$$($(SMOKE)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/libraries.pth
-	$(BIN)/python -m pip --python $(SMOKE)/bin/python install -q --no-deps --no-index $(SMOKE)/*.whl
+# The wheel of this checkout in an environment of its own, whose libraries are those of Python $(1).
+define install_wheel
+	rm -rf $(@D) && mkdir -p $(@D)
+	$(1) -c "import hatchling.build as b; b.build_wheel('$(@D)')"
+	$(1) -m venv --without-pip $(@D)
+	$(1) -c "import sysconfig as s; print(s.get_path('purelib'))" > \
+		$$($(@D)/bin/python -c "import sysconfig as s; print(s.get_path('purelib'))")/libraries.pth
+	$(1) -m pip --python $(@D)/bin/python install -q --no-deps --no-index $(@D)/*.whl
 	touch $@
+endef
+PACKAGED := $(shell find src -type f -not -path '*/__pycache__/*')
+
+# The shortest test of every promise, on an installed wheel; its libraries are those of the environment above.
+$(SMOKE)/.current: $(STAMP) $(PACKAGED)
+	$(call install_wheel,$(BIN)/python)
 
 smoke: native $(SMOKE)/.current
 	$(SMOKE)/bin/python -m tests.promises -n 2
+
+# One row of docs/compat.md: groups of tests on an installed wheel, with another torch.
+# TORCH_ENV names an environment that exists, GROUPS some of the groups of tests/compat.py.
+TORCH ?= 2.14.1
+ifndef TORCH_ENV
+TORCH_ENV := build/torch-$(TORCH)
+TORCH_STAMP := $(TORCH_ENV)/.current
+$(TORCH_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(TORCH_ENV)
+	PIP_CONSTRAINT= $(TORCH_ENV)/bin/pip install -q torch==$(TORCH) -e .[dev]
+	touch $@
+endif
+TORCH_WHEEL := build/wheel$(subst /,-,/$(TORCH_ENV))
+
+$(TORCH_WHEEL)/.current: $(TORCH_STAMP) $(PACKAGED)
+	$(call install_wheel,$(TORCH_ENV)/bin/python)
+
+test-torch: $(TORCH_WHEEL)/.current
+	OMP_NUM_THREADS=1 $(TORCH_WHEEL)/bin/python -m tests.compat --torch $(TORCH) $(if $(GROUPS),--groups "$(GROUPS)")
 
 # Ten promises, each broken by one line in a copy of the installed package: the tests above must notice every one.
 sabotage: native $(SMOKE)/.current

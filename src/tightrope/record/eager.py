@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from tightrope.core import (
     Buffer,
@@ -34,6 +34,7 @@ from tightrope.core import (
     Trace,
     round_up,
 )
+from tightrope.price.profiler import cpu_profile, events_of, start_profile
 from tightrope.record.categories import BY_PHASE
 from tightrope.record.reverse import by_sequence
 from tightrope.record.rows import inherit, to_trace
@@ -151,7 +152,7 @@ def record_eager(model: torch.nn.Module, *, memory: bool = True) -> Iterator[Eag
         ['backward', 'forward']
     """
     rows = tree_of(model)
-    watcher = profile(activities=[ProfilerActivity.CPU], profile_memory=memory)
+    watcher = cpu_profile(memory=memory)
     recording = EagerRecording(model, rows, watcher, memory)
     handles: list[Any] = []
     try:
@@ -162,7 +163,7 @@ def record_eager(model: torch.nn.Module, *, memory: bool = True) -> Iterator[Eag
                 if parameter.requires_grad:
                     note = partial(recording.accumulated, number)
                     handles.append(parameter.register_post_accumulate_grad_hook(note))
-        watcher.start()
+        start_profile(watcher)
         try:
             yield recording
         finally:
@@ -175,9 +176,7 @@ def record_eager(model: torch.nn.Module, *, memory: bool = True) -> Iterator[Eag
 
 def slices_of(recording: EagerRecording) -> tuple[tuple[Slice, ...], Nanoseconds]:
     """Slices of what ran, and the time of the first one by the clock of hooks."""
-    results = recording._profile.profiler.kineto_results if recording._profile.profiler else None
-    found: list[Any] = results.events() if results else []
-    rows = [row for row in found if not row.name().startswith("[")]
+    rows = [row for row in events_of(recording._profile) if not row.name().startswith("[")]
     base = min((row.start_ns() for row in rows), default=0)
     main = rows[0].start_thread_id() if rows else 0
     threads = {main: 0}

@@ -22,15 +22,15 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
-from tightrope.core import Bytes, round_up
+from tightrope.core import Bytes
 from tightrope.core.cache import warn_once
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import Allocator, MemoryStats, allocator, cuda_allocator
 from tightrope.native.hook.refused import OutOfBudgetError
 from tightrope.native.interface import missing
 from tightrope.price.device import CPU
+from tightrope.price.profiler import changes_of, cpu_profile, start_profile
 from tightrope.run.arenas import reclaimable, trim_all
 from tightrope.run.older import OlderTensors, uncounted_bytes
 
@@ -398,18 +398,14 @@ class Accounts:
 @contextmanager
 def _profiled(found: Observation, start: Bytes) -> Iterator[None]:
     """Fill a window from the profiler's memory events."""
-    watcher = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    watcher.start()
+    watcher = cpu_profile()
+    start_profile(watcher)
     try:
         yield
     finally:
         watcher.stop()
-        results = watcher.profiler.kineto_results if watcher.profiler else None
-        events: list[Any] = results.events() if results else []
-        changes = [event for event in events if event.name() == "[memory]"]
-        for event in sorted(changes, key=lambda event: event.start_ns()):
-            size = event.nbytes()
-            found.left += round_up(size) if size > 0 else -round_up(-size)
+        for change in changes_of(watcher):
+            found.left += change
             found.above = max(found.above, found.left)
         found.charged = start + found.above
 

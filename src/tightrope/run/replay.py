@@ -16,11 +16,11 @@ Gaps        Gradients outlive the step that made them, so their bytes add to the
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from tightrope.core import (
     BudgetSyntaxError,
@@ -37,6 +37,7 @@ from tightrope.core.ledger import Ledger, Row, Since
 from tightrope.native.hook.allocator import Allocator, Divergence, MemoryEvent, ReplayEnd
 from tightrope.place import place
 from tightrope.price.measure import UNSEEN
+from tightrope.price.profiler import changes_of, cpu_profile, start_profile
 from tightrope.run.accounts import accounts
 from tightrope.run.older import uncounted_bytes
 from tightrope.run.room import FIRST_TRY, HIDDEN, RESERVE
@@ -334,18 +335,10 @@ class _AllocationMeter:
 
     def __init__(self, external: Bytes) -> None:
         self.before = max(external, uncounted_bytes(None))
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        self._profile.start()
+        self._profile = cpu_profile()
+        start_profile(self._profile)
 
     def stop(self) -> Bytes:
         """Return the largest number of live bytes, what existed before included."""
         self._profile.stop()
-        results = self._profile.profiler.kineto_results if self._profile.profiler else None
-        events: list[Any] = results.events() if results else []  # torch's stub lacks `nbytes`
-        changes = [event for event in events if event.name() == "[memory]"]
-        now = peak = self.before
-        for event in sorted(changes, key=lambda event: event.start_ns()):
-            size = event.nbytes()
-            now += round_up(size) if size > 0 else -round_up(-size)
-            peak = max(peak, now)
-        return peak
+        return max(accumulate(changes_of(self._profile), initial=self.before))
