@@ -4,6 +4,7 @@
 is ever executed: some files here would leave a marker behind.
 """
 
+import copy
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -399,11 +400,11 @@ def spoiled(draw: st.DrawFn, whole: bytes) -> bytes:
             where = where[key]
         how = draw(st.sampled_from(("replace", "delete", "double")))
         if how == "replace" or (how == "double" and not isinstance(where, list)):
-            where[path[-1]] = draw(st.sampled_from(ODD))
+            where[path[-1]] = copy.deepcopy(draw(st.sampled_from(ODD)))  # or it may come to hold itself
         elif how == "delete":
             del where[path[-1]]
         else:
-            where.insert(path[-1], where[path[-1]])
+            where.insert(path[-1], copy.deepcopy(where[path[-1]]))
     return json.dumps(tree).encode()
 
 

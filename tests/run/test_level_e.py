@@ -328,6 +328,7 @@ def test_a_layer_may_get_its_state_in_a_later_step() -> None:
     torch.manual_seed(0)
     model = Dropped()
     wanted = losses(copy.deepcopy(model))
-    tightrope.compile(model, budget=accounts().charged() + (64 << 20), progress=False)
+    budget = accounts().charged() + (64 << 20)
+    tightrope.compile(model, budget=budget, fallback="evict", progress=False)
     with pytest.warns(UserWarning, match="level E"):
         assert losses(model) == wanted
