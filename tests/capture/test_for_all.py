@@ -33,3 +33,11 @@ def test_overlapping_users_leave_torch_as_it_was(
     assert (kernels(), dict(decomposition_table)) == inside
     second.__exit__(None, None, None)
     assert (kernels(), dict(decomposition_table)) == (before, table)
+
+
+def test_kernels_are_put_back_though_torch_does_not_list_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kernels()
+    monkeypatch.setattr("torch._dispatch.python.all_py_loaded_overloads", tuple)
+    with eager_kernels():
+        assert kernels() != before
+    assert kernels() == before

@@ -8,7 +8,7 @@ is over.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
@@ -299,28 +299,27 @@ def _kernels_recorded() -> Iterator[None]:
     from torch._dispatch.python import all_py_loaded_overloads
 
     keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-    taken = [
-        (op, {key: op.py_kernels[key] for key in keys if key in op.py_kernels})
-        for op in all_py_loaded_overloads()
-        if op.namespace == "aten" and str(op) not in _DECOMPOSED
-    ]
-    taken = [(op, kernels) for op, kernels in taken if kernels]
-    try:
-        for op, kernels in taken:
-            for key in kernels:
-                del op.py_kernels[key]
+    recurrent = [getattr(torch.ops.aten, name).input for name in _RECURRENT]
+    ours = {torch.ops.aten.dropout.default: _dropout} | {op: partial(_recurrent, op) for op in recurrent}
+    loaded = (op for op in all_py_loaded_overloads() if op.namespace == "aten" and str(op) not in _DECOMPOSED)
+    before = {
+        op: {key: op.py_kernels[key] for key in keys if key in op.py_kernels} for op in {*loaded, *ours}
+    }
+    before = {op: kernels for op, kernels in before.items() if kernels or op in ours}
+
+    def put(made: Mapping[Any, Mapping[Any, Any]]) -> None:
+        for op in before:
+            for key in keys:
+                op.py_kernels.pop(key, None)
+            op.py_kernels.update(made.get(op, {}))
             op._dispatch_cache.clear()
-        dropout = torch.ops.aten.dropout.default
-        dropout.py_kernels.update(dict.fromkeys(keys, _dropout))
-        for name in _RECURRENT:
-            op = getattr(torch.ops.aten, name).input
-            op.py_kernels.update(dict.fromkeys(keys, partial(_recurrent, op)))
+
+    try:
+        put({op: dict.fromkeys(keys, kernel) for op, kernel in ours.items()})
         with norms_laid_out():
             yield
     finally:
-        for op, kernels in taken:
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+        put(before)
 
 
 eager_kernels: Final = ForAll(_kernels_recorded)
