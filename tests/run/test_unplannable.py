@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tightrope
 from tightrope.native import compiler
 from tightrope.run.accounts import accounts
+from tightrope.run.rehearsal import rehearsed
 
 
 class Masked(nn.Module):
@@ -285,3 +286,29 @@ def test_a_block_of_level_e_that_is_left_open_does_not_keep_others_from_plans() 
     train = tightrope.step(lambda x: model(x).sum(), model=model, budget="64MiB", progress=False)
     train(batch)
     assert train.report().forecast_peak > 0
+
+
+class Counting(nn.Module):
+    """Keeps count of its calls, and makes a layer in the first one; a size depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.seen, self.calls = nn.Linear(16, 16), list[int](), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "last"):
+            self.last = nn.Linear(16, 16)
+        self.calls += 1
+        self.seen.append(self.calls)
+        result: torch.Tensor = self.last(self.first(x)[x[:, 0] > 0])
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level")
+def test_a_forward_that_is_counted_leaves_no_trace_in_the_model() -> None:
+    torch.manual_seed(0)
+    model, batch = Counting(), torch.randn(32, 16)
+    state = torch.get_rng_state()
+    assert rehearsed(model, (batch,), {}) is not None
+    assert (model.calls, model.seen, hasattr(model, "last")) == (0, [], False)
+    assert torch.equal(state, torch.get_rng_state())

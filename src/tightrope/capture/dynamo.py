@@ -211,12 +211,13 @@ class CapturedCall:
         activations = Activations(self.module, self._casts)
 
         def forward(args: list[Any]) -> list[Any]:
+            assert under_way.told is not NOTHING  # it is run by `call`
             _, by_group, _ = told = under_way.told
             if by_group is not None:
                 by_group.take_back(args)
             results = runners[-1].forward(args)
             results[-1].later = told
-            under_way.tokens = [results[-1]]
+            under_way.token = results[-1]
             return results
 
         def backward(args: list[Any]) -> list[Any]:
@@ -271,10 +272,10 @@ class CapturedCall:
             leaving = activations.begin()
             under_way.told = (rest, handed_on(tuple(groups), given), leaving)
             outputs = run(*given)
-            under_way.told, tokens, under_way.tokens = NOTHING, under_way.tokens, []
-            if tokens and self.shares:
-                tokens[0].pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
-            del tokens  # with it goes what the backward keeps
+            token, under_way.token, under_way.told = under_way.token, None, NOTHING
+            if token is not None and self.shares:
+                token.pending.wrote([args[number] for number in self.written])  # type: ignore[attr-defined]
+            del token  # with it goes what the backward keeps
             prepare_backward(outputs)
             return outputs if leaving is None else activations.hand_out(leaving, outputs, args)
 

@@ -1,7 +1,6 @@
 """The call of a captured graph that is under way, one in each thread."""
 
 import threading
-from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import torch
@@ -21,8 +20,8 @@ class UnderWay(threading.local):
 
     Attributes:
         told: see `Later`.
-        tokens: the token that the forward returned; what the backward keeps goes with it.
+        token: what the forward returned last; what the backward keeps goes with it.
     """
 
     told: Later = NOTHING
-    tokens: Sequence[torch.Tensor] = ()
+    token: torch.Tensor | None = None

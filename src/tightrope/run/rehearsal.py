@@ -5,7 +5,7 @@ Idea        The model and its inputs are copied without values, and the copy mak
             the op that makes it to its last use. Where ops depend on values, the forward runs on the values,
             and what it saves for a backward is counted and dropped. The backward is taken to hold all of
             that, every gradient, and its largest op.
-Guarantee   Nothing that the user has changes, random states and buffers included. On shapes, at most a few
+Guarantee   No random state, buffer or attribute of the model changes. On shapes, at most a few
             bytes of memory are taken; on values, what a forward without gradients takes, within the limit in
             force. What is counted is what eager takes outside of kernels.
 Gaps        What kernels take while they run is not seen: as much again as an op reads and writes stands for
@@ -23,7 +23,7 @@ from tightrope.capture._eager import ops_shown, tensors_in, uncompiled, without_
 from tightrope.capture._torch import copied_without_values
 from tightrope.core import Bytes, round_up
 from tightrope.run.headroom import Headroom
-from tightrope.run.state import RandomStates, state_of
+from tightrope.run.state import RandomStates, attributes_kept, state_of
 
 _SPARE = 8
 """One part in so many goes to gaps between addresses."""
@@ -111,7 +111,7 @@ def _never(_: None) -> torch.Tensor:
 def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
     counter = _Counter()
     dropped = torch.autograd.graph.saved_tensors_hooks(counter.save, _never)
-    with uncompiled(model), ops_shown(counter.see), torch.enable_grad(), dropped:
+    with uncompiled(model), attributes_kept(model), ops_shown(counter.see), torch.enable_grad(), dropped:
         outputs = tensors_in(model(*args, **kwargs))
         trained = [output for output in outputs if output.requires_grad]
     sizes = [round_up(output.untyped_storage().nbytes()) for output in trained]

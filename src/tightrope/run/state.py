@@ -1,7 +1,7 @@
 """What a call of a model begins from besides its inputs: buffers, and the generators of random numbers."""
 
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +15,7 @@ import torch
 _MOST: Final = 100_000
 """Objects that are looked at in search of generators."""
 _KINDS: Final = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_CONTENTS: Final = (list, dict, OrderedDict)
 _LEAVES: Final = (
     *(torch.Tensor, np.ndarray, str, bytes, int, float, type(None)),
     *(type, ModuleType),
@@ -170,15 +171,19 @@ def _comparable(state: Any) -> Any:
 
 @contextmanager
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Put back what modules have stored as attributes when the block is over."""
-    before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    """Put back the attributes of modules, and what lists and dicts among them hold, when a block ends."""
+    every = [vars(module) for module in model.modules()]
+    held = {id(one): one for attributes in every for one in attributes.values() if type(one) in _CONTENTS}
+    before = [(one, one.copy()) for one in (*every, *held.values())]
     try:
         yield
     finally:
-        for attributes, kept in before:
-            for name in [name for name in attributes if name not in kept]:
-                del attributes[name]
-            attributes.update((name, one) for name, one in kept.items() if attributes.get(name) is not one)
+        for now, kept in before:
+            if isinstance(now, list):
+                now[:] = kept
+            elif now.keys() != kept.keys() or any(now[key] is not one for key, one in kept.items()):
+                now.clear()
+                now.update(kept)
 
 
 def state_of(model: torch.nn.Module, *given: Any) -> Callable[[], None]:
