@@ -80,12 +80,14 @@ class Row(NamedTuple):
         says: what its only warning says; the empty string = there is none.
         enforced: whether budgets are.
         again: whether a second process without a compiler enforces them too; it may say nothing.
+        captures: what a second warning says of training, where torch captures nothing; empty = it does.
     """
 
     prepare: Callable[[Place], Environment]
     says: str = ""
     enforced: bool = True
     again: bool = False
+    captures: str = ""
 
 
 def tmpfs(place: Path, user: int, options: str) -> str:
@@ -197,7 +199,9 @@ ROWS: Final = {
     ),
     "TMPDIR full": Row(full, "are kept in /tmp/tightrope-", again=True),
     "TMPDIR missing": Row(lambda place: {"TMPDIR": "/nothing"}, "are kept in /tmp/tightrope-"),
-    "nothing can be written": Row(nothing_writable, "cannot be kept", enforced=False),
+    "nothing can be written": Row(
+        nothing_writable, "cannot be kept", enforced=False, captures="set TMPDIR to one that can be written"
+    ),
     "no room on the disk": Row(disk_full, "is full|No space left", again=True),
     "no code may be loaded from the cache": Row(noexec, "noexec", again=True),
     "no code may be loaded from anywhere": Row(
@@ -218,6 +222,8 @@ def check(row: Row, users: OtherUsers, script: str) -> None:
         assert answer["error"] == ""
         assert answer["found"]["enforced"] is row.enforced
         said = answer["warnings"]
+        if row.captures and script is TRAIN:
+            assert re.search(row.captures, said.pop()), said
         assert len(said) == bool(row.says) or (once is not environment and not said), said
         if said:
             assert re.search(row.says, said[0]), said

@@ -6,6 +6,7 @@ plan could give other values. Levels E and 0 need less of torch.
 
 import functools
 import gc
+import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
@@ -41,7 +42,7 @@ Plan: TypeAlias = Callable[[torch.nn.Module, Bytes], tuple[Loss, Callable[[], st
 
 
 def cannot_capture(status: StatusLine, plan: Plan) -> str:
-    """Say why nothing is captured on the installed torch, or nothing.
+    """Say why nothing is captured on the installed torch, or in this environment, or nothing.
 
     Names are looked up at every call. On a torch that was not tested, the first call runs every adapter and a
     small model too, and says in one line that they work.
@@ -52,6 +53,10 @@ def cannot_capture(status: StatusLine, plan: Plan) -> str:
     """
     if lacking := _probes.said_of(_probes.gone(_probes.CAPTURE)):
         return f"{lacking}."
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return "Torch needs a folder for temporary files: set TMPDIR to one that can be written."
     if _probes.minor() in _probes.TESTED_MINORS or _trying:
         return ""
     first = not _found.cache_info().currsize
