@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import estimating, guards, overlap, pace, page, placement_safety, recorder, shapes
+from benchmarks import estimating, first, guards, overlap, pace, page, placement_safety, recorder, shapes
 from benchmarks.compress.main import run as compress
 from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
@@ -39,6 +39,7 @@ _QUESTIONS = {
     "pace": pace.run,
     "shapes": shapes.run,
     "estimating": estimating.run,
+    "first": first.run,
     "wrong": wrong,
     "guards": guards.run,
     "hostile": hostile,

@@ -1,14 +1,14 @@
 """A wheel that brings its native part: what is in it, which library is chosen, what it enforces."""
 
-import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from benchmarks.first import installed as installed_wheel
+from benchmarks.first import without_compiler
 from tightrope.core import NativeError
 from tightrope.native import build, prebuilt, wheel
 from tightrope.native.prebuilt import BuiltLibrary
@@ -139,22 +139,13 @@ print(tightrope.report(model).enforced, compiler())
 def test_the_wheel_enforces_a_budget_where_no_compiler_is(tmp_path: Path) -> None:
     made = wheel.make([prebuilt.torch_folder()], Path("build/libraries").absolute(), tmp_path / "dist")
     assert made.stat().st_size < 8e6
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "new"], check=True)
-    python = tmp_path / "new/bin/python"
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (tmp_path / "new/lib" / version / "site-packages/others.pth").write_text(
-        f"{prebuilt.torch_folder().parent}\n"
-    )
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--ignore-installed", made], check=True)
+    python = installed_wheel(made, tmp_path / "new")
     (tmp_path / "train.py").write_text(ENFORCED)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"CXX": "/no/compiler", "PATH": "", "TIGHTROPE_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         [python, tmp_path / "train.py"],
         capture_output=True,
         text=True,
-        env=environment,
+        env=without_compiler(tmp_path / "cache"),
         check=False,
         cwd=tmp_path,
     )

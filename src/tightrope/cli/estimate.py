@@ -41,6 +41,8 @@ from tightrope.run.room import RESERVE
 from tightrope.run.status import StatusLine
 
 _NUM_SHOWN = 20
+_FULL_EFFORT_OPS = 100
+"""Largest graph whose smallest plan is searched for with all moves, as `tightrope.compile` does."""
 _MANY_OPS = 2000
 _SECONDS = 2.0
 """Of a search for the fastest plan in a graph of more ops; else the search is that of `tightrope.compile`."""
@@ -114,7 +116,9 @@ class Step:
     def floor(self) -> Floor:
         """The smallest plan and what stands beside it."""
         with StatusLine().slow("looking for the smallest plan"):
-            return floor_of(self.graph, self.sizes, self.update, self.held - self.graph.persistent)
+            unread = self.held - self.graph.persistent
+            effort = min(1.0, _FULL_EFFORT_OPS / len(self.graph.ops))
+            return floor_of(self.graph, self.sizes, self.update, unread, effort=effort)
 
     @property
     def seconds(self) -> float | None:

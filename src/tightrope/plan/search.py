@@ -122,7 +122,12 @@ def solve(
 
 
 def smallest(
-    graph: Graph, *, seconds: float | None = None, seed: int = 0, machine: Machine | None = None
+    graph: Graph,
+    *,
+    seconds: float | None = None,
+    seed: int = 0,
+    machine: Machine | None = None,
+    effort: float = 1.0,
 ) -> Plan:
     """Find the plan with the smallest total budget that the search reaches; `solve` makes it faster.
 
@@ -131,6 +136,7 @@ def smallest(
         seconds: None = effort by the size of the graph; else at most about this long.
         seed: of all random choices.
         machine: named in the plan.
+        effort: factor on the moves of the search; the greedy rules that come before are tried in any case.
 
     Returns:
         A plan whose budget is its own total; `solve` finds a plan for that budget too.
@@ -144,7 +150,7 @@ def smallest(
         128
     """
     watch = Watch(seconds=seconds)
-    plan = smallest_plan(graph, machine, Options(seed=seed, watch=watch))
+    plan = smallest_plan(graph, machine, Options(seed=seed, watch=watch, effort=effort))
     return msgspec.structs.replace(plan, reasons=reasons(graph, plan, machine))
 
 

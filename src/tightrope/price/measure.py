@@ -5,11 +5,11 @@ Idea        An op is run on made-up inputs of the right shapes, strides and dtyp
             one, which tells which allocation became which result.
             In the same run, what the kernel takes from the C library and not from the allocator
             is counted: the *hidden* bytes. The run before it has let the kernel fill its caches.
-            What other threads take meanwhile is counted too, so an op that seems to take any is run
-            again: it takes no more than in the run with the fewest.
+            What other threads take meanwhile is counted too: where two runs do not agree, the op is
+            run again, and takes no more than in the run with the fewest.
 Guarantee   The bytes are exact for this machine, thread count and torch version: kernels choose
             their work space by shape, not by value. Times are the fastest of a few runs.
-Complexity  At least five runs per distinct op, two of a long one; at most about 20 ms beyond that.
+Complexity  At least five runs per distinct op, two of one that takes over 0.1 s; about 0.1 s beyond that.
 Gaps        Without a C++ compiler there is no hook: temporaries are unknown then, and hidden bytes
             too; these are only counted on Linux, and not where a kernel maps pages itself. A kernel that
             sizes a table by values, such as a hash of distinct ones, is measured on made-up values. Torch
@@ -92,12 +92,14 @@ def measure(run: Callable[[], Any], allocator: Allocator | None, device: torch.d
         spent.append(clock() - start)
         return result
 
-    layouts = _layouts(timed())
-    allocations, hidden = ((), 0) if allocator is None else _record(timed, allocator)
+    first, before = (timed(), 0) if allocator is None else _counted(timed, allocator)
+    layouts = _layouts(first)
+    del first
+    allocations, hidden = ((), 0) if allocator is None else _record(timed, allocator, before)
     if device.type == "cuda":
         return Measured(timed_on_gpu(run, device), allocations, allocator is not None, layouts, hidden)
     if allocator is None or min(spent) <= _LONG_NS:
-        spent.clear()
+        spent = [one for one in spent[1:] if one > _ENOUGH_NS]  # of the others, recording is a part
         while len(spent) < _MAX_RUNS and sum(spent) <= (_ENOUGH_NS if len(spent) >= _MIN_RUNS else _LONG_NS):
             timed()
     return Measured(max(min(spent), 1), allocations, allocator is not None, layouts, hidden)
@@ -129,7 +131,8 @@ def _layouts(result: Any) -> tuple[Layout, ...]:
 _Allocations = tuple[tuple[Bytes, int, int, int], ...]
 
 
-def _record(run: Callable[[], Any], allocator: Allocator) -> tuple[_Allocations, Bytes]:
+def _record(run: Callable[[], Any], allocator: Allocator, before: Bytes) -> tuple[_Allocations, Bytes]:
+    """Run an op; list its allocations and count what it hides, which the run before took ``before`` of."""
     allocator.begin_record()
     try:
         result, hidden = _counted(run, allocator)
@@ -142,7 +145,7 @@ def _record(run: Callable[[], Any], allocator: Allocator) -> tuple[_Allocations,
             until.append(allocator.num_events())
     finally:
         record = allocator.end_record()
-    for _ in range(_RECOUNTS if hidden else 0):
+    for _ in range(_RECOUNTS if hidden != before else 0):
         hidden = min(hidden, _counted(run, allocator)[1])
     found = []
     for buffer in record.buffers():

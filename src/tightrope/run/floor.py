@@ -51,7 +51,12 @@ class Floor:
 
 
 def floor_of(
-    graph: Graph, trained: Iterable[Bytes] = (), update: UpdateBytes = NO_UPDATE, unread: Bytes = 0
+    graph: Graph,
+    trained: Iterable[Bytes] = (),
+    update: UpdateBytes = NO_UPDATE,
+    unread: Bytes = 0,
+    *,
+    effort: float = 1.0,
 ) -> Floor:
     """Find the smallest plan of a graph, and what a loop needs beside it.
 
@@ -60,9 +65,10 @@ def floor_of(
         trained: bytes of each parameter that is trained.
         update: what the optimizer takes for them.
         unread: bytes that the caller holds and no op of the graph reads.
+        effort: see `tightrope.plan.smallest`.
     """
     beside = _loop(graph, list(trained), update, unread)
-    return Floor(beside, smallest(graph).forecast.total, graph, unread)
+    return Floor(beside, smallest(graph, effort=effort).forecast.total, graph, unread)
 
 
 def _loop(graph: Graph, sizes: list[Bytes], update: UpdateBytes, unread: Bytes) -> Refusal:
