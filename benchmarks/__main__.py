@@ -5,7 +5,18 @@ import sys
 
 from rich.console import Console
 
-from benchmarks import estimating, first, guards, overlap, pace, page, placement_safety, recorder, shapes
+from benchmarks import (
+    estimating,
+    first,
+    guards,
+    loops,
+    overlap,
+    pace,
+    page,
+    placement_safety,
+    recorder,
+    shapes,
+)
 from benchmarks.compress.main import run as compress
 from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
@@ -40,6 +51,7 @@ _QUESTIONS = {
     "shapes": shapes.run,
     "estimating": estimating.run,
     "first": first.run,
+    "loops": loops.run,
     "wrong": wrong,
     "guards": guards.run,
     "hostile": hostile,

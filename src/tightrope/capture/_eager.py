@@ -397,11 +397,16 @@ def innermost_mode() -> Any:
     return torch.utils._python_dispatch._get_current_dispatch_mode()
 
 
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """List the tensors in nested lists, tuples, dicts and what torch knows to be like them."""
+def leaves_in(tree: Any) -> list[Any]:
+    """List what tuples, lists, dicts and containers that torch knows hold."""
     from torch.utils._pytree import tree_leaves
 
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return tree_leaves(tree)
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """List the tensors in nested lists, tuples, dicts and what torch knows to be like them."""
+    return [leaf for leaf in leaves_in(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def with_tensors(tree: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -1,9 +1,12 @@
 """Say why a step is not one graph, and what to do about it."""
 
 import re
+from types import GeneratorType
 from typing import Any
 
-from tightrope.capture._eager import tensors_in
+import torch
+
+from tightrope.capture._eager import leaves_in, tensors_in
 from tightrope.core import CaptureError
 
 _FAILS_EAGERLY = "result in an error when running in eager"
@@ -31,11 +34,33 @@ def untraceable(given: Any) -> str:
     """Say why torch is not to trace a call with these arguments; nothing where it may be.
 
     Its guards ask nested tensors of the older layout for strides, which ends the process. A jagged one has a
-    size without a number, so no graph says how many bytes it takes.
+    size without a number, so no graph says how many bytes it takes. Of a class with functions of its own it
+    takes gradients to be plain tensors, and ends the backward with an error of its own.
     """
-    if any(one.is_nested for one in tensors_in(given)):
+    tensors = tensors_in(given)
+    if any(one.is_nested for one in tensors):
         return f"The step cannot be captured as one graph: {NESTED}."
+    if own := next((type(one) for one in tensors if _has_own_functions(type(one))), None):
+        return f"The step cannot be captured as one graph: {own.__name__} changes what torch's functions do."
     return ""
+
+
+def read_once(given: Any) -> str:
+    """Say why a call with these arguments cannot be tried before it counts; nothing where it can be."""
+    if any(isinstance(one, GeneratorType) for one in leaves_in(given)):
+        return "An argument is a generator, which can be read only once: give a list."
+    return ""
+
+
+def _has_own_functions(of: type[torch.Tensor]) -> bool:
+    """Tell whether a class, none of torch's and no wrapper, changes what functions of torch do."""
+    if of.__module__.partition(".")[0] == "torch" or hasattr(of, "__tensor_flatten__"):
+        return False
+    inherited = [getattr(one.__torch_function__, "__func__", one.__torch_function__) for one in _PLAIN]
+    return getattr(of.__torch_function__, "__func__", of.__torch_function__) not in inherited
+
+
+_PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 def uncaptured(error: BaseException, who: str, *, call: str) -> CaptureError:

@@ -19,6 +19,7 @@ import torch
 from tightrope.capture import _torch
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import Host, Runner
+from tightrope.capture.failures import read_once
 from tightrope.capture.program import Program
 from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
 from tightrope.core.arguments import check_search
@@ -54,6 +55,8 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 _Call: TypeAlias = Callable[..., Any]
 _MAX_GRAPHS, _MAX_NEW = 64, 16
 """Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
+_FOR_EVER: Final = 2**62
+"""Steps without a recording: where no plan fits, no addresses are worth one."""
 
 
 class CompiledModel:
@@ -223,9 +226,15 @@ class CompiledModel:
         """Learn from a call on shapes alone which budget is enough."""
         self.calls.prospects.rehearse(alive(model), args, kwargs)
 
-    def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
-        """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
-        budget = self.settings.budget
+    def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str, *, plain: bool = False) -> None:
+        """Fall back to level E where more than the budget may be needed, else to level 0, and say why.
+
+        Args:
+            model: that was compiled.
+            reason: why it is not planned.
+            plain: whether a step is known to fit without a plan.
+        """
+        budget = self.calls.budget if plain else self.settings.budget
         if not isinstance(budget, int):
             raise TightropeError(
                 f"a budget in percent needs a captured graph, and there is none: {reason} {self._in_bytes()}"
@@ -233,17 +242,22 @@ class CompiledModel:
         refuse_uncaptured_on_gpu(self.accounts.device, reason)
         gc.collect()  # frames of a failed capture hold what the call made
         held, enough = self.accounts.charged(), self.accounts.enough
-        if budget < held < enough:
+        if budget < held < enough and not plain:
             raise Ledger(budget, (Row(HELD, held),), enough).explain(Row("the step", 0), bound=held)
         self.calls.close()
         self.calls.prospects.close()
         self.beside.close()
         self.run_plain()
         self.accounts.hold(self, budget, name=self.name)
-        self.evicted, against = evicted_steps(model, self.accounts, budget, self.settings.fallback)
+        self.evicted, against = None, ""
+        if not plain:
+            self.evicted, against = evicted_steps(model, self.accounts, budget, self.settings.fallback)
         self.why, self.in_pieces = f"{reason} {against}".strip(), False
         if self.evicted is not None:
             self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
+        elif plain:
+            self.replay = replay(budget=budget, warmup=_FOR_EVER)
+            self.level, what = "L0", "a hard limit, no plan"
         else:
             self.replay = replay(budget=budget)
             self.level, what = "L0", "planned addresses and a hard limit, no recomputation"
@@ -369,6 +383,7 @@ def compile(
     )
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
     compiled.many_sizes, compiled.name = shapes is not None, type(model).__name__
+    compiled.calls.prospects.may_run_plain = True
     _wrap(model, compiled)
     if example is not None:
         plan_ahead(model, example)
@@ -433,14 +448,24 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
             return ways.plain(*args, **kwargs)
         if compiled.evicted is not None:
             return compiled.evicted.run(ways.plain, args, kwargs)
+        if reason := read_once((args, kwargs)):
+            compiled.drop(model, reason)  # a percentage raises
+            return call(*args, **kwargs)
         if (mode := mode_left()) is not None:
             return limited_alone(mode, compiled, ways.plain, args, kwargs)
         compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
-        except (InfeasibleError, torch.OutOfMemoryError):
+        except InfeasibleError as error:
+            if error.planned is None or (error.smallest_found or 0) > error.asked:
+                compiled.refused()
+                raise
+            said = f"The smallest plan found needs {format_bytes(error.planned)}; the step fits without one."
+        except torch.OutOfMemoryError:
             compiled.refused()
             raise
+        compiled.drop(model, said, plain=True)
+        return call(*args, **kwargs)
 
     hooks: InsideHooks | None = None
     trial = partial(try_plain, model, compiled, ways.plain)

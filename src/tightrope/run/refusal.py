@@ -117,6 +117,7 @@ class Refusal:
         grown: bytes held now and not when the step was planned first.
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
         returns: whether control goes to the caller between forward and backward.
+        plain: bytes of the step without a plan, gradients aside; None = it has to have one.
     """
 
     ledger: Ledger
@@ -125,6 +126,7 @@ class Refusal:
     grown: Bytes = 0
     in_pieces: bool = False
     returns: bool = True
+    plain: Bytes | None = None
 
     def needed(self, plan: Bytes) -> Bytes:
         """Return the budget for a plan of so many bytes in all, in a loop of any order."""
@@ -146,18 +148,29 @@ class Refusal:
         """Restate the planner's numbers: other holders of memory included."""
         plan = error.smallest_found
         row = None if plan is None else Row("the step", plan - self.persistent, "forecast", _PLAN)
-        return self.ledger.explain(
+        if plain := self._fits_plain(plan):
+            row = Row("the step", self.plain or 0, "forecast", "without a plan")
+        said = self.ledger.explain(
             row,
             bound=error.lower_bound - self.persistent + self.ledger.held() - RESERVE,
             op=error.op,
             instead="a smaller batch" if plan is None else "a smaller batch or a shorter sequence",
             notes=self._notes(plan),
         )
+        said.planned = self.needed(plan) if plain and plan is not None else None
+        return said
+
+    def _fits_plain(self, plan: Bytes | None) -> bool:
+        """Tell whether the step takes less without a plan."""
+        return plan is not None and self.plain is not None and self.plain < plan - self.persistent
 
     def _notes(self, plan: Bytes | None) -> list[str]:
         """Say what the numbers do not hold for, and where to read on."""
         found = None if plan is None else self.needed(plan)
         notes = []
+        if plan is not None and self._fits_plain(plan):
+            planned = self.ledger.written(self.needed(plan))
+            return [f"That is without a plan. With one it needs {planned}.", _PAGE]
         if plan is not None and found is not None and (less := self.dropping(plan)) < found - CAPTURE_SLACK:
             notes.append(
                 f"A loop that drops its gradients before each forward works with {self.ledger.written(less)}."
