@@ -6,6 +6,7 @@ import sys
 from rich.console import Console
 
 from benchmarks import estimating, guards, overlap, pace, page, placement_safety, recorder, shapes
+from benchmarks.commands import run as commands
 from benchmarks.compress.main import run as compress
 from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
@@ -40,6 +41,7 @@ _QUESTIONS = {
     "shapes": shapes.run,
     "estimating": estimating.run,
     "wrong": wrong,
+    "commands": commands,
     "guards": guards.run,
     "hostile": hostile,
     "paging": paging.run,

@@ -80,19 +80,24 @@ def fleet(
     from tightrope.fleet.devices.fleet import make_devices, read_fleet
 
     check_outputs([drawing, page])
+    if mode not in ("sync", "async"):
+        raise TightropeError(f"--mode {mode!r:.40}: give sync or async.")
+    total = None if bytes_limit is None else parse_bytes(bytes_limit, name="--bytes-limit")
+    given = None if size is None else parse_bytes(size, name="--size")
     if drawing is not None and not fashion:
         raise TightropeError("--drawing shows what was learnt: add --fashion.")
     _check_cohort(mode, cohort, devices)
     kinds = read_fleet(profile)
 
-    from tightrope.fleet.devices.drawing import draw_curves, fleet_page  # torch takes seconds to import
+    from tightrope.fleet.devices.drawing import draw_curves, fleet_page
     from tightrope.fleet.devices.job import FleetLimits, run_fleet
     from tightrope.fleet.devices.memory import holding_factors
     from tightrope.fleet.devices.rounds import RoundPlan
 
+    limits = FleetLimits(hours_limit, total, joules_limit, error_limit, able_limit)
     made = make_devices(kinds, devices, hours=hours, seed=seed)
     fits, weights = _fits(step, kinds)
-    amount = parse_bytes(size, name="--size") if size is not None else weights
+    amount = weights if given is None else given
     counts = [samples] * devices
     training = None
     if fashion:
@@ -102,8 +107,6 @@ def fleet(
         mode, cohort, steps, amount, samples, concurrency=concurrency, seed=seed,  # type: ignore[arg-type]
         factors=tuple(fit.factor for fit in fits) or holding_factors(kinds, amount), pause_s=pause,
     )  # fmt: skip
-    total = None if bytes_limit is None else parse_bytes(bytes_limit, name="--bytes-limit")
-    limits = FleetLimits(hours_limit, total, joules_limit, error_limit, able_limit)
     if sys.stderr.isatty() and fashion:
         sys.stderr.write("training ...\n")
     result = run_fleet(made, counts, plan, limits, fits=fits, training=training)
@@ -176,7 +179,7 @@ def _fits(step: str | None, kinds: Any) -> tuple[Any, Bytes]:
     """Plan a step under the bytes of every kind; give the bytes of its parameters too."""
     if step is None:
         return (), _SMALL_MODEL
-    from tightrope.cli.target import step_graph_of
+    from tightrope.cli.sources import step_graph_of
     from tightrope.core import Kind
     from tightrope.fleet.devices.memory import fit_kinds
 
