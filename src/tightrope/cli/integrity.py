@@ -37,6 +37,10 @@ Allow = Annotated[
     list[str] | None,
     typer.Option(help="Pattern of paths that may be there without owner or digest, or as links; repeat it."),
 ]
+Unrecorded = Annotated[
+    bool,
+    typer.Option("--unrecorded", help="Take packages without RECORD files; say what can be checked then."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -55,6 +59,7 @@ def lock(
         Path | None, typer.Option(help="An earlier lock: what has the same version must be as it was.")
     ] = None,
     allow: Allow = None,
+    unrecorded: Unrecorded = False,
     json: Json = False,
 ) -> None:
     """Check an environment against its RECORD files and write down the digest of every file.
@@ -65,8 +70,10 @@ def lock(
     from tightrope.integrity import make_lock, read_lock, write_lock
 
     before = read_lock(update) if update is not None else None
-    environment = _environment(site)
-    made, verdict = make_lock(environment, allow=allow or (), update=before, progress=_progress())
+    environment = _environment(site, unrecorded=unrecorded)
+    made, verdict = make_lock(
+        environment, allow=allow or (), update=before, unrecorded=unrecorded, progress=_progress()
+    )
     if verdict.holds:
         write_lock(output, made, environment)
     changes = _changes(before, made) if before is not None else []
@@ -101,6 +108,7 @@ def verify(
     bytecode: Annotated[
         bool, typer.Option("--bytecode/--no-bytecode", help="Compare byte code with its sources.")
     ] = True,
+    unrecorded: Unrecorded = False,
     json: Json = False,
 ) -> None:
     """Check that installed files, byte code included, are what was installed and locked.
@@ -113,17 +121,18 @@ def verify(
     if target is not None and plan is None:
         raise TightropeError("--target is compared with a plan: add --plan FILE.")
     if plan is not None:
-        if site is not None or load or allow or not bytecode:
+        if site is not None or load or allow or not bytecode or unrecorded:
             raise TightropeError("a plan is checked in the running environment: leave out the other options.")
         verdict = _plan_verdict(plan, target, machine, known)
     elif load:
-        if site is not None or allow or not bytecode:
+        if site is not None or allow or not bytecode or unrecorded:
             raise TightropeError("--load checks the running environment: leave out the other options.")
         verdict = _loaded_verdict(load, known)
     else:
         verdict = verify_environment(
-            _environment(site), known, allow=allow or (), bytecode=bytecode, progress=_progress()
-        )
+            _environment(site, unrecorded=unrecorded), known, allow=allow or (), bytecode=bytecode,
+            unrecorded=unrecorded, progress=_progress(),
+        )  # fmt: skip
     if json:
         emit_json(_as_json(verdict))
     else:
@@ -132,10 +141,10 @@ def verify(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _environment(site: Path | None) -> "Environment":
+def _environment(site: Path | None, *, unrecorded: bool) -> "Environment":
     from tightrope.integrity import environment_at, running_environment
 
-    return running_environment() if site is None else environment_at(site)
+    return running_environment() if site is None else environment_at(site, unrecorded=unrecorded)
 
 
 def _plan_verdict(path: Path, target: str | None, machine: str | None, lock: "Lock | None") -> "Inspection":
