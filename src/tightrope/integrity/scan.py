@@ -284,7 +284,7 @@ class _Scanner:
             lacking = [str(one) for one in every if not one.recorded]
             notes.append(
                 f"{len(lacking)} of {len(every)} distributions have no RECORD, and {self.nobodys} files are "
-                "in none: whether these are as installed only who installed them can tell (rpm -V, bazel); what "
+                "in none: only who installed them can tell whether they are as installed (rpm -V); what "
                 "was checked is that byte code is what its source compiles to"
             )
         if not bytecode:
