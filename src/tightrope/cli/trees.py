@@ -11,7 +11,7 @@ import typer
 
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
-from tightrope.core import TightropeError, parse_bytes
+from tightrope.core import Bytes, TightropeError, parse_bytes
 from tightrope.core.work import broken, promise_table
 from tightrope.core.writing import write_whole
 
@@ -21,6 +21,7 @@ Examples:
   tightrope trees bank.csv shop.csv --wire-limit 10MB --test holdout.csv --json
   tightrope trees labels.csv more.csv --split columns --protection paillier --trees 5 --bins 32
   tightrope trees one.csv two.csv --epsilon 4 --range 0,1 --depth 4
+  tightrope trees mine.csv --join 10.0.0.1:5000 --party 2/3 --protection masks -o forest.json
   tightrope trees one.csv two.csv --loss softmax --min-rows 20 --trees 500 --stop 20 -o forest.json"""
 _PREDICT = """\b
 Examples:
@@ -67,6 +68,10 @@ def trees(
         str, typer.Option("--range", help="Public LEAST,LARGEST of all features, with --epsilon.")
     ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the noise of --epsilon.")] = 0,
+    join: Annotated[
+        str | None, typer.Option(help="HOST:PORT of party 1: TABLE is of one party, others run elsewhere.")
+    ] = None,
+    party: Annotated[str, typer.Option(help="With --join: which party this is of how many, 1/3.")] = "",
     test: Annotated[Path | None, typer.Option(help="A table that the forest is tried on.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the forest here.")] = None,
     json: Json = False,
@@ -74,11 +79,9 @@ def trees(
     """Train boosted trees over parties that keep their data.
 
     The forest is the same, to the last bit, for any number of parties and with or without masks or
-    encryption. All parties are files here: the work and the bytes are real, the network is not. Exit code 0:
-    within all limits; 3: not; 2: error.
+    encryption. Parties are files here: the work and the bytes are real, the network is not; with --join each
+    party is a process of its own. Exit code 0: within all limits; 3: not; 2: error.
     """
-    import msgspec
-
     from tightrope.fleet.trees.job import TreeJob, run_tree_job
     from tightrope.fleet.trees.params import Boosting
     from tightrope.fleet.trees.private import Privacy
@@ -99,11 +102,25 @@ def trees(
         hessian="exact" if private is None else "one", child_weight=1.0 if private is None else 0.0,
     )  # fmt: skip
     parties, features = _parties(files, label, weight, split)
+    if join is not None or party:
+        if split != "rows" or private is not None or limit is not None or protection == "paillier":
+            raise TightropeError(
+                "--join takes rows, with masks or none: leave out --split, --epsilon and --wire-limit."
+            )
+        joined = _join(parties, features, params, (join, party), masks=protection == "masks")
+        return _joined(joined, output, _quality(joined[0], test, label, weight, bare=False), json)
     if loss == "softmax":
         params = replace(params, classes=max(2, 1 + int(max(party.largest_label for party in parties))))
     job = TreeJob(params, split, protection, key_bits, limit, None, private)  # type: ignore[arg-type]
     result = run_tree_job(parties, job, features=features, progress=_progress(num_trees))
     quality = _quality(result.forest, test, label, weight, bare=split == "columns")
+    _answer(result, quality, output, seed, json)
+
+
+def _answer(result: Any, quality: dict[str, float], output: Path | None, seed: int, json: bool) -> None:
+    """Write and print what a training gave; leave with 3 where a limit does not hold."""
+    import msgspec
+
     if output is not None:
         write_whole(output, result.forest.dump())
     if json:
@@ -120,6 +137,39 @@ def trees(
         _say(result, quality, output)
     if broken(result.promises):
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _join(
+    parties: list[Any], features: tuple[str, ...], params: Any, where: tuple[str | None, str], *, masks: bool
+) -> tuple[Any, Bytes]:
+    """Train with parties in other processes; return the forest, and the bytes handed to them."""
+    from tightrope.fleet.trees.sockets import PartyLink, train_with_others
+
+    address, text = where
+    place, mark, count = text.partition("/")
+    if address is None or not mark or not (place.isascii() and count.isascii()):
+        raise TightropeError("--join HOST:PORT and --party 1/3 go together: give both.")
+    if not (place.isdigit() and count.isdigit() and len(text) < 12) or len(parties) != 1:
+        raise TightropeError(f"--party {text[:40]!r}: write 1/3 for the first of three, and give one table.")
+    link = PartyLink(address, int(place) - 1, int(count))
+    ticks = _progress(params.trees)
+    forest = train_with_others(parties[0], params, link, features=features, masks=masks, progress=ticks)
+    return forest, link.num_bytes
+
+
+def _joined(found: tuple[Any, Bytes], output: Path | None, quality: dict[str, float], json: bool) -> None:
+    """Write and print what a training with others gave."""
+    forest, num_bytes = found
+    if output is not None:
+        write_whole(output, forest.dump())
+    if json:
+        emit_json({"hash": forest.hash, "quality": quality, "bytes": num_bytes})
+        return
+    console().print(
+        f"forest {forest.hash[:16]}: {len(forest.trees)} trees; {num_bytes} bytes handed to others"
+    )
+    for name, value in quality.items():
+        console().print(f"{name}: {value:.4f}")
 
 
 def _say(result: Any, quality: dict[str, float], output: Path | None) -> None:

@@ -101,7 +101,7 @@ def agree_cuts(
     ordered = [[_ordered(table[:, f]) for f in range(width)] for table in tables]
     present = summed([np.array([len(keys) for keys in party], np.uint64) for party in ordered])
     num_rows = int(summed([np.array([len(table)], np.uint64) for table in tables])[0])
-    distinct = [[np.unique(keys)[: bins + 1] for keys in party] for party in ordered]
+    distinct = [[_shown(np.unique(keys), bins) for keys in party] for party in ordered]
     every = distinct if gathered is None else gathered(distinct)
     union = [_few([party[f] for party in every], bins) for f in range(width)]
     many = [f for f in range(width) if union[f] is None]
@@ -149,6 +149,11 @@ def _ordered(column: Values) -> NDArray[np.uint64]:
 def _values(keys: NDArray[np.uint64]) -> Values:
     bits = np.where(keys >= 0x80000000, keys - 0x80000000, 0xFFFFFFFF - keys)
     return bits.astype(np.uint32).view(np.float32)
+
+
+def _shown(keys: NDArray[np.uint64], bins: int) -> NDArray[np.uint64]:
+    """What others see of distinct values: of too many, that they are too many."""
+    return keys if len(keys) <= bins else np.zeros(bins + 1, np.uint64)
 
 
 def _few(parties: list[NDArray[np.uint64]], bins: int) -> NDArray[np.uint64] | None:
