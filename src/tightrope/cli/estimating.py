@@ -14,6 +14,7 @@ from tightrope.cli import show
 from tightrope.cli.curve import print_curve
 from tightrope.cli.estimating_ranks import AskedRanks, answer_ranks, check_asked
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError, format_bytes, format_time
 from tightrope.core.units import shown
 
@@ -95,6 +96,7 @@ def estimate(
     from tightrope.cli.target import build
     from tightrope.run.status import StatusLine
 
+    check_outputs([page])
     check_asked(budget, optimizer)
     batches = () if batch is None else parse_sizes("batch", batch)
     lengths = () if seq is None else parse_sizes("seq", seq)

@@ -54,9 +54,9 @@ def place(
     Exit code 0: within the capacity, or none was asked; 3: not. A placement is written either way.
     Ops on parallel streams also get the waits that the capacity needs, and nothing where none suffice.
     """
+    check_outputs([output, svg])
     if capacity is None and not minimize:
         raise TightropeError("say what is wanted: --capacity BYTES, --minimize, or both.")
-    check_outputs([output, svg])
     asked = None if capacity is None else parse_bytes(capacity, name="capacity")
     from tightrope.place import place_file, write_csv
     from tightrope.place.streams import has_streams

@@ -73,11 +73,11 @@ def ingest_command(
         write_dataset,
     )
 
+    check_outputs([output], [*paths, key_file])
     if verify and key_file is None:
         raise TightropeError(
             "signatures need a key: add --key-file FILE, or --no-verify to check only the format."
         )
-    check_outputs([output], [key_file])
     key = None if key_file is None else _key(key_file)
     suffix = output.suffix
     if suffix not in (".npz", ".json", ".cbor"):
