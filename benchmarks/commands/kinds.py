@@ -71,12 +71,14 @@ BAD: Final[dict[str, tuple[str, ...]]] = {
     "site": ("missing", "notes.txt", ".", "x" * 300, "loop", "empty", "名前", ""),
     "module": ("no_such_module_at_all", "a b", "", "..", "é🎈"),
     "numbers": ("x", "1,,2", "-1", "0", "1.5", "", "nan", "9" * 40),
+    "address": ("x", "h:0", "h:99999", ":5000", "h:-1", "h:p", ""),
+    "party": ("x", "0/2", "3/2", "1/1", "1", "1/x", "٣/٤"),
     "free": (),
     "flag": (),
 }
 KINDS: Final[dict[str, str]] = {
     **dict.fromkeys(
-        ("plan", "forecast", "against", "also", "file", "profile", "table", "run", "test"), "file"
+        ("plan", "forecast", "against", "also", "file", "profile", "table", "run", "test", "forest"), "file"
     ),
     **dict.fromkeys(("files", "paths", "data", "lock", "update", "key_file"), "file"),
     **dict.fromkeys(("target", "model"), "target"),
@@ -86,20 +88,22 @@ KINDS: Final[dict[str, str]] = {
     **dict.fromkeys(("snapshot",), "output"),
     **dict.fromkeys(("planner", "order", "net", "optimizer", "mode", "rule", "predict", "policy"), "word"),
     **dict.fromkeys(("rules", "scenario", "objective", "core", "block", "filter", "split", "loss"), "word"),
-    **dict.fromkeys(("protection", "largest", "direction"), "word"),
+    **dict.fromkeys(("protection", "largest", "weight", "study"), "word"),
     **dict.fromkeys(("batch", "seq", "ranges"), "numbers"),
     **dict.fromkeys(("seconds", "noise_sd", "prior_sd", "tolerance", "confidence", "pause"), "float"),
     **dict.fromkeys(("hours", "hours_limit", "joules_limit", "able_limit", "error_limit"), "float"),
     **dict.fromkeys(("sigma", "compress", "horizon", "at_least", "joules", "window", "cutoff"), "float"),
-    **dict.fromkeys(("ms", "mhz", "rate", "epsilon"), "float"),
+    **dict.fromkeys(("ms", "mhz", "rate", "epsilon", "hold_out"), "float"),
     **dict.fromkeys(("seed", "steps", "top", "ranks", "pipeline", "micro_batches", "devices"), "whole"),
     **dict.fromkeys(("samples", "cohort", "concurrency", "machines", "since", "device", "moves"), "whole"),
     **dict.fromkeys(("fft", "bands", "num_trees", "depth", "leaves", "bins", "key_bits", "order"), "whole"),
-    **dict.fromkeys(("instructions", "min_rows"), "whole"),
+    **dict.fromkeys(("instructions", "min_rows", "stop"), "whole"),
     "budget": "budget",
     "machine": "machine",
     "cache": "folder",
     "site": "site",
+    "join": "address",
+    "party": "party",
     "load": "module",
     "graph": "file",
     "step": "graph",
@@ -121,7 +125,8 @@ PARTICULAR: Final[dict[tuple[str, str], str]] = {
     ("micro profile", "folder"): "file",
 }
 FINE: Final = {
-    ("verify", "lock", ""), ("plan", "cache", "no/such/out"),
+    ("verify", "lock", ""), ("plan", "cache", "no/such/out"), ("trees", "weight", ""),
+    ("select", "study", ""),
 }  # fmt: skip
 
 

@@ -41,6 +41,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "micro tune": {"data": "@data.npz", "output": "@new"},
     "place": {"file": "@buffers.csv", "capacity": "1MiB"},
     "plan": {"graph": "@step.graph.json", "budget": "8GiB"},
+    "predict": {"forest": "@forest.json", "table": "@trees.csv"},
     "record": {"target": "@train.py:build", "output": "@new.trace"},
     "report": {"run": "@step.plan.json", "graph": "@step.graph.json", "output": "@new.html"},
     "run": {"file": "@train.step"},
@@ -59,6 +60,7 @@ TABLES: Final = {
     "values.csv": "candidate,value\na,1\na,1.1\nb,2\nb,2.1\n",
     "fleet.toml": '[[kinds]]\nname="p"\nshare=1\nbytes=100000000\nms_per_sample=20\njoules_per_sample=0.05\n'
     "down=1e6\nup=5e5\navailable=0.5\n",
+    "forest.json": '{"features": ["a", "b"], "base": 0.0, "loss": "logistic", "trees": []}\n',
     "key": "secret\n",
     "notes.txt": "no graph, no table\n",
 }
