@@ -120,6 +120,8 @@ def verify(
     known = read_lock(lock) if lock is not None else None
     if target is not None and plan is None:
         raise TightropeError("--target is compared with a plan: add --plan FILE.")
+    if machine is not None and target is None:
+        raise TightropeError("--machine prices what --target captures: add --plan FILE and --target.")
     if plan is not None:
         if site is not None or load or allow or not bytecode or unrecorded:
             raise TightropeError("a plan is checked in the running environment: leave out the other options.")
