@@ -78,9 +78,7 @@ def estimate(
     sharded: Annotated[
         bool, typer.Option("--sharded", help="With --ranks: replicas divide parameters and state.")
     ] = False,
-    page: Annotated[
-        Path | None, typer.Option(help="With --ranks: write a page with the ranks side by side here.")
-    ] = None,
+    page: Annotated[Path | None, typer.Option(help="With --ranks: write a page of the ranks here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell whether a training step fits, at what price, and what to do if not.

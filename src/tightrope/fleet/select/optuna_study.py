@@ -31,7 +31,7 @@ _PARAMS: Final = (
 )
 
 
-class Distribution(msgspec.Struct, frozen=True):
+class StudyDistribution(msgspec.Struct, frozen=True):
     """What a parameter is drawn from; of its attributes the choices of a category count."""
 
     name: str
@@ -120,7 +120,7 @@ def read_study(path: str | Path, data: bytes, *, study: str = "") -> SelectMeasu
 def _text(value: float | None, distribution: str, where: str) -> str:
     """Write the value of a parameter as its user knows it."""
     try:
-        known = msgspec.json.decode(distribution, type=Distribution)
+        known = msgspec.json.decode(distribution, type=StudyDistribution)
         if known.name == "CategoricalDistribution":
             return str(known.attributes["choices"][int(value or 0)])
     except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
