@@ -17,6 +17,7 @@ from benchmarks import (
     recorder,
     shapes,
 )
+from benchmarks.commands import run as commands
 from benchmarks.compress.main import run as compress
 from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
@@ -53,6 +54,7 @@ _QUESTIONS = {
     "first": first.run,
     "loops": loops.run,
     "wrong": wrong,
+    "commands": commands,
     "guards": guards.run,
     "hostile": hostile,
     "paging": paging.run,

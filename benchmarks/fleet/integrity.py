@@ -37,7 +37,7 @@ from benchmarks.fleet.toy import FILE_CLASSES, NET, Toy, digest
 from benchmarks.micro.rows import Row
 from benchmarks.zoo import build
 from tightrope.capture import Program, capture_program, measured
-from tightrope.cli.target import provenance_of_program
+from tightrope.cli.capturing import provenance_of_program
 from tightrope.core import Plan
 from tightrope.integrity import (
     Inspection,

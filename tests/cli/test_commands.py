@@ -131,6 +131,7 @@ def test_a_folder_that_is_missing_is_said_before_any_work(
     monkeypatch.setattr(import_module("tightrope.plan"), "solve", None)
     monkeypatch.setattr(import_module("tightrope.plan"), "plan_curve", None)
     monkeypatch.setattr(import_module("tightrope.cli.target"), "build", None)
+    monkeypatch.setattr(import_module("tightrope.cli.sources"), "build", None)
     done = run(*(part.replace("NET", str(net)).replace("PLAN", str(files[0])) for part in command))
     assert done.code == 2
     assert "no folder 'absent'" in done.err

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 import tightrope
 from tightrope.capture.alike import ShortProgram
 from tightrope.cli import estimate
+from tightrope.cli.capturing import capture_target
 from tightrope.cli.estimate import OPTIMIZERS, Asked, Step, describe
 from tightrope.cli.estimating import SHOWN, _exactly
 from tightrope.cli.machines import find_machine, names
 from tightrope.cli.sizes import largest, resized
-from tightrope.cli.target import Built, build, capture_target
+from tightrope.cli.target import Built, build
 from tightrope.cli.ways import largest_that_fits, machines_for, smallest_machines, ways_out
 from tightrope.core import InfeasibleError, TightropeError
 from tightrope.price.table import price_graph

@@ -190,3 +190,31 @@ def test_a_limit_on_what_is_not_looked_at_is_refused(phones, option, missing):
     done = run("fleet", phones, *SMALL, option, "0.5")
     assert done.code == 2
     assert f"add {missing}" in done.err
+
+
+def test_select_reads_optuna_and_takes_spreads_as_shares_of_the_data(tmp_path):
+    lines = ['{"op_code":0,"study_name":"s","directions":[1]}']
+    for value in (3000.0, 3010.0, 4000.0):
+        rate = 0.1 if value < 3500 else 0.2
+        lines.append(
+            json.dumps(
+                {"op_code": 4, "study_id": 0, "state": 1, "value": value, "params": {"lr": rate},
+                 "distributions": {"lr": '{"name": "FloatDistribution", "attributes": {}}'}},
+                separators=(",", ":"),
+            )
+        )  # fmt: skip
+    path = tmp_path / "study.log"
+    path.write_text("\n".join(lines) + "\n")
+    found = json.loads(run("select", path, "--json").out)
+    assert found["choice"] == "lr=0.1"
+    assert (found["noise_sd"], found["tolerance"]) == (150.5, 60.2)  # of 3,010
+    assert run("select", path, "--study", "t").code == 2
+    table = tmp_path / "t.csv"
+    table.write_text("candidate,value\na,3000\nb,4000\na,3001\nb,4001\n")
+    assert run("select", table).code == 0
+    small = tmp_path / "small.csv"  # the same in another unit gives the same answer
+    small.write_text("candidate,value\na,0.003000\nb,0.004000\na,0.003001\nb,0.004001\n")
+    assert run("select", small).code == 0
+    one, other = (json.loads(run("select", path, "--json").out)["confidence"] for path in (table, small))
+    assert abs(one - other) < 1e-6
+    assert "is of Optuna's files" in run("select", table, "--study", "s").err

@@ -51,7 +51,7 @@ def test_recordings_become_a_library_that_takes_what_is_said(recordings: Path, t
     [
         (("--key-file", "other.key"), "signed with another key"),
         ((), "--key-file FILE"),
-        (("--key-file", "hmac.kez"), "cannot be read"),
+        (("--key-file", "hmac.kez"), "is not a file"),
     ],
 )
 def test_refusals_write_nothing(

@@ -125,3 +125,47 @@ def test_privacy_needs_a_public_range(tables):
     ]
     assert "--range '': with --epsilon give the public range" in run(*given).err
     assert run(*given, "--range=-4,4").code == 0
+
+
+def test_classes_weights_and_early_stopping_by_options_and_answers_for_new_rows(tmp_path):
+    random = np.random.default_rng(0)
+    for name, num in (("one", 80), ("two", 80), ("new", 20)):
+        lines = ["id,b,a,y,w"]
+        for row in range(num):
+            a, b = random.normal(size=2).round(3)
+            lines.append(f"{name}{row},{b},{a},{int(np.digitize(a, [-0.4, 0.4]))},{row % 3}")
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    forest, answers = tmp_path / "forest.json", tmp_path / "answers.csv"
+    given = ["--loss", "softmax", "--weight", "w", "--min-rows", "3", "--trees", "200", "--stop", "3"]
+    test = ["--test", tmp_path / "new.csv"]
+    done = run("trees", tmp_path / "one.csv", tmp_path / "two.csv", *given, *test, "-o", forest, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["quality"]["test accuracy"] > 0.8
+    rows = [line.split(",") for line in (tmp_path / "new.csv").read_text().splitlines()]
+    keep = [(row[0], row[2], row[1]) for row in rows]  # columns in another order, and no labels
+    (tmp_path / "new.csv").write_text("\n".join(",".join(row) for row in keep) + "\n")
+    done = run("predict", forest, tmp_path / "new.csv", "-o", answers)
+    assert done.code == 0, done.err
+    lines = answers.read_text().splitlines()
+    assert lines[0] == "id,class_0,class_1,class_2"
+    assert len(lines) == 21
+    assert lines[1].startswith("new0,")
+    right = [int(np.argmax([float(v) for v in line.split(",")[1:]])) for line in lines[1:]]
+    assert np.mean([one == int(row[3]) for one, row in zip(right, rows[1:], strict=True)]) > 0.8
+    found = json.loads(run("predict", forest, tmp_path / "new.csv", "--json").out)
+    assert np.allclose(np.sum(found["rows"], axis=1), 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--weight", "w"], "no column 'w' of weights"),
+        (["--min-rows", "0"], "min_rows=0"),
+        (["--range", "0,1"], "is of --epsilon"),
+        (["--loss", "softmax", "--epsilon", "1", "--range", "0,1"], "two classes"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tables, given, message):
+    done = run("trees", tables / "one.csv", tables / "two.csv", *given)
+    assert done.code == 2
+    assert message in done.err

@@ -14,12 +14,19 @@ from tightrope.run.status import StatusLine
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_where_there_is_no_terminal_a_task_is_one_line_or_silent(
-    capsys: pytest.CaptureFixture[str], lines: bool
+def test_where_there_is_no_terminal_a_long_task_is_one_line_or_silent(
+    capsys: pytest.CaptureFixture[str], lines: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress = StatusLine(lines=lines)
-    with progress.task("measuring ops", 12) as tick, progress.search(2**20):
+    with progress.task("measuring ops", 12):
+        pass
+    assert capsys.readouterr().err == ""  # what is refused at once is one line
+    monkeypatch.setattr(status, "_PATIENCE", 0.01)
+    with progress.task("measuring ops", 12) as tick:
         tick(1, 12, "aten.mm")
+        time.sleep(0.2)
+        with progress.search(2**20):
+            time.sleep(0.2)
     said = capsys.readouterr()
     wanted = "tightrope: measuring ops (12) ...\ntightrope: planning for 1.00 MiB ...\n"
     assert (said.out, said.err) == ("", wanted if lines else "")

@@ -7,9 +7,8 @@ errors are one line on standard error. With ``--json`` a refusal (exit code 3) i
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, Final, NoReturn, cast
 
 import typer
 
@@ -34,7 +33,13 @@ from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, p
 from tightrope.core.arguments import check_seconds
 from tightrope.core.codec import dump_graph
 from tightrope.core.units import shown
+from tightrope.core.version import VERSION
 from tightrope.core.writing import write_whole
+
+_UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""Of typer itself, or of click, by its version."""
+
+_DEMO_NETS: Final = ("gpt2", "resnet")
 
 
 class Order(StrEnum):
@@ -61,7 +66,7 @@ def _examples(*lines: str) -> str:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        sys.stdout.write(f"tightrope {version('tightrope')}\n")
+        sys.stdout.write(f"tightrope {VERSION}\n")
         raise typer.Exit(FITS)
 
 
@@ -104,6 +109,10 @@ def demo(
     json: Json = False,
 ) -> None:
     """Train small networks on real data at several budgets and print what happened."""
+    if net not in (None, *_DEMO_NETS):
+        raise TightropeError(f"no demo network {shown(net)}: give {' or '.join(_DEMO_NETS)}.")
+    if budget is not None:
+        parse_bytes(budget, whole=1)
     from tightrope.cli.demo import run_demo
 
     rows = run_demo(net=net, budget=budget, steps=steps, console=None if json else console())
@@ -159,7 +168,7 @@ def plan(
     """
     from tightrope.cli.machines import find_machine
     from tightrope.cli.planning import Request, plan_source
-    from tightrope.cli.target import source_of
+    from tightrope.cli.sources import source_of
 
     parse_bytes(budget, whole=1)
     check_outputs([output, save_graph])
@@ -298,7 +307,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"arguments={shown(given)}: give texts, as on a command line; {shown(wrong[0])} is none.", ERROR
         )
     try:
-        app(given, prog_name="tightrope")
+        sys.exit(app(given, prog_name="tightrope", standalone_mode=False))
+    except _UsageError as error:
+        _refuse_usage(error)
     except InfeasibleError as error:
         _fail(str(error), DOES_NOT_FIT)
     except TightropeError as error:
@@ -310,6 +321,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         what = error.strerror or str(error)
         where = f": {str(error.filename)!r}. Give another path" if error.filename else ""
         _fail(f"{what}{where}.", ERROR)
+
+
+def _refuse_usage(error: Any) -> NoReturn:
+    """Say what is wrong with a command line, and where its help is; without a command, print the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(ERROR)
+    said, at = error.format_message(), error.ctx.command_path if error.ctx else "tightrope"
+    _fail(f"{said[:300].rstrip('.')}. See {at} --help.", ERROR)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -44,7 +44,7 @@ def curve(
     found, or 30 %.
     """
     from tightrope.cli.machines import find_machine
-    from tightrope.cli.target import source_of
+    from tightrope.cli.sources import source_of
     from tightrope.plan import whole_bytes
 
     profile = find_machine(machine) if machine is not None else None

@@ -12,8 +12,10 @@ from tightrope.capture import Program, measured
 from tightrope.capture._eager import tensors_in
 from tightrope.capture._torch import storage_key
 from tightrope.capture.alike import ShortProgram
+from tightrope.cli.capturing import capture_target, is_on_meta
+from tightrope.cli.estimating_ranks import check_asked
 from tightrope.cli.sizes import AXES, Axis, length_of, resized, size_of
-from tightrope.cli.target import Built, build, capture_target, is_on_meta
+from tightrope.cli.target import Built, build
 from tightrope.core import (
     Buffer,
     Bytes,
@@ -22,7 +24,6 @@ from tightrope.core import (
     InfeasibleError,
     Machine,
     Plan,
-    TightropeError,
     format_bytes,
     parse_bytes,
     round_up,
@@ -72,17 +73,6 @@ class Asked:
     budget: str | None = None
     machine: Machine | None = None
     optimizer: str = "adamw"
-
-    def check(self) -> None:
-        """Refuse what cannot be read before any work.
-
-        Raises:
-            TightropeError: the budget is no amount of memory, or there is no such optimizer.
-        """
-        if self.budget is not None:
-            parse_bytes(self.budget, whole=1)
-        if self.optimizer not in OPTIMIZERS:
-            raise TightropeError(f"no optimizer {self.optimizer!r}: there are {', '.join(OPTIMIZERS)}.")
 
     @property
     def on(self) -> Machine:
@@ -248,15 +238,14 @@ def _whole(graph: Graph, gone: Gone | None) -> Graph | None:
     return graph if gone is None else lengthened(graph, gone)
 
 
-def steps_of(asked: Asked, batches: Sequence[int] = (), lengths: Sequence[int] = ()) -> Iterator[Step]:
-    """Capture ``FILE.py:FUNCTION`` at every size of batch and sequence.
+def steps_of(
+    asked: Asked, built: Built, batches: Sequence[int] = (), lengths: Sequence[int] = ()
+) -> Iterator[Step]:
+    """Capture what ``FILE.py:FUNCTION`` built at every size of batch and sequence.
 
     Raises:
-        TightropeError: the step cannot be captured, or an argument cannot be read.
+        TightropeError: the step cannot be captured.
     """
-    asked.check()
-    with StatusLine().slow(f"building the model of {shown(asked.target)}"):
-        built = build(asked.target)
     for number, sizes in enumerate(itertools.product(batches or (None,), lengths or (None,))):
         given = {axis: size for axis, size in zip(AXES, sizes, strict=True) if size is not None}
         yield sized_step(asked, built, given, noted=number == 0)
@@ -305,7 +294,9 @@ def estimate_step(
     Raises:
         TightropeError: the step cannot be captured, or an argument cannot be read.
     """
-    return [describe(step) for step in steps_of(Asked(target, budget, machine, optimizer), batches)]
+    check_asked(budget, optimizer)
+    asked = Asked(target, budget, machine, optimizer)
+    return [describe(step) for step in steps_of(asked, build(target), batches)]
 
 
 def limit_of(step: Step) -> Bytes:

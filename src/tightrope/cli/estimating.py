@@ -12,9 +12,11 @@ import typer
 
 from tightrope.cli import show
 from tightrope.cli.curve import print_curve
-from tightrope.cli.estimating_ranks import AskedRanks, answer_ranks
+from tightrope.cli.estimating_ranks import AskedRanks, answer_ranks, check_asked
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError, format_bytes, format_time
+from tightrope.core.units import shown
 
 SHOWN: Final = {
     "as_it_is": "as it is",
@@ -65,20 +67,18 @@ def estimate(
     curve: Annotated[bool, typer.Option("--curve", help="Add what every budget costs in time.")] = False,
     machines: Annotated[bool, typer.Option("--machines", help="Add every profile: fits, and time.")] = False,
     ranks: Annotated[
-        int | None, typer.Option(help="Plan for so many ranks of a cluster, at most 1024; budget: per rank.")
+        int | None, typer.Option(min=1, max=1024, help="Plan for so many ranks; budget: per rank.")
     ] = None,
     pipeline: Annotated[
-        int | None, typer.Option(help="With --ranks: how many of them stages live on; the rest: replicas.")
+        int | None, typer.Option(min=1, max=1024, help="With --ranks: of them for stages; rest: replicas.")
     ] = None,
     micro_batches: Annotated[
-        int | None, typer.Option(help="With --ranks: of a step, over all replicas; default: 2 per rank.")
+        int | None, typer.Option(min=1, max=2**20, help="With --ranks: of a step, over all replicas.")
     ] = None,
     sharded: Annotated[
         bool, typer.Option("--sharded", help="With --ranks: replicas divide parameters and state.")
     ] = False,
-    page: Annotated[
-        Path | None, typer.Option(help="With --ranks: write a page with the ranks side by side here.")
-    ] = None,
+    page: Annotated[Path | None, typer.Option(help="With --ranks: write a page of the ranks here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell whether a training step fits, at what price, and what to do if not.
@@ -89,10 +89,13 @@ def estimate(
     not even a size of 1 fits with a plan. With --ranks the model is a torch.nn.Sequential, or any
     with a list of layers, and the inputs are one micro-batch; 3: no layout fits.
     """
-    from tightrope.cli.estimate import Asked, describe, steps_of
     from tightrope.cli.machines import find_machine
     from tightrope.cli.sizes import parse_sizes
+    from tightrope.cli.target import build
+    from tightrope.run.status import StatusLine
 
+    check_outputs([page])
+    check_asked(budget, optimizer)
     batches = () if batch is None else parse_sizes("batch", batch)
     lengths = () if seq is None else parse_sizes("seq", seq)
     if (batches or lengths) and (largest or curve or machines):
@@ -110,21 +113,29 @@ def estimate(
         raise TightropeError(
             "--pipeline, --micro-batches, --sharded and --page need --ranks: say how many there are."
         )
+    with StatusLine().slow(f"building the model of {shown(target)}"):
+        built = build(target)
+    from tightrope.cli.estimate import Asked, describe, steps_of
+
     asked = Asked(target, budget, profile, optimizer)
     if batches or lengths:
-        found = [describe(step) for step in steps_of(asked, batches, lengths)]
-        if json:
-            emit_json({"rows": found})
-        else:
-            _print_rows(found)
-        fits = all(row["fits"] for row in found)
+        fits = _rows([describe(step) for step in steps_of(asked, built, batches, lengths)], json)
     else:
         with _collected_later():
-            (step,) = steps_of(asked)
+            (step,) = steps_of(asked, built)
             row = {} if largest else describe(step)
         fits = _largest(step, largest, json) if largest else _answer(step, row, curve, machines, json)
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _rows(found: list[dict[str, Any]], json: bool) -> bool:
+    """Answer with one row per size."""
+    if json:
+        emit_json({"rows": found})
+    else:
+        _print_rows(found)
+    return all(row["fits"] for row in found)
 
 
 def _on_ranks(asked: AskedRanks, other: bool, json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 from tightrope.cli import show
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
-from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes, format_time
+from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes, format_time, parse_bytes
 from tightrope.core.units import shown
 from tightrope.core.writing import write_whole
 
@@ -40,6 +40,18 @@ class AskedRanks:
     micro_batches: int | None
     sharded: bool
     page: Path | None = None
+
+
+def check_asked(budget: str | None, optimizer: str) -> None:
+    """Refuse what cannot be read, before any work.
+
+    Raises:
+        TightropeError: the budget is no amount of memory, or there is no such optimizer.
+    """
+    if budget is not None:
+        parse_bytes(budget, whole=1)
+    if optimizer not in STATES:
+        raise TightropeError(f"no optimizer {optimizer!r}: there are {', '.join(STATES)}.")
 
 
 def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
@@ -88,15 +100,14 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
             "--ranks needs --machine: a TOML profile with devices, [[links]] and [flops], from which times "
             "and messages follow."
         )
-    if asked.optimizer not in STATES:
-        raise TightropeError(f"no optimizer {asked.optimizer!r}: there are {', '.join(STATES)}.")
     from tightrope.cli.target import build
-    from tightrope.parallel.pipeline.estimate import estimate_ranks
     from tightrope.run.status import StatusLine
 
     status = StatusLine(lines=True)
     with StatusLine().slow(f"building the model of {shown(asked.target)}"):
         built = build(asked.target)
+    from tightrope.parallel.pipeline.estimate import estimate_ranks
+
     with status.task(f"looking for a layout of {asked.ranks} ranks", 1) as tick:
         return estimate_ranks(
             built.model,

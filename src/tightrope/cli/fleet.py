@@ -20,7 +20,8 @@ Examples:
 _SELECT = """\b
 Examples:
   tightrope select timings.csv --logs
-  tightrope select errors.csv --noise-sd 0.03 --tolerance 0.01 --json"""
+  tightrope select errors.csv --noise-sd 0.03 --tolerance 0.01 --json
+  tightrope select optuna.db --study resnet"""
 
 _SMALL_MODEL: Final[Bytes] = 26_000
 """Bytes of a model of which nothing is said."""
@@ -80,19 +81,24 @@ def fleet(
     from tightrope.fleet.devices.fleet import make_devices, read_fleet
 
     check_outputs([drawing, page])
+    if mode not in ("sync", "async"):
+        raise TightropeError(f"--mode {mode!r:.40}: give sync or async.")
+    total = None if bytes_limit is None else parse_bytes(bytes_limit, name="--bytes-limit")
+    given = None if size is None else parse_bytes(size, name="--size")
     if drawing is not None and not fashion:
         raise TightropeError("--drawing shows what was learnt: add --fashion.")
     _check_cohort(mode, cohort, devices)
     kinds = read_fleet(profile)
 
-    from tightrope.fleet.devices.drawing import draw_curves, fleet_page  # torch takes seconds to import
+    from tightrope.fleet.devices.drawing import draw_curves, fleet_page
     from tightrope.fleet.devices.job import FleetLimits, run_fleet
     from tightrope.fleet.devices.memory import holding_factors
     from tightrope.fleet.devices.rounds import RoundPlan
 
+    limits = FleetLimits(hours_limit, total, joules_limit, error_limit, able_limit)
     made = make_devices(kinds, devices, hours=hours, seed=seed)
     fits, weights = _fits(step, kinds)
-    amount = parse_bytes(size, name="--size") if size is not None else weights
+    amount = weights if given is None else given
     counts = [samples] * devices
     training = None
     if fashion:
@@ -102,8 +108,6 @@ def fleet(
         mode, cohort, steps, amount, samples, concurrency=concurrency, seed=seed,  # type: ignore[arg-type]
         factors=tuple(fit.factor for fit in fits) or holding_factors(kinds, amount), pause_s=pause,
     )  # fmt: skip
-    total = None if bytes_limit is None else parse_bytes(bytes_limit, name="--bytes-limit")
-    limits = FleetLimits(hours_limit, total, joules_limit, error_limit, able_limit)
     if sys.stderr.isatty() and fashion:
         sys.stderr.write("training ...\n")
     result = run_fleet(made, counts, plan, limits, fits=fits, training=training)
@@ -176,7 +180,7 @@ def _fits(step: str | None, kinds: Any) -> tuple[Any, Bytes]:
     """Plan a step under the bytes of every kind; give the bytes of its parameters too."""
     if step is None:
         return (), _SMALL_MODEL
-    from tightrope.cli.target import step_graph_of
+    from tightrope.cli.sources import step_graph_of
     from tightrope.core import Kind
     from tightrope.fleet.devices.memory import fit_kinds
 
@@ -201,11 +205,23 @@ def _fashion(devices: int, samples: int, seed: int, *, every: int) -> tuple[Any,
 def select(
     table: Annotated[
         Path,
-        typer.Argument(metavar="CSV", help="Columns candidate and value, a row per measurement; predicted."),
+        typer.Argument(
+            metavar="TABLE",
+            help="CSV: candidate, value, predicted, a row per measurement; or Optuna's SQLite or journal.",
+        ),
     ],
-    noise_sd: Annotated[float, typer.Option(help="Of one measurement, until repeated ones tell.")] = 0.05,
-    prior_sd: Annotated[float, typer.Option(help="Of predictions around the truth.")] = 0.1,
-    tolerance: Annotated[float, typer.Option(help="How much worse the choice may be.")] = 0.02,
+    study: Annotated[str, typer.Option(help="Name of the study, where a file has several.")] = "",
+    noise_sd: Annotated[
+        float | None,
+        typer.Option(help="Of one measurement, until repeated ones tell; default: 5 % of the middle value."),
+    ] = None,
+    prior_sd: Annotated[
+        float | None, typer.Option(help="Of predictions around the truth; default: 10 % of the middle value.")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="How much worse the choice may be; default: 2 % of the middle value."),
+    ] = None,
     confidence: Annotated[float, typer.Option(help="At which it is enough.")] = 0.95,
     logs: Annotated[
         bool, typer.Option("--logs", help="Values are positive, errors relative: times.")
@@ -219,10 +235,17 @@ def select(
     import math
 
     from tightrope.fleet.select import Selector
-    from tightrope.fleet.select.measurements import read_measurements
 
-    found = read_measurements(table, logs=logs)
+    found = _measurements(table, study, logs=logs)
     names, prior = found.names, found.prior
+    spreads = [noise_sd, prior_sd, tolerance]
+    if None in spreads:
+        unit = found.scale(logs=logs)
+        shares = (0.05, 0.1, 0.02)
+        spreads = [part * unit if one is None else one for one, part in zip(spreads, shares, strict=True)]
+    noise_sd, prior_sd, tolerance = (float(one or 0) for one in spreads)
+    if not 0 < prior_sd < math.inf:
+        raise TightropeError(f"--prior-sd {prior_sd:g}: give a number above 0.")
     selector = Selector(
         len(names), prior=prior, prior_sd=prior_sd if prior else math.inf, noise_sd=noise_sd,
         tolerance=tolerance, confidence=confidence, logs=logs, max_looks=10**9,
@@ -236,15 +259,35 @@ def select(
             {
                 "choice": names[chosen.candidate], "confidence": chosen.confidence, "looks": chosen.looks,
                 "regret_bound": chosen.regret_bound if math.isfinite(chosen.regret_bound) else None,
-                "measure": more,
+                "measure": more, "noise_sd": noise_sd, "tolerance": tolerance,
+                "num_left_out": found.num_left_out,
             }
         )  # fmt: skip
     else:
         console().print(
             f"{printable(names[chosen.candidate])}: nobody is better by more than {tolerance:g} with "
             f"{chosen.confidence:.1%}, "
-            f"after {chosen.looks} measurements" + (f"; measure {printable(more)} next" if more else ""),
+            f"after {chosen.looks} measurements"
+            + (f"; measure {printable(more)} next" if more else "")
+            + (f"; {found.num_left_out} trials without a value were left out" * bool(found.num_left_out)),
             markup=False,
         )
     if more is not None:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _measurements(table: Path, study: str, *, logs: bool) -> Any:
+    """Read a CSV table, or a study of Optuna: a database, or a journal."""
+    from tightrope.core.files import read_file
+    from tightrope.fleet.select.measurements import MAX_TABLE_BYTES, read_measurements
+    from tightrope.fleet.select.optuna_study import MAGIC, read_study
+
+    data = read_file(table, limit=8 * MAX_TABLE_BYTES)
+    if not data.startswith((MAGIC, b'{"op_code"')):
+        if study:
+            raise TightropeError(f"--study {study!r:.60} is of Optuna's files, and {str(table)!r} is none.")
+        return read_measurements(table, logs=logs)
+    found = read_study(table, data, study=study)
+    if logs and (found.maximize or min(value for _, value in found.looks) <= 0):
+        raise TightropeError("--logs takes values above 0 of which less is better: leave it out.")
+    return found

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -10,19 +10,9 @@ import typer
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
 from tightrope.core import Bytes, Plan, TightropeError, format_bytes
-from tightrope.integrity import (
-    Environment,
-    Inspection,
-    Lock,
-    check_provenance_of,
-    environment_at,
-    make_lock,
-    read_lock,
-    running_environment,
-    verify_environment,
-    verify_loaded,
-    write_lock,
-)
+
+if TYPE_CHECKING:
+    from tightrope.integrity import Environment, Inspection, Lock
 
 _LOCK = """\b
 Examples:
@@ -47,6 +37,10 @@ Allow = Annotated[
     list[str] | None,
     typer.Option(help="Pattern of paths that may be there without owner or digest, or as links; repeat it."),
 ]
+Unrecorded = Annotated[
+    bool,
+    typer.Option("--unrecorded", help="Take packages without RECORD files; say what can be checked then."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -65,6 +59,7 @@ def lock(
         Path | None, typer.Option(help="An earlier lock: what has the same version must be as it was.")
     ] = None,
     allow: Allow = None,
+    unrecorded: Unrecorded = False,
     json: Json = False,
 ) -> None:
     """Check an environment against its RECORD files and write down the digest of every file.
@@ -72,9 +67,13 @@ def lock(
     Nothing is written where something is wrong. Exit code 0: written; 3: something is wrong; 2: error.
     """
     check_outputs([output])
+    from tightrope.integrity import make_lock, read_lock, write_lock
+
     before = read_lock(update) if update is not None else None
-    environment = _environment(site)
-    made, verdict = make_lock(environment, allow=allow or (), update=before, progress=_progress())
+    environment = _environment(site, unrecorded=unrecorded)
+    made, verdict = make_lock(
+        environment, allow=allow or (), update=before, unrecorded=unrecorded, progress=_progress()
+    )
     if verdict.holds:
         write_lock(output, made, environment)
     changes = _changes(before, made) if before is not None else []
@@ -109,27 +108,33 @@ def verify(
     bytecode: Annotated[
         bool, typer.Option("--bytecode/--no-bytecode", help="Compare byte code with its sources.")
     ] = True,
+    unrecorded: Unrecorded = False,
     json: Json = False,
 ) -> None:
     """Check that installed files, byte code included, are what was installed and locked.
 
     Exit code 0: everything is as it should be; 3: something is not, or cannot be checked; 2: error.
     """
+    from tightrope.integrity import read_lock, verify_environment
+
     known = read_lock(lock) if lock is not None else None
     if target is not None and plan is None:
         raise TightropeError("--target is compared with a plan: add --plan FILE.")
+    if machine is not None and target is None:
+        raise TightropeError("--machine prices what --target captures: add --plan FILE and --target.")
     if plan is not None:
-        if site is not None or load or allow or not bytecode:
+        if site is not None or load or allow or not bytecode or unrecorded:
             raise TightropeError("a plan is checked in the running environment: leave out the other options.")
         verdict = _plan_verdict(plan, target, machine, known)
     elif load:
-        if site is not None or allow or not bytecode:
+        if site is not None or allow or not bytecode or unrecorded:
             raise TightropeError("--load checks the running environment: leave out the other options.")
         verdict = _loaded_verdict(load, known)
     else:
         verdict = verify_environment(
-            _environment(site), known, allow=allow or (), bytecode=bytecode, progress=_progress()
-        )
+            _environment(site, unrecorded=unrecorded), known, allow=allow or (), bytecode=bytecode,
+            unrecorded=unrecorded, progress=_progress(),
+        )  # fmt: skip
     if json:
         emit_json(_as_json(verdict))
     else:
@@ -138,26 +143,35 @@ def verify(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _environment(site: Path | None) -> Environment:
-    return running_environment() if site is None else environment_at(site)
+def _environment(site: Path | None, *, unrecorded: bool) -> "Environment":
+    from tightrope.integrity import environment_at, running_environment
+
+    return running_environment() if site is None else environment_at(site, unrecorded=unrecorded)
 
 
-def _plan_verdict(path: Path, target: str | None, machine: str | None, lock: Lock | None) -> Inspection:
+def _plan_verdict(path: Path, target: str | None, machine: str | None, lock: "Lock | None") -> "Inspection":
+    from tightrope.integrity import check_provenance_of
+
     plan = Plan.load(path)
     folders = [Path.cwd(), path.resolve().parent]
     if target is None:
         return check_provenance_of(plan, lock=lock, paths=folders)
     from tightrope.cli.machines import find_machine
-    from tightrope.cli.target import priced_program, provenance_of_program
+    from tightrope.cli.target import build
 
-    program = priced_program(target, find_machine(machine) if machine is not None else None)
+    profile, built = find_machine(machine) if machine is not None else None, build(target)
+    from tightrope.cli.capturing import priced_program, provenance_of_program
+
+    program = priced_program(target, built, profile)
     folders.insert(0, Path(target.rpartition(":")[0]).resolve().parent)
     here = provenance_of_program(program)
     return check_provenance_of(plan, lock=lock, graph=program.graph, captured=here, paths=folders)
 
 
-def _loaded_verdict(names: list[str], lock: Lock | None) -> Inspection:
+def _loaded_verdict(names: list[str], lock: "Lock | None") -> "Inspection":
     from importlib import import_module
+
+    from tightrope.integrity import verify_loaded
 
     sys.path.insert(0, str(Path.cwd()))
     for name in names:
@@ -168,7 +182,7 @@ def _loaded_verdict(names: list[str], lock: Lock | None) -> Inspection:
     return verify_loaded(lock)
 
 
-def _changes(before: Lock, after: Lock) -> list[str]:
+def _changes(before: "Lock", after: "Lock") -> list[str]:
     was = {one.name: one.version for one in before.distributions}
     now = {one.name: one.version for one in after.distributions}
     return [
@@ -178,7 +192,7 @@ def _changes(before: Lock, after: Lock) -> list[str]:
     ]
 
 
-def _as_json(verdict: Inspection) -> dict[str, Any]:
+def _as_json(verdict: "Inspection") -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(verdict)
     return {"holds": verdict.holds} | fields
 
@@ -195,7 +209,7 @@ def _progress() -> Any:
     return show
 
 
-def _say(verdict: Inspection) -> None:
+def _say(verdict: "Inspection") -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
     show = console()

@@ -113,6 +113,7 @@ def compile_command(
         step=not (infer or integer), integer=integer, kernels=core != "auto" or floats, sparse=sparse,
         limits=asked_of_step, recompute=recompute,
     )  # fmt: skip
+    _check_sizes(output, ram, stack, flash)
     if infer or integer:
         kernels = (core, floats) if integer else None
         found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)
@@ -124,6 +125,16 @@ def compile_command(
 
     asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute, pages=pages)
     _say(output, _step(target, machine, (ram, stack), asked, output, sparse=sparse), json)
+
+
+def _check_sizes(output: Path, *sizes: str | None) -> None:
+    """Refuse a folder that cannot be written, and sizes that are none, before any work."""
+    from tightrope.micro.compile import check_new
+
+    check_new(output)
+    for text in sizes:
+        if text is not None:
+            parse_bytes(text)
 
 
 def _check_options(
@@ -157,11 +168,12 @@ def _step(
 ) -> "CompiledStep":
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_trained
-    from tightrope.micro import capture_step, compile_step
-    from tightrope.micro.choose import choose_updates, gains_of
     from tightrope.run.status import StatusLine
 
     profile, made = find_machine(machine), build_trained(target)
+    from tightrope.micro import capture_step, compile_step
+    from tightrope.micro.choose import choose_updates, gains_of
+
     step = capture_step(made.model, made.args, made.optimizer, **made.kwargs)
     ram, stack = map(parse_bytes, limits)
     with StatusLine().slow("planning the step"):
@@ -192,12 +204,15 @@ def _inference(
 ) -> "CompiledNet":
     from tightrope.cli.machines import find_machine
     from tightrope.cli.target import build_calibrated
-    from tightrope.micro.infer import capture_net, compile_net, ranges_of
-    from tightrope.micro.integer.costs import core_of
-    from tightrope.micro.integer.quantize import quantize
+    from tightrope.micro.integer.costs import check_core, core_of
     from tightrope.run.status import StatusLine
 
+    if kernels is not None and kernels[0] not in ("auto", "none"):
+        check_core(kernels[0])
     profile, made = find_machine(machine), build_calibrated(target)
+    from tightrope.micro.infer import capture_net, compile_net, ranges_of
+    from tightrope.micro.integer.quantize import quantize
+
     net = capture_net(made.model, made.args)
     found: Any = net
     if kernels is not None:

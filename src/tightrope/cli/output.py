@@ -2,19 +2,22 @@
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tightrope.cli.tables import Console
+if TYPE_CHECKING:
+    from tightrope.cli.tables import Console
 
 FITS, ERROR, DOES_NOT_FIT = 0, 2, 3
 _WIDE = 400
 """Columns when standard output is not a terminal: lines are for programs then, and never folded."""
 
 
-def console() -> Console:
+def console() -> "Console":
     """Standard output: colours on a terminal only, and never with NO_COLOR."""
+    from tightrope.cli.tables import Console
+
     shown = sys.stdout.isatty()
     return Console(
         no_color=bool(os.environ.get("NO_COLOR")),

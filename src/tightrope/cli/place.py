@@ -1,24 +1,18 @@
 """Place the buffers of a file: the command ``tightrope place``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.cli.sound import check_outputs
-from tightrope.cli.tables import Console
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
-from tightrope.place import Instance, Placement, draw_svg, place_file, write_csv
-from tightrope.place.source import open_target
-from tightrope.place.streams import (
-    StreamPlacement,
-    fit_streams,
-    has_streams,
-    place_streams,
-    read_streams,
-    write_streams,
-)
+
+if TYPE_CHECKING:
+    from tightrope.cli.tables import Console
+    from tightrope.place import Instance, Placement
+    from tightrope.place.streams import StreamPlacement
 
 _EPILOG = """\b
 Examples:
@@ -60,10 +54,13 @@ def place(
     Exit code 0: within the capacity, or none was asked; 3: not. A placement is written either way.
     Ops on parallel streams also get the waits that the capacity needs, and nothing where none suffice.
     """
+    check_outputs([output, svg])
     if capacity is None and not minimize:
         raise TightropeError("say what is wanted: --capacity BYTES, --minimize, or both.")
-    check_outputs([output, svg])
     asked = None if capacity is None else parse_bytes(capacity, name="capacity")
+    from tightrope.place import place_file, write_csv
+    from tightrope.place.streams import has_streams
+
     if has_streams(file):
         if svg is not None or (minimize and asked is not None):
             raise TightropeError(
@@ -91,6 +88,8 @@ def streams(
     file: Path, asked: Bytes | None, *, seconds: float, seed: int, output: Path | None, json: bool
 ) -> None:
     """Place storages of parallel streams; with a capacity, also choose the waits that it needs."""
+    from tightrope.place.streams import fit_streams, place_streams, read_streams, write_streams
+
     graph, alignments = read_streams(file)
     waits: tuple[tuple[int, int], ...] = ()
     if asked is None:
@@ -112,12 +111,12 @@ def streams(
     )
 
 
-def summary(instance: Instance, placement: Placement) -> dict[str, Any]:
+def summary(instance: "Instance", placement: "Placement") -> dict[str, Any]:
     """Figures of a placement as plain values."""
     return {**_figures(placement), "witness": [instance.names[index] for index in placement.witness]}
 
 
-def _figures(placement: Placement | StreamPlacement) -> dict[str, Any]:
+def _figures(placement: "Placement | StreamPlacement") -> dict[str, Any]:
     return {
         "status": placement.status,
         "peak_bytes": placement.peak,
@@ -128,13 +127,16 @@ def _figures(placement: Placement | StreamPlacement) -> dict[str, Any]:
     }
 
 
-def _draw(path: Path, instance: Instance, placement: Placement, asked: Bytes | None, title: str) -> None:
+def _draw(path: Path, instance: "Instance", placement: "Placement", asked: Bytes | None, title: str) -> None:
+    from tightrope.place import draw_svg
+    from tightrope.place.source import open_target
+
     picture = draw_svg(instance.buffers, placement.offsets, names=instance.names, capacity=asked, title=title)
     with open_target(path) as text:
         text.write(picture)
 
 
-def _show(console: Console, instance: Instance, placement: Placement, asked: Bytes | None) -> None:
+def _show(console: "Console", instance: "Instance", placement: "Placement", asked: Bytes | None) -> None:
     excess = placement.peak / placement.lower_bound - 1 if placement.lower_bound else 0.0
     limit = "" if asked is None else f", asked {format_bytes(asked)}"
     console.print(

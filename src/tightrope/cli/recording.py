@@ -1,19 +1,18 @@
 """The command ``record``, without its words."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
 from tightrope.capture import capture_program
+from tightrope.cli.capturing import is_on_meta, provenance_of_program
 from tightrope.cli.sound import Sound
-from tightrope.cli.target import Built, is_on_meta, provenance_of_program
+from tightrope.cli.target import Built
 from tightrope.core import Graph, Plan, TightropeError, Trace
-from tightrope.core.units import shown
 from tightrope.integrity.provenance import check_provenance_of
 from tightrope.record import Recording, record_eager, record_run
 from tightrope.run.compile import compile as planned
@@ -29,25 +28,6 @@ class RecordingRequest:
     sound: Sound | None
     fuse: bool = False
     steps: int = 5
-
-    def check(self, *, save: Mapping[str, Path | None], graph: bool) -> None:
-        """Refuse options that contradict each other; ``save`` has those that write what a plan ran with.
-
-        Raises:
-            TightropeError: says which, and what to give instead.
-        """
-        if self.sound is not None and self.budget is not None:
-            raise TightropeError("--plan has a budget of its own: leave out --budget, or leave out --plan.")
-        if graph and self.sound is None:
-            raise TightropeError("--graph is the graph of a plan: add --plan FILE.")
-        if self.fuse and self.budget is None:
-            raise TightropeError("--fuse compiles stretches of a plan for a budget: add --budget.")
-        for option, path in save.items():
-            if path is not None and self.sound is None and self.budget is None:
-                raise TightropeError(
-                    f"{option} {shown(str(path))}: an eager run has no plan to write, and no graph: "
-                    "add --budget, or --plan FILE."
-                )
 
 
 @dataclass(frozen=True, slots=True)

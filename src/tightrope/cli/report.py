@@ -10,6 +10,7 @@ from tightrope.cli.curve import SECONDS, curve_plans
 from tightrope.cli.output import console, emit_json
 from tightrope.cli.sound import check_outputs, sound_of
 from tightrope.core import FingerprintError, Plan, TightropeError, Trace
+from tightrope.core.arguments import check_seconds
 from tightrope.core.errors import PlanFileError
 from tightrope.core.writing import write_whole
 
@@ -57,6 +58,12 @@ def report(
     from tightrope.view import page
 
     check_outputs([output], [run, graph, forecast, against, *(also or ())])
+    if curve:
+        check_seconds("--seconds", seconds)
+    for path in (forecast, against, *(also or ())):
+        if path is not None and not path.is_file():
+            raise TightropeError(f"{str(path)!r} is not a file: give the path of one that is there.")
+    before = _trace(against, graph, machine) if against is not None else None
     search = seconds if curve else 0.0
     shown = _trace(run, graph, machine, tuple(also or ()), search)
     wanted = search if not shown.summary.curve else 0.0
@@ -69,7 +76,6 @@ def report(
     if ghost is not None and not shown.summary.curve:
         known = msgspec.structs.replace(shown.summary, curve=ghost.summary.curve, whole=ghost.summary.whole)
         shown = msgspec.structs.replace(shown, summary=known)
-    before = _trace(against, graph, machine) if against is not None else None
     write_whole(output, page(shown, forecast=ghost, against=before))
     size = output.stat().st_size
     if json:

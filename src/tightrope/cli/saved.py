@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
-from tightrope.core import InfeasibleError, format_bytes
+from tightrope.core import InfeasibleError, TightropeError, format_bytes, parse_bytes
+from tightrope.core.bundle import open_bundle
 
 _SHORT = 12
 
@@ -36,6 +37,12 @@ def run(
 
     Exit code 0: it ran as forecast within the budget; 3: it did not.
     """
+    if budget is not None:
+        parse_bytes(budget)
+    if not file.is_file():
+        raise TightropeError(f"{str(file)!r} is not a file: give the path of a saved step.")
+    with file.open("rb") as stream:  # torch takes seconds to import
+        open_bundle(stream, str(file))
     import torch
 
     from tightrope.cli.saved_figures import run_file

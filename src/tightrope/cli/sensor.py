@@ -7,7 +7,9 @@ import typer
 
 from tightrope.cli import show
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError, parse_bytes
+from tightrope.core.files import read_file
 
 if TYPE_CHECKING:
     from tightrope.micro.sensor.blocks import Block
@@ -71,6 +73,7 @@ def ingest_command(
         write_dataset,
     )
 
+    check_outputs([output], [*paths, key_file])
     if verify and key_file is None:
         raise TightropeError(
             "signatures need a key: add --key-file FILE, or --no-verify to check only the format."
@@ -123,8 +126,11 @@ def dsp_command(
 
     import numpy as np
 
+    from tightrope.micro.compile import check_new
     from tightrope.micro.sensor import Library, Pipeline, features, library, read_dataset, windows
 
+    if output is not None:
+        check_new(output)
     found = read_dataset(data)
     rows = _rows(window, found.interval_ms)
     chosen = _block(
@@ -166,10 +172,12 @@ def tune_command(
     What is above a limit by its forecast is never tried; a quarter of the rest is tried at most.
     Exit code 3: nothing is within the limits.
     """
+    from tightrope.micro.compile import check_new
     from tightrope.micro.sensor import Choices, SensorLimits, library, read_dataset, tune
     from tightrope.run.status import StatusLine
 
-    if ms is not None and not (0 < ms < 1e9 and 0 < mhz < 1e6):
+    check_new(output)
+    if not (0 < (1 if ms is None else ms) < 1e9 and 0 < mhz < 1e6):
         raise TightropeError("--ms and --mhz are numbers above 0.")
     counts = [
         count for count in (instructions, None if ms is None else int(ms * mhz * 1000)) if count is not None
@@ -257,8 +265,8 @@ def _working(text: str) -> Any:
 
 def _key(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_file(path, limit=2**16).decode().strip()
+    except UnicodeDecodeError as error:
         raise TightropeError(
             f"{str(path)!r} cannot be read: {error}. Give a text file with the key."
         ) from error

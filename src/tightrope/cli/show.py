@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tightrope.cli.tables import Console, Table, Text
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan
-from tightrope.formats import Source
 
 if TYPE_CHECKING:
+    from tightrope.cli.tables import Console
+    from tightrope.formats import Source
     from tightrope.plan import Progress
 
 
@@ -24,7 +24,7 @@ def searching(budget: Bytes) -> "Iterator[Callable[[Progress], None]]":
         yield report
 
 
-def plan_summary(source: Source, plan: Plan, *, cpu_seconds: float) -> dict[str, Any]:
+def plan_summary(source: "Source", plan: Plan, *, cpu_seconds: float) -> dict[str, Any]:
     """Figures of a plan as plain values; ``sequence`` re-evaluates it anywhere.
 
     Args:
@@ -82,15 +82,17 @@ def infeasible(error: InfeasibleError, *, planner: str) -> dict[str, Any]:
     }
 
 
-def rows(console: Console, heading: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+def rows(console: "Console", heading: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """Print a table of plain text; without a heading, just its rows."""
+    from tightrope.cli.tables import Table, Text
+
     table = Table(*heading, box=None, pad_edge=False, show_header=bool(heading))
     for row in cells:
         table.add_row(*(Text(cell, overflow="fold") for cell in row))
     console.print(table)
 
 
-def plan(console: Console, graph: Graph, found: Plan) -> None:
+def plan(console: "Console", graph: Graph, found: Plan) -> None:
     """Print a plan's figures."""
     figures = found.figures()
     witness = found.certificate.witness

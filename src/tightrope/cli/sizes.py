@@ -1,12 +1,13 @@
 """Other sizes of the same call: batches, lengths of sequences, and the largest that fits."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tightrope.cli.target import Built
 from tightrope.core import Bytes, Machine, TightropeError, format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 Axis = Literal["batch", "seq"]
 _MOST_SIZES = 64
@@ -54,7 +55,9 @@ def parse_sizes(option: Axis, text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _sized(built: Built, axis: Axis) -> Iterator[torch.Tensor]:
+def _sized(built: Built, axis: Axis) -> "Iterator[torch.Tensor]":
+    import torch
+
     counts = _DIMENSIONS[axis][1]
     every = (*built.args, *built.kwargs.values())
     return (value for value in every if isinstance(value, torch.Tensor) and value.dim() in counts)
@@ -89,6 +92,7 @@ def resized(built: Built, axis: Axis, wanted: int) -> Built:
             "seq": "an input of two or three dimensions, of which the second is the length",
         }
         raise TightropeError(f"--{axis} needs {what[axis]}.")
+    import torch
 
     _check_memory(built, axis, wanted, size)
     made: dict[int, Any] = {}

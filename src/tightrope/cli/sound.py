@@ -29,8 +29,8 @@ def machine_of(plan: Plan, given: str | None) -> Machine | None:
     """The machine given, else the profile that the plan names, if there is one of that name."""
     from tightrope.cli.machines import find_machine, names
 
-    known = given or (plan.machine if plan.machine in names() else None)
-    return find_machine(known) if known else None
+    known = plan.machine if given is None and plan.machine in names() else given
+    return None if known is None else find_machine(known)
 
 
 def read_sound(path: Path, graph: Path | None = None, machine: str | None = None) -> Sound:

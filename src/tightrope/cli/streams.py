@@ -61,6 +61,7 @@ def streams(
 
     Exit code 0: within the arena and at least the score asked for; 3: not; 2: error.
     """
+    check_outputs([output, page], [file])
     import msgspec
 
     from tightrope.fleet.streams import POLICIES, read_library, xrbench
@@ -75,7 +76,6 @@ def streams(
         raise TightropeError(f"--rules {rules!r:.40}: take strict or compatible.")
     if policy != "search" and policy not in POLICIES:
         raise TightropeError(f"--policy {policy!r:.40}: take search, {', '.join(POLICIES)}.")
-    check_outputs([output, page])
     if not machine:
         raise TightropeError(
             f"no machine was named for {scenario!r:.40}: write one behind it: {', '.join(library.machines)}."

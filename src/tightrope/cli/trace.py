@@ -143,15 +143,19 @@ def record(
     event. No other command fuses: estimate, plan and curve run no step, which fusing has to measure,
     and demo compares with eager bit for bit.
     """
-    from tightrope.cli.recording import RecordingRequest, recorded
     from tightrope.cli.target import build
+
+    check_outputs([output, save_plan, save_graph], [plan, graph])
+    _check_request(plan, budget, graph, {"--save-plan": save_plan, "--save-graph": save_graph}, fuse=fuse)
+    if budget is not None:
+        parse_bytes(budget, whole=1)
+    sound = read_sound(plan, graph) if plan is not None else None
+    built = build(target)
+    from tightrope.cli.recording import RecordingRequest, recorded
     from tightrope.record import explain
     from tightrope.record import save as save_trace
 
-    check_outputs([output, save_plan, save_graph], [plan, graph])
-    wanted = RecordingRequest(budget, read_sound(plan, graph) if plan is not None else None, fuse, steps)
-    wanted.check(save={"--save-plan": save_plan, "--save-graph": save_graph}, graph=graph is not None)
-    ran = recorded(build(target), wanted)
+    ran = recorded(built, RecordingRequest(budget, sound, fuse, steps))
     found = ran.trace
     save_trace(found, output)
     if save_plan is not None:
@@ -163,6 +167,33 @@ def record(
         _print_json(answers.to_dict() | {"file": str(output)})
     else:
         _print(f"{answers}\n{output}: {len(found.events)} events, {len(found.buffers)} buffers\n")
+
+
+def _check_request(
+    plan: Path | None,
+    budget: str | None,
+    graph: Path | None,
+    save: dict[str, Path | None],
+    *,
+    fuse: bool,
+) -> None:
+    """Refuse options that contradict each other; ``save`` has those that write what a plan ran with.
+
+    Raises:
+        TightropeError: says which, and what to give instead.
+    """
+    if plan is not None and budget is not None:
+        raise TightropeError("--plan has a budget of its own: leave out --budget, or leave out --plan.")
+    if graph is not None and plan is None:
+        raise TightropeError("--graph is the graph of a plan: add --plan FILE.")
+    if fuse and budget is None:
+        raise TightropeError("--fuse compiles stretches of a plan for a budget: add --budget.")
+    for option, path in save.items():
+        if path is not None and plan is None and budget is None:
+            raise TightropeError(
+                f"{option} {shown(str(path))}: an eager run has no plan to write, and no graph: "
+                "add --budget, or --plan FILE."
+            )
 
 
 def open_trace(
@@ -189,7 +220,7 @@ def open_trace(
     """
     from tightrope.core.codec import read_file
     from tightrope.core.files import naming
-    from tightrope.record import annotate, forecast, load, read_profile
+    from tightrope.record import forecast, load, read_profile
     from tightrope.record.chrome import looks_like_profile
     from tightrope.record.columns import is_trace
 
@@ -200,6 +231,8 @@ def open_trace(
     if looks_like_profile(path):
         slices = read_profile(path)
         tree, run = _model_of(model, names_only=names_only)
+        from tightrope.record import annotate  # torch takes seconds to import
+
         return annotate(slices, name=path.name, run=run, **({} if tree is None else {"modules": tree}))
     sound = read_sound(path, graph, machine)
     return forecast(sound.graph, sound.plan, machine=sound.machine, others=smaller_plan(sound, save))
@@ -208,11 +241,12 @@ def open_trace(
 def _model_of(target: str | None, *, names_only: bool) -> "tuple[tuple[Module, ...] | None, DryRun | None]":
     """Build the model of a profile and call it once without values; its modules alone where that fails."""
     from tightrope.cli.target import build
-    from tightrope.record import dry_run, tree_of
 
     if target is None:
         return None, None
     built = build(target)
+    from tightrope.record import dry_run, tree_of
+
     if not names_only:
         try:
             return None, dry_run(built.model, built.args, built.kwargs)

@@ -39,7 +39,7 @@ _SCALE: dict[str, int] = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_AMOUNT = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([a-z%]*)\s*", re.IGNORECASE)
+_AMOUNT = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z%]*)\s*", re.IGNORECASE)
 _LIMIT: Bytes = 2**62
 _LONGEST = 60
 """Characters of a value that a message shows."""

@@ -51,6 +51,7 @@ class Distribution:
         folder: its ``.dist-info``, below the environment's base.
         lines: what it installed.
         wrong: what is wrong with its metadata.
+        recorded: whether it has a RECORD.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Distribution:
     folder: str
     lines: tuple[RecordLine, ...]
     wrong: tuple[Finding, ...] = ()
+    recorded: bool = True
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -137,11 +139,12 @@ def running_environment() -> Environment:
     return _environment(Path(sys.prefix), [Path(paths["purelib"]), Path(paths["platlib"])])
 
 
-def environment_at(place: str | Path) -> Environment:
+def environment_at(place: str | Path, *, unrecorded: bool = False) -> Environment:
     """Find an environment by its root, or by a folder of packages.
 
     Args:
         place: a virtual environment, or a ``site-packages``.
+        unrecorded: take a folder without a ``.dist-info`` too.
 
     Raises:
         TightropeError: there are no packages.
@@ -152,7 +155,7 @@ def environment_at(place: str | Path) -> Environment:
     below = [*sorted(path.glob("lib/python*/site-packages")), *path.glob("Lib/site-packages")]
     if below:
         return _environment(path, below)
-    if (path / "pyvenv.cfg").exists() or not any(path.glob("*.dist-info")):
+    if (path / "pyvenv.cfg").exists() or not (unrecorded or any(path.glob("*.dist-info"))):
         raise TightropeError(
             f"{str(place)!r} holds no installed packages: give a virtual environment or a site-packages."
         )
@@ -205,7 +208,8 @@ def _distribution(
         with open(f"{root}{os.sep}{entry}{os.sep}RECORD", "rb", buffering=0) as file:
             text = file.readall().decode()
     except FileNotFoundError:
-        return Distribution(name, version, folder, (), (*wrong, damaged("there is no RECORD of its files")))
+        none = "there is no RECORD of its files: --unrecorded checks what can be without"
+        return Distribution(name, version, folder, (), (*wrong, damaged(none)), recorded=False)
     except (OSError, UnicodeDecodeError) as error:
         return Distribution(name, version, folder, (), (*wrong, damaged(f"cannot be read: {error}")))
     rows = text.splitlines() if wanted is None else _rows_about(environment, root, text, wanted)

@@ -73,9 +73,11 @@ class _Scanner:
         progress: Progress | None,
         *,
         digests: bool,
+        unrecorded: bool,
     ) -> None:
         self.environment, self.allow, self.known, self.progress = environment, allow, known, progress
         self.digests = digests or known is not None
+        self.unrecorded, self.nobodys = unrecorded, 0
         self.scan = Scan()
         self.buffer = memoryview(bytearray(_BUFFER))
         self.compiled: list[tuple[str, str]] = []
@@ -93,7 +95,8 @@ class _Scanner:
         """Scan everything, or some files and their byte code."""
         if only is None:
             for distribution in self.environment.distributions:
-                self.scan.problems += distribution.wrong
+                lacks = self.unrecorded and not distribution.recorded
+                self.scan.problems += distribution.wrong[: -1 if lacks else None]
             self.report_twins()
             for root in self.environment.roots:
                 self.walk(str(root))
@@ -157,11 +160,11 @@ class _Scanner:
     def link(self, path: str, name: str) -> None:
         target = os.readlink(path)
         self.scan.links[name] = target
-        if self.known is None and not self.allowed(name):
+        if self.known is None and not self.unrecorded and not self.allowed(name):
             self.add(
                 FindingKind.SYMLINK, name, "a file", f"a link to {target}", "wheels hold no symbolic links"
             )
-        if os.path.isfile(path) and name in self.environment.owners:
+        if os.path.isfile(path) and (self.unrecorded or name in self.environment.owners):
             self.file(path, name)
 
     def file(self, path: str, name: str) -> None:
@@ -179,7 +182,9 @@ class _Scanner:
         self.scan.files[name] = seen
         self.scan.num_bytes += seen.bytes
         if not lines:
-            if not self.allowed(name):
+            if self.unrecorded:
+                self.nobodys += 1
+            elif not self.allowed(name):
                 self.add(FindingKind.UNOWNED, name, "", seen.digest, "no distribution installed this file")
             return
         if len({line.digest for _, line in lines}) > 1:
@@ -274,6 +279,14 @@ class _Scanner:
     def note(self, *, bytecode: bool) -> None:
         """Say what was not checked."""
         notes = self.scan.notes
+        if self.unrecorded:
+            every = self.environment.distributions
+            lacking = [str(one) for one in every if not one.recorded]
+            notes.append(
+                f"{len(lacking)} of {len(every)} distributions have no RECORD, and {self.nobodys} files are "
+                "in none: only who installed them can tell whether they are as installed (rpm -V); what "
+                "was checked is that byte code is what its source compiles to"
+            )
         if not bytecode:
             notes.append("byte code was not compared with its sources")
         notes += [
@@ -292,6 +305,7 @@ def scan(
     bytecode: bool = True,
     digests: bool = True,
     only: Collection[str] | None = None,
+    unrecorded: bool = False,
     progress: Progress | None = None,
 ) -> Scan:
     """Read every file of an environment.
@@ -303,6 +317,7 @@ def scan(
         bytecode: compare byte code with sources.
         digests: of byte code are wanted; with ``known`` they always are.
         only: paths below its base; None = all.
+        unrecorded: files that no RECORD names are counted, and no problem.
         progress: see there.
 
     Raises:
@@ -313,5 +328,5 @@ def scan(
             f"the packages are for {environment.interpreter}, and their byte code can be read by that "
             "interpreter alone: run tightrope with it, or leave byte code out (--no-bytecode)."
         )
-    scanner = _Scanner(environment, allow, known, progress, digests=digests)
+    scanner = _Scanner(environment, allow, known, progress, digests=digests, unrecorded=unrecorded)
     return scanner.run(bytecode=bytecode, only=only)

@@ -25,6 +25,7 @@ def make_lock(
     *,
     allow: Sequence[str] = (),
     update: Lock | None = None,
+    unrecorded: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Lock, Inspection]:
     """Read an environment and write down what it holds.
@@ -33,13 +34,14 @@ def make_lock(
         environment: where.
         allow: patterns of paths that may be there without an owner or digest, or as links.
         update: an earlier lock. Distributions of the same version must be as they were; others are new.
+        unrecorded: files that no RECORD names are no problem; see `verify_environment`.
         progress: called now and then.
 
     Returns:
         The lock, and the verdict; a lock is worth keeping only where the verdict holds.
     """
     began = time.process_time()
-    found = scan(environment, allow=allow, known=_known(update), progress=progress)
+    found = scan(environment, allow=allow, known=_known(update), unrecorded=unrecorded, progress=progress)
     places = {str(one): number for number, one in enumerate(environment.distributions)}
     files = []
     for name in sorted(found.files):
@@ -61,6 +63,7 @@ def verify_environment(
     *,
     allow: Sequence[str] = (),
     bytecode: bool = True,
+    unrecorded: bool = False,
     progress: Progress | None = None,
 ) -> Inspection:
     """Check every file of an environment.
@@ -70,6 +73,8 @@ def verify_environment(
         lock: made of it earlier; None = RECORD files are believed.
         allow: patterns of paths that may be there without an owner or digest, or as links.
         bytecode: compare byte code with its sources.
+        unrecorded: files that no RECORD names, and distributions without one, are no problem: a note counts
+            them, and says that only their byte code was checked. For Fedora's packages and Bazel's folders.
         progress: called now and then.
 
     Raises:
@@ -78,7 +83,7 @@ def verify_environment(
     began = time.process_time()
     _same_interpreter(environment, lock)
     found = scan(environment, allow=[*allow, *_allowed(lock)], known=_known(lock), bytecode=bytecode,
-                 digests=False, progress=progress)  # fmt: skip
+                 digests=False, unrecorded=unrecorded, progress=progress)  # fmt: skip
     problems = list(found.problems)
     if lock is not None:
         problems += _differences(environment, found, lock, upgraded=False)

@@ -39,7 +39,9 @@ class Rules(Protocol):
     l2: float
     gamma: float
     child_weight: float
+    min_rows: int
     loss: str
+    classes: int
 
 
 def forest_problems(
@@ -50,26 +52,30 @@ def forest_problems(
     rules: Rules,
     cuts: Sequence[_Array],
     *,
+    weights: _Array | None = None,
     tolerance: float = 1e-6,
 ) -> list[str]:
     """List what is wrong with a forest; empty where it holds.
 
     Args:
-        trees: nodes, the root first.
+        trees: nodes, the root first; of several classes in turn.
         base: what the sum of leaves begins with.
         table: ``[rows, features]`` of all parties together; NaN is missing.
         labels: of the rows.
         rules: what was asked for.
         cuts: allowed cuts per feature.
+        weights: of the rows; 0 for those that are not trained on, such as held-out ones.
         tolerance: relative, of gains and leaves.
     """
-    score, wrong = np.full(len(table), base), []
+    outputs = max(rules.classes, 1)
+    scores, wrong = np.full((outputs, len(table)), base), []
+    weight = np.ones(len(table)) if weights is None else weights
+    derived: list[tuple[_Array, _Array]] = []
     for number, tree in enumerate(trees):
-        if rules.loss == "logistic":
-            chance = np.array([1.0 / (1.0 + math.exp(-s)) for s in score.tolist()])
-            first, second = chance - labels, chance * (1.0 - chance)
-        else:
-            first, second = score - labels, np.ones_like(score)
+        if number % outputs == 0:
+            derived = _derived(scores, labels, rules)
+        score = scores[number % outputs]
+        first, second = (one * weight for one in derived[number % outputs])
         waiting = [(0, np.arange(len(table)), 0)]
         seen = set()
         while waiting:
@@ -79,8 +85,8 @@ def forest_problems(
                 wrong.append(f"{where}: reached twice, or deeper than {rules.depth}")
                 continue
             seen.add(place)
-            g, h = first[rows], second[rows]
-            best = max((_gain(table[rows, f], g, h, cut, to_left, rules) for f, some in enumerate(cuts)
+            g, h, n = first[rows], second[rows], weight[rows] > 0
+            best = max((_gain(table[rows, f], g, h, n, cut, to_left, rules) for f, some in enumerate(cuts)
                         for cut in [*some.tolist(), math.inf] for to_left in (False, True)),
                         default=-math.inf)  # fmt: skip
             if node.feature < 0:
@@ -96,8 +102,9 @@ def forest_problems(
                 score[rows] += node.value
                 continue
             x = table[rows, node.feature]
-            gain = _gain(x, g, h, node.cut, node.missing_left, rules)
-            if gain < best - tolerance * max(1.0, abs(best)) or gain <= rules.gamma:
+            gain = _gain(x, g, h, n, node.cut, node.missing_left, rules)
+            slack = tolerance * max(1.0, abs(best))
+            if gain < best - slack or gain <= rules.gamma - slack:
                 wrong.append(f"{where}: its split gains {gain:g}; the best one gains {best:g}")
             left = np.where(np.isnan(x), node.missing_left, x < node.cut)
             waiting += [(node.left, rows[left], depth + 1), (node.right, rows[~left], depth + 1)]
@@ -106,8 +113,31 @@ def forest_problems(
     return wrong
 
 
-def _gain(x: _Array, g: _Array, h: _Array, cut: float, to_left: bool, rules: Rules) -> float:
+def _derived(scores: _Array, labels: _Array, rules: Rules) -> list[tuple[_Array, _Array]]:
+    """Both derivatives of the loss by every output."""
+    if rules.loss == "squared":
+        return [(scores[0] - labels, np.ones(len(labels)))]
+    if rules.loss == "logistic":
+        chance = [[1.0 / (1.0 + math.exp(-s)) for s in scores[0].tolist()]]
+    else:
+        powers = [
+            [math.exp(s - top) for s, top in zip(row, scores.max(axis=0), strict=True)] for row in scores
+        ]
+        sums = [math.fsum(column) for column in zip(*powers, strict=True)]
+        chance = [[p / total for p, total in zip(row, sums, strict=True)] for row in powers]
+    right = [labels] if rules.loss == "logistic" else [labels == k for k in range(len(scores))]
+    return [
+        (np.array(row) - one, np.array(row) * (1.0 - np.array(row)))
+        for row, one in zip(chance, right, strict=True)
+    ]
+
+
+def _gain(
+    x: _Array, g: _Array, h: _Array, n: NDArray[np.bool_], cut: float, to_left: bool, rules: Rules
+) -> float:
     left = np.where(np.isnan(x), to_left, x < cut)
+    if min(int(n[side].sum()) for side in (left, ~left)) < rules.min_rows:
+        return -math.inf
     parts = [(float(g[side].sum()), float(h[side].sum())) for side in (left, ~left)]
     if any(weight < rules.child_weight or weight <= 0 for _, weight in parts):
         return -math.inf
@@ -141,13 +171,22 @@ def ledger_problems(lines: Sequence[LedgerLine], epsilon: float, trees: int, dep
     return wrong
 
 
-def padded_bytes(trees: int, depth: int, leaves: int, bins: int) -> int:
-    """Derive the bytes of a party again: one message after the other instead of a formula."""
+def padded_bytes(trees: int, depth: int, leaves: int, bins: int, *, counted: bool = False) -> int:
+    """Derive the bytes of a party again: one message after the other instead of a formula.
+
+    Args:
+        trees: of all outputs.
+        depth: of each.
+        leaves: of each, where it grows by leaf; else 0.
+        bins: of all features.
+        counted: whether rows are counted beside both derivatives.
+    """
+    each = 24 if counted else 16
     total = 0
     for _ in range(trees):
         rooms = [1] * (leaves - 1) if leaves else [1 << level for level in range(depth)]
-        total += 16 * bins
+        total += each * bins
         for step, room in enumerate(rooms):
-            total += 24 * room + (16 * bins * room if step + 1 < len(rooms) else 0)
+            total += 24 * room + (each * bins * room if step + 1 < len(rooms) else 0)
         total += 8 * (2 * leaves - 1 if leaves else (1 << (depth + 1)) - 1)
     return total

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, TightropeError
+from tightrope.core.arguments import check_folder
 from tightrope.core.codec import dump_graph
 from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
@@ -19,8 +21,10 @@ from tightrope.micro.emit import CSource, HeldValue, PageCounts, emit
 from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, plan_step
 from tightrope.micro.signs import with_signs
 from tightrope.micro.sparse import updates_of
-from tightrope.micro.step import MicroStep
 from tightrope.plan.paging.economy import Economy
+
+if TYPE_CHECKING:
+    from tightrope.micro.step import MicroStep
 
 MANIFEST = "manifest.json"
 
@@ -104,7 +108,7 @@ class CompiledStep:
         machine: that it was planned for.
     """
 
-    step: MicroStep
+    step: "MicroStep"
     planned: MicroPlan
     source: CSource
     manifest: Manifest
@@ -129,7 +133,7 @@ class CompiledStep:
 
 
 def compile_step(
-    step: MicroStep,
+    step: "MicroStep",
     machine: Machine,
     *,
     ram: Bytes,
@@ -228,10 +232,7 @@ def write_folder(folder: Path, texts: Mapping[str, bytes]) -> Path:
     Raises:
         TightropeError: the folder holds something else, or cannot be written.
     """
-    if folder.exists() and not _is_ours(folder):
-        raise TightropeError(
-            f"{str(folder)!r} exists, and tightrope micro compile did not write it: give another folder."
-        )
+    check_new(folder)
     made = None
     try:
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.resolve().parent))
@@ -247,6 +248,20 @@ def write_folder(folder: Path, texts: Mapping[str, bytes]) -> Path:
             shutil.rmtree(made, ignore_errors=True)
         raise TightropeError(f"{str(folder)!r} cannot be written: {error}. Give another folder.") from error
     return folder
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that `write_folder` could not write, before any work.
+
+    Raises:
+        TightropeError: the folder holds something else, or nothing can be written there.
+    """
+    if not folder.is_dir():
+        check_folder(folder)
+    if folder.exists() and not _is_ours(folder):
+        raise TightropeError(
+            f"{str(folder)!r} exists, and tightrope micro compile did not write it: give another folder."
+        )
 
 
 def _is_ours(folder: Path) -> bool:

@@ -108,8 +108,9 @@ class Selector:
                 f"{len(self.prior)} predictions for {self.candidates} candidates: give one each."
             )
         for name in ("noise_sd", "tolerance", "prior_sd"):
-            if not getattr(self, name) > 0:
-                raise TightropeError(f"{name}={shown(getattr(self, name))}: give a number above 0.")
+            value = getattr(self, name)
+            if not value > 0 or (math.isinf(value) and name != "prior_sd"):  # inf: nothing is predicted
+                raise TightropeError(f"{name}={shown(value)}: give a number above 0.")
         if not 0.5 <= self.confidence < 1:
             raise TightropeError(f"confidence={shown(self.confidence)}: give a number from 0.5 to below 1.")
         self._seen = [[] for _ in range(self.candidates)]

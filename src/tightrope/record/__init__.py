@@ -1,14 +1,40 @@
-"""Traces: made from a plan, from a run, or from a profile of anybody's; saved, compared, exported."""
+"""Traces: made from a plan, from a run, or from a profile of anybody's; saved, compared, exported.
+
+What runs a model is imported when it is first used: it needs torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from tightrope.record.answers import Answers, TraceDiff, diff, explain, module_times
 from tightrope.record.columns import dump, load, read, save
-from tightrope.record.dry_run import DryRun, dry_run
-from tightrope.record.eager import EagerRecording, record_eager, tree_of
 from tightrope.record.export import to_chrome, to_snapshot
 from tightrope.record.forecast import forecast
-from tightrope.record.foreign import annotate
-from tightrope.record.planned import Recording, record_run
 from tightrope.record.slices import parse_profile, read_profile
+
+if TYPE_CHECKING:
+    from tightrope.record.eager import EagerRecording, record_eager, tree_of
+    from tightrope.record.foreign import annotate
+    from tightrope.record.planned import Recording, record_run
+    from tightrope.record.without_values import DryRun, dry_run
+
+_WHERE: Final = {
+    "DryRun": "without_values",
+    "EagerRecording": "eager",
+    "Recording": "planned",
+    "annotate": "foreign",
+    "dry_run": "without_values",
+    "record_eager": "eager",
+    "record_run": "planned",
+    "tree_of": "eager",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'tightrope.record' has no attribute {name!r}")
+    return getattr(import_module(f"tightrope.record.{_WHERE[name]}"), name)
+
 
 __all__ = [
     "Answers",

@@ -20,9 +20,9 @@ import numpy as np
 
 from tightrope.core import Doubt, Module
 from tightrope.native.solvers.align import cheapest_path
-from tightrope.record.dry_run import DryRun
 from tightrope.record.match import UNPROVED
 from tightrope.record.vocabulary import MADE, plain
+from tightrope.record.without_values import DryRun
 
 _MORE, _OTHER, _LESS, _OUTSIDE, _BACK, _FAR = 20, 90, 60, 15, 80, 160
 _CELLS: Final = 40_000_000

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from tightrope.core import Doubt, EventPhase, Module, Summary, Trace
 from tightrope.core.trace_check import check_modules
 from tightrope.record.align import aligned
-from tightrope.record.dry_run import DryRun
 from tightrope.record.follow import follow
 from tightrope.record.match import UNPROVED
 from tightrope.record.reverse import nodes_of
@@ -20,6 +19,7 @@ from tightrope.record.rows import inherit, to_trace
 from tightrope.record.slices import Slice
 from tightrope.record.stages import BORDERS, marks, outermost, stages
 from tightrope.record.tables import ROOT_TREE
+from tightrope.record.without_values import DryRun
 
 _SEEMS_RIGHT = 0.5
 """Match below which a watched forward is no help, and names alone are asked."""

@@ -1,7 +1,7 @@
 """Progress on anything that may take over two seconds.
 
-Where standard error is not a terminal a library writes one line per plan, a command one per task. Nothing of
-this draws a random number: rich does, when it is imported.
+Where standard error is not a terminal a library writes one line per plan, a command one per task that has
+taken two seconds. Nothing of this draws a random number: rich does, when it is imported.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from tightrope.core import Bytes, InfeasibleError, format_bytes, format_time
 from tightrope.core.cache import cache_folder
@@ -31,7 +31,7 @@ class StatusLine:
 
     Args:
         shown: None = only on a terminal; False = nothing at all, not even a line per plan.
-        lines: where it is not shown, whether to write a line when a task begins.
+        lines: where it is not shown, whether to write a line once a task has taken two seconds.
     """
 
     def __init__(self, *, shown: bool | None = None, lines: bool = False) -> None:
@@ -42,9 +42,8 @@ class StatusLine:
     @contextmanager
     def _status(self, text: str) -> Iterator[None]:
         if not self.shown:
-            if self.lines and not self._planning:
-                sys.stderr.write(f"{text} ...\n")
-            yield
+            with _later(text) if self.lines and not self._planning else nullcontext():
+                yield
             return
         self._show(text)
         try:
@@ -80,13 +79,8 @@ class StatusLine:
             with self.task(text, 1):
                 yield
             return
-        timer = threading.Timer(_PATIENCE, lambda: sys.stderr.write(f"tightrope: {text} ...\n"))
-        timer.daemon = True
-        timer.start()
-        try:
+        with _later(f"tightrope: {text}"):
             yield
-        finally:
-            timer.cancel()
 
     def say(self, text: str) -> None:
         """Write one line, unless nothing is to be shown."""
@@ -128,6 +122,18 @@ class StatusLine:
                 self._show(f"tightrope: {_goal(budget)}: {found}{now.message}")
 
             yield report
+
+
+@contextmanager
+def _later(text: str) -> Iterator[None]:
+    """Write a line once the block has taken two seconds."""
+    timer = threading.Timer(_PATIENCE, lambda: sys.stderr.write(f"{text} ...\n"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _goal(budget: Bytes) -> str:

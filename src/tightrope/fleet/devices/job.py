@@ -8,6 +8,7 @@ added.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tightrope.core.errors import TightropeError
 from tightrope.core.units import Bytes
@@ -15,7 +16,9 @@ from tightrope.core.work import Promise
 from tightrope.fleet.devices.fleet import Devices
 from tightrope.fleet.devices.memory import KindFit, able_share
 from tightrope.fleet.devices.rounds import RoundLog, RoundPlan, run_rounds
-from tightrope.fleet.devices.train import FederatedTraining
+
+if TYPE_CHECKING:
+    from tightrope.fleet.devices.train import FederatedTraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def run_fleet(
     limits: FleetLimits,
     *,
     fits: Sequence[KindFit] = (),
-    training: FederatedTraining | None = None,
+    training: "FederatedTraining | None" = None,
 ) -> FleetResult:
     """Forecast, train where there is something to train, and hold both against the limits.
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from tightrope.core.csv_text import not_csv
@@ -25,11 +26,35 @@ class SelectMeasurements:
         names: of the candidates, as they came.
         looks: (number of the candidate, value) as they were measured.
         predicted: value of every candidate that a model predicts, by name; empty where none does.
+        maximize: whether values were negated, as more is better.
+        num_left_out: trials of a study that have no value.
     """
 
     names: list[str] = field(default_factory=list)
     looks: list[tuple[int, float]] = field(default_factory=list)
     predicted: dict[str, float] = field(default_factory=dict)
+    maximize: bool = False
+    num_left_out: int = 0
+
+    def scale(self, *, logs: bool = False) -> float:
+        """What a share of the data is a share of: 1 with logarithms, else the middle magnitude of all values.
+
+        Raises:
+            TightropeError: that is 0.
+
+        >>> SelectMeasurements(["a"], [(0, 200.0), (0, -100.0), (0, 300.0)]).scale()
+        200.0
+        """
+        if logs:
+            return 1.0
+        found = median(
+            abs(value) for value in (*(value for _, value in self.looks), *self.predicted.values())
+        )
+        if not found:
+            raise TightropeError(
+                "most values are 0, so shares of them are none: give --noise-sd, --prior-sd and --tolerance."
+            )
+        return found
 
     @property
     def prior(self) -> list[float] | None:

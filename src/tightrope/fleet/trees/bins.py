@@ -25,6 +25,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = NDArray[np.float32]
 Summed: TypeAlias = Callable[[list[NDArray[np.uint64]]], NDArray[np.uint64]]
+Gathered: TypeAlias = Callable[[list[list[NDArray[np.uint64]]]], list[list[NDArray[np.uint64]]]]
 
 ROUNDS: Final = 32
 """Of bisection: the bits of a float."""
@@ -70,13 +71,16 @@ class BinnedRows:
     entry_bins: NDArray[np.intp]
 
 
-def agree_cuts(tables: Sequence[Values], *, bins: int, summed: Summed) -> CutTable:
+def agree_cuts(
+    tables: Sequence[Values], *, bins: int, summed: Summed, gathered: Gathered | None = None
+) -> CutTable:
     """Find the cuts of the union of several tables of the same features.
 
     Args:
         tables: ``[rows, features]`` per party; NaN is missing.
         bins: per feature, at most, the one for missing values aside.
         summed: adds one vector per party, masked or not.
+        gathered: gives the distinct values of all parties, where some are in other processes.
 
     Raises:
         TightropeError: parties have other numbers of features.
@@ -97,7 +101,9 @@ def agree_cuts(tables: Sequence[Values], *, bins: int, summed: Summed) -> CutTab
     ordered = [[_ordered(table[:, f]) for f in range(width)] for table in tables]
     present = summed([np.array([len(keys) for keys in party], np.uint64) for party in ordered])
     num_rows = int(summed([np.array([len(table)], np.uint64) for table in tables])[0])
-    union = [_few([party[f] for party in ordered], bins) for f in range(width)]
+    distinct = [[_shown(np.unique(keys), bins) for keys in party] for party in ordered]
+    every = distinct if gathered is None else gathered(distinct)
+    union = [_few([party[f] for party in every], bins) for f in range(width)]
     many = [f for f in range(width) if union[f] is None]
     quantiles = _quantiles([[party[f] for f in many] for party in ordered], present[many], bins, summed)
     cuts, found = [], iter(quantiles)
@@ -145,12 +151,16 @@ def _values(keys: NDArray[np.uint64]) -> Values:
     return bits.astype(np.uint32).view(np.float32)
 
 
+def _shown(keys: NDArray[np.uint64], bins: int) -> NDArray[np.uint64]:
+    """What others see of distinct values: of too many, that they are too many."""
+    return keys if len(keys) <= bins else np.zeros(bins + 1, np.uint64)
+
+
 def _few(parties: list[NDArray[np.uint64]], bins: int) -> NDArray[np.uint64] | None:
     """Put distinct values together; None where they are more than bins."""
-    distinct = [np.unique(keys) for keys in parties]
-    if any(len(keys) > bins for keys in distinct):
+    if any(len(keys) > bins for keys in parties):
         return None
-    together = np.unique(np.concatenate(distinct))
+    together = np.unique(np.concatenate(parties))
     return together if len(together) <= bins else None
 
 

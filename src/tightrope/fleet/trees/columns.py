@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tightrope.core.errors import TightropeError
 from tightrope.core.units import Bytes
 from tightrope.fleet.secure import plain_sum
 from tightrope.fleet.trees.bins import CutTable, Floats, Ints, agree_cuts, range_cuts
-from tightrope.fleet.trees.forest import Forest
-from tightrope.fleet.trees.grow import Grower, TreeSplit
+from tightrope.fleet.trees.forest import Forest, TreeNode
+from tightrope.fleet.trees.grow import TreeSplit
 from tightrope.fleet.trees.paillier import PaillierKey, PaillierPublic, make_key
 from tightrope.fleet.trees.params import Boosting, Protection
-from tightrope.fleet.trees.parties import Learner, PartyTable, RowWork, bits_for, work_of
+from tightrope.fleet.trees.parties import Learner, PartyTable, RowWork, held_out, work_of
 from tightrope.fleet.trees.private import Privacy, PrivateChoice
-from tightrope.fleet.trees.rows import base_of, check_rows
+from tightrope.fleet.trees.rows import base_of, boosted, check_private, check_rows, shared_bits
 from tightrope.fleet.trees.wire import Wire
 
 
@@ -35,6 +36,7 @@ class ColumnSide:
         first: number of its first feature among all.
         bin: its first bin among all.
         sealed: ciphertext of every row, for one that is not to see derivatives.
+        counted: rows that are trained on, where that is not all.
     """
 
     party: PartyTable
@@ -42,6 +44,7 @@ class ColumnSide:
     first: int
     bin: int
     sealed: list[Any] = field(default_factory=list)
+    counted: NDArray[np.bool_] | None = None
 
     def encrypted(self, nodes: Sequence[int], public: PaillierPublic) -> tuple[list[Any], Ints, Ints]:
         """Sum ciphertexts per node and bin; return packed sums, their places and their numbers of rows.
@@ -50,7 +53,8 @@ class ColumnSide:
         """
         work, width = self.work, int(self.work.starts[-1])
         slot = work.slots(nodes)
-        kept = np.flatnonzero(slot[work.binned.entry_rows] >= 0)
+        inside = slot >= 0 if self.counted is None else (slot >= 0) & self.counted
+        kept = np.flatnonzero(inside[work.binned.entry_rows])
         rows = work.binned.entry_rows[kept]
         flat = slot[rows] * width + work.binned.entry_bins[kept]
         order = np.argsort(flat, kind="stable")
@@ -75,22 +79,34 @@ class ColumnParties:
     wire: Wire
     learner: Learner
     key: PaillierKey | None
+    derived: list[list[Floats]] = field(default_factory=list)
     sums: list[Floats] = field(default_factory=list)
 
-    def begin(self) -> None:
+    def begin(self, output: int) -> None:
         """Derive, and hand derivatives to the others, encrypted where there is a key."""
-        self.sums = self.learner.derivatives()
+        if output == 0:
+            self.derived = self.learner.derivatives()
+        self.sums = self.derived[output]
         for side in self.sides:
             side.work.begin()
         num_rows = len(self.learner.labels)
         sealed = []
         if self.key is not None:
-            first, second = ([int(v) for v in values] for values in self.sums)
+            first, second = ([int(v) for v in values] for values in self.sums[:2])
             sealed = [self.key.encrypt(g, h) for g, h in zip(first, second, strict=True)]
         each: Bytes = 16 if self.key is None else self.key.public.size
         for side in self.sides[1:]:
             self.wire.receive(side.party, each * num_rows)
             side.sealed = sealed
+
+    def finish(self, tree: tuple[TreeNode, ...], output: int) -> None:
+        """Add the leaves of a tree to the sums of one output."""
+        values = np.array([node.value for node in tree])
+        self.learner.score[:, output] += values[self.sides[0].work.node]
+
+    def loss(self) -> int:
+        """Sum the loss of rows that are held out: the holder of labels has all."""
+        return int(self.learner.loss()[0])
 
     def histogram(self, nodes: Sequence[int], room: int) -> Ints:
         """Put the histograms of all parties next to each other."""
@@ -111,11 +127,14 @@ class ColumnParties:
         packed, places, counts = side.encrypted(nodes, public)
         self.wire.send(side.party, len(packed) * public.size + places.nbytes + counts.nbytes)
         width, starts = int(side.work.starts[-1]), side.work.starts
-        hist = np.zeros((len(nodes) * width, 2), np.int64)
+        channels = self.params.channels
+        hist = np.zeros((len(nodes) * width, channels), np.int64)
         for at, one in enumerate(packed):
             here = slice(at * public.pairs, (at + 1) * public.pairs)
-            hist[places[here]] = self.key.decrypt(one, counts[here].tolist())
-        shaped = np.ascontiguousarray(hist.reshape(len(nodes), width, 2).transpose(0, 2, 1))
+            hist[places[here], :2] = self.key.decrypt(one, counts[here].tolist())
+        if channels == 3:
+            hist[places, 2] = counts
+        shaped = np.ascontiguousarray(hist.reshape(len(nodes), width, channels).transpose(0, 2, 1))
         mine = self.sides[0].work
         slot = mine.slots(nodes)
         inside = np.flatnonzero(slot >= 0)
@@ -199,37 +218,28 @@ def train_over_columns(
     """
     num_rows = check_columns(parties, params, protection)
     wire = wire or Wire()
-    labels = parties[0].labels
-    assert labels is not None
-    bits = bits_for(2.0 ** np.ceil(np.log2(max(float(np.abs(labels).max()), 1.0))), num_rows, params.loss)
-    base = base_of(parties[:1], params, bits, plain_sum)
+    if privacy is not None:
+        check_private(parties)
+    held = held_out(parties[0], params, by_place=True)
+    bits = shared_bits(parties[:1], num_rows, params)
+    base = base_of(parties[:1], [held], params, bits, plain_sum)
     sides, tables = _sides(parties, params, privacy)
     cuts = CutTable(sum((t.cuts for t in tables), ()), sum((t.missing for t in tables), ()))
     learner = Learner(
-        labels, params, bits, num_rows, np.full(num_rows, base), None if privacy is None else privacy.clip
+        parties[0], params, bits, num_rows, base, held, None if privacy is None else privacy.clip
     )
-    key = (
-        make_key(key_bits, fraction=bits, largest=1.0, num_rows=num_rows)
-        if protection == "paillier"
-        else None
-    )
+    counted = ~held & (learner.weights > 0)
+    key = None
+    if protection == "paillier":
+        key = make_key(key_bits, fraction=bits, largest=parties[0].largest_weight, num_rows=num_rows)
+    for side in sides[1:] if not counted.all() and params.channels == 3 else ():
+        side.counted = counted
+        wire.receive(side.party, -(-num_rows // 8), "agree")
     data = ColumnParties(params, sides, wire, learner, key)
-    grower = Grower(params, cuts, bits)
     private = None if privacy is None else PrivateChoice(privacy, params)
-    if private is not None:
-        grower.choose, grower.worth = private.choose, private.worth
-    trees = []
-    for number in range(params.trees):
-        data.begin()
-        if private is not None:
-            private.begin_tree()
-        tree = grower.tree(data)
-        learner.score += np.array([node.value for node in tree])[sides[0].work.node]
-        trees.append(tree)
-        if progress is not None:
-            progress(number + 1)
+    trees = boosted(params, cuts, bits, data, private, progress)
     names = tuple(features) or tuple(f"x{f}" for f in range(len(cuts.cuts)))
-    return Forest(names, base, params.loss, tuple(trees)), cuts, wire
+    return Forest(names, base, params.loss, trees, params.outputs), cuts, wire
 
 
 def _sides(

@@ -49,7 +49,7 @@ class Histograms(Protocol):
     """What grows a tree asks of those who hold the data."""
 
     def histogram(self, nodes: Sequence[int], room: int) -> Ints:
-        """Sum derivatives per node, ``[nodes, 2, bins]``; messages have the room of ``room`` nodes."""
+        """Sum per node, ``[nodes, channels, bins]``; messages have the room of ``room`` nodes."""
 
     def divide(self, splits: Sequence[TreeSplit], room: int) -> None:
         """Move rows to the children."""
@@ -143,10 +143,12 @@ class Grower:
             gain = gl * gl / (hl + p.l2) + gr * gr / (hr + p.l2) - g * g / (h + p.l2)
         if self.choose is None:
             sound = (hl >= p.child_weight) & (hr >= p.child_weight) & (hl > 0) & (hr > 0)
+            if p.channels == 3:
+                sound &= (left[:, 2] >= p.min_rows) & (total[:, 2, None] - left[:, 2] >= p.min_rows)
             gain = np.where(sound, gain, _NEVER)
         if not gain.shape[1]:
             none = np.zeros(len(hist), np.intp)
-            return none, np.full(len(hist), _NEVER), np.zeros((len(hist), 2), np.int64)
+            return none, np.full(len(hist), _NEVER), np.zeros(hist.shape[:2], np.int64)
         picked = gain.argmax(axis=1) if self.choose is None else self.choose(gain)
         rows = np.arange(len(hist))
         return picked, gain[rows, picked], left[rows, :, picked]
@@ -195,7 +197,7 @@ class _Grown:
 
     def finish(self) -> tuple[TreeNode, ...]:
         grower, scale = self.grower, 2.0**-self.grower.bits
-        sums = np.array(self.sums) * scale
+        sums = np.array(self.sums)[:, :2] * scale
         g, h = sums.astype(np.float64).T
         values = -g / (h + grower.params.l2) if grower.worth is None else grower.worth(g, h)
         nodes = []

@@ -168,6 +168,8 @@ def _forecast(parties: Sequence[PartyTable], params: Boosting, job: TreeJob) -> 
     rows, count = len(parties[0].table), len(parties)
     widths = [int(cuts.starts[-1]) for cuts in cut_columns(parties, params, job.privacy)]
     least = least_rows(params) if job.privacy is None else 0  # drawn splits may leave a child empty
+    if parties[0].weights is not None or params.stop:
+        least = min(least, 1)  # rows of any weight, and those held out, are moved too
     return max(
         (most_columns(params, rows=rows, bins=w, parties=count, least=least) for w in widths[1:]), default=0
     )

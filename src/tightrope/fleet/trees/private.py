@@ -94,6 +94,11 @@ class PrivateChoice:
 
     def __post_init__(self) -> None:
         p = self.params
+        if p.loss == "softmax" or p.stop or p.min_rows > 1:
+            raise TightropeError(
+                "differential privacy holds for two classes or a number, without early stopping or a least "
+                "number of rows: leave out loss='softmax', stop and min_rows."
+            )
         if p.leaves or p.hessian != "one" or p.l2 <= 0 or p.child_weight > 0 or p.gamma > 0:
             raise TightropeError(
                 "differential privacy holds for leaves=0, hessian='one', l2 above 0, child_weight=0 "

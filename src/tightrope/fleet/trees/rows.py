@@ -6,6 +6,7 @@ party and no masks this is the central training that all others are compared wit
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,11 @@ from tightrope.core.errors import TightropeError
 from tightrope.fleet.secure import SecureGroup, Words, agree, plain_sum
 from tightrope.fleet.trees.bins import CutTable, Floats, Ints, agree_cuts, range_cuts
 from tightrope.fleet.trees.forest import Forest, TreeNode
-from tightrope.fleet.trees.grow import Grower, TreeSplit
+from tightrope.fleet.trees.grow import Grower, Histograms, TreeSplit
 from tightrope.fleet.trees.params import MAX_ROWS, Boosting
-from tightrope.fleet.trees.parties import Learner, PartyTable, RowWork, bits_for, work_of
+from tightrope.fleet.trees.parties import Learner, PartyTable, RowWork, bits_for, held_out, work_of
 from tightrope.fleet.trees.private import Privacy, PrivateChoice
-from tightrope.fleet.trees.wire import LEAF, Wire, as_message
+from tightrope.fleet.trees.wire import LEAF, VERDICT, Wire, as_message
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class RowSide:
 
     work: RowWork
     learner: Learner
+    derived: list[list[Floats]] = field(default_factory=list)
     sums: list[Floats] = field(default_factory=list)
 
 
@@ -72,11 +74,11 @@ class RowParties:
         count = room if self.params.padded else len(nodes)
         vectors = []
         for side in self.sides:
-            message = np.zeros((count, 2, width), np.int64)
+            message = np.zeros((count, self.params.channels, width), np.int64)
             message[: len(nodes)] = side.work.histogram(nodes, side.sums)
             vectors.append(message.reshape(-1).view(np.uint64))
         total = self.adder(vectors) if count else vectors[0]
-        return total.view(np.int64).reshape(count, 2, width)[: len(nodes)]
+        return total.view(np.int64).reshape(count, self.params.channels, width)[: len(nodes)]
 
     def divide(self, splits: Sequence[TreeSplit], room: int) -> None:
         """Broadcast splits; every party moves its own rows."""
@@ -86,14 +88,29 @@ class RowParties:
             if splits:
                 side.work.move(splits, *side.work.goes_left(splits))
 
-    def finish(self, tree: tuple[TreeNode, ...]) -> None:
+    def begin(self, output: int) -> None:
+        """Put all rows into the root of the next tree; derive at the first one of a round."""
+        for side in self.sides:
+            if output == 0:
+                side.derived = side.learner.derivatives()
+            side.work.begin()
+            side.sums = side.derived[output]
+
+    def loss(self) -> int:
+        """Sum the loss of rows that are held out."""
+        total = self.adder([side.learner.loss().view(np.uint64) for side in self.sides])
+        for party in self.parties:
+            self.adder.wire.receive(party, VERDICT - 8)
+        return int(total.view(np.int64)[0])
+
+    def finish(self, tree: tuple[TreeNode, ...], output: int) -> None:
         """Broadcast leaves; every party adds them to its scores."""
         values = np.array([node.value for node in tree])
         most = 2 * self.params.leaves - 1 if self.params.leaves else 2 ** (self.params.depth + 1) - 1
         size = most if self.params.padded else len(values)
         for party, side in zip(self.parties, self.sides, strict=True):
             self.adder.wire.receive(party, size * LEAF)
-            side.learner.score += values[side.work.node]
+            side.learner.score[:, output] += values[side.work.node]
 
 
 def check_rows(parties: Sequence[PartyTable], params: Boosting) -> int:
@@ -112,29 +129,41 @@ def check_rows(parties: Sequence[PartyTable], params: Boosting) -> int:
             raise TightropeError(
                 f"party {party.name!r} has no labels: every party of rows needs those of its rows."
             )
-        if params.loss == "logistic" and not np.isin(party.labels, (0.0, 1.0)).all():
-            row = int(np.flatnonzero(~np.isin(party.labels, (0.0, 1.0)))[0])
+        known = np.arange(params.classes or 2)
+        if params.loss != "squared" and not (fits := np.isin(party.labels, known)).all():
+            row = int(np.flatnonzero(~fits)[0])
+            takes = "0 and 1" if params.loss == "logistic" else f"0 to {params.classes - 1}"
             raise TightropeError(
-                f"party {party.name!r}: label {party.labels[row]:g} in row {row}; the logistic loss "
-                "takes 0 and 1."
+                f"party {party.name!r}: label {party.labels[row]:g} in row {row}; the {params.loss} loss "
+                f"takes {takes}."
             )
     return num_rows
 
 
 def base_of(
-    parties: Sequence[PartyTable], params: Boosting, bits: int, summed: Callable[[list[Words]], Words]
+    parties: Sequence[PartyTable],
+    held: Sequence[NDArray[np.bool_]],
+    params: Boosting,
+    bits: int,
+    summed: Callable[[list[Words]], Words],
 ) -> float:
-    """Begin squared losses with the mean of all labels, in fixed point; logistic ones with 0."""
-    if params.loss == "logistic":
-        return 0.0
+    """Begin squared losses with the mean of all labels that are trained on; other losses with 0.
+
+    Raises:
+        TightropeError: no row with a weight is left to train on.
+    """
     sums = []
-    for party in parties:
+    for party, out in zip(parties, held, strict=True):
         assert party.labels is not None
-        sums.append(
-            np.array([np.rint(party.labels * 2.0**bits).sum(), len(party.labels)], np.int64).view(np.uint64)
-        )
+        weights = np.where(out, 0.0, 1.0 if party.weights is None else party.weights)
+        both = [np.rint(one * 2.0**bits).sum() for one in (weights * party.labels, weights)]
+        sums.append(np.array(both, np.int64).view(np.uint64))
+    if params.loss != "squared":
+        return 0.0
     total, count = summed(sums).view(np.int64)
-    return float(total) / float(count) * 2.0**-bits
+    if count <= 0:
+        raise TightropeError("no row is left to train on: give weights above 0, or hold out fewer rows.")
+    return float(total) / float(count)
 
 
 def train_over_rows(
@@ -173,39 +202,83 @@ def train_over_rows(
         cuts = agree_cuts([party.table for party in parties], bins=params.bins, summed=adder)
         private = None
     else:
+        check_private(parties)
         cuts = range_cuts(privacy.ranges_for(parties[0].table.shape[1]), params.bins)
         private = PrivateChoice(privacy, params)
-    largest = max(
-        float(np.abs(party.labels).max(initial=0.0)) for party in parties if party.labels is not None
-    )
-    bits = bits_for(2.0 ** np.ceil(np.log2(max(largest, 1.0))), num_rows, params.loss)
-    base = base_of(parties, params, bits, adder)
-    sides = []
-    for party in parties:
-        assert party.labels is not None
-        score = np.full(len(party.labels), base)
-        clip = None if privacy is None else privacy.clip
-        learner = Learner(party.labels, params, bits, num_rows, score, clip)
-        sides.append(RowSide(work_of(party.table, cuts), learner))
+    held = [held_out(party, params) for party in parties]
+    bits = shared_bits(parties, num_rows, params)
+    base = base_of(parties, held, params, bits, adder)
+    clip = None if privacy is None else privacy.clip
+    sides = [
+        RowSide(work_of(party.table, cuts), Learner(party, params, bits, num_rows, base, out, clip))
+        for party, out in zip(parties, held, strict=True)
+    ]
     adder.phase = "grow"
-    data = RowParties(params, parties, sides, adder)
+    trees = boosted(params, cuts, bits, RowParties(params, parties, sides, adder), private, progress)
+    names = tuple(features) or tuple(f"x{f}" for f in range(parties[0].table.shape[1]))
+    return Forest(names, base, params.loss, trees, params.outputs), cuts, wire
+
+
+def shared_bits(parties: Sequence[PartyTable], num_rows: int, params: Boosting) -> int:
+    """Choose the bits behind the point from the largest label and weight of all."""
+    label = max(party.largest_label for party in parties)
+    weight = max(party.largest_weight for party in parties)
+    return bits_for(2.0 ** np.ceil(np.log2(max(label, 1.0))), num_rows, params.loss, weight)
+
+
+class Rounds(Histograms, Protocol):
+    """Parties, as whoever counts the rounds asks them."""
+
+    def begin(self, output: int) -> None:
+        """Put all rows into the root of the next tree; derive at the first one of a round."""
+
+    def finish(self, tree: tuple[TreeNode, ...], output: int) -> None:
+        """Add the leaves of a tree to the sums of one output."""
+
+    def loss(self) -> int:
+        """Sum the loss of rows that are held out."""
+
+
+def boosted(
+    params: Boosting,
+    cuts: CutTable,
+    bits: int,
+    data: Rounds,
+    private: PrivateChoice | None,
+    progress: Callable[[int], None] | None,
+) -> tuple[tuple[TreeNode, ...], ...]:
+    """Grow round after round, a tree per output, until all are made or held-out rows get no better."""
     grower = Grower(params, cuts, bits)
     if private is not None:
         grower.choose, grower.worth = private.choose, private.worth
-    trees = []
+    trees: list[tuple[TreeNode, ...]] = []
+    least, best = None, 0
     for number in range(params.trees):
-        for side in sides:
-            side.work.begin()
-            side.sums = side.learner.derivatives()
-        if private is not None:
-            private.begin_tree()
-        tree = grower.tree(data)
-        data.finish(tree)
-        trees.append(tree)
+        for output in range(params.outputs):
+            data.begin(output)
+            if private is not None:
+                private.begin_tree()
+            trees.append(grower.tree(data))
+            data.finish(trees[-1], output)
         if progress is not None:
             progress(number + 1)
-    names = tuple(features) or tuple(f"x{f}" for f in range(parties[0].table.shape[1]))
-    return Forest(names, base, params.loss, tuple(trees)), cuts, wire
+        if params.stop:
+            loss = data.loss()
+            if least is None or loss < least:
+                least, best = loss, number + 1
+            elif number + 1 - best >= params.stop:
+                break
+    return tuple(trees[: best * params.outputs] if params.stop else trees)
+
+
+def check_private(parties: Sequence[PartyTable]) -> None:
+    """Refuse weights with differential privacy: a row would move sums by more than is accounted for.
+
+    Raises:
+        TightropeError: a party has weights.
+    """
+    if any(party.weights is not None for party in parties):
+        raise TightropeError("differential privacy takes no weights: leave them out.")
 
 
 def agree_rows(parties: Sequence[PartyTable], params: Boosting, privacy: Privacy | None = None) -> CutTable:

@@ -27,12 +27,14 @@ class ReadTable:
         table: ``[rows, features]``; NaN is missing.
         labels: None where there are none.
         ids: of the rows, where the file has a column ``id``.
+        weights: None where no column of weights was named.
     """
 
     features: tuple[str, ...]
     table: Values
     labels: Floats | None
     ids: tuple[str, ...] = ()
+    weights: Floats | None = None
 
     def matched(self, features: Sequence[str], path: str | Path, *, whose: str, bare: bool = False) -> Values:
         """Order the columns as features are, by name.
@@ -73,12 +75,13 @@ class ReadTable:
         return self.table[:, kept]
 
 
-def read_table(path: str | Path, *, label: str = "y", width: int = 0) -> ReadTable:
+def read_table(path: str | Path, *, label: str = "y", weight: str = "", width: int = 0) -> ReadTable:
     """Read a CSV file with a header, or a LIBSVM file (no header; what is not named is 0).
 
     Args:
         path: the file; ``.csv`` decides.
         label: the column of labels, where there is one; a column ``id`` names rows.
+        weight: the column of weights, which has to be there; empty = none.
         width: features of a LIBSVM file; 0 = up to the largest that it names.
 
     Raises:
@@ -95,14 +98,14 @@ def read_table(path: str | Path, *, label: str = "y", width: int = 0) -> ReadTab
         ) from error
     if not lines:
         raise TightropeError(f"{str(path)!r} is empty: give a table with a header and rows.")
-    return (
-        _read_csv(str(path), lines, label)
-        if str(path).endswith(".csv")
-        else _read_libsvm(str(path), lines, width)
-    )
+    if str(path).endswith(".csv"):
+        return _read_csv(str(path), lines, label, weight)
+    if weight:
+        raise TightropeError(f"{str(path)!r}: a LIBSVM file has no column {weight!r} of weights: give CSV.")
+    return _read_libsvm(str(path), lines, width)
 
 
-def _read_csv(path: str, lines: list[str], label: str) -> ReadTable:
+def _read_csv(path: str, lines: list[str], label: str, weight: str) -> ReadTable:
     rows = _csv_rows(path, lines)
     header = [name.strip() for name in next(rows)[1]]
     if len(set(header)) != len(header) or not all(header):
@@ -111,7 +114,11 @@ def _read_csv(path: str, lines: list[str], label: str) -> ReadTable:
         )
     if len(header) > _MAX_FEATURES:
         raise TightropeError(f"{path!r}: {len(header)} columns; at most {_MAX_FEATURES} are read.")
-    features = tuple(name for name in header if name not in ("id", label))
+    if weight and (weight not in header or weight in ("id", label)):
+        raise TightropeError(
+            f"{path!r}, line 1: no column {weight!r} of weights beside id and {label!r}; name it by --weight."
+        )
+    features = tuple(name for name in header if name not in ("id", label, *([weight] if weight else [])))
     numbers: list[list[float]] = []
     ids: list[str] = []
     places: list[int] = []
@@ -136,8 +143,12 @@ def _read_csv(path: str, lines: list[str], label: str) -> ReadTable:
         raise TightropeError(
             f"{path!r}, line {places[int(np.isnan(labels).argmax())]}: the label {label!r} is missing."
         )
+    weights = values[:, kept.index(weight)] if weight else None
+    if weights is not None and not (weights >= 0).all():
+        line = places[int((~(weights >= 0)).argmax())]
+        raise TightropeError(f"{path!r}, line {line}: the weight {weight!r} is no number from 0 on.")
     table = values[:, [kept.index(name) for name in features]].astype(np.float32)
-    return ReadTable(features, table, labels, tuple(ids))
+    return ReadTable(features, table, labels, tuple(ids), weights)
 
 
 def _csv_rows(path: str, lines: list[str]) -> Iterator[tuple[int, list[str]]]:

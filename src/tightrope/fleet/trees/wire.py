@@ -26,6 +26,8 @@ SPLIT: Final = np.dtype(
 )
 """A split on the wire, 24 bytes."""
 LEAF: Final[Bytes] = 8
+VERDICT: Final[Bytes] = 16
+"""The loss of held-out rows, and whether to go on."""
 _M = TypeVar("_M", bound=np.generic)
 
 
@@ -91,18 +93,19 @@ def forecast_grow(params: Boosting, bins: int) -> Bytes:
     """Bytes per party, both ways, of a padded training over rows; exact, known before the first tree.
 
     Per tree: a histogram of the root; per level with room for 2^level splits the splits, and but for the last
-    level as many histograms; by leaf, one of each per split; then the leaves.
+    level as many histograms; by leaf, one of each per split; then the leaves. A training that may stop early
+    takes so much at most.
 
     >>> forecast_grow(Boosting(trees=1, depth=2), bins=10)
     448
     """
-    node = 2 * 8 * bins
+    node = params.channels * 8 * bins
     if params.leaves:
         rooms, leaves = [1] * (params.leaves - 1), 2 * params.leaves - 1
     else:
         rooms, leaves = [2**level for level in range(params.depth)], 2 ** (params.depth + 1) - 1
     per_tree = node + sum(rooms) * SPLIT.itemsize + sum(rooms[:-1]) * node + leaves * LEAF
-    return params.trees * per_tree
+    return params.trees * (params.outputs * per_tree + VERDICT * (params.stop > 0))
 
 
 def least_rows(params: Boosting) -> int:
@@ -111,7 +114,7 @@ def least_rows(params: Boosting) -> int:
     >>> least_rows(Boosting(child_weight=1.0)), least_rows(Boosting(loss="squared"))
     (4, 1)
     """
-    most = 0.25 if params.loss == "logistic" and params.hessian == "exact" else 1.0
+    most = 0.25 if params.loss != "squared" and params.hessian == "exact" else 1.0
     return max(math.ceil(params.child_weight / most), 1)
 
 
@@ -142,4 +145,5 @@ def most_columns(params: Boosting, *, rows: int, bins: int, parties: int, least:
     else:
         splits, followed = full, min(sum(levels[:-1]), full)
         bits = sum(rows // 8 + min(parties, level) for level in levels if level)
-    return params.trees * (16 * rows + 16 * bins * (1 + followed) + 12 * splits + bits)
+    sums = 8 * params.channels * bins
+    return params.trees * params.outputs * (16 * rows + sums * (1 + followed) + 12 * splits + bits)

@@ -29,7 +29,7 @@ FLOOR = 1e-6
 STATISTICS = ("mean", "minimum", "maximum", "rms", "deviation", "skewness", "kurtosis")
 
 _Order = Literal[2, 4, 6, 8]
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 
 
 class Flatten(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="flatten", tag_field="kind"):

@@ -12,18 +12,18 @@ Gaps        Features themselves, and probabilities from scores, are computed in 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tightrope.core import View
-from tightrope.micro.infer import capture_net, ranges_of
 from tightrope.micro.integer.epilogue import LIMITS, requantized
-from tightrope.micro.integer.quantize import quantize
 from tightrope.micro.sensor.dataset import Floats
 from tightrope.micro.sensor.pipeline import Layer, Weights
+
+if TYPE_CHECKING:
+    import torch
 
 _LEAST: Final = 1e-6
 _MOST_SAMPLES: Final = 256
@@ -82,6 +82,11 @@ def integers_of(layers: Sequence[Layer], found: Floats) -> IntegerClassifier:
         TightropeError: no shifts keep a layer in 32 bits.
         JudgeError: an intermediate may leave 32 bits.
     """
+    import torch
+
+    from tightrope.micro.infer import capture_net, ranges_of
+    from tightrope.micro.integer.quantize import quantize
+
     center = found.mean(axis=0)
     largest = np.maximum(np.abs(found - center).max(axis=0), _LEAST)
     first, *rest = layers
@@ -108,7 +113,9 @@ def integers_of(layers: Sequence[Layer], found: Floats) -> IntegerClassifier:
     )
 
 
-def _module(layers: Sequence[Layer]) -> torch.nn.Module:
+def _module(layers: Sequence[Layer]) -> "torch.nn.Module":
+    import torch
+
     parts: list[torch.nn.Module] = []
     for layer in layers:
         dense = torch.nn.Linear(layer.weight.shape[1], layer.weight.shape[0])

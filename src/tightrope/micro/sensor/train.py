@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
 
 from tightrope.core import TightropeError
 from tightrope.micro.sensor.blocks import features
@@ -100,6 +99,8 @@ def classify(
 def _fit(
     found: Floats, labels: Sequence[int], widths: Sequence[int], epochs: int, seed: int
 ) -> tuple[Layer, ...]:
+    import torch
+
     mean, deviation = found.mean(axis=0), found.std(axis=0) + 1e-3
     x = torch.tensor((found - mean) / deviation, dtype=torch.float32)
     y = torch.tensor(labels)

@@ -1,0 +1,62 @@
+"""What a command works on: a graph file, or ``FILE.py:FUNCTION`` that builds a model and one batch.
+
+A graph file is data.
+"""
+
+from dataclasses import replace
+
+from tightrope.cli.target import build, called, checked, is_function
+from tightrope.core import Graph, Machine, TightropeError
+from tightrope.formats import Source, read_source
+
+
+def source_of(target: str, machine: Machine | None = None) -> Source:
+    """Read a graph file of any known format, or capture ``FILE.py:FUNCTION`` and price its ops.
+
+    Args:
+        target: see above.
+        machine: prices come from its table; None = every op is measured here.
+
+    Raises:
+        TightropeError: there is no graph; the model is on the meta device, and no machine is given; or
+            a machine is given for a file that has its own times.
+    """
+    if is_function(target):
+        built = build(target)
+        from tightrope.cli.capturing import priced_program, provenance_of_program
+
+        program = priced_program(target, built, machine)
+        known = provenance_of_program(program)
+        return Source(program.graph, tuple(range(len(program.graph.ops))), "tightrope", known)
+    found = read_source(target)
+    if machine is None:
+        return found
+    if found.format != "tightrope":
+        raise TightropeError(
+            f"{target!r} has times and no kernels that a machine could price: leave out --machine."
+        )
+    from tightrope.price import price_graph
+
+    return replace(found, graph=price_graph(found.graph, machine))
+
+
+def step_graph_of(target: str) -> Graph:
+    """Read a graph file, or capture ``FILE.py:FUNCTION``: with the update, where it returns an optimizer too.
+
+    Args:
+        target: a file, or a function that returns (model, inputs) or (model, inputs, optimizer).
+
+    Raises:
+        TightropeError: there is no graph, the step is not one graph, or nothing can be measured.
+    """
+    if not is_function(target):
+        return source_of(target).graph
+    made = called(target)
+    import torch
+
+    from tightrope.cli.capturing import measured_graph, whole_graph
+
+    match made:
+        case (model, inputs, torch.optim.Optimizer() as optimizer):
+            return whole_graph(target, checked(target, (model, inputs)), optimizer)
+    return measured_graph(target, checked(target, made))
