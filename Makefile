@@ -53,7 +53,7 @@ smoke: native $(SMOKE)/.current
 	$(SMOKE)/bin/python -m tests.promises -n 2
 
 # One row of docs/compat.md: groups of tests on an installed wheel, with another torch.
-# TORCH_ENV names an environment that exists, GROUPS some of the groups of tests/compat.py.
+# TORCH_ENV names an environment that exists, GROUPS some of the groups of tests/compat.py; SLOW=1 runs slow tests too.
 TORCH ?= 2.14.1
 ifndef TORCH_ENV
 TORCH_ENV := build/torch-$(TORCH)
@@ -69,7 +69,8 @@ $(TORCH_WHEEL)/.current: $(TORCH_STAMP) $(PACKAGED)
 	$(call install_wheel,$(TORCH_ENV)/bin/python)
 
 test-torch: $(TORCH_WHEEL)/.current
-	OMP_NUM_THREADS=1 $(TORCH_WHEEL)/bin/python -m tests.compat --torch $(TORCH) $(if $(GROUPS),--groups "$(GROUPS)")
+	OMP_NUM_THREADS=1 $(TORCH_WHEEL)/bin/python -m tests.compat --torch $(TORCH) \
+		$(if $(GROUPS),--groups "$(GROUPS)") $(if $(SLOW),--slow)
 
 # Ten promises, each broken by one line in a copy of the installed package: the tests above must notice every one.
 sabotage: native $(SMOKE)/.current

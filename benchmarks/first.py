@@ -110,25 +110,14 @@ class _Took(NamedTuple):
     cpu: float
 
 
-def installed(made: Path, folder: Path) -> Path:
-    """Install a wheel in an environment of its own beside the libraries of this one; return its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+def installed(made: Path, folder: Path, interpreter: str = sys.executable) -> Path:
+    """Install a wheel in an environment of its own beside the libraries of another; return its Python."""
+    subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    libraries = folder / "lib" / version / "site-packages/libraries.pth"
-    libraries.write_text(f"{prebuilt.torch_folder().parent}\n")
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*pip, "--ignore-installed", made], check=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    (site / "libraries.pth").write_text(f"{wheel.torch_of(interpreter).parent}\n")
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index"]
+    subprocess.run([*pip, "-q", "--no-deps", "--ignore-installed", made], check=True)
     return python
 
 

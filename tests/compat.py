@@ -1,6 +1,6 @@
-"""Run groups of tests on the installed torch, and keep the outcome as its row of docs/compat.md.
+"""Run groups of tests on the installed torch and Python, and keep the outcome as a row of docs/compat.md.
 
-`make test-torch` calls it: `python -m tests.compat [--torch 2.14.1] [--groups smoke,run]`.
+`make test-torch` calls it: `python -m tests.compat [--torch 2.14.1] [--groups smoke,run] [--slow]`.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One version of torch: cells by group, and the tests that failed by group."""
+    """One version of torch on one of Python: cells by group, and the tests that failed by group."""
 
     torch: str
     python: str
@@ -67,9 +67,14 @@ class Row:
         return f"| {' | '.join([self.torch, self.python, *cells, fails or 'nothing known'])} |\n"
 
     @property
-    def order(self) -> list[int]:
-        """The version as numbers, to sort by."""
-        return [int(part) for part in re.findall(r"\d+", self.torch)]
+    def key(self) -> tuple[str, str]:
+        """What there is one row of: a version of torch, a minor version of Python."""
+        return self.torch, ".".join(self.python.split(".")[:2])
+
+    @property
+    def order(self) -> list[list[int]]:
+        """The versions as numbers, to sort by."""
+        return [[int(part) for part in re.findall(r"\d+", version)] for version in self.key]
 
 
 def parsed(line: str) -> Row:
@@ -85,15 +90,15 @@ def rows(page: str) -> list[Row]:
 
 
 def with_outcomes(page: str, torch: str, python: str, outcomes: dict[str, Outcome]) -> str:
-    """Put outcomes into the row of a version; its other groups and the other rows stay as they are."""
-    kept = {row.torch: row for row in rows(page)}
-    row = kept.get(torch, Row(torch, python))
+    """Put outcomes into the row of two versions; its other groups and the other rows stay as they are."""
+    kept = {row.key: row for row in rows(page)}
+    row = kept.get(Row(torch, python).key, Row(torch, python))
     cells = row.cells | {group: outcome.cell for group, outcome in outcomes.items()}
     fails = {group: names for group, names in row.fails.items() if group not in outcomes}
     for group, outcome in outcomes.items():
         if outcome.names:
             fails[group] = ", ".join(f"`{name}`" for name in outcome.names)
-    kept[torch] = Row(torch, python, cells, fails)
+    kept[row.key] = Row(torch, python, cells, fails)
     table = "".join(map(str, sorted(kept.values(), key=lambda one: one.order)))
     rule = re.search(r"(?m)^\|( ?-+ ?\|)+\n", page)
     assert rule is not None, "the page has no table"
@@ -111,8 +116,8 @@ def outcome_of(report: Path, ended: str) -> Outcome:
     return Outcome(len(cases) - len(bad) - len(skipped), len(bad), len(skipped), tuple(names))
 
 
-def run(group: str) -> Outcome:
-    """Run the tests of a group in a process of its own."""
+def run(group: str, *, slow: bool) -> Outcome:
+    """Run the tests of a group in a process of its own: slow ones if asked to, of promises all."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = (
@@ -122,6 +127,7 @@ def run(group: str) -> Outcome:
             "-p",
             "no:cacheprovider",
             f"--junitxml={report}",
+            *(() if slow or group == "smoke" else ("-m", "not slow")),
         )
         done = subprocess.run([sys.executable, "-m", "pytest", *options, *GROUPS[group]], cwd=ROOT)
         return outcome_of(report, f"ended with {done.returncode}")
@@ -137,6 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default=version, help="the version that must be installed")
     parser.add_argument("--groups", default=",".join(GROUPS), help="separated by commas; default: all")
+    parser.add_argument("--slow", action="store_true", help="run what is marked slow, too")
     given = parser.parse_args()
     groups = [group for group in re.split(r"[,\s]+", given.groups) if group]
     if unknown := [group for group in groups if group not in GROUPS]:
@@ -146,7 +153,7 @@ def main() -> int:
     print(f"tightrope of {Path(tightrope.__file__).parent}, torch {version}", flush=True)
     failed = 0
     for group in groups:
-        outcome = run(group)
+        outcome = run(group, slow=given.slow)
         failed += outcome.failed
         print(f"{group}: {outcome.cell}", flush=True)
         PAGE.write_text(with_outcomes(PAGE.read_text(), version, platform.python_version(), {group: outcome}))

@@ -13,11 +13,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+import tightrope
 
 TRAIN: Final = """
 import torch, tightrope
@@ -29,7 +30,14 @@ found["enforced"] = tightrope.report(model).enforced
 """
 _WARM: Final = f"import sys\n{TRAIN}\nfound['modules'] = list(sys.modules)"
 _OWN_MOUNTS: Final = 0x20000
-SOURCES: Final = Path(__file__).parents[2] / "src"
+SOURCES: Final = Path(tightrope.__file__).parents[1]
+"""Where the tested library is: the checkout, or the packages of an environment in which it is installed."""
+
+
+def packages() -> list[Path]:
+    """List the folders of installed packages: an environment may read those of another one, by a ``.pth``."""
+    found = (Path(name) for name in sys.path if Path(name).name == "site-packages")
+    return [path for path in dict.fromkeys(found) if path.is_dir()]
 
 
 def refusal() -> str:
@@ -53,8 +61,9 @@ class OtherUsers:
         self.folder = Path(tempfile.mkdtemp(prefix="tightrope-users-", dir="/var/tmp"))
         self.folder.chmod(0o755)
         shutil.copytree(libraries, self.folder / "built").chmod(0o755)
+        sites = {f"site{place}": path for place, path in enumerate(packages())}
         sources = {
-            "python": sys.base_prefix, "site": sysconfig.get_path("purelib"), "src": SOURCES,
+            "python": sys.base_prefix, "src": SOURCES, **sites,
             "tests": Path(__file__).parent, "tmp": self.folder / "tmp",
         }  # fmt: skip
         for name in sources:
@@ -71,9 +80,11 @@ class OtherUsers:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
             env={
                 "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
-                "PYTHONPATH": ":".join(str(self.folder / name) for name in ("src", "site", "tests")),
+                "PYTHONPATH": ":".join(str(self.folder / name) for name in ("src", *sites, "tests")),
             },
         )  # fmt: skip
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline(), "the process of other users ended before it was ready"
 
     def run(self, script: str, *, user: int, mount: str = "", **environment: str) -> dict[str, Any]:
         """Run a script; return what it put into ``found``, what it warned of, and its traceback or nothing.
@@ -111,6 +122,7 @@ def _serve() -> None:
     for name in json.loads(_forked(warm))["found"]["modules"]:
         with suppress(Exception):
             importlib.import_module(name)
+    print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         print(_forked(asked), flush=True)

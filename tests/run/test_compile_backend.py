@@ -1,6 +1,7 @@
 """`torch.compile(..., backend="tightrope")`."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn import functional
 from training import Blocks, Seen, batches, built, play
 
 import tightrope
+from tightrope.capture import _torch
 from tightrope.core import TightropeError
 from tightrope.integrations.dynamo import VARIABLE, backend
 from tightrope.native.hook.allocator import allocator
@@ -80,6 +82,28 @@ def test_graph_breaks_give_several_plans() -> None:
     wanted = play(built(Broken), loop)
     model = torch.compile(built(Broken), backend="tightrope", options={"budget": "16MiB"})
     assert play(model, loop) == wanted
+
+
+def test_a_budget_ends_with_its_model_whatever_torch_keeps_of_the_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[object] = []
+    make = _torch.aot_backend
+
+    def keeping(*functions: Any) -> Any:
+        kept.append(functions)  # as torch 2.11 and 2.12 do where a parameter is in two graphs
+        return make(*functions)
+
+    monkeypatch.setattr(_torch, "aot_backend", keeping)
+    model = torch.compile(built(Blocks), backend="tightrope", options={"budget": "16MiB"})
+    play(model, loop)
+    parameter = weakref.ref(next(model.parameters()))
+    assert allocator().limit is not None
+    del model
+    gc.collect()
+    assert kept
+    assert parameter() is None
+    assert allocator().limit is None
 
 
 def test_a_graph_that_cannot_be_planned_runs_as_it_is_within_the_limit() -> None:

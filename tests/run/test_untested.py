@@ -24,6 +24,7 @@ import tightrope
 from tightrope.capture import _checks, _eager, _inductor, _probes, _sizes, _torch
 from tightrope.cli import doctor
 from tightrope.run import untested
+from tightrope.run.by_name import graphs_of
 from tightrope.run.compile import plan_small
 from tightrope.run.status import StatusLine
 
@@ -161,6 +162,17 @@ def test_a_torch_that_was_not_tested_is_tried_once_and_one_line_says_so(
     assert capsys.readouterr().err.count("was not tested") == 1
     assert torch.equal(torch.get_rng_state(), state)
     assert tightrope.run.accounts.accounts().budget == budget
+
+
+def test_a_torch_that_was_not_tested_is_tried_before_the_backend_plans(
+    monkeypatch: pytest.MonkeyPatch, afresh: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_probes, "TESTED_MINORS", ())
+    eager, model = _net(), _net()
+    planned = torch.compile(model, backend="tightrope", options={"budget": "64MiB"})
+    assert all(map(torch.equal, _steps(eager, eager), _steps(planned, model)))  # a warning would be an error
+    assert capsys.readouterr().err.count("was not tested") == 1
+    assert {graph.level for graph in graphs_of(model)} == {"L1"}
 
 
 def test_a_small_model_with_other_bits_or_an_error_does_not_work() -> None:

@@ -27,7 +27,7 @@ from tightrope.run.by_name import note_graph
 from tightrope.run.compile import CompiledModel, host_of, plan_small
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
-from tightrope.run.untested import cannot_capture
+from tightrope.run.untested import cannot_capture, is_untried
 
 VARIABLE = "TIGHTROPE_BUDGET"
 """Environment variable that holds the budget where options cannot be passed."""
@@ -65,7 +65,7 @@ def backend(
         )
         warnings.warn(f"tightrope: {reason}", stacklevel=2)
         raise run_as_it_is(reason)
-    if any(_symbolic(value) for value in inputs):
+    if is_untried() or any(_symbolic(value) for value in inputs):
         return _anew(module, given)
     return _planned(module, list(inputs), given)
 
@@ -142,7 +142,10 @@ def _without_plan(compiled: CompiledModel, module: torch.fx.GraphModule, reason:
 
 
 def _anew(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> Callable[..., Any]:
-    """A plan is for one size and one model: trace the graph again for each that occurs."""
+    """A plan is for one size and one model: trace the graph again for each that occurs.
+
+    A torch that was not tested is tried before, as no trace is under way here.
+    """
     plain = torch.fx.GraphModule(module, module.graph)  # Dynamo does not trace its own lazy modules
 
     def one_call(*args: Any) -> Any:
@@ -154,6 +157,8 @@ def _anew(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> Callable[..
     compiled = torch.compile(one_call, backend=again, fullgraph=True, dynamic=False)
 
     def call(*args: Any) -> Any:
+        if is_untried():
+            cannot_capture(StatusLine(shown=given["progress"]), plan_small)
         with _torch.calling(RECOMPILE_LIMIT):
             return compiled(*args)
 

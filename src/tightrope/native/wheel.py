@@ -128,14 +128,15 @@ def _glibc(kind: str, version: tuple[int, ...]) -> int:
     raise NativeError(f"{kind}_{'.'.join(map(str, version))} is newer than what any platform's tag allows.")
 
 
-def _torch_of(python: str) -> Path:
+def torch_of(python: str) -> Path:
+    """Find the torch that an interpreter imports."""
     found = subprocess.run([python, "-c", _WHERE], capture_output=True, text=True, check=True)
     return Path(found.stdout.strip()).parent
 
 
 def main(pythons: Sequence[str]) -> int:
     """Build the wheel for the torch of every interpreter that is named, else of this one; print its path."""
-    torches = [_torch_of(python) for python in pythons] or [torch_folder()]
+    torches = [torch_of(python) for python in pythons] or [torch_folder()]
     wheel = make(torches, Path("build/libraries").absolute(), Path("dist").absolute())
     print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
     return 0

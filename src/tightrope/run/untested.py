@@ -69,6 +69,12 @@ def cannot_capture(status: StatusLine, plan: Plan) -> str:
     return found
 
 
+def is_untried() -> bool:
+    """Tell whether `cannot_capture` has yet to try the installed torch: inside of a trace it cannot."""
+    tested = _probes.minor() in _probes.TESTED_MINORS
+    return not (tested or _trying or _found.cache_info().currsize)
+
+
 def cannot_evict() -> str:
     """Say why nothing can be evicted on the installed torch, or nothing."""
     return _probes.said_of(_probes.gone(_probes.EVICTION))
