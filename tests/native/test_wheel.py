@@ -1,6 +1,8 @@
 """A wheel that brings its native part: what is in it, which library is chosen, what it enforces."""
 
+import os
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
