@@ -399,14 +399,15 @@ def run(arguments: Sequence[str], console: Console) -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only.split(","):
-            rows.append(row := _row(name, options.small, Path(folder) / "caches"))
-            console.print(row["said"], highlight=False, soft_wrap=True)
+            rows.append(found := row(name, Path(folder) / "caches", small=options.small))
+            console.print(found["said"], highlight=False, soft_wrap=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
-    return int(not all(row["met"] for row in rows))
+    return int(not all(found["met"] for found in rows))
 
 
-def _row(name: str, small: bool, folder: Path) -> dict[str, Any]:
+def row(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
+    """Play a loop in every way, its caches in a folder; say how many tries it took, and what came of it."""
     plain, compiled = (_played(name, way, 0, small, folder) for way in _WAYS[:2])
     for told in (plain, compiled):
         if "values" not in told:
