@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-TESTED_MINORS: Final = ("2.11", "2.12", "2.13", "2.14")
+TESTED_MINORS: Final = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 PROBES: Final[dict[str, tuple[str, ...]]] = {
     "storages": ("torch.multiprocessing.reductions.StorageWeakRef",),
