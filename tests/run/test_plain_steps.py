@@ -60,7 +60,8 @@ def test_the_budget_that_is_named_is_no_more_than_the_loop_takes_and_trains_with
     del eager
     whole = needs_unplanned()
     named, planned, said = refusal()
-    assert named - HIDDEN <= 1.01 * whole < planned - HIDDEN
+    assert named - HIDDEN <= 1.01 * whole
+    assert planned > whole
     assert "without a plan" in said
     assert f"budget={named}" in said
     assert f"budget={planned}" in said

@@ -213,25 +213,6 @@ class Calls:
             self.accounts.watch_caller(_relieve, _grown)
             return [*outputs, pending.token()]
 
-    def _begin_expected(self, number: int) -> tuple[Pattern, Running]:
-        """Begin the calls that are expected with a forward, or it alone where only that fits.
-
-        Raises:
-            InfeasibleError: neither fits; with a budget for all of them.
-        """
-        pattern, alone = self._expected(number), single(number)
-        if pattern == alone:
-            return alone, self._begin(self.unit(alone), alone)
-        try:
-            return pattern, self._begin(self.unit(pattern), pattern)
-        except InfeasibleError as error:  # call by call it fitted before: each drops what the others need
-            self._patterns.never_fits(pattern)
-            refused = error.with_traceback(None)
-        try:
-            return alone, self._begin(self.unit(alone), alone)
-        except InfeasibleError:
-            raise refused from None
-
     def _num_calls(self) -> int:
         return sum(not turn.back for turn in self._turns)
 
@@ -282,7 +263,14 @@ class Calls:
             self.prospects.raise_share([self.captured[graph] for graph in graphs], waiting=True)
         for pending in self._pending:
             pending.running.trim()
-        pattern, running = self._begin_expected(number)
+        pattern, running = self._expected(number), None
+        if pattern != single(number):
+            try:
+                running = self._begin(self.unit(pattern), pattern)
+            except InfeasibleError:  # call by call it fitted before: each drops what the others need
+                self._patterns.never_fits(pattern)
+                pattern = single(number)
+        running = running or self._begin(self.unit(pattern), pattern)
         try:
             for calls in _ALL:
                 calls._look_ahead(running.held)

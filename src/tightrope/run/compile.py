@@ -39,8 +39,9 @@ from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncap
 from tightrope.run.paging import paging_of
 from tightrope.run.plain import limited_alone, mode_left, try_plain
 from tightrope.run.references import alive, weakly
+from tightrope.run.refusal import NO_PLAN, PLACED, fits_plain, no_percentage
 from tightrope.run.replay import Replay, replay
-from tightrope.run.room import FIRST_TRY, HELD, RESERVE
+from tightrope.run.room import HELD, RESERVE
 from tightrope.run.runner import CompiledGraph
 from tightrope.run.shapes import Shape, Shapes, check_shapes
 from tightrope.run.sharded import WHY, InsideHooks, divided, refuse_divided
@@ -55,8 +56,6 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 _Call: TypeAlias = Callable[..., Any]
 _MAX_GRAPHS, _MAX_NEW = 64, 16
 """Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
-_FOR_EVER: Final = 2**62
-"""Steps without a recording: where no plan fits, no addresses are worth one."""
 
 
 class CompiledModel:
@@ -227,18 +226,12 @@ class CompiledModel:
         self.calls.prospects.rehearse(alive(model), args, kwargs)
 
     def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str, *, plain: bool = False) -> None:
-        """Fall back to level E where more than the budget may be needed, else to level 0, and say why.
-
-        Args:
-            model: that was compiled.
-            reason: why it is not planned.
-            plain: whether a step is known to fit without a plan.
-        """
-        budget = self.calls.budget if plain else self.settings.budget
+        """Fall back to level E where more than the budget may be needed, and not if ``plain``, else to 0."""
+        budget, how = (
+            (self.calls.budget, "replay") if plain else (self.settings.budget, self.settings.fallback)
+        )
         if not isinstance(budget, int):
-            raise TightropeError(
-                f"a budget in percent needs a captured graph, and there is none: {reason} {self._in_bytes()}"
-            )
+            raise no_percentage(reason, self.accounts.enough, self.accounts.charged())
         refuse_uncaptured_on_gpu(self.accounts.device, reason)
         gc.collect()  # frames of a failed capture hold what the call made
         held, enough = self.accounts.charged(), self.accounts.enough
@@ -249,26 +242,14 @@ class CompiledModel:
         self.beside.close()
         self.run_plain()
         self.accounts.hold(self, budget, name=self.name)
-        self.evicted, against = None, ""
-        if not plain:
-            self.evicted, against = evicted_steps(model, self.accounts, budget, self.settings.fallback)
+        self.evicted, against = evicted_steps(model, self.accounts, budget, how)
         self.why, self.in_pieces = f"{reason} {against}".strip(), False
         if self.evicted is not None:
             self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
-        elif plain:
-            self.replay = replay(budget=budget, warmup=_FOR_EVER)
-            self.level, what = "L0", "a hard limit, no plan"
         else:
-            self.replay = replay(budget=budget)
-            self.level, what = "L0", "planned addresses and a hard limit, no recomputation"
+            self.replay = replay(budget=budget, warmup=2**62 if plain else 2)
+            self.level, what = "L0", NO_PLAN if plain else PLACED
         warnings.warn(f"tightrope: level {self.level} ({what}). {self.why}", stacklevel=5)
-
-    def _in_bytes(self) -> str:
-        """Name a budget in bytes instead of a percentage."""
-        if enough := self.accounts.enough:
-            return f"Give bytes: by the shapes budget={enough} is enough, and less may be."
-        guess = FIRST_TRY * self.accounts.charged()
-        return f"Give bytes, such as budget={guess}: a guess, {FIRST_TRY} times what is held."
 
     def next_step(self) -> None:
         """Tell the L0 recorder that a training step begins."""
@@ -383,7 +364,6 @@ def compile(
     )
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
     compiled.many_sizes, compiled.name = shapes is not None, type(model).__name__
-    compiled.calls.prospects.may_run_plain = True
     _wrap(model, compiled)
     if example is not None:
         plan_ahead(model, example)
@@ -392,6 +372,7 @@ def compile(
 
 def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
     """Make calls of a model those of what belongs to it."""
+    compiled.calls.prospects.may_run_plain = True
     if (verify := compiled.settings.verify) in AS_EAGER:
         compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts, Sampling(always=verify == "always"))
     compiled.unable = cannot_capture(compiled.status, plan_small)
@@ -441,29 +422,22 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
             return ways.plain(*args, **kwargs)
         note_call(compiled)
-        if compiled.unable and compiled.level == "L1":
-            compiled.drop(model, compiled.unable)  # a percentage raises
+        if compiled.level == "L1" and (reason := compiled.unable or read_once((args, kwargs))):
+            compiled.drop(model, reason)  # a percentage raises
         if compiled.level == "L0":
             compiled.next_step()
             return ways.plain(*args, **kwargs)
         if compiled.evicted is not None:
             return compiled.evicted.run(ways.plain, args, kwargs)
-        if reason := read_once((args, kwargs)):
-            compiled.drop(model, reason)  # a percentage raises
-            return call(*args, **kwargs)
         if (mode := mode_left()) is not None:
             return limited_alone(mode, compiled, ways.plain, args, kwargs)
         compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
-        except InfeasibleError as error:
-            if error.planned is None or (error.smallest_found or 0) > error.asked:
+        except (InfeasibleError, torch.OutOfMemoryError) as error:
+            if not (said := fits_plain(error)):
                 compiled.refused()
                 raise
-            said = f"The smallest plan found needs {format_bytes(error.planned)}; the step fits without one."
-        except torch.OutOfMemoryError:
-            compiled.refused()
-            raise
         compiled.drop(model, said, plain=True)
         return call(*args, **kwargs)
 

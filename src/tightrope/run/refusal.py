@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tightrope.core import Bytes, Graph, InfeasibleError, Kind, format_bytes
+from tightrope.core import Bytes, Graph, InfeasibleError, Kind, TightropeError, format_bytes
 from tightrope.core.ledger import KindOfRow, Ledger, Row, Since, When
 from tightrope.core.values import EMPTY
-from tightrope.run.room import CAPTURE_SLACK, HELD, RESERVE
+from tightrope.run.room import CAPTURE_SLACK, FIRST_TRY, HELD, RESERVE
 
 _SCALARS: Final[Bytes] = 1024
 _KINDS: Final = {
@@ -48,6 +48,24 @@ def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> Infe
         lower_bound=bound,
         op=best.op,
     )
+
+
+def fits_plain(error: Exception) -> str:
+    """Say that the budget of a refusal holds the step without a plan; nothing where it does not."""
+    if not isinstance(error, InfeasibleError) or error.planned is None:
+        return ""
+    if error.smallest_found is None or error.smallest_found > error.asked:
+        return ""
+    return f"The smallest plan found needs {format_bytes(error.planned)}; the step fits without one."
+
+
+def no_percentage(reason: str, enough: Bytes, held: Bytes) -> TightropeError:
+    """Refuse a budget in percent, and name one in bytes: one that is enough by the shapes, else a guess."""
+    said = f"a budget in percent needs a captured graph, and there is none: {reason}"
+    if enough:
+        return TightropeError(f"{said} Give bytes: by the shapes budget={enough} is enough, and less may be.")
+    guess = f"budget={FIRST_TRY * held}: a guess, {FIRST_TRY} times what is held"
+    return TightropeError(f"{said} Give bytes, such as {guess}.")
 
 
 def itemised(ledger: Ledger, graph: Graph) -> Ledger:
@@ -193,5 +211,8 @@ class Refusal:
         return [*notes, _PAGE]
 
 
+NO_PLAN: Final = "a hard limit, no plan"
+PLACED: Final = "planned addresses and a hard limit, no recomputation"
+"""What level 0 gives."""
 _PLAN: Final = "the smallest plan found"
 _PAGE: Final = "More: docs/refused.md"
