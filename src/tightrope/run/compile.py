@@ -251,13 +251,16 @@ class CompiledModel:
             self.level, what = "L0", NO_PLAN if plain else PLACED
         warnings.warn(f"tightrope: level {self.level} ({what}). {self.why}", stacklevel=5)
 
-    def next_step(self) -> None:
-        """Tell the L0 recorder that a training step begins."""
+    def unplanned(self, plain: _Call, args: Any, kwargs: Any) -> Any:
+        """Make a call at level E, or begin a step of the L0 recorder with it."""
+        if self.evicted is not None:
+            return self.evicted.run(plain, args, kwargs)
         assert self.replay is not None
         self.accounts.open_step(None)
         self.replay.__enter__()
         self._inside_step = True
         self.accounts.open_step(weakly(weakref.ref(self), CompiledModel.end_step))
+        return plain(*args, **kwargs)
 
     def end_step(self) -> None:
         """Tell the L0 recorder that the open training step, if any, is over."""
@@ -424,11 +427,8 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         note_call(compiled)
         if compiled.level == "L1" and (reason := compiled.unable or read_once((args, kwargs))):
             compiled.drop(model, reason)  # a percentage raises
-        if compiled.level == "L0":
-            compiled.next_step()
-            return ways.plain(*args, **kwargs)
-        if compiled.evicted is not None:
-            return compiled.evicted.run(ways.plain, args, kwargs)
+        if compiled.level == "L0" or compiled.evicted is not None:
+            return compiled.unplanned(ways.plain, args, kwargs)
         if (mode := mode_left()) is not None:
             return limited_alone(mode, compiled, ways.plain, args, kwargs)
         compiled.accounts.mark()
