@@ -20,10 +20,7 @@ class InfeasibleError(TightropeError):
         smallest_found: total bytes of the smallest feasible plan found, or None.
         lower_bound: total bytes below which no plan exists (proved).
         op: name, module path and source line of the op that sets the bound.
-        planned: where the step fits ``smallest_found`` without a plan: what it needs with one; else None.
     """
-
-    planned: int | None = None
 
     def __init__(
         self,

@@ -183,7 +183,7 @@ class Ledger:
             if found == self.least:
                 rest = found - sum(row.bytes for row in (*self.rows, *named))
                 named = (*named, Row("the rest, by the shapes", rest, "forecast", _MAY))
-        proved = f" (proved >= {format_bytes(bound)})" if 0 < bound <= (found or bound) else ""
+        proved = f" (proved >= {format_bytes(bound)})" if bound else ""
         lines = [
             f"asked {self.said()}; {best}{proved}. Try {tries}.",
             *self.table(named),

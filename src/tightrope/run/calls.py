@@ -258,7 +258,6 @@ class Calls:
         if not self._pending:
             self._turns, self._whole, self._gaps = [], True, Gaps(self.accounts)
         if self._pending:
-            self.prospects.overlapped = True
             graphs = [number, *(pending.turn.graph for pending in self._pending)]
             self.prospects.raise_share([self.captured[graph] for graph in graphs], waiting=True)
         for pending in self._pending:

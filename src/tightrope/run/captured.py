@@ -13,9 +13,9 @@ from tightrope.capture.dynamo import environment
 from tightrope.capture.program import Program
 from tightrope.core import Bytes, Graph, Kind, StorageId
 from tightrope.core.values import EMPTY
-from tightrope.lower import lower, timeline, without_writes
+from tightrope.lower import without_writes
 from tightrope.native.hook.allocator import Allocator
-from tightrope.plan import base_schedule, solve
+from tightrope.plan import solve
 from tightrope.price.store import FreshPrices, PriceStore
 from tightrope.run.headroom import Headroom
 from tightrope.run.status import StatusLine
@@ -155,24 +155,6 @@ class Captured:
     def headroom(self) -> Headroom:
         """What to leave for a loss outside the model, as long as nothing was seen."""
         return headroom_of(self.graph)
-
-
-def plain_bytes(graph: Graph) -> Bytes:
-    """Bytes that a call and its backward take without a plan, beside what is held and all gradients.
-
-    A loop drops its gradients before the backward or has room for them anyway; autograd adds each new one to
-    one that is kept, so that only the largest is there twice.
-    """
-    trace = timeline(lower(without_writes(graph), base_schedule(graph)))
-    given = [
-        buffer
-        for buffer in trace.buffers
-        if buffer.storage >= 0
-        and graph.storages[buffer.storage].kind is Kind.GRADIENT
-        and buffer.end == trace.num_events
-    ]
-    rest = msgspec.structs.replace(trace, buffers=tuple(one for one in trace.buffers if one not in given))
-    return max(rest.profile(), default=0) + max((buffer.size for buffer in given), default=0)
 
 
 def headroom_of(graph: Graph) -> Headroom:

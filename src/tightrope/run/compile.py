@@ -39,7 +39,7 @@ from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncap
 from tightrope.run.paging import paging_of
 from tightrope.run.plain import limited_alone, mode_left, try_plain
 from tightrope.run.references import alive, weakly
-from tightrope.run.refusal import NO_PLAN, PLACED, fits_plain, no_percentage
+from tightrope.run.refusal import no_percentage
 from tightrope.run.replay import Replay, replay
 from tightrope.run.room import HELD, RESERVE
 from tightrope.run.runner import CompiledGraph
@@ -225,30 +225,28 @@ class CompiledModel:
         """Learn from a call on shapes alone which budget is enough."""
         self.calls.prospects.rehearse(alive(model), args, kwargs)
 
-    def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str, *, plain: bool = False) -> None:
-        """Fall back to level E where more than the budget may be needed, and not if ``plain``, else to 0."""
-        budget, how = (
-            (self.calls.budget, "replay") if plain else (self.settings.budget, self.settings.fallback)
-        )
+    def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
+        """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
+        budget = self.settings.budget
         if not isinstance(budget, int):
             raise no_percentage(reason, self.accounts.enough, self.accounts.charged())
         refuse_uncaptured_on_gpu(self.accounts.device, reason)
         gc.collect()  # frames of a failed capture hold what the call made
         held, enough = self.accounts.charged(), self.accounts.enough
-        if budget < held < enough and not plain:
+        if budget < held < enough:
             raise Ledger(budget, (Row(HELD, held),), enough).explain(Row("the step", 0), bound=held)
         self.calls.close()
         self.calls.prospects.close()
         self.beside.close()
         self.run_plain()
         self.accounts.hold(self, budget, name=self.name)
-        self.evicted, against = evicted_steps(model, self.accounts, budget, how)
+        self.evicted, against = evicted_steps(model, self.accounts, budget, self.settings.fallback)
         self.why, self.in_pieces = f"{reason} {against}".strip(), False
         if self.evicted is not None:
             self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
         else:
-            self.replay = replay(budget=budget, warmup=2**62 if plain else 2)
-            self.level, what = "L0", NO_PLAN if plain else PLACED
+            self.replay = replay(budget=budget)
+            self.level, what = "L0", "planned addresses and a hard limit, no recomputation"
         warnings.warn(f"tightrope: level {self.level} ({what}). {self.why}", stacklevel=5)
 
     def unplanned(self, plain: _Call, args: Any, kwargs: Any) -> Any:
@@ -375,7 +373,6 @@ def compile(
 
 def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
     """Make calls of a model those of what belongs to it."""
-    compiled.calls.prospects.may_run_plain = True
     if (verify := compiled.settings.verify) in AS_EAGER:
         compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts, Sampling(always=verify == "always"))
     compiled.unable = cannot_capture(compiled.status, plan_small)
@@ -434,12 +431,9 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
-        except (InfeasibleError, torch.OutOfMemoryError) as error:
-            if not (said := fits_plain(error)):
-                compiled.refused()
-                raise
-        compiled.drop(model, said, plain=True)
-        return call(*args, **kwargs)
+        except (InfeasibleError, torch.OutOfMemoryError):
+            compiled.refused()
+            raise
 
     hooks: InsideHooks | None = None
     trial = partial(try_plain, model, compiled, ways.plain)

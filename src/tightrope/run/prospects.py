@@ -36,16 +36,12 @@ class Prospects:
         whole: bytes that 100 % stands for; 0 = the budget is in bytes, or no graph was seen yet.
         raised: called when a budget in percent may have risen.
         in_pieces: whether graphs may follow that were not seen yet.
-        may_run_plain: whether a step that fits without a plan may run so.
-        overlapped: whether a forward was seen to begin before the backward of another one.
         left_behind: bytes that the first capture took and that are counted as held.
         observed: most bytes charged between a backward and the end of the update behind it.
     """
 
     raised: Callable[[], None] = staticmethod(lambda: None)
     in_pieces: bool = False
-    may_run_plain: bool = False
-    overlapped: bool = False
 
     def __init__(self, settings: Settings, accounts: Accounts, future: Foresight) -> None:
         self._share = settings.budget
@@ -139,7 +135,6 @@ class Prospects:
             self._held_first if stepped else None,
             max(least, self.accounts.enough if more else 0),
             more,
-            self.may_run_plain and not (self.in_pieces or num_waiting or self.overlapped),
         )
 
     def rehearse(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:

@@ -50,15 +50,6 @@ def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> Infe
     )
 
 
-def fits_plain(error: Exception) -> str:
-    """Say that the budget of a refusal holds the step without a plan; nothing where it does not."""
-    if not isinstance(error, InfeasibleError) or error.planned is None:
-        return ""
-    if error.smallest_found is None or error.smallest_found > error.asked:
-        return ""
-    return f"The smallest plan found needs {format_bytes(error.planned)}; the step fits without one."
-
-
 def no_percentage(reason: str, enough: Bytes, held: Bytes) -> TightropeError:
     """Refuse a budget in percent, and name one in bytes: one that is enough by the shapes, else a guess."""
     said = f"a budget in percent needs a captured graph, and there is none: {reason}"
@@ -135,7 +126,6 @@ class Refusal:
         grown: bytes held now and not when the step was planned first.
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
         returns: whether control goes to the caller between forward and backward.
-        plain: bytes of the step without a plan, gradients aside; None = it has to have one.
     """
 
     ledger: Ledger
@@ -144,7 +134,6 @@ class Refusal:
     grown: Bytes = 0
     in_pieces: bool = False
     returns: bool = True
-    plain: Bytes | None = None
 
     def needed(self, plan: Bytes) -> Bytes:
         """Return the budget for a plan of so many bytes in all, in a loop of any order."""
@@ -166,29 +155,18 @@ class Refusal:
         """Restate the planner's numbers: other holders of memory included."""
         plan = error.smallest_found
         row = None if plan is None else Row("the step", plan - self.persistent, "forecast", _PLAN)
-        if plain := self._fits_plain(plan):
-            row = Row("the step", self.plain or 0, "forecast", "without a plan")
-        said = self.ledger.explain(
+        return self.ledger.explain(
             row,
             bound=error.lower_bound - self.persistent + self.ledger.held() - RESERVE,
             op=error.op,
             instead="a smaller batch" if plan is None else "a smaller batch or a shorter sequence",
             notes=self._notes(plan),
         )
-        said.planned = self.needed(plan) if plain and plan is not None else None
-        return said
-
-    def _fits_plain(self, plan: Bytes | None) -> bool:
-        """Tell whether the step takes less without a plan."""
-        return plan is not None and self.plain is not None and self.plain < plan - self.persistent
 
     def _notes(self, plan: Bytes | None) -> list[str]:
         """Say what the numbers do not hold for, and where to read on."""
         found = None if plan is None else self.needed(plan)
         notes = []
-        if plan is not None and self._fits_plain(plan):
-            planned = self.ledger.written(self.needed(plan))
-            return [f"That is without a plan. With one it needs {planned}.", _PAGE]
         if plan is not None and found is not None and (less := self.dropping(plan)) < found - CAPTURE_SLACK:
             notes.append(
                 f"A loop that drops its gradients before each forward works with {self.ledger.written(less)}."
@@ -211,8 +189,5 @@ class Refusal:
         return [*notes, _PAGE]
 
 
-NO_PLAN: Final = "a hard limit, no plan"
-PLACED: Final = "planned addresses and a hard limit, no recomputation"
-"""What level 0 gives."""
 _PLAN: Final = "the smallest plan found"
 _PAGE: Final = "More: docs/refused.md"

@@ -22,7 +22,7 @@ from tightrope.plan.resize import resized, same_ops
 from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import Arenas, trim_idle
-from tightrope.run.captured import Rewritten, plain_bytes
+from tightrope.run.captured import Rewritten
 from tightrope.run.contest import PAGED, Contest
 from tightrope.run.headroom import Headroom
 from tightrope.run.paging import Paging
@@ -80,7 +80,6 @@ class Expected:
         held_first: bytes that were held when the model was planned first; None = this is the first time.
         least: a budget that is needed anyway.
         in_pieces: whether graphs may follow that were not seen yet.
-        plain: whether a step that fits without a plan may run so.
     """
 
     gradients: Bytes = 0
@@ -90,7 +89,6 @@ class Expected:
     held_first: Bytes | None = None
     least: Bytes = 0
     in_pieces: bool = False
-    plain: bool = False
 
 
 class _Known(NamedTuple):
@@ -427,11 +425,7 @@ class Unit:
             grown=0 if expected.held_first is None else max(room.held - expected.held_first, 0),
             in_pieces=expected.in_pieces,
             returns=len(self.graph.parts) > 1,
-            plain=self._plain_bytes() if expected.plain else None,
         )
-
-    def _plain_bytes(self) -> Bytes:
-        return plain_bytes(self.graph if self.rewritten is None else self.rewritten.source)
 
     def _solve(self, available: Bytes) -> Plan:
         budget = max(available + self.graph.persistent, 1)
