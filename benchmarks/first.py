@@ -111,7 +111,7 @@ class _Took(NamedTuple):
 
 
 def installed(made: Path, folder: Path, interpreter: str = sys.executable) -> Path:
-    """Install a wheel in an environment of its own beside the libraries of another; return its Python."""
+    """Install a wheel in a new environment, with the libraries of another; return its Python."""
     subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
     (site,) = (folder / "lib").glob("python*/site-packages")

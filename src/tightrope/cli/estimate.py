@@ -107,7 +107,7 @@ class Step:
         """The smallest plan and what stands beside it."""
         with StatusLine().slow("looking for the smallest plan"):
             unread = self.held - self.graph.persistent
-            effort = min(1.0, _FULL_EFFORT_OPS / len(self.graph.ops))
+            effort = min(1.0, _FULL_EFFORT_OPS / max(len(self.graph.ops), 1))
             return floor_of(self.graph, self.sizes, self.update, unread, effort=effort)
 
     @property

@@ -3,8 +3,9 @@
 Names are imported when they are first used: most need torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from tightrope.core.lazy import lazily
 
 if TYPE_CHECKING:
     from tightrope.micro.compile import CompiledStep, Manifest, compile_step, sample_of
@@ -13,29 +14,25 @@ if TYPE_CHECKING:
     from tightrope.micro.measured import Profile, profile
     from tightrope.micro.step import MicroStep, capture_step, value_bytes
 
-_WHERE: Final = {
-    "BoardRun": "emulate",
-    "CompiledStep": "compile",
-    "FenceError": "emulate",
-    "HostRun": "host",
-    "Manifest": "compile",
-    "MicroStep": "step",
-    "Profile": "measured",
-    "capture_step": "step",
-    "compile_step": "compile",
-    "profile": "measured",
-    "run_on_board": "emulate",
-    "run_on_host": "host",
-    "sample_of": "compile",
-    "value_bytes": "step",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'tightrope.micro' has no attribute {name!r}")
-    return getattr(import_module(f"tightrope.micro.{_WHERE[name]}"), name)
-
+__getattr__ = lazily(
+    __name__,
+    {
+        "BoardRun": "emulate",
+        "CompiledStep": "compile",
+        "FenceError": "emulate",
+        "HostRun": "host",
+        "Manifest": "compile",
+        "MicroStep": "step",
+        "Profile": "measured",
+        "capture_step": "step",
+        "compile_step": "compile",
+        "profile": "measured",
+        "run_on_board": "emulate",
+        "run_on_host": "host",
+        "sample_of": "compile",
+        "value_bytes": "step",
+    },
+)
 
 __all__ = [
     "BoardRun",

@@ -10,8 +10,9 @@ for runtimes that exist (`torch.distributed.pipelining`, DDP hooks, DTensor) and
 Names are imported when they are first used: they need torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from tightrope.core.lazy import lazily
 
 if TYPE_CHECKING:
     from tightrope.parallel.pipeline.api import plan
@@ -22,23 +23,18 @@ if TYPE_CHECKING:
     from tightrope.parallel.pipeline.search import PipelineOptions
     from tightrope.parallel.pipeline.trace import ranks_trace
 
-_WHERE: Final = {
-    "PipelineOptions": "search",
-    "PipelineRun": "run",
-    "RanksEstimate": "estimate",
-    "estimate": "estimate",
-    "plan": "api",
-    "ranks_trace": "trace",
-    "run_ranks": "launch",
-}
-_AS: Final = {"estimate": "estimate_ranks"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'tightrope.parallel' has no attribute {name!r}")
-    return getattr(import_module(f"tightrope.parallel.pipeline.{_WHERE[name]}"), _AS.get(name, name))
-
+__getattr__ = lazily(
+    __name__,
+    {
+        "PipelineOptions": "pipeline.search",
+        "PipelineRun": "pipeline.run",
+        "RanksEstimate": "pipeline.estimate",
+        "estimate": "pipeline.estimate:estimate_ranks",
+        "plan": "pipeline.api",
+        "ranks_trace": "pipeline.trace",
+        "run_ranks": "pipeline.launch",
+    },
+)
 
 __all__ = [
     "PipelineOptions",

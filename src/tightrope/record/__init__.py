@@ -3,9 +3,9 @@
 What runs a model is imported when it is first used: it needs torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
+from tightrope.core.lazy import lazily
 from tightrope.record.answers import Answers, TraceDiff, diff, explain, module_times
 from tightrope.record.columns import dump, load, read, save
 from tightrope.record.export import to_chrome, to_snapshot
@@ -18,23 +18,19 @@ if TYPE_CHECKING:
     from tightrope.record.planned import Recording, record_run
     from tightrope.record.without_values import DryRun, dry_run
 
-_WHERE: Final = {
-    "DryRun": "without_values",
-    "EagerRecording": "eager",
-    "Recording": "planned",
-    "annotate": "foreign",
-    "dry_run": "without_values",
-    "record_eager": "eager",
-    "record_run": "planned",
-    "tree_of": "eager",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'tightrope.record' has no attribute {name!r}")
-    return getattr(import_module(f"tightrope.record.{_WHERE[name]}"), name)
-
+__getattr__ = lazily(
+    __name__,
+    {
+        "DryRun": "without_values",
+        "EagerRecording": "eager",
+        "Recording": "planned",
+        "annotate": "foreign",
+        "dry_run": "without_values",
+        "record_eager": "eager",
+        "record_run": "planned",
+        "tree_of": "eager",
+    },
+)
 
 __all__ = [
     "Answers",

@@ -116,7 +116,7 @@ def _read_csv(path: str, lines: list[str], label: str, weight: str) -> ReadTable
         raise TightropeError(f"{path!r}: {len(header)} columns; at most {_MAX_FEATURES} are read.")
     if weight and (weight not in header or weight in ("id", label)):
         raise TightropeError(
-            f"{path!r}, line 1: no column {weight!r} of weights beside id and {label!r}; name it by --weight."
+            f"{path!r}, line 1: no column {weight!r} of weights; --weight names none of id, {label!r}."
         )
     features = tuple(name for name in header if name not in ("id", label, *([weight] if weight else [])))
     numbers: list[list[float]] = []

@@ -1,7 +1,11 @@
-"""The exchange of gradients between ranks: which travel together, and by which codec."""
+"""The exchange of gradients between ranks: which travel together, and by which codec.
 
-from typing import TYPE_CHECKING, Any
+What needs torch is imported when it is first used: planning does not.
+"""
 
+from typing import TYPE_CHECKING
+
+from tightrope.core.lazy import lazily
 from tightrope.parallel.compress.drawing import timeline_svg
 from tightrope.parallel.compress.forecast import forecast, seconds_of
 from tightrope.parallel.compress.planned import planned_stream
@@ -11,6 +15,11 @@ if TYPE_CHECKING:
     from tightrope.parallel.compress.codecs import CODECS
     from tightrope.parallel.compress.hook import GradientExchange, compress_gradients
     from tightrope.parallel.compress.queue import Link
+
+__getattr__ = lazily(
+    __name__,
+    {"CODECS": "codecs", "GradientExchange": "hook", "Link": "queue", "compress_gradients": "hook"},
+)
 
 __all__ = [
     "CODECS",
@@ -23,20 +32,3 @@ __all__ = [
     "seconds_of",
     "timeline_svg",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is asked for: planning does not."""
-    if name == "CODECS":
-        from tightrope.parallel.compress.codecs import CODECS
-
-        return CODECS
-    if name in ("GradientExchange", "compress_gradients"):
-        from tightrope.parallel.compress import hook
-
-        return getattr(hook, name)
-    if name == "Link":
-        from tightrope.parallel.compress.queue import Link
-
-        return Link
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
