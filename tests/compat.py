@@ -31,7 +31,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "tests/fuse",
     ),
 }
-"""Group of tests -> what pytest is given; each group has a process of its own."""
+"""Group of tests -> what pytest is given; each group has processes of its own."""
 
 _ROW: Final = re.compile(r"(?m)^\| \d+\.\d+.*\n")
 _NOT_RUN: Final = "not run"
@@ -117,11 +117,12 @@ def outcome_of(report: Path, ended: str) -> Outcome:
 
 
 def run(group: str, *, slow: bool) -> Outcome:
-    """Run the tests of a group in a process of its own: slow ones if asked to, of promises all."""
+    """Run the tests of a group in two processes: slow ones if asked to, of promises all."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = (
             "-rfE",
+            "-n2",
             "--tb=short",
             "--show-capture=no",
             "-p",

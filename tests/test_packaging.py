@@ -42,6 +42,7 @@ def printed(*command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_importing_beside_torch_takes_at_most_150_ms() -> None:
     script = (
         "import time, torch\nstart = time.process_time()\nimport tightrope\n"

@@ -70,6 +70,7 @@ def test_capture_is_the_function_and_the_package_stays_importable() -> None:
     assert tightrope.capture(torch.nn.Linear(8, 8), torch.ones(2, 8)).ops[0].target == "aten.addmm.default"
 
 
+@pytest.mark.slow
 def test_type_checkers_see_the_function(tmp_path: Path) -> None:
     script = tmp_path / "user.py"
     script.write_text(

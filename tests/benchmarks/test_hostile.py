@@ -46,6 +46,7 @@ def test_outcomes_are_told_apart(
     assert judged("plain", "bytes")[0] == kind
 
 
+@pytest.mark.slow
 def test_a_planned_loop_is_equal_and_a_step_applies_where_the_loop_is_common() -> None:
     torch.set_num_threads(1)
     assert judged("branch_on_a_value", "bytes") == ("equal", "")

@@ -33,6 +33,7 @@ def test_there_are_at_least_thirty_families() -> None:
     assert len(FAMILIES) >= 30
 
 
+@pytest.mark.slow
 def test_eager_takes_three_copies_and_what_topk_takes(eager: Figures) -> None:
     assert not eager.failed
     assert eager.said == 0
@@ -40,6 +41,7 @@ def test_eager_takes_three_copies_and_what_topk_takes(eager: Figures) -> None:
     assert wanted <= eager.true <= wanted + 16_384
 
 
+@pytest.mark.slow
 def test_an_accepted_budget_holds_true_bytes(ask: Ask, eager: Figures) -> None:
     budget = 2 * eager.true
     found = ask(Asked("topk", budget))
@@ -51,6 +53,7 @@ def test_an_accepted_budget_holds_true_bytes(ask: Ask, eager: Figures) -> None:
     assert found.bits == eager.bits
 
 
+@pytest.mark.slow
 def test_a_budget_with_room_for_all_but_hidden_bytes_is_refused_and_the_named_one_holds(
     ask: Ask, eager: Figures
 ) -> None:

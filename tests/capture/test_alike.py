@@ -100,6 +100,7 @@ def sized(graph: Graph) -> Counter[tuple[int, str, str]]:
     return Counter((one.bytes, one.kind, one.module) for one in graph.storages if one.bytes)
 
 
+@pytest.mark.slow
 def test_tensors_that_layers_make_of_numbers_count_by_their_values() -> None:
     found = short(Net(start=lambda _: 0.5))
     whole, _ = capture_program(Net(start=lambda _: 0.5), (torch.zeros(2, 4, dtype=torch.long),))

@@ -57,6 +57,7 @@ def check(found: list[CompiledLoops | str]) -> None:
         assert all(map(torch.allclose, made, loops.function(given(loops))))
 
 
+@pytest.mark.slow
 def test_several_functions_share_a_library_that_the_next_process_finds(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

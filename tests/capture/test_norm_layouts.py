@@ -34,6 +34,7 @@ def strides(given: Tensor, gradient: Tensor) -> list[tuple[int, ...]]:
     return [out.stride(), evaluated.stride(), back.stride()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_results_have_the_strides_of_the_kernels(shape: tuple[int, ...]) -> None:
     pairs = [(one, other) for one in layouts(shape) for other in itertools.islice(layouts(shape), 4)]

@@ -52,6 +52,7 @@ class Rows(nn.Module):
         return self.head(nn.functional.dropout(weights @ hidden, 0.1)).square().mean()
 
 
+@pytest.mark.slow
 def test_a_graph_for_other_sizes_is_that_of_a_capture() -> None:
     torch.manual_seed(0)
     model = Rows()

@@ -84,6 +84,7 @@ def test_a_module_on_the_meta_device_needs_the_same_bytes(net: Path) -> None:
     assert "measured" in here["note"]
 
 
+@pytest.mark.slow
 def test_estimate_tells_for_every_batch_what_an_optimizer_takes(net: Path) -> None:
     command = ("estimate", f"{net}:build", "--batch", "1,2,4,8")
     done = run(*command, "--optimizer", "adamw")
@@ -186,6 +187,7 @@ def test_a_slower_machine_takes_longer_and_a_smaller_one_holds_less(net: Path) -
     assert (small["limit_bytes"], large["limit_bytes"]) == (2**18, 12 * 2**30)
 
 
+@pytest.mark.slow
 def test_a_machine_of_ones_own_is_a_toml_file(net: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\ntiers = [{ name = "ram", bytes = 4096 }]\n')

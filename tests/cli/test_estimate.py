@@ -163,6 +163,7 @@ def test_a_model_on_meta_is_traced_as_on_the_cpu(words: Path) -> None:
     assert cpu["num_ops"] > 40
 
 
+@pytest.mark.slow
 def test_lengths_of_sequences_give_a_row_each(words: Path) -> None:
     command = ("estimate", f"{words}:build", "--machine", "laptop-16gb", "--optimizer", "none")
     rows = printed(*command, "--seq", "64,128", "--batch", "2,4")["rows"]
@@ -186,6 +187,7 @@ def test_features_are_no_length_and_a_size_that_a_model_does_not_take_is_quoted(
     assert run(*command, "--batch", "2,4,8").err.count("note: ") == 1
 
 
+@pytest.mark.slow
 def test_a_budget_below_what_a_step_needs_has_a_price(words: Path) -> None:
     whole = describe(step_of(words))
     assert (whole["fits"], whole["more_time_percent"]) == (True, 0.0)
@@ -198,6 +200,7 @@ def test_a_budget_below_what_a_step_needs_has_a_price(words: Path) -> None:
     assert (none["fits_with_a_plan"], none["more_time_percent"]) == (False, None)
 
 
+@pytest.mark.slow
 def test_ways_out_fit_and_the_cheapest_comes_first(words: Path) -> None:
     whole = describe(step_of(words))
     limit = (whole["smallest_dropping_bytes"] + whole["once_bytes"]) // 2
@@ -221,6 +224,7 @@ def test_ways_out_fit_and_the_cheapest_comes_first(words: Path) -> None:
     assert "smallest profile that holds it as it is: rtx3060-12gb" in done.out
 
 
+@pytest.mark.slow
 def test_no_way_out_is_named_that_is_none(words: Path) -> None:
     assert ways_out(step_of(words, budget="1000")) == []
 
@@ -318,6 +322,7 @@ def test_the_smallest_machines_hold_the_step_and_no_smaller_one_does(words: Path
     assert "mi300x-192gb" in run("estimate", f"{words}:build", "--machine", "laptop-16gb", "--machines").out
 
 
+@pytest.mark.slow
 def test_a_curve_says_what_budgets_of_the_loop_cost(words: Path) -> None:
     found = printed("estimate", f"{words}:build", "--machine", "laptop-16gb", "--curve")
     budgets = [one["budget_bytes"] for one in found["curve"]]

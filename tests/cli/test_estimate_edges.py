@@ -45,6 +45,7 @@ def steps_done(net: str, optimizer: str, budget: Bytes, *, drops: str, num: int 
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "optimizer"),
     [
@@ -72,6 +73,7 @@ def test_what_is_said_to_fit_trains_and_less_is_refused(net: str, optimizer: str
     assert steps_done(net, optimizer, least - 1024 - CAPTURE_SLACK, drops="after") == 0
 
 
+@pytest.mark.slow
 def test_every_answer_about_a_limit_follows_from_the_same_numbers() -> None:
     case = build("unet", scale="test")
     built = Built(case.model, case.inputs, {})

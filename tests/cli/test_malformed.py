@@ -411,6 +411,7 @@ def spoiled(draw: st.DrawFn, whole: bytes) -> bytes:
 CALM = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @CALM
 @given(data=spoiled(PLAN_BYTES))
 def test_a_spoiled_plan_never_ends_in_a_traceback(place: tuple[Path, Path], data: bytes) -> None:
@@ -421,6 +422,7 @@ def test_a_spoiled_plan_never_ends_in_a_traceback(place: tuple[Path, Path], data
             refused(found)
 
 
+@pytest.mark.slow
 @CALM
 @given(data=spoiled(GRAPH_BYTES))
 def test_a_spoiled_graph_never_ends_in_a_traceback(place: tuple[Path, Path], data: bytes) -> None:
@@ -431,6 +433,7 @@ def test_a_spoiled_graph_never_ends_in_a_traceback(place: tuple[Path, Path], dat
             refused(found)
 
 
+@pytest.mark.slow
 @CALM
 @given(budget=st.text(max_size=30) | st.from_regex(r"[0-9.]{0,6} ?[kKmMgGiIbB%]{0,3}", fullmatch=True))
 def test_a_random_budget_never_ends_in_a_traceback(place: tuple[Path, Path], budget: str) -> None:

@@ -126,6 +126,7 @@ def test_a_core_chooses_the_forms_of_kernels(
     assert ("float" in (out / "net.c").read_text()) == ("float" in forms)
 
 
+@pytest.mark.slow
 def test_a_sparse_step_says_what_it_updates(train: Path, tmp_path: Path) -> None:
     command = ("micro", "compile", f"{train}:build", "--ram", "6KiB", "-o", tmp_path / "out", "--json")
     every = json.loads(run(*command).out)

@@ -101,6 +101,7 @@ def test_a_profile_finds_the_modules_of_the_model_that_is_named(net: Path, tmp_p
     assert len(read(out).modules) == 1
 
 
+@pytest.mark.slow
 def test_a_planned_run_is_recorded(net: Path, tmp_path: Path) -> None:
     file = tmp_path / "planned.trace"
     done = run_process("record", f"{net}:build", "--budget", "90%", "-o", file, "--json")  # counts all held
@@ -181,6 +182,7 @@ def test_a_profile_told_by_the_wrong_model_is_warned_about(tmp_path: Path) -> No
     assert "careful" in run("trace", file, "--model", f"{code}:right", "--against", out).err
 
 
+@pytest.mark.slow
 def test_a_run_by_a_plan_of_its_own_is_the_plan_to_the_byte(
     net: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """One sum of bytes: what is named is accepted."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,15 +20,21 @@ LEDGERS = st.builds(
 PLANS = st.integers(0, 1 << 40)
 
 
-@settings(max_examples=10_000, deadline=None)
-@given(LEDGERS, PLANS)
-def test_what_is_named_has_room_for_the_plan_now_and_later(ledger: Ledger, plan: int) -> None:
+def _has_room(ledger: Ledger, plan: int) -> None:
     named = ledger.at(ledger.needed(plan))
     assert named.room() >= plan
     assert named.fits_update()
     assert named.arrived().room() >= plan
     assert named.arrived().fits_update()
     assert ledger.at(ledger.needed(plan, keeps_gradients=False)).room(later=True) >= plan
+
+
+test_what_is_named_has_room_for_the_plan_now_and_later = settings(max_examples=300, deadline=None)(
+    given(LEDGERS, PLANS)(_has_room)
+)
+test_ten_thousand_named_numbers_have_room = pytest.mark.slow(
+    settings(max_examples=10_000, deadline=None)(given(LEDGERS, PLANS)(_has_room))
+)
 
 
 @settings(max_examples=300, deadline=None)

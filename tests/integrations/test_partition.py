@@ -127,6 +127,7 @@ def modelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_gradients_and_buffers_are_bit_equal_whatever_the_budget(name: str) -> None:
     plain = Step(name)
@@ -136,6 +137,7 @@ def test_gradients_and_buffers_are_bit_equal_whatever_the_budget(name: str) -> N
         assert all(torch.equal(a, b) for a, b in zip(mine.buffers, plain.buffers, strict=True))
 
 
+@pytest.mark.slow
 def test_dropout_where_torchs_own_budget_gives_wrong_gradients() -> None:
     plain = Step("dropped")
     stock = {share: Step("dropped", functorch.patch(activation_memory_budget=share)) for share in (0.3, 0.0)}
@@ -146,6 +148,7 @@ def test_dropout_where_torchs_own_budget_gives_wrong_gradients() -> None:
         assert mine.peak < plain.peak
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("name", ["dropped", "attending"])
 def test_the_observed_peak_follows_the_bytes_asked_for(name: str, modelled: list[tuple[int, int]]) -> None:

@@ -12,9 +12,8 @@ MOST_TRIES = 3
 """Small models need more of them than those of the benchmark: a loss outside of one is most of its bytes."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "dit" else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
 def test_it_trains_in_a_budget_that_is_named(name: str, tmp_path: Path) -> None:
     found = row(name, tmp_path / "caches", small=True)
     assert found.get("tries", MOST_TRIES + 1) <= MOST_TRIES, found["said"]

@@ -55,6 +55,7 @@ def toy(made: Prepared, tmp_path: Path) -> Toy:
     return made.toy.copy(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_is_found_and_said_by_file_and_owner(made: Prepared, name: str) -> None:
     found = by_verify(made, name)
@@ -77,6 +78,7 @@ def test_a_plan_runs_where_nothing_was_changed(made: Prepared) -> None:
     assert by_plan(made, "clean").problems == ()
 
 
+@pytest.mark.slow
 def test_normal_changes_are_no_alarm(made: Prepared, tmp_path: Path) -> None:
     assert set(false_alarms(made, tmp_path).values()) == {0}
 
@@ -283,6 +285,7 @@ class Scaled(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_plan_from_the_command_line_holds_until_its_file_changes(tmp_path: Path) -> None:
     source, plan = tmp_path / "net.py", tmp_path / "net.plan.json"
     source.write_text(NET_FILE)

@@ -51,6 +51,7 @@ def test_uses_are_refused_exactly_when_something_does_not_order_them() -> None:
     assert refused > 30
 
 
+@pytest.mark.slow
 def test_a_thousand_dropped_waits_are_a_thousand_refusals() -> None:
     """Every wait that data or a shared address needs, by the closure of Floyd and Warshall."""
     dropped, seed = 0, 0

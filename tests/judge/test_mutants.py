@@ -52,6 +52,7 @@ def both(source: Source, executable: Executable) -> tuple[str | None, str]:
     return wrong, " ".join(judge(source.graph, executable, None, source.machine).problems)
 
 
+@pytest.mark.slow
 def test_the_interpreter_and_the_judge_accept_what_is_right() -> None:
     for source in sources():
         assert both(source, source.executable) == (None, "")

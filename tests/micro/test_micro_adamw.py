@@ -47,6 +47,7 @@ def same_bits(bench: Bench, board: Machine, folder: Path, num_steps: int) -> Com
     return compiled
 
 
+@pytest.mark.slow
 @needs_cc
 def test_twenty_steps_on_this_computer_have_the_bits_of_fused_adamw(board: Machine, tmp_path: Path) -> None:
     compiled = same_bits(run_on_host, board, tmp_path / "out", 20)
@@ -62,6 +63,7 @@ def test_twenty_steps_on_the_emulated_core_have_the_bits_of_fused_adamw(
     same_bits(run_on_board, board, tmp_path / "out", 20)
 
 
+@pytest.mark.slow
 @needs_cc
 def test_a_rule_that_is_changed_shows_in_the_bits(board: Machine, tmp_path: Path) -> None:
     """The comparison can fail: one correction less, or sum and product rounded apart."""
@@ -82,15 +84,9 @@ def test_a_rule_that_is_changed_shows_in_the_bits(board: Machine, tmp_path: Path
         )
 
 
+@pytest.mark.slow
 @needs_cc
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("normed", marks=pytest.mark.slow),
-        "dense",
-        pytest.param("sentences", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["normed", "dense", "sentences"])
 def test_whole_nets_are_as_in_pytorch_at_every_limit(name: str, board: Machine, tmp_path: Path) -> None:
     make = with_adamw(NETS[name], eps=1e-3)
     _, state, batches = train(make, 4)

@@ -40,14 +40,9 @@ def check_bytes(compiled: CompiledStep, run: HostRun, board: Machine) -> None:
         assert getattr(run.pages, name) == NUM_STEPS * getattr(compiled.manifest.pages, name)
 
 
-_LONG = ("residual", "sentences")
-"""The first is what the emulated board trains too."""
-
-
+@pytest.mark.slow
 @needs_cc
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in _LONG else ()) for name in NETS]
-)
+@pytest.mark.parametrize("name", NETS)
 def test_weights_are_those_of_pytorch_and_bytes_those_of_the_forecast(
     name: str, steps: dict[str, MicroStep], board: Machine, tmp_path: Path
 ) -> None:
@@ -65,6 +60,7 @@ def test_weights_are_those_of_pytorch_and_bytes_those_of_the_forecast(
             )
 
 
+@pytest.mark.slow
 @needs_cc
 def test_an_address_that_is_four_bytes_off_shows_in_the_weights(
     steps: dict[str, MicroStep], board: Machine, tmp_path: Path
@@ -91,6 +87,7 @@ def test_an_address_that_is_four_bytes_off_shows_in_the_weights(
         assert worst > 1e-6
 
 
+@pytest.mark.slow
 @needs_cc
 def test_the_update_makes_no_gradient_and_the_residual_adds_in_place(
     steps: dict[str, MicroStep], board: Machine
@@ -105,6 +102,7 @@ def test_the_update_makes_no_gradient_and_the_residual_adds_in_place(
     assert largest == 16 * 32 * 32 * 4, "no gradient of a weight, the largest of which has 147,456 bytes"
 
 
+@pytest.mark.slow
 @needs_cc
 def test_ops_that_run_again_for_less_energy_leave_the_same_bits(
     steps: dict[str, MicroStep], board: Machine, tmp_path: Path

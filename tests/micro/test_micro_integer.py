@@ -144,6 +144,7 @@ def test_every_value_stays_in_the_range_that_is_proved(name: str) -> None:
         assert seen.max() <= interval.high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_damaged_programs_are_refused_or_stay_in_32_bits(name: str) -> None:
     """What passes the proof is the same wrapped and exact, whatever somebody did to the program."""

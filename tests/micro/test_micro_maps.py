@@ -45,6 +45,7 @@ def step() -> MicroStep:
     return capture_step(*wide())
 
 
+@pytest.mark.slow
 @needs_cc
 def test_groups_take_less_and_leave_the_same_bits(step: MicroStep, board: Machine, tmp_path: Path) -> None:
     _, state, batches = train(wide, NUM_STEPS)
@@ -117,6 +118,7 @@ class Given(nn.Module):
         return F.cross_entropy(self.fc(F.avg_pool2d(x, 4).flatten(1)), y)
 
 
+@pytest.mark.slow
 @needs_cc
 @pytest.mark.parametrize("adamw", [False, True])
 @pytest.mark.parametrize("kind", ["sum", "sum turned", "place", "place first", "norm", "relu", "viewed"])

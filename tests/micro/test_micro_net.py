@@ -113,6 +113,7 @@ def test_a_captured_forward_is_that_of_the_model(model: nn.Module, net: FloatNet
     assert len(net.constants.data) < 4 * sum(p.numel() for p in model.parameters()) * 1.02
 
 
+@pytest.mark.slow
 @needs_cc
 def test_float_inference_in_c_is_that_of_pytorch(
     model: nn.Module, net: FloatNet, board: Machine, tmp_path: Path
@@ -177,6 +178,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
         ranges_of(net, [])
 
 
+@pytest.mark.slow
 @needs_cc
 def test_integers_in_c_are_those_of_numpy_to_the_bit_and_undefined_nowhere(
     whole: IntegerNet, board: Machine, tmp_path: Path
@@ -275,6 +277,7 @@ def refused(graph: Any, constants: Constants, whole: IntegerNet) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_the_proof_refuses_every_damaged_net(whole: IntegerNet) -> None:
     assert max(one.bits for one in prove_net(whole.graph, whole.constants, whole.programs)) <= 32
     cases = list(damaged(whole, random.Random(0)))
@@ -339,6 +342,7 @@ def test_shifts_are_the_best_that_fit_and_their_error_is_what_is_said() -> None:
         rescale(np.array([2**31 - 1]), np.array([2.0**20]), "a sum")
 
 
+@pytest.mark.slow
 @needs_cc
 @pytest.mark.parametrize("form", ["float", "integer"])
 def test_bands_of_rows_have_the_same_bits_in_fewer_bytes(form: str, board: Machine, tmp_path: Path) -> None:

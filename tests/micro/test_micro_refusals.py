@@ -115,6 +115,7 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         capture_step(model, args, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_the_limit_that_a_refusal_names_works(name: str, steps: dict[str, MicroStep], board: Machine) -> None:
     floor, witness = floor_bytes(steps[name].graph)

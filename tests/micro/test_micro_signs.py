@@ -60,6 +60,7 @@ def both(biases: MicroStep) -> tuple[CompiledStep, CompiledStep]:
     return least(biases, board), least(biases, board, signs=False)
 
 
+@pytest.mark.slow
 @needs_cc
 def test_signs_leave_the_same_bits_in_fewer_bytes(
     both: tuple[CompiledStep, CompiledStep], tmp_path: Path

@@ -30,6 +30,7 @@ from tightrope.micro.tiles import rows_of, tile
 from tightrope.plan.paging.economy import Economy
 
 
+@pytest.mark.slow
 @needs_cc
 @pytest.mark.parametrize("name", ["residual", "normed", "dense"])
 def test_tiles_take_less_and_leave_the_same_bits(

@@ -24,6 +24,7 @@ def edge(tid: int, size: int, start: int, end: int, life: int = 0, dst: int = 0)
     return EDGE.format(src=start, dst=dst, size=size, life=life, tid=tid, start=start, end=end)
 
 
+@pytest.mark.slow
 def test_somas_dumps_have_closed_lifetimes_and_contiguous_lists(tmp_path: Path) -> None:
     text = edge(7, 100, 0, 2) + edge(7, 100, 0, 2, dst=1) + edge(8, 600, 2, 3) + edge(9, 50, 1, 1, life=1)
     text += "Somas EDGE ERROR src=n4, srcstm=0, dst=nc, dststm=nc, workspace=0, size=5, lifelong=0, tid=4, "

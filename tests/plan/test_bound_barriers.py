@@ -87,6 +87,7 @@ def compared(seeds: range) -> tuple[int, int]:
     return counted, gained
 
 
+@pytest.mark.slow
 def test_barriers_never_exceed_the_optimum() -> None:
     counted, gained = compared(range(1300))
     assert counted >= 4
@@ -151,6 +152,7 @@ def test_what_a_replay_reads_of_later_ops_is_in_no_chain() -> None:
         staged_time(graph, Stages(budget, 1, tuple(rows), (case,), barriers=(wrong,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [496])
 def test_storages_that_nothing_makes_again_are_counted_once_in_a_choice(seed: int) -> None:
     graph = random_graph(seed, num_ops=Random(seed).randint(6, 40))
@@ -207,6 +209,7 @@ CORRUPTIONS: dict[str, Corruption] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_a_wrong_barrier_is_refused(name: str, proved: list[tuple[Graph, int, Stages]]) -> None:
     refused = 0

@@ -193,6 +193,7 @@ def shaken(stages: Stages, draw: Random) -> Stages:
     return Stages(stages.budget, scale, stages.ops, tuple(tree), paths, target)
 
 
+@pytest.mark.slow
 def test_shaken_numbers_never_prove_too_much() -> None:
     refused = told = 0
     for seed in range(300):

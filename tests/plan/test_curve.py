@@ -29,6 +29,7 @@ def chain(length: int) -> Graph:
     return Graph((*forward, *backward), tuple(storages), name="chain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 9, 16])
 def test_plans_fit_and_time_never_rises_with_the_budget(length: int) -> None:
     graph = chain(length)

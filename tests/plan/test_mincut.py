@@ -148,6 +148,7 @@ def training_like(seed: int) -> Graph:
     return phased(graph, len(graph.ops) // 2)
 
 
+@pytest.mark.slow
 def test_plans_fit_and_prices_on_time_points_help() -> None:
     fits, cheaper = 0, 0
     for seed in range(8):

@@ -135,6 +135,7 @@ def test_switches_restrict_both_and_joint_is_never_dearer() -> None:
         assert found[True, True] <= min(found[True, False], found[False, True])
 
 
+@pytest.mark.slow
 def test_what_is_found_is_never_dearer_than_a_start_or_than_one_way_alone() -> None:
     quick, compared = Options(effort=0.002, restarts=1), 0
     for seed in range(40):

@@ -81,6 +81,7 @@ def planned(graph: Graph, limit: int, economy: Economy | None) -> Plan:
     return plan_resident(graph, budget=limit, machine=MACHINE, economy=economy)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.floats(0, 0.5), st.sampled_from(("seconds", "joules")))
 @settings(max_examples=40, deadline=None)
 def test_it_is_judged_and_never_dearer_than_running_once(
@@ -113,6 +114,7 @@ def test_beside_poet_s_program_it_finds_the_optimum_and_never_less() -> None:
     assert max(ratios) <= 1.005
 
 
+@pytest.mark.slow
 def test_some_ops_run_again_and_none_where_that_is_switched_off() -> None:
     num_again = 0
     for seed in range(6):

@@ -146,6 +146,7 @@ def with_hooks(model: nn.Module, see: Seen) -> None:
     updated_at_once(model, see)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [one_call, twice, with_hooks])
 def test_gradients_are_those_of_eager(loop: Loop) -> None:
     model = same(build, loop, (data(1)[0][0],), extra=2 << 20)

@@ -88,6 +88,7 @@ def test_one_capture_and_a_plan_per_bucket_give_the_bits_of_eager(pair: tuple[To
     assert (report.divergences, report.forecast_peak) == (0, report.observed_peak)
 
 
+@pytest.mark.slow
 def test_smaller_calls_run_in_the_arena_of_the_largest(pair: tuple[Tower, Tower]) -> None:
     """The budget makes the largest shape compute again; what fits without runs without."""
     model, plain = pair
@@ -138,6 +139,7 @@ def test_a_declared_shape_that_does_not_fit_is_refused_in_the_first_call(pair: t
         model(*batch(4, 8))
 
 
+@pytest.mark.slow
 def test_a_bucket_by_rule_that_does_not_fit_shrinks_to_the_call(pair: tuple[Tower, Tower]) -> None:
     model, plain = pair
     probe = copy.deepcopy(model)
@@ -295,6 +297,7 @@ def test_plans_of_buckets_are_kept_for_the_next_process(
     assert not searches
 
 
+@pytest.mark.slow
 def test_a_later_process_captures_its_first_shape_alone(
     pair: tuple[Tower, Tower], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +407,7 @@ def test_a_bucket_by_rule_that_has_no_largest_is_said_once() -> None:
     assert "[12 x 8] would be the largest of its bucket" in texts[0]
 
 
+@pytest.mark.slow
 def test_a_shape_without_a_name_is_that_of_the_first_tensor_of_the_call() -> None:
     model = Masked()
     tightrope.compile(model, budget=accounts().charged() + 2**22, shapes=[(4, 8, 4)], progress=False)

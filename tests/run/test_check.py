@@ -106,6 +106,7 @@ class Joined(nn.Module):
         return made
 
 
+@pytest.mark.slow
 def test_bytes_without_values_may_differ_when_they_are_made_again() -> None:
     model, x = nn.Sequential(*(Joined() for _ in range(4))), torch.randn(256, 64)
     captured, real = capture_program(model, (x,))

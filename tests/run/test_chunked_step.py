@@ -139,6 +139,7 @@ def test_the_comparison_finds_a_chunk_that_is_left_out(monkeypatch: pytest.Monke
         train(*batch())
 
 
+@pytest.mark.slow
 def test_gradients_of_parameters_without_an_optimizer() -> None:
     net = model()
 
@@ -190,6 +191,7 @@ def test_a_loss_that_cannot_be_split_is_named_with_what_keeps_it_whole() -> None
         stepping("1MiB", chunk=2 * ROWS)(*batch())
 
 
+@pytest.mark.slow
 def test_where_little_is_missing_finer_chunks_are_tried() -> None:
     train = stepping(smallest(chunk=16), verify="graph")
     train(*batch())

@@ -132,22 +132,15 @@ def test_clipping_changes_the_training() -> None:
     assert len(set(ends)) == 3
 
 
+@pytest.mark.slow
 @enforced
 @pytest.mark.parametrize(
     ("net", "make", "clip"),
     [
         pytest.param("gpt2", OPTIMIZERS["adamw"], CLIPS["norm, active"], id="norm-gpt2"),
-        pytest.param(
-            "resnet18", OPTIMIZERS["momentum"], CLIPS["value"], id="value-resnet18", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "resnet18",
-            OPTIMIZERS["momentum"],
-            CLIPS["norm, active"],
-            id="norm-resnet18",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("gpt2", OPTIMIZERS["adamw"], CLIPS["value"], id="value-gpt2", marks=pytest.mark.slow),
+        pytest.param("resnet18", OPTIMIZERS["momentum"], CLIPS["value"], id="value-resnet18"),
+        pytest.param("resnet18", OPTIMIZERS["momentum"], CLIPS["norm, active"], id="norm-resnet18"),
+        pytest.param("gpt2", OPTIMIZERS["adamw"], CLIPS["value"], id="value-gpt2"),
     ],
 )
 def test_nets_keep_their_bits_in_the_smallest_budget(net: str, make: Make, clip: Clip) -> None:
@@ -333,6 +326,7 @@ def test_two_passes_are_found_where_no_single_gradient_is_worth_it() -> None:
     assert any(run.count(op) > 1 for op in makers)
 
 
+@pytest.mark.slow
 def test_with_room_nothing_is_computed_twice() -> None:
     (graph,) = graphs("resnet18", {"clip_norm": 0.1})
     forecast = solve(graph, budget=2**40).forecast

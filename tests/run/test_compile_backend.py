@@ -58,6 +58,7 @@ def test_the_budget_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert play(torch.compile(built(Blocks), backend="tightrope"), loop) == wanted
 
 
+@pytest.mark.slow
 def test_sizes_that_change_get_a_plan_each() -> None:
     def sizes(model: nn.Module, see: Seen) -> None:
         for size in (1024, 512, 256, 512, 1024):
@@ -143,6 +144,7 @@ class Holder(nn.Module):
         return self.module(*args)
 
 
+@pytest.mark.slow
 def test_a_model_compiled_by_name_has_a_report() -> None:
     plain = built(Blocks)
     keys = list(plain.state_dict())
@@ -167,6 +169,7 @@ def test_a_wrapped_model_has_the_report_of_the_one_inside() -> None:
     assert tightrope.report(wrapped).observed_peak > 0
 
 
+@pytest.mark.slow
 def test_a_second_model_of_the_class_is_held_to_the_budget_after_the_first_is_gone() -> None:
     def compiled() -> nn.Module:
         return torch.compile(built(Blocks), backend="tightrope", options={"budget": "12MiB"})  # type: ignore[return-value]

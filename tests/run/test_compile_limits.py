@@ -154,6 +154,7 @@ def corrupt(monkeypatch: pytest.MonkeyPatch, *, always: bool) -> list[str]:
     return keys
 
 
+@pytest.mark.slow
 def test_a_wrong_price_is_measured_again_after_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = step(compiled(share=1.0))
     gc.collect()
@@ -175,6 +176,7 @@ def test_a_wrong_price_is_measured_again_after_one_step(monkeypatch: pytest.Monk
     assert f"{seen} divergences" in str(report)
 
 
+@pytest.mark.slow
 def test_a_price_that_stays_wrong_ends_planned_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = step(compiled(share=1.0))
     gc.collect()
@@ -236,6 +238,7 @@ def test_a_tensor_kept_behind_the_back_of_the_plan_is_never_overwritten() -> Non
     KEPT.clear()
 
 
+@pytest.mark.slow
 def test_threads_that_change_after_planning_cost_one_new_plan_at_most() -> None:
     wanted = step(compiled())
     model = compiled(share=1.0, extra=16 << 20)  # on two threads, products of some processors take 8 MiB
@@ -313,6 +316,7 @@ def test_the_budget_that_a_refusal_names_has_room_for_a_mean_of_squares(wide: Te
     assert report.num_recomputed > 0
 
 
+@pytest.mark.slow
 def test_a_loss_that_lacks_room_fails_alike_every_time_and_the_named_budget_does(wide: Tensor) -> None:
     gc.collect()
     wanted = squares(built(Outputs), wide)
@@ -362,6 +366,7 @@ def test_room_that_a_loss_does_not_need_goes_to_the_plan(wide: Tensor) -> None:
     assert second.observed_total <= second.budget
 
 
+@pytest.mark.slow
 def test_the_smallest_plan_has_its_budget_though_a_capture_leaves_constants_behind() -> None:
     """The graph of GPT-2 holds numbers as tensors: 64 bytes each, made by the capture."""
     case = build("gpt2", scale="test")

@@ -14,6 +14,7 @@ from tightrope.run.compile import compiled_of
 DATA = batches(12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("share", [0.0, 0.2])
 def test_gradients_accumulate_over_micro_batches(share: float, *, set_to_none: bool) -> None:
@@ -32,6 +33,7 @@ def test_gradients_accumulate_over_micro_batches(share: float, *, set_to_none: b
     assert share or num_recomputed(model) > 0
 
 
+@pytest.mark.slow
 def test_bfloat16_autocast() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -49,6 +51,7 @@ def test_bfloat16_autocast() -> None:
     same(Blocks, loop, DATA[0][:1], share=0.3)
 
 
+@pytest.mark.slow
 def test_autocast_inside_the_model_and_plain_calls_in_turn() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         for number, (x, y) in enumerate(DATA[:6]):
@@ -125,6 +128,7 @@ def test_the_state_of_an_optimizer_is_foreseen_by_the_first_plan() -> None:
     assert report.observed_total <= budget
 
 
+@pytest.mark.slow
 def test_calls_without_gradient_between_steps_and_between_forward_and_backward() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -151,6 +155,7 @@ def test_calls_without_gradient_between_steps_and_between_forward_and_backward()
     same(Blocks, loop, DATA[0][:1], share=1.0, extra=1 << 20)
 
 
+@pytest.mark.slow
 def test_a_plan_per_shape() -> None:
     data = [batches(1, size=size, seed=size)[0] for size in (1024, 384, 1024, 640, 384, 1024, 160, 640)]
 

@@ -132,6 +132,7 @@ def test_attention(dropout: float) -> None:
     same(lambda: Attention(dropout=dropout), train(x), (x,), share=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["custom_function", "inplace_tied"])
 def test_custom_functions_tied_weights_and_a_block_that_runs_twice(name: str) -> None:
     inputs = build(name, scale="test").inputs
@@ -194,6 +195,7 @@ class Nested(nn.Module):
         }
 
 
+@pytest.mark.slow
 def test_nested_inputs_keyword_arguments_and_none_among_the_outputs() -> None:
     x = DATA[0][0]
     ids = torch.randint(10, (len(x),), generator=torch.Generator().manual_seed(1))
@@ -285,6 +287,7 @@ def test_a_model_on_two_threads() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_recurrent_net() -> None:
     x = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(2))
 

@@ -178,6 +178,7 @@ def test_state_that_is_loaded_counts() -> None:
     assert play(model, loop) == wanted
 
 
+@pytest.mark.slow
 def test_hooks_run_and_may_come_and_go() -> None:
     def hooked(model: nn.Module, see: Seen) -> None:
         seen: list[int] = []

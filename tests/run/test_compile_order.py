@@ -45,6 +45,7 @@ def test_two_forwards_before_one_backward() -> None:
     same(Blocks, loop, DATA[0][:1], extra=room_for_two())
 
 
+@pytest.mark.slow
 def test_two_forwards_under_a_budget_that_makes_the_second_plan_smaller() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         for step in range(2):
@@ -133,6 +134,7 @@ def test_an_exception_between_forward_and_backward() -> None:
     same(Blocks, loop, DATA[0][:1], share=0.3)
 
 
+@pytest.mark.slow
 def test_the_loop_variable_keeps_the_last_loss_and_a_list_keeps_outputs() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -151,6 +153,7 @@ def test_the_loop_variable_keeps_the_last_loss_and_a_list_keeps_outputs() -> Non
     same(Blocks, loop, DATA[0][:1], share=0.3, extra=256 * 1024)
 
 
+@pytest.mark.slow
 def test_gradients_for_inputs_by_autograd_grad() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         for x, y in DATA[:3]:
@@ -164,6 +167,7 @@ def test_gradients_for_inputs_by_autograd_grad() -> None:
     same(Blocks, loop, (DATA[0][0].clone().requires_grad_(),), share=0.3, extra=512 * 1024)
 
 
+@pytest.mark.slow
 def test_gradients_of_earlier_micro_batches_are_never_overwritten() -> None:
     model = compiled(share=0.2)
     kept: list[tuple[str, Tensor]] = []
@@ -248,6 +252,7 @@ def test_a_backward_after_its_model_is_gone() -> None:
     assert gradients(compiled(extra=1 << 20)) == wanted
 
 
+@pytest.mark.slow
 def test_loops_of_two_models_in_turn() -> None:
     def loop(models: Any, see: Seen) -> None:
         for x, y in DATA[:3]:

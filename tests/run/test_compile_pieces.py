@@ -74,6 +74,7 @@ class TestPieces:
         assert report.divergences == 0
         assert "bit for bit" in report.verified
 
+    @pytest.mark.slow
     def test_the_budget_holds_and_what_is_left_is_used(self) -> None:
         budget = charge(1800 << 10)
         model = tightrope.compile(made(), budget=budget, progress=False)
@@ -101,6 +102,7 @@ class Asking(Halves):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 class TestOtherReasons:
+    @pytest.mark.slow
     def test_a_value_that_python_asks_for(self) -> None:
         torch.manual_seed(3)
         plain = Asking()
@@ -110,6 +112,7 @@ class TestOtherReasons:
         with pytest.warns(UserWarning, match="in pieces.*data-dependent"):
             assert play(model, steps) == wanted
 
+    @pytest.mark.slow
     def test_the_tree_lstm(self) -> None:
         def trees(model: nn.Module, see: Seen) -> None:
             for _ in range(5):
@@ -142,6 +145,7 @@ class TestOtherReasons:
             assert play(model, steps) == wanted
         assert "the second graph is refused" in tightrope.report(model).why
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore:tightrope. level L1 in pieces")
     def test_a_model_that_never_repeats_stops_being_captured(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.modules["tightrope.run.compile"], "_MAX_NEW", 2)

@@ -61,6 +61,7 @@ def test_results_are_the_same_and_the_report_says_checked() -> None:
     assert report.persistent < report.observed_total <= report.budget
 
 
+@pytest.mark.slow
 def test_mixed_precision() -> None:
     def build() -> nn.Module:
         return Blocks(dropout=0.0)

@@ -152,9 +152,9 @@ def tree_loop(steps: int, width: int = 32, batch: int = 8) -> Loop:
     return loop
 
 
-def test_a_tree_lstm_with_another_tree_in_every_step_runs_at_half_its_peak() -> None:
+def test_a_tree_lstm_with_another_tree_in_every_step_runs_at_two_thirds_of_its_peak() -> None:
     expected, peak = tree_loop(5)(), peak_of(tree_loop(5))
-    found, eviction = within(tree_loop(5), peak // 2)
+    found, eviction = within(tree_loop(5), peak * 2 // 3)
     assert same(found, expected)
     assert eviction.num_recomputed > 0
 

@@ -196,6 +196,7 @@ def test_a_budget_below_what_exists_is_refused_alike_beside_another_model() -> N
         tightrope.compile(built(Wide), budget=1000, progress=False)(DATA[0][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_failure_names_a_larger_budget_until_one_works(loss: str) -> None:
     assert tries_until_it_works(Blocks, loss) <= (4 if loss == "pairwise" else 1)
@@ -266,6 +267,7 @@ def test_parameters_that_thaw_are_foreseen_before_their_first_update() -> None:
     assert len(optimizer.state) == 2
 
 
+@pytest.mark.slow
 def test_what_a_loop_keeps_is_refused_with_a_larger_number() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(4)))
     optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
@@ -308,6 +310,7 @@ def test_what_was_seen_never_shrinks() -> None:
     assert seen.observe_peak(500, 300).candidates() == (2000, 300, 164)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["100%", "60%"])
 def test_two_forwards_before_each_backward_fit_in_percent(share: str) -> None:
     model = tightrope.compile(built(Blocks), budget=share, progress=False)

@@ -429,6 +429,7 @@ def _fails(every: list[object], **_: object) -> list[str]:
     return ["torch's compiler refuses it." for _ in every]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ops_as_captured")
 def test_a_compiler_that_fails_leaves_the_step_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -457,6 +458,7 @@ def level_of_another() -> str:
     return tightrope.report(model).level
 
 
+@pytest.mark.slow
 def test_a_stretch_with_other_values_is_left_out_and_the_report_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

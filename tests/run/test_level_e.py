@@ -242,6 +242,7 @@ def test_a_call_from_another_thread_is_refused_while_a_step_is_open() -> None:
     assert "another thread" in str(raised[0])
 
 
+@pytest.mark.slow
 def test_replay_is_taken_where_it_is_asked_for_or_enough() -> None:
     model = tightrope.compile(made(), budget="60MiB", fallback="replay", progress=False)
     with warnings.catch_warnings():

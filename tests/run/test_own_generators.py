@@ -116,6 +116,7 @@ def _equal(found: tuple[list[Any], list[Tensor]], wanted: tuple[list[Any], list[
     return found[0] == wanted[0] and all(map(torch.allclose, found[1], wanted[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tightrope. level")
 @pytest.mark.parametrize(
     ("kind", "own", "options"),

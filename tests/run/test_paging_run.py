@@ -159,6 +159,7 @@ def flipped(number: int) -> Callable[..., int]:
     return preadv
 
 
+@pytest.mark.slow
 def test_after_every_fault_the_state_is_as_it_was_and_the_next_step_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +206,7 @@ def test_after_every_fault_the_state_is_as_it_was_and_the_next_step_is_right(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_where_pages_are_slower_than_promised_steps_go_on_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +269,7 @@ def test_wrong_folders_are_refused_by_name(tmp_path: Path) -> None:
         tightrope.compile(nn.Linear(4, 4), budget="1GiB", page_to=tmp_path, fuse=True)
 
 
+@pytest.mark.slow
 def test_what_the_slower_tier_may_hold_is_a_limit(tmp_path: Path) -> None:
     model = paging(deep, tmp_path, recompute=True, holds=2**23)
     model(batch()).square().mean().backward()
@@ -281,6 +284,7 @@ def test_what_the_slower_tier_may_hold_is_a_limit(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_caller_that_does_something_else_than_planned_gets_the_same_bits(tmp_path: Path) -> None:
     def twice(model: Any, seen: Any) -> None:
         for _ in range(3):

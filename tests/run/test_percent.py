@@ -40,8 +40,8 @@ def test_the_report_says_of_what_a_percentage_is() -> None:
 
 
 def test_a_limit_that_grows_with_the_shapes_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    model = tightrope.compile(net(), budget="90%")
+    model = tightrope.compile(net(), budget="97%")  # some of it may be tensors of other tests
     train(model, 512)
     assert "rose" not in capsys.readouterr().err
     train(model, 640)
-    assert re.search(r"budget 90% rose from .* to .*: the unplanned step needs", capsys.readouterr().err)
+    assert re.search(r"budget 97% rose from .* to .*: the unplanned step needs", capsys.readouterr().err)

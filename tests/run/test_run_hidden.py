@@ -123,6 +123,7 @@ def test_between_the_graphs_it_is_seen_in_the_first_steps_and_held_back() -> Non
     assert report.observed_total + report.hidden <= report.budget
 
 
+@pytest.mark.slow
 def test_between_the_graphs_a_budget_for_everything_else_is_refused_and_the_named_one_works() -> None:
     ids = torch.arange(NUM) % 100
     budget = accounts().charged() + 20_000_000

@@ -100,6 +100,7 @@ def test_a_loaded_step_gives_the_same_bits(kept: Kept) -> None:
     assert_as_forecast(saved)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_gives_the_same_bits_without_dynamo(kept: Kept) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FRESH, str(kept.path)], capture_output=True, text=True, timeout=120

@@ -98,7 +98,7 @@ def test_updates_have_the_bits_of_the_eager_optimizer_in_the_smallest_budget(nam
     ("net", "make"),
     [
         ("gpt2", OPTIMIZERS["adamw"]),
-        ("resnet18", OPTIMIZERS["momentum"]),
+        pytest.param("resnet18", OPTIMIZERS["momentum"], marks=pytest.mark.slow),
         pytest.param("llama_lora", OPTIMIZERS["adam"], marks=pytest.mark.slow),
     ],
 )
@@ -306,6 +306,7 @@ def graph_of(net: str, optimizer: Make, *, scale: Any) -> tightrope.Graph:
     return train.wholes[0].calls.captured[0].graph
 
 
+@pytest.mark.slow
 def test_a_gradient_dies_in_the_update_that_reads_it() -> None:
     graph = graph_of("gpt2", OPTIMIZERS["adamw"], scale="test")
     updates = [op for op in graph.ops if op.phase is Phase.OPTIMIZER]
@@ -321,6 +322,7 @@ def test_a_gradient_dies_in_the_update_that_reads_it() -> None:
     assert updates[0].id < max(op.id for op in graph.ops if op.phase is Phase.BACKWARD)
 
 
+@pytest.mark.slow
 def test_no_plan_reads_a_new_value_for_an_old_one() -> None:
     graph = graph_of("gpt2", OPTIMIZERS["adamw"], scale="test")
     update = next(op for op in graph.ops if op.phase is Phase.OPTIMIZER and op.module)
@@ -358,6 +360,7 @@ def test_resnet18_needs_fewer_bytes_than_a_planned_model_and_a_separate_optimize
     )
 
 
+@pytest.mark.slow
 def test_wrong_uses_are_refused_with_the_next_step() -> None:
     model = mlp()
     fn, batch = loss_of(model), batches(1)[0]

@@ -198,6 +198,7 @@ class InPieces(TwoHeads):
         return cross_entropy(self.one(hidden), y), spare, self.two(hidden)
 
 
+@pytest.mark.slow
 def test_a_model_in_pieces() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -338,6 +339,7 @@ def language_model() -> tuple[nn.Module, nn.Module, Tensor]:
     return built(build), built(build), torch.arange(64).reshape(2, 32) % 101
 
 
+@pytest.mark.slow
 def test_a_language_model_keeps_its_cache(language_model: tuple[nn.Module, nn.Module, Tensor]) -> None:
     plain, model, ids = language_model
     tightrope.compile(model, budget="64MiB")

@@ -45,6 +45,7 @@ def shown(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Op
         yield found
 
 
+@pytest.mark.slow
 def test_one_click_tells_what_80_percent_costs(shown: Opened, trace: Trace) -> None:
     shown.page.click("#ask-budgets")
     point = trace.summary.curve[1]

@@ -28,6 +28,7 @@ def shown(file: Path) -> Iterator[Opened]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_link_shows_the_same_tab_row_and_stretch(shown: Opened, file: Path) -> None:
     shown.eval("() => { tree = null; zoom(0, model.end); select('buffer', 7); openTab('modules'); }")
     shown.page.click("#tab-modules button:has-text('blocks.* x24')")

@@ -68,6 +68,7 @@ QUESTIONS: list[tuple[str, list[str], str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "actions", "panel", "pattern"), QUESTIONS, ids=[q[0] for q in QUESTIONS]
 )

@@ -36,6 +36,7 @@ def test_the_exact_method_is_brute_force(seed: int) -> None:
     assert plan.machine_time == least(items, (10, 10))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(EVERY), st.sampled_from((0.0, 1.0, 3.0)), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_no_machine_is_ever_overfull(seed: int, rule: str, sigma: float, again: bool) -> None:

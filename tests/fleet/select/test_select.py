@@ -155,6 +155,7 @@ def test_looks_at_all_clients_are_the_truth_and_bias_lowers_errors():
         NoisyOracle(log, 51)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 9, 50])
 @pytest.mark.parametrize("epsilon", [math.inf, 10.0])
 def test_methods_keep_to_their_budgets_and_a_proxy_helps(clients, epsilon):

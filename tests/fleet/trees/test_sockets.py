@@ -63,6 +63,7 @@ ASKED = (
 )
 
 
+@pytest.mark.slow
 def test_processes_train_the_forest_of_one_process(tmp_path: Path) -> None:
     files, port = tables(tmp_path, 3), free_port()
     given = [*ASKED, "--protection", "masks", "-o"]
@@ -91,6 +92,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["settings", "gone"])
 def test_parties_that_differ_or_end_are_told(tmp_path: Path, how: str) -> None:
     files, port = tables(tmp_path, 2), free_port()

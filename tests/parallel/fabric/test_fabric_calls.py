@@ -66,6 +66,7 @@ def test_several_calls_may_be_under_way(fabric: SharedFabric) -> None:
         assert float(reply.wait()[0]) == number + 0.5
 
 
+@pytest.mark.slow
 def test_one_call_reaches_each_node_and_who_is_late_or_ended_is_left_out(tmp_path: Path) -> None:
     with SharedFabric(4, modules=["fabric_functions"]) as shared, LocalFabric(4) as local:
         one = torch.randn(1000)
@@ -200,6 +201,7 @@ def test_random_calls_give_what_copies_would_and_leave_no_memory() -> None:
         assert shared_bytes(fabric) == [0, 0]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_sent_is_an_error_here_and_there_and_leaves_no_memory() -> None:
     with SharedFabric(3, modules=["fabric_functions"]) as fabric:
         one = torch.randn(5000)
@@ -251,6 +253,7 @@ def test_pages_on_another_node(fabric: SharedFabric) -> None:
         memory.page_in(keys[0], out)
 
 
+@pytest.mark.slow
 def test_modules_on_other_nodes_train_to_the_bit(fabric: SharedFabric) -> None:
     found = []
     for one in (fabric, LocalFabric(3)):
@@ -270,6 +273,7 @@ def files() -> set[str]:
     return {str(path) for path in (*Path("/dev/shm").glob("*tightrope*"), *Path("/tmp").glob("*.sock"))}
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_told_at_once_and_nothing_is_left() -> None:
     before, descriptors = files(), len(os.listdir("/proc/self/fd"))
     fabric = SharedFabric(3, modules=["fabric_functions"])

@@ -17,6 +17,7 @@ def check(found: list[Tensor], expected: list[Tensor]) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_players_that_ask_the_learner_for_moves_give_the_bits_of_one_process() -> None:
     check(games.train(2), alone.games(2))
 

@@ -29,10 +29,12 @@ def killed(rank: int, num_ranks: int) -> None:
     dist.all_reduce(torch.ones(1))
 
 
+@pytest.mark.slow
 def test_what_ranks_return_comes_in_order() -> None:
     assert run_ranks(summed, 2, 0.25) == [1.5, 2.0]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_and_what_it_causes_are_named_without_waiting_for_the_end_of_the_others() -> None:
     start = time.monotonic()
     with pytest.raises(RankError, match=r"(?s)rank 0: ended with exit code -9; rank 1: .*Error: "):

@@ -26,6 +26,7 @@ def graph(size: str, mode: Mode) -> Graph:
     return capture_rank(paper(size), Division(mode=mode, ranks=1 if mode == "serial" else 8))
 
 
+@pytest.mark.slow
 def test_the_graph_saves_what_the_closed_forms_say() -> None:
     size, shape = "22B", paper("22B")
     whole, tensor, rows = (graph(size, mode) for mode in ("serial", "tensor", "sequence"))
@@ -52,6 +53,7 @@ def test_the_ratio_of_the_paper(size: str) -> None:
     assert ratio == pytest.approx(RATIOS[size], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_autograd_saves_what_the_graph_says() -> None:
     shape = TransformerShape(s=64, b=2, h=128, a=4, layers=2)
     rows = torch.randn(64, 2, 128, dtype=torch.bfloat16, requires_grad=True)
