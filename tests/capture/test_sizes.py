@@ -6,6 +6,7 @@ from torch import nn
 
 import tightrope
 from tightrope.capture import _torch
+from tightrope.capture._compiled import compile_with
 from tightrope.capture._sizes import resized, sizes_in
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.program import Program
@@ -26,8 +27,8 @@ def symbolic(model: nn.Module, *inputs: torch.Tensor) -> Program:
         return model(*args)
 
     backend = make_backend(host, foresee=True)  # type: ignore[arg-type]
-    with _torch.calling(8), pytest.raises(Exception, match="captured") as stopped:
-        torch.compile(one_call, backend=backend, fullgraph=True, dynamic=True)(*inputs)
+    with pytest.raises(Exception, match="captured") as stopped:
+        compile_with(one_call, backend, dynamic=True)(*inputs)
     cause = _torch.cause_in_backend(stopped.value)
     assert isinstance(cause, _Captured)
     return cause.program

@@ -12,7 +12,6 @@ import torch
 import torch._dispatch.python as dispatch
 from torch._C._dynamo import eval_frame, guards
 from torch._dynamo import variables
-from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._functorch import compile_utils
@@ -21,7 +20,7 @@ from torch.multiprocessing import reductions
 from torch.utils import _foreach_utils
 
 import tightrope
-from tightrope.capture import _checks, _eager, _inductor, _probes, _sizes, _torch
+from tightrope.capture import _checks, _compiled, _eager, _inductor, _probes, _sizes, _torch
 from tightrope.cli import doctor
 from tightrope.run import untested
 from tightrope.run.by_name import graphs_of
@@ -50,10 +49,10 @@ SABOTAGES: dict[str, tuple[Any, str, Any]] = {
     "ops that run": (torch._C, "_dispatch_has_kernel", lambda _: False),
     "running backward": (torch._C, "_will_engine_execute_node", lambda _: False),
     "shapes without values": (_torch, "without_values", list),
-    "settings of calls": (_torch, "_tell", lambda _: None),
-    "joint graphs": (_torch, "tracing_joint_graphs", nullcontext),
+    "settings of calls": (_compiled, "tell", lambda _: None),
+    "joint graphs": (_compiled, "tracing_joint_graphs", nullcontext),
     "code that is traced": (eval_frame, "reset_code", lambda _: None),
-    "calls of loggers": (_torch, "ignore_logging", lambda: None),
+    "calls of loggers": (_compiled, "logs_ignored", dict),
     "refusals of torch": (_torch, "unsupported_errors", lambda: (KeyError,)),
     "order of norms": (
         _foreach_utils, "_group_tensors_by_device_and_dtype", lambda of, with_indices: {0: (of, [0, 1, 2])}
@@ -66,7 +65,7 @@ SABOTAGES: dict[str, tuple[Any, str, Any]] = {
     "layouts of norms": (torch._decomp, "decomposition_table", {}),
     "tensors of the meta device": (meta_utils, "MetaTensorDescriber", _Describer),
     "branches on constants": (_eager, "known_branches", tuple),
-    "random objects": (RandomVariable, "is_supported_random_obj", staticmethod(lambda _: True)),
+    "random objects": (_eager, "random_objects_left", _nothing),
     "derivatives of functions": (_eager, "functions_keep_their_derivatives", nullcontext),
     "overlaps": (guards, "compute_overlapping_tensors", lambda tensors, symbolic: {0, 1}),
     "forbidden calls": (_eager, "forbidden_calls_known", _nothing),
@@ -189,12 +188,12 @@ def test_a_small_model_with_other_bits_or_an_error_does_not_work() -> None:
 def test_an_adapter_that_meets_another_signature_is_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_torch, "traced_as_eager", lambda: nullcontext())  # `whole` is not known any more
+    monkeypatch.setattr(_compiled, "traced_as_eager", lambda: nullcontext())  # `whole` is not known any more
     model = tightrope.compile(_net(), budget="64MiB", progress=False)
-    with pytest.warns(UserWarning, match=r"level (E|L0).*adapter '_torch' \(TypeError") as said:
+    with pytest.warns(UserWarning, match=r"level (E|L0).*adapter '_compiled' \(TypeError") as said:
         model(torch.ones(4, 8)).sum().backward()
     assert len(said) == 1
-    with pytest.raises(tightrope.CaptureError, match="adapter '_torch'"):
+    with pytest.raises(tightrope.CaptureError, match="adapter '_compiled'"):
         tightrope.capture(_net(), torch.ones(4, 8))
 
 

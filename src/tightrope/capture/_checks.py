@@ -8,21 +8,20 @@ import logging
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import CodeType
 from typing import Any, Final
 
 import torch
 import torch.fx
 
-from tightrope.capture import _eager, _guards, _inductor, _norms, _torch
+from tightrope.capture import _compiled, _eager, _guards, _inductor, _norms, _torch
 from tightrope.capture._probes import CAPTURE, gone
 from tightrope.capture.api import capture_program
 from tightrope.capture.dynamo import boxed, make_backend
 from tightrope.capture.program import Program
 from tightrope.core import TightropeError
 
-_LIMIT: Final = 7
 """A recompile limit that nobody else sets."""
 
 
@@ -51,7 +50,7 @@ class _SeenCall(TightropeError):
 
 
 @contextmanager
-def _compiled(
+def _traceable(
     function: Callable[..., Any], backend: Any, *, dynamic: bool = False, traced: Any = None
 ) -> Iterator[Callable[..., Any]]:
     """Give a function, traced as one of the user's, and forget what was compiled for it."""
@@ -59,8 +58,8 @@ def _compiled(
     function.__code__ = code.replace(co_filename="<tightrope check>")
     forget = _torch.own_code(function)
     try:
-        with _torch.calling(_LIMIT, traced=traced):
-            yield torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+        with nullcontext() if traced is None else _compiled.telling(traced):
+            yield _compiled.compile_with(function, backend, dynamic=dynamic)
     finally:
         forget()
         function.__code__ = code
@@ -74,7 +73,7 @@ def _traced(function: Callable[..., Any], *given: Any) -> str:
         calls.extend(getattr(node.target, "__name__", str(node.target)) for node in module.graph.nodes)
         return module.forward
 
-    with _compiled(function, backend) as run:
+    with _traceable(function, backend) as run:
         run(*given)
     return " ".join(calls)
 
@@ -144,16 +143,20 @@ def _settings_of_calls() -> bool:
     import torch._dynamo.config as config
 
     began: list[bool] = []
+    inside: list[bool] = []
     names = ("optimize_ddp", "skip_nnmodule_hook_guards", "use_numpy_random_stream", "allow_rnn")
     before = [getattr(config, name) for name in names]
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.neg()
 
-    with _torch.calling(_LIMIT, traced=began.append):
-        inside = [config.recompile_limit == _LIMIT, *(getattr(config, name) for name in names)]
-        with _compiled(function, lambda module, _: module.forward, traced=began.append) as run:
-            run(torch.ones(2))
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        inside.append(config.recompile_limit == _compiled.RECOMPILE_LIMIT)
+        inside.extend(getattr(config, name) for name in names)
+        return module.forward
+
+    with _traceable(function, backend, traced=began.append) as run:
+        run(torch.ones(2))
     restored = [getattr(config, name) for name in names] == before
     return inside == [True, False, False, True, True] and True in began and not began[-1] and restored
 
@@ -161,7 +164,7 @@ def _settings_of_calls() -> bool:
 def _joint_graphs() -> bool:
     import torch._functorch.config as functorch
 
-    with _torch.tracing_joint_graphs():
+    with _compiled.tracing_joint_graphs():
         settings = functorch.check_custom_op_aliasing, functorch.backward_pass_autocast
     program, _ = capture_program(_TwoEnds(), (torch.ones(2, 2, requires_grad=True),))
     return settings == (False, "off") and set(program.ends) == {0, 1} and program.start.read == {1}
@@ -184,11 +187,10 @@ def _code_that_is_traced() -> bool:
         return module.forward
 
     forget = _torch.own_code(function)
-    run = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+    run = _compiled.compile_with(function, backend)
     for _ in range(2):
-        with _torch.calling(_LIMIT):
-            run(torch.ones(2))
-            run(torch.ones(2))
+        run(torch.ones(2))
+        run(torch.ones(2))
         forget()
     return len(traces) == 2 and all(function.__code__ in codes for codes in traces)
 
@@ -200,7 +202,6 @@ def _calls_of_loggers() -> bool:
         log.debug("a step")
         return x.neg()
 
-    _torch.ignore_logging()
     return "neg" in _traced(function, torch.ones(2))
 
 
@@ -350,7 +351,7 @@ def _sizes_as_symbols() -> bool:
         raise _SeenCall
 
     try:
-        with _compiled(function, make_backend(host, name="check"), dynamic=True) as run:
+        with _traceable(function, make_backend(host, name="check"), dynamic=True) as run:
             run(torch.ones(5, requires_grad=True))
     except Exception as error:  # Dynamo wraps it
         if not isinstance(_torch.cause_in_backend(error), _SeenCall):
@@ -375,7 +376,7 @@ def _joint_graphs_cut() -> bool:
         return x.exp().sin().sum()
 
     given, alike = (torch.ones(3, requires_grad=True) for _ in range(2))
-    with _compiled(function, _torch.aot_backend(partition, run, run, run)) as compiled:
+    with _traceable(function, _torch.aot_backend(partition, run, run, run)) as compiled:
         compiled(given).backward()
     function(alike).backward()  # type: ignore[no-untyped-call]
     return given.grad is not None and alike.grad is not None and torch.equal(given.grad, alike.grad)

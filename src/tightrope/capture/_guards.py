@@ -65,10 +65,11 @@ def lost_derivative(module: torch.fx.GraphModule, codes: Collection[CodeType]) -
 
 def is_transformed(value: Any) -> bool:
     """Tell whether a value is a tensor of a transform of `torch.func`, which stands for others."""
-    from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
-
+    functorch = torch._C._functorch
     tensor = isinstance(value, torch.Tensor)
-    return tensor and (is_functorch_wrapped_tensor(value) or is_legacy_batchedtensor(value))
+    return tensor and (
+        functorch.is_functorch_wrapped_tensor(value) or functorch.is_legacy_batchedtensor(value)
+    )
 
 
 def run_as_it_is(reason: str) -> BaseException:

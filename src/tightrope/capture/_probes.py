@@ -41,7 +41,6 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
         "torch._dynamo.config.allow_rnn",
         "torch._dynamo.config.specialize_float",
         "torch._dynamo.config.use_numpy_random_stream",
-        "torch._dynamo.callback.callback_handler",
     ),
     "joint graphs": (
         "torch._dynamo.backends.common.aot_autograd",
@@ -52,6 +51,7 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
         "torch._functorch._aot_autograd.graph_compile.aot_dispatch_autograd_graph",
         "torch._functorch._aot_autograd.schemas.MemoryFormatMeta",
         "torch._functorch._aot_autograd.schemas.PlainTensorMeta",
+        "torch._functorch._aot_autograd.runtime_wrappers._FirstInvocationContext",
     ),
     "code that is traced": (
         "torch._C._dynamo.eval_frame.reset_code",

@@ -4,13 +4,14 @@ Dynamo draws from a copy of a `random.Random` as it was when it traced, and sets
 follows: every later call would draw the same numbers. What is not traced is drawn as in eager.
 """
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 
-@cache
-def leave_random_objects(is_ours: Callable[[], bool]) -> None:
+@contextmanager
+def random_objects_left(is_ours: Callable[[], bool]) -> Iterator[None]:
     """Let Dynamo break graphs where it would draw from a `random.Random`, where a trace ``is_ours``."""
     from torch._dynamo.variables.misc import RandomVariable
 
@@ -20,4 +21,5 @@ def leave_random_objects(is_ours: Callable[[], bool]) -> None:
     def supported(value: Any) -> bool:
         return not is_ours() and known(value)
 
-    setattr(RandomVariable, name, staticmethod(supported))
+    with patch.object(RandomVariable, name, staticmethod(supported)):
+        yield

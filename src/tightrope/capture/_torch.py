@@ -6,7 +6,6 @@ Everything above asks this module and never imports ``torch._*`` itself.
 import logging
 import os
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,12 +19,12 @@ from unittest.mock import ANY, patch
 import torch
 import torch.fx
 
-from tightrope.capture._eager import traced_as_eager
 from tightrope.capture._probes import blamed
-from tightrope.capture._random import leave_random_objects
 from tightrope.core import CaptureError, TightropeError
 
 _PACKAGE: Final = f"{Path(__file__).parent.parent}{os.sep}"
+NOT_A_LEAF: Final = "The .grad attribute of a Tensor that is not a leaf"
+"""How the warning begins that torch gives where anybody asks a computed tensor for its gradient."""
 Layouts: TypeAlias = tuple[tuple[int, tuple[int, ...]], ...]
 """(Number of an output, strides of its gradient)."""
 
@@ -100,7 +99,7 @@ def real_tensors() -> Iterator[None]:
 def without_leaf_warnings() -> Iterator[None]:
     """Keep torch from warning where it looks for the gradients of tensors that are no leaves."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_NOT_A_LEAF)
+        warnings.filterwarnings("ignore", message=NOT_A_LEAF)
         yield
 
 
@@ -174,56 +173,6 @@ def unsupported_errors() -> tuple[type[BaseException], ...]:
 
 
 @contextmanager
-def calling(
-    recompile_limit: int, *, whole: bool = True, traced: Callable[[bool], None] | None = None
-) -> Iterator[None]:
-    """Settings for a call of a compiled model.
-
-    Every new shape is a new plan, so the limit on recompilations is raised. AOTAutograd's check of custom
-    ops at the first run is off: it runs ops under a dispatch mode, in which they make other allocations
-    than ever after. So is Dynamo's cutting of graphs inside DistributedDataParallel: one plan per step
-    needs one graph. Hooks are guarded, so that one which comes or goes later is seen. As in eager, a
-    backward runs outside of autocast, and numpy draws from its own generator, which no graph can hold.
-    Recurrent layers are traced where the ``whole`` call is to be one graph. ``traced`` is told when a trace
-    begins (True) and when code may run again (False).
-    """
-    import torch._dynamo.config as config
-    from torch._dynamo.callback import callback_handler as handler
-
-    limits: dict[str, Any] = {
-        "recompile_limit": recompile_limit,
-        "accumulated_recompile_limit": 4 * recompile_limit,
-        "optimize_ddp": False,
-        "skip_nnmodule_hook_guards": False,
-        "use_numpy_random_stream": True,
-        "allow_rnn": whole,
-        "specialize_float": True,
-    }
-    if _begin_tracing not in handler.start_callbacks:
-        handler.register_start_callback(_begin_tracing)
-        handler.register_end_callback(_end_tracing)
-    _THREAD.calls = getattr(_THREAD, "calls", 0) + 1
-    outer, _THREAD.traced = getattr(_THREAD, "traced", None), traced
-    _tell(False)
-    leave_random_objects(_is_ours)
-    try:
-        with config.patch(**limits), tracing_joint_graphs(), traced_as_eager(whole=whole):
-            yield
-    finally:
-        _THREAD.calls, _THREAD.traced = _THREAD.calls - 1, outer
-
-
-@contextmanager
-def tracing_joint_graphs() -> Iterator[None]:
-    """Settings for AOTAutograd alone; see `calling`."""
-    import torch._functorch.config as functorch
-
-    wanted: dict[str, Any] = {"check_custom_op_aliasing": False, "backward_pass_autocast": "off"}
-    with functorch.patch(**{name: value for name, value in wanted.items() if hasattr(functorch, name)}):
-        yield
-
-
-@contextmanager
 def gradients_from(
     choose: Callable[[dict[int, torch.Tensor]], Collection[int]],
     count: Callable[[dict[int, torch.Tensor], Sequence[torch.Tensor], Sequence[Any]], None],
@@ -274,42 +223,6 @@ def gradients_from(
         yield
 
 
-_THREAD = threading.local()
-_NOT_A_LEAF: Final = "The .grad attribute of a Tensor that is not a leaf"
-"""How the warning begins that torch gives where anybody asks a computed tensor for its gradient."""
-
-
-def _is_ours() -> bool:
-    return bool(getattr(_THREAD, "calls", 0))
-
-
-def _begin_tracing(_: object) -> None:
-    """Silence warnings that Dynamo causes, for itself: of custom autograd.Functions, of computed inputs.
-
-    The filters are touched while a graph is traced and at no other time: each change makes Python
-    forget which warnings it has shown.
-    """
-    if _is_ours():
-        _THREAD.filters = warnings.catch_warnings()
-        _THREAD.filters.__enter__()
-        text = "<class 'torch.autograd.function.Function'> should not be instantiated"
-        warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=f"{_NOT_A_LEAF}|Error detected in ")  # no backward
-    _tell(True)
-
-
-def _tell(begins: bool) -> None:
-    if (traced := getattr(_THREAD, "traced", None)) is not None:
-        traced(begins)
-
-
-def _end_tracing(_: object) -> None:
-    _tell(False)
-    if (filters := getattr(_THREAD, "filters", None)) is not None:
-        _THREAD.filters = None
-        filters.__exit__(None, None, None)
-
-
 def own_code(function: Callable[..., Any]) -> Callable[[], None]:
     """Give a function a code object of its own; return what makes Dynamo forget it.
 
@@ -339,32 +252,6 @@ def reset_dynamo() -> None:
     import torch._dynamo
 
     torch._dynamo.reset()
-
-
-def ignore_logging() -> None:
-    """Let Dynamo pass over log calls in model code: they would break the graph, and make no tensor."""
-    import torch._dynamo.config as config
-
-    names = ("debug", "info", "warning", "error", "critical", "exception", "log", "warning_once", "info_once")
-    methods = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
-    setting = (
-        "ignore_logging_functions" if hasattr(config, "ignore_logging_functions") else "ignore_logger_methods"
-    )
-    setattr(config, setting, set(getattr(config, setting)) | methods)
-    _without_broken_log()
-
-
-def _without_broken_log() -> None:
-    """Let Dynamo leave its settings out of its own log where it cannot write functions down (torch 2.11)."""
-    from torch._dynamo import utils
-
-    written = getattr(utils, "_get_dynamo_config_for_logging", None)
-    if written is None:
-        return
-    try:
-        written()
-    except TypeError:
-        utils._get_dynamo_config_for_logging = lambda: None
 
 
 def cause_in_backend(error: BaseException) -> BaseException | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tightrope.capture import _probes, _torch
+from tightrope.capture._compiled import compile_with
 from tightrope.capture._eager import meta_as_cpu
 from tightrope.capture.dynamo import make_backend
 from tightrope.capture.failures import uncaptured
@@ -25,7 +26,6 @@ from tightrope.price.store import PriceStore
 
 _ROUNDS = 4
 """Times that one op may lay out its results in a new way; those behind it follow in later rounds."""
-RECOMPILE_LIMIT = 256
 """Shapes (and train/eval, grad/no-grad) that one model may be captured for."""
 
 
@@ -64,11 +64,10 @@ def capture_program(
         raise CaptureError(f"{lacking}. Use tightrope.replay(budget=...), which needs no capture.")
     if (mode := mode_in_the_way()) is not None:
         raise CaptureError(f"{said_of(mode)}: capture {type(model).__name__} outside of it.")
-    _torch.ignore_logging()
     backend = make_backend(host, name=type(model).__name__, foresee=True)
-    planned = torch.compile(call, backend=backend, fullgraph=True, dynamic=False)
+    planned = compile_with(call, backend)
     try:
-        with _torch.calling(RECOMPILE_LIMIT), meta_as_cpu():
+        with meta_as_cpu():
             planned(*args, **(kwargs or {}))
     except _torch.unsupported_errors() as error:
         raise uncaptured(error, type(model).__name__, call="capture(model, x, y)") from error

@@ -80,7 +80,7 @@ class Key:
         """The key of a call."""
         return (
             self._sharing(args) if self._memory else (),
-            tuple(args[number].storage_offset() for number in self._offsets),
+            tuple([args[number].storage_offset() for number in self._offsets]) if self._offsets else (),
             _kernels_of_attention() if self._attends else (),
         )
 

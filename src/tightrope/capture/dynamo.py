@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch
+from tightrope.capture._compiled import tracing_joint_graphs
 from tightrope.capture._eager import eager_kernels, told_compiled
 from tightrope.capture._guards import forget_other_dtypes
 from tightrope.capture._sizes import Symbolic, input_names, placeholders_of, sizes_in
@@ -290,7 +291,7 @@ class CapturedCall:
         """
         try:
             forget_other_dtypes()
-            with eager_kernels(), _torch.gradients_from(ends, self.uses.count):
+            with tracing_joint_graphs(), eager_kernels(), _torch.gradients_from(ends, self.uses.count):
                 return compiled(self.module, example)
         except (AssertionError, RuntimeError) as error:
             ours = isinstance(error, TightropeError | torch.OutOfMemoryError)
@@ -372,7 +373,7 @@ class CapturedCall:
         ends = _Ends(lambda _: start.read, start.layouts)
         compiled = _torch.aot_backend(partition, unused, unused, unused)
         with self._casts() as states:
-            for state in (torch.enable_grad(), _torch.tracing_joint_graphs(), eager_kernels()):
+            for state in (torch.enable_grad(), tracing_joint_graphs(), eager_kernels()):
                 states.enter_context(state)
             states.enter_context(_torch.gradients_from(ends, self.uses.count, ends.layouts))
             compiled(module or self.module, list(inputs or self.inputs))

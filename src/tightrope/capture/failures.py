@@ -30,6 +30,18 @@ def reason_of(error: BaseException) -> str:
     )
 
 
+_KINDS = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)))
+
+
+def are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether all arguments are numbers, strings and tensors with sizes, which any call may get."""
+    for one in (*args, *kwargs.values()):
+        kind = type(one)
+        if kind not in _KINDS or (kind is torch.Tensor and one.is_nested):
+            return False
+    return True
+
+
 def untraceable(given: Any) -> str:
     """Say why torch is not to trace a call with these arguments; nothing where it may be.
 
@@ -45,9 +57,11 @@ def untraceable(given: Any) -> str:
     return ""
 
 
-def read_once(given: Any) -> str:
+def read_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Say why a call with these arguments cannot be tried before it counts; nothing where it can be."""
-    if any(isinstance(one, GeneratorType) for one in leaves_in(given)):
+    if are_plain(args, kwargs):
+        return ""
+    if any(isinstance(one, GeneratorType) for one in leaves_in((args, kwargs))):
         return "An argument is a generator, which can be read only once: give a list."
     return ""
 

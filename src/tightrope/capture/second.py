@@ -27,14 +27,16 @@ def prepare_backward(outputs: Sequence[Any]) -> None:
             if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
                 break
             node = next((before for before, _ in node.next_functions), None)
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and any(
-            hasattr(saved, "pending") for saved in node.saved_tensors
-        ):
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and _is_ours(node):
             node.set_materialize_grads(False)
             made: Any = getattr(node, "_forward_cls", None)
             differentiate = getattr(made, "_double_backward", None)
             if isinstance(differentiate, FunctionType):
                 made._double_backward = staticmethod(partial(_twice, differentiate))
+
+
+def _is_ours(node: Any) -> bool:
+    return any(hasattr(saved, "pending") for saved in node.saved_tensors)
 
 
 _MOST_VIEWS: Final = 4

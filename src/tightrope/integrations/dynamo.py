@@ -17,8 +17,8 @@ import torch
 import torch.fx
 
 from tightrope.capture import _torch
+from tightrope.capture._compiled import compile_with
 from tightrope.capture._guards import lost_derivative, run_as_it_is
-from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.capture.dynamo import make_backend
 from tightrope.core import CaptureError, TightropeError
 from tightrope.core.arguments import check_search
@@ -126,8 +126,7 @@ def _planned(module: torch.fx.GraphModule, inputs: list[Any], given: Mapping[str
         if any(args[place] is not parameter() for place, parameter in mine):
             return elsewhere()(*args)  # Dynamo uses what it compiled for other models of the same class, too
         compiled.accounts.mark()
-        with _torch.calling(RECOMPILE_LIMIT):
-            return planned(*args)
+        return planned(*args)
 
     return call
 
@@ -154,12 +153,11 @@ def _anew(module: torch.fx.GraphModule, given: Mapping[str, Any]) -> Callable[..
     def again(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return _planned(graph, inputs, given)
 
-    compiled = torch.compile(one_call, backend=again, fullgraph=True, dynamic=False)
+    found = compile_with(one_call, again)
 
     def call(*args: Any) -> Any:
         if is_untried():
             cannot_capture(StatusLine(shown=given["progress"]), plan_small)
-        with _torch.calling(RECOMPILE_LIMIT):
-            return compiled(*args)
+        return found(*args)
 
     return call

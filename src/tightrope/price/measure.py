@@ -21,7 +21,7 @@ Gaps        Without a C++ compiler there is no hook: temporaries are unknown the
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -31,6 +31,7 @@ from tightrope.native.hook.allocator import Allocator
 from tightrope.price.device import CPU, timed_on_gpu
 from tightrope.price.kernels import bits_of
 
+_Allocations: TypeAlias = tuple[tuple[Bytes, int, int, int], ...]
 _MIN_RUNS, _MAX_RUNS = 3, 20
 _ENOUGH_NS = 5_000_000
 _LONG_NS, _ALONE_NS = 20_000_000, 200_000_000
@@ -93,8 +94,10 @@ def measure(run: Callable[[], Any], allocator: Allocator | None, device: torch.d
         spent.append(clock() - start)
         return result
 
+    allocations: _Allocations = ()
+    hidden: Bytes = 0
     if allocator is None:
-        layouts, allocations, hidden = _layouts(timed()), (), 0
+        layouts = _layouts(timed())
     else:
         layouts, allocations, hidden = _record(timed, allocator)
         if device.type != "cpu" or spent[0] <= _ALONE_NS:
@@ -132,9 +135,6 @@ def _layouts(result: Any) -> tuple[Layout, ...]:
         for position, item in items
         if isinstance(item, torch.Tensor) and item.untyped_storage().nbytes()
     )  # fmt: skip
-
-
-_Allocations = tuple[tuple[Bytes, int, int, int], ...]
 
 
 def _record(run: Callable[[], Any], allocator: Allocator) -> tuple[tuple[Layout, ...], _Allocations, Bytes]:

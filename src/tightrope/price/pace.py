@@ -6,7 +6,8 @@ Idea        Ops are measured one by one, on made-up inputs, at some earlier time
 Guarantee   One factor for all ops of a graph changes no comparison: the fastest plan stays the fastest, a
             bound stays a bound, and time that never rises with the budget still does not. Prices, graphs
             and plans are not touched, so what runs, and the keys of kept plans, stay what they are.
-Complexity  Two reads of two clocks per part of a step; a median of a few numbers when somebody asks.
+Complexity  Two reads of two clocks per part of the first 64 steps, and of every 16th behind them: to read the
+            clock of a thread may take longer than a small step. A median of a few numbers when asked for.
 Gaps        The pace is the machine's as much as the graph's: what else runs on it changes it by a third
             within minutes. So it dies with the process. Kernels whose price is further off than others' are
             not told apart: the time of a part is known, that of its ops is not.
@@ -22,6 +23,8 @@ from tightrope.core import Forecast, Nanoseconds, format_time
 
 _RECENT: Final = 9
 """Steps of which the median is taken."""
+_ALL_OF_FIRST, _EVERY = 64, 16
+"""Steps that are timed: so many first ones, then one in so many."""
 _MOST: Final = 256
 """Graphs whose pace is known."""
 
@@ -36,7 +39,7 @@ class Paced:
 
     Attributes:
         plain: whether it runs as it always does; a recording takes longer, and no other plan goes by it.
-        num_runs: whole runs so far.
+        num_runs: whole runs that were timed.
 
     Example:
         >>> times = Paced("0" * 64, Forecast(0, 0, 0, ns=100, base_ns=100))
@@ -49,7 +52,12 @@ class Paced:
         self.forecast, self.plain = forecast, plain
         self._key = fingerprint, forecast.base_ns
         self._recent: deque[tuple[Nanoseconds, Nanoseconds]] = deque(maxlen=_RECENT)
-        self.num_runs = 0
+        self.num_runs = self._begun = 0
+
+    def begin(self) -> bool:
+        """Note that a run begins; tell whether to time it."""
+        self._begun += 1
+        return self._begun <= _ALL_OF_FIRST or self._begun % _EVERY == 0
 
     def ran(self, ns: Nanoseconds, wall_ns: Nanoseconds) -> None:
         """Note a whole run: what its parts took by the clock of the prices, and by the wall's."""

@@ -254,7 +254,9 @@ def _unit(planned: torch.nn.Module | TrainingStep) -> tuple[Calls, Unit, dict[st
     if calls is None or not calls.recent:
         raise TightropeError("no training step has run yet: run one, then record the next.")
     if len(calls.recent) > 1:
-        never = calls.plan_together()
+        calls.patterns.together = True
+        calls.steady.drop()
+        never = calls.patterns.why_apart()
         raise TightropeError(
             "the calls of this step were planned one by one so far, and a recording needs one plan: "
             + (f"{never}. Raise the budget, or " if never else "run another step, which makes it, or ")

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from tightrope.core import Bytes
+from tightrope.core import Bytes, format_bytes
 from tightrope.core.cache import warn_once
 from tightrope.native import compiler
 from tightrope.native.hook.allocator import Allocator, MemoryStats, allocator, cuda_allocator
@@ -95,6 +95,7 @@ class Accounts:
         turn: held while planned code runs: the allocator serves one plan at a time.
         watchers: who does not know yet what kernels take in code without a graph: until then, idle arenas
             give their pages back before such code runs.
+        num_limits: times that the limit, or what it is made of, was set.
         note: why there is no hook, in one sentence, or the empty string.
     """
 
@@ -107,6 +108,7 @@ class Accounts:
         self._open_step: Callable[[], None] | None = None
         self._peak: Bytes = 0
         self._less = self._room = ""
+        self._left: tuple[Bytes, str] = (-1, "")
         self._own: Bytes | None = None
         self._relief: Callable[[], bool] = lambda: False
         self._grown: Callable[[], Bytes] = lambda: 0
@@ -119,6 +121,7 @@ class Accounts:
         hook = self.allocator
         self._older = OlderTensors(hook.owns if hook is not None else lambda address: True)
         self._applied: Bytes = 0
+        self.num_limits = 0
         self.search()
 
     def hold(self, owner: object, budget: Bytes, *, name: str = "") -> None:
@@ -210,6 +213,7 @@ class Accounts:
             self.allocator.reset_peaks()
 
     def _apply(self) -> None:
+        self.num_limits += 1
         if self.allocator is None:
             return
         if self._own is not None:
@@ -229,13 +233,26 @@ class Accounts:
             whose = self._names.get(owners[0], "a model") if owners else "a model"
             beside = f" less {' and '.join(less)}" * bool(less)
             self._less = f"The limit is the budget of {budget}{beside}, for as long as {whose} lives."
-        self.explain(self._room)
+        self.allocator.explain(f"{self._less} {self._room}".strip())
 
     def explain(self, room: str) -> None:
         """Say what the memory beside the plan is for, should it run out."""
-        self._room = room
-        if self.allocator is not None:
+        if self.allocator is not None and room != self._room:
+            self._room = room
             self.allocator.explain(f"{self._less} {room}".strip())
+
+    def explain_left(self, budget: Bytes) -> None:
+        """Say what was left of a budget after a forward."""
+        left = budget - self.held() - self.hidden
+        if left != self._left[0]:
+            self._left = (
+                left,
+                (
+                    f"{format_bytes(max(left, 0))} were left for code between "
+                    "forward and backward; the next forward leaves what it lacked."
+                ),
+            )
+        self.explain(self._left[1])
 
     def watch_caller(self, relief: Callable[[], bool], grown: Callable[[], Bytes]) -> None:
         """Let ``relief`` make room before code of the calling thread, outside of plans, is refused memory.
@@ -321,7 +338,7 @@ class Accounts:
 
     def saw(self, found: Observation, start: MemoryStats, end: MemoryStats) -> None:
         """Fill an observation from the counters at its ends; behind each of them the peaks start afresh."""
-        older = self.older
+        older = self._older.known
         found.before, found.heap_before = start.charged_peak + older, start.heap_peak
         found.heap, found.heap_left = start.heap_live, end.heap_live
         found.charged = end.charged_peak + older
@@ -386,9 +403,16 @@ class Accounts:
         with self.turn:
             return self.allocator.stats().charged - reclaimable(self.allocator)
 
+    def counted(self) -> tuple[Bytes, Bytes]:
+        """Bytes that the hook charges now, idle arenas included, and those on the heap; 0 without one."""
+        if self.allocator is None:
+            return 0, 0
+        stats = self.allocator.stats()
+        return stats.charged, stats.heap_live
+
     def held(self) -> Bytes:
         """Bytes charged now, idle arenas included, plus older tensors."""
-        return (self.allocator.stats().charged if self.allocator is not None else self.marked) + self.older
+        return (self.counted()[0] if self.allocator is not None else self.marked) + self._older.known
 
     def charged_at_mark(self) -> Bytes:
         """Bytes charged when `mark` was called last, with all older tensors known by now."""

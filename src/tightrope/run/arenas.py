@@ -84,6 +84,14 @@ class Arenas:
         self._busy.add(found)
         return found, self.allocator.arena(found).charge
 
+    def again(self, arena: int) -> bool:
+        """Lease the arena that served last, if it is the only idle one and its blocks are all dead."""
+        if self._idle != [arena] or not self._lease(arena):
+            return False
+        self._idle = []
+        self._busy.add(arena)
+        return True
+
     def _lease(self, arena: int) -> bool:
         try:
             return self.allocator.lease(arena)

@@ -1,11 +1,12 @@
 """A call that may have to be captured first, and what keeps it from that."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 from tightrope.capture import _torch
-from tightrope.capture.api import RECOMPILE_LIMIT
-from tightrope.capture.failures import fails_anyway, reason_of, untraceable
+from tightrope.capture._compiled import telling
+from tightrope.capture.failures import are_plain, fails_anyway, reason_of, untraceable
 from tightrope.core import CaptureError
 
 _Call: TypeAlias = Callable[..., Any]
@@ -19,10 +20,10 @@ def attempt(
     A call that fails without capture too raises its own error: ``trial`` finds out. A call in pieces is
     told by ``traced`` when the trace of one begins and ends.
     """
-    if reason := untraceable((args, kwargs)):
+    if not are_plain(args, kwargs) and (reason := untraceable((args, kwargs))):
         return None, reason
     try:
-        with _torch.calling(RECOMPILE_LIMIT, whole=traced is None, traced=traced):
+        with nullcontext() if traced is None else telling(traced):
             return run(*args, **kwargs), ""
     except CaptureError as error:  # before anything ran
         return None, reason_of(error)

@@ -24,7 +24,7 @@ import torch
 from tightrope.capture import _torch
 from tightrope.capture.announce import GradientGroups
 from tightrope.capture.program import Arrived, Program
-from tightrope.core import Bytes, InfeasibleError, JudgeError, TightropeError, format_bytes
+from tightrope.core import Bytes, InfeasibleError, JudgeError, TightropeError
 from tightrope.lower.join import Turn
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.captured import Captured, Rewritten
@@ -36,6 +36,8 @@ from tightrope.run.prospects import Prospects
 from tightrope.run.room import Room
 from tightrope.run.running import Pending, Running
 from tightrope.run.status import StatusLine
+from tightrope.run.steady import Steady
+from tightrope.run.turns import Turns
 from tightrope.run.unit import Expected, Settings, Unit
 from tightrope.run.units import Units
 
@@ -59,6 +61,8 @@ class Calls:
         overlapped: graphs that were called again before their backward.
         when_fits: called in every forward once its plan is known to fit.
         prospects: the budget, and what will be needed of it.
+        patterns: what follows what.
+        steady: what the last forwards ran.
     """
 
     when_fits: Callable[[], None] = staticmethod(lambda: None)
@@ -74,12 +78,13 @@ class Calls:
         self.observed_charged: Bytes = 0
         self.num_steps = self.num_forwards = self.num_divergences = 0
         self.overlapped: set[int] = set()
-        self._patterns = Patterns()
+        self.patterns = Patterns()
         self._pending: weakref.WeakSet[Pending] = weakref.WeakSet()
         self._running: Running | None = None
-        self._turns: list[Turn] = []
+        self._turns = Turns()
         self._whole = True
         self._gaps: Gaps | None = None
+        self.steady = Steady(accounts, settings.verify)
         _ALL.add(self)
 
     @property
@@ -123,7 +128,7 @@ class Calls:
 
     def unit(self, pattern: Pattern) -> Unit:
         """Find or make the unit of a pattern."""
-        return self.units.of(pattern, self._patterns.dropped(pattern))
+        return self.units.of(pattern, self.patterns.dropped(pattern))
 
     def last_unit(self, number: int) -> Unit | None:
         """The unit in which a graph, in its present form, runs alone, or with its own backward."""
@@ -132,7 +137,7 @@ class Calls:
     def _expected(self, number: int) -> Pattern:
         if self._pending:
             return single(number)
-        found = self._patterns.expected(number)
+        found = self.patterns.expected(number)
         num_ops = sum(len(self.captured[turn.graph].graph.ops) for turn in found) // 2
         return found if num_ops <= _MOST_OPS else single(number)
 
@@ -186,11 +191,13 @@ class Calls:
     def forward(self, number: int, args: list[Any]) -> list[Any]:
         """Run a forward; the last result is the token that carries what is kept."""
         with self.accounts.turn:
-            self._enter(args)
-            first, before = number, sum(pending.first == number for pending in self._pending)
-            self.overlapped |= {one.turn.graph for one in self._pending if one.first == number}
+            first, before = number, 0
+            if self._pending:
+                before = sum(pending.first == number for pending in self._pending)
+                self.overlapped |= {one.turn.graph for one in self._pending if one.first == number}
             number = self.forms.expected(first, before)
             one = self.captured[number]
+            self._enter(one.unknown(args) if self.steady.left else args)
             if one.stale and not self._pending:
                 self._measure_again(one, args)
             running, turn = self._next_forward(number)
@@ -199,30 +206,23 @@ class Calls:
             inputs, part = list(given), running.position
             outputs, kept = self._run(running, partial(running.run, [], given))
             self.num_forwards += 1
-            pending = Pending(running, turn, self._num_calls(), part, kept, inputs)
+            pending = Pending(running, turn, self._turns.forward(number), part, kept, inputs)
             pending.calls, pending.done = self, self.end
             pending.first, pending.before = first, before
-            self._turns.append(Turn(pending.call, number, False))
             running.open.add(pending)
             self._pending.add(pending)
-            left = self.budget - self.accounts.held() - self.accounts.hidden
-            self.accounts.explain(
-                f"{format_bytes(max(left, 0))} were left for code between "
-                "forward and backward; the next forward leaves what it lacked."
-            )
+            self.accounts.explain_left(self.budget)
             self.accounts.watch_caller(_relieve, _grown)
             return [*outputs, pending.token()]
-
-    def _num_calls(self) -> int:
-        return sum(not turn.back for turn in self._turns)
 
     def _enter(self, args: Sequence[Any]) -> None:
         self.accounts.open_step(None)
         self.accounts.note_tensors(args)
-        lacked = [p for p in self._pending if not p.num_backwards and self._lacked(p)]
-        if lacked:  # autograd holds what a failed backward left until the next one
-            del lacked
-            _torch.run_tiny_backward()
+        if self._pending:
+            lacked = [p for p in self._pending if not p.num_backwards and self._lacked(p)]
+            if lacked:  # autograd holds what a failed backward left until the next one
+                del lacked
+                _torch.run_tiny_backward()
         if self._gaps is not None:
             self._gaps.enter()
 
@@ -247,16 +247,23 @@ class Calls:
     def _next_forward(self, number: int) -> tuple[Running, Turn]:
         """The execution that a forward belongs to, and its turn there: the expected one, or a new one."""
         running = self._running
-        turn = Turn(self._num_calls(), number, False)
-        if running is not None and self._pending and running.expects(turn):
-            try:
-                running.resume()
-                return running, turn
-            except torch.OutOfMemoryError:  # the caller holds more than was foreseen
-                running.leave()
+        if running is not None and self._pending:
+            turn = self._turns.next(number)
+            if running.expects(turn):
+                try:
+                    running.resume()
+                    return running, turn
+                except torch.OutOfMemoryError:  # the caller holds more than was foreseen
+                    running.leave()
         self._running = None
+        charged, heap = self.accounts.counted()
         if not self._pending:
-            self._turns, self._whole, self._gaps = [], True, Gaps(self.accounts)
+            self._turns, self._whole, self._gaps = Turns(), True, Gaps(self.accounts, heap)
+            waiting = len(_ALL) > 1 and any(calls._pending for calls in _ALL)
+            running = None if waiting else self.steady.again(number, self.patterns.last, charged)
+            if running is not None:
+                self._running, self.recent = running, [running]
+                return running, running.turns[0]
         if self._pending:
             graphs = [number, *(pending.turn.graph for pending in self._pending)]
             self.prospects.raise_share([self.captured[graph] for graph in graphs], waiting=True)
@@ -267,7 +274,7 @@ class Calls:
             try:
                 running = self._begin(self.unit(pattern), pattern)
             except InfeasibleError:  # call by call it fitted before: each drops what the others need
-                self._patterns.never_fits(pattern)
+                self.patterns.never_fits(pattern)
                 pattern = single(number)
         running = running or self._begin(self.unit(pattern), pattern)
         try:
@@ -278,6 +285,7 @@ class Calls:
             raise
         if not self._pending:
             self._running, self.recent = running, []
+            self.steady.note(running, self.unit(pattern), self.patterns.last, charged)
         self.recent.append(running)
         return running, pattern[0]
 
@@ -313,10 +321,11 @@ class Calls:
                 running.close()
             raise
         finally:
-            self._noted(running, before)
+            if len(running.divergences) > before:
+                self._noted(running, before)
         if self._gaps is not None:
             own = len(running.turns) > 1 or running.left_arena
-            self._gaps.ran(seen, max(seen.heap_left - seen.heap, 0) * own, first=not self._turns)
+            self._gaps.ran(seen, max(seen.heap_left - seen.heap, 0) * own, first=not self._turns.num_calls)
         self.observed_charged = max(self.observed_charged, running.charged)
         return outputs, rest
 
@@ -325,6 +334,7 @@ class Calls:
         new = running.divergences[before:]
         self.num_divergences += len(new)
         if any(divergence.reason != "overlap" for divergence in new):
+            self.steady.drop()
             for turn in running.turns:
                 self.captured[turn.graph].stale = True
 
@@ -379,12 +389,11 @@ class Calls:
     ) -> list[Any]:
         """Note which gradients the caller gets, and unless ``more`` come, that the backward is over."""
         if not more:
-            forward = next(turn for turn in self._turns if turn.call == pending.call)
-            self._turns.append(replace(forward, back=True))
+            self._turns.backward(pending.call)
             self._whole = self._whole and not again
             if not again:
                 pending.finish()
-        if not again and self._gaps is not None:
+        if not again and self._gaps is not None and self._turns.num_calls > 1:
             self._gaps.hand_over(pending.call, gradients)
         return gradients
 
@@ -401,9 +410,7 @@ class Calls:
     def _form(self, pending: Pending, came: Arrived) -> int:
         """The form of the graph for a backward; later steps expect what is learned from it."""
         number, following = self.forms.learn(pending, came)
-        self._turns = [
-            replace(turn, graph=following) if turn.call == pending.call else turn for turn in self._turns
-        ]
+        self._turns.expect(pending.call, following)
         return number
 
     def _has_room(self, pending: Pending, number: int) -> bool:
@@ -461,27 +468,21 @@ class Calls:
     def _complete(self) -> None:
         """Learn from the turns of a unit, when nothing is pending."""
         running, self._running = self._running, None
-        gaps, pattern = self._gaps, tuple(self._turns)
-        if gaps is not None and self._whole and 2 * self._num_calls() == len(pattern) and pattern:
+        gaps, pattern = self._gaps, self._turns.pattern
+        if running and gaps and self._whole and self.steady.covers(running, pattern, gaps):
+            self.num_steps, self._gaps = self.num_steps + 1, None
+            running.close()
+            return
+        if gaps is not None and self._whole and 2 * self._turns.num_calls == len(pattern) and pattern:
             if len(pattern) > 2:
-                self._patterns.note_dropped(pattern, gaps.dropped)
-            self._patterns.learn(pattern, free=all(running.was_free for running in self.recent))
+                self.patterns.note_dropped(pattern, gaps.dropped)
+            self.patterns.learn(pattern, free=all(running.was_free for running in self.recent))
             unit = self.unit(pattern)
             unit.headroom = unit.headroom.observe_peak(gaps.growth, gaps.held)
             self.num_steps += 1
         self._gaps = None
         if running is not None:
             running.close()
-
-    def plan_together(self) -> str:
-        """Plan calls that follow each other as one from now on; say why that cannot be, or nothing."""
-        self._patterns.together = True
-        return self.why_apart
-
-    @property
-    def why_apart(self) -> str:
-        """Why calls that followed each other were planned one by one, or the empty string."""
-        return self._patterns.why_apart()
 
     def close(self) -> None:
         """Give everything back that no step is using."""

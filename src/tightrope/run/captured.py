@@ -1,7 +1,7 @@
 """Captured graphs of one model: measured, and measured again where they allocate otherwise."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -92,11 +92,37 @@ class Captured:
     strict: bool = False
     nearest: int | None = None
     lends: bool = False
+    _places: list[int] = field(default_factory=list)
 
     @property
     def graph(self) -> Graph:
         """The graph with prices."""
         return self.program.graph
+
+    def unknown(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Which inputs of a call to look at: not what the model holds where it stood in the call before."""
+        places = [args[number].data_ptr() for number in self.held]
+        if places == self._places:
+            return [args[number] for number in self.given]
+        self._places = places
+        return args
+
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        """Numbers of inputs that are tensors of the model's."""
+        kinds = (Kind.PARAMETER, Kind.BUFFER)
+        return tuple(n for n, kind in enumerate(self._kinds()) if kind in kinds)
+
+    @cached_property
+    def given(self) -> tuple[int, ...]:
+        """Numbers of the other inputs."""
+        return tuple(n for n in range(len(self._kinds())) if n not in self.held)
+
+    def _kinds(self) -> list[Kind | None]:
+        graph, num = self.graph, len(self.program.constants)
+        inputs = graph.parts[0].inputs
+        every = [None if one.view is None else graph.storages[one.view.base].kind for one in inputs]
+        return every[: len(every) - num]
 
     @staticmethod
     def of(

@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import torch
 
-from tightrope.capture import _torch
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.failures import read_once
@@ -376,11 +375,11 @@ def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
     if (verify := compiled.settings.verify) in AS_EAGER:
         compiled.twin = EagerTwin(weakref.ref(model), compiled.accounts, Sampling(always=verify == "always"))
     compiled.unable = cannot_capture(compiled.status, plan_small)
-    if compiled.unable:
-        ways = only_plain(model)
-    else:
-        _torch.ignore_logging()
-        ways = ways_of(model, host_of(weakref.ref(compiled)))
+    ways = (
+        only_plain(model)
+        if compiled.unable
+        else ways_of(model, host_of(weakref.ref(compiled)), compiled.accounts.mark)
+    )
     compiled.forget = ways.forget
     _take_over(model, compiled)
     model._compiled_call_impl = _entry(weakref.ref(model), compiled, ways)
@@ -422,13 +421,14 @@ def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways:
         if torch.compiler.is_compiling():  # part of a larger model that is being captured
             return ways.plain(*args, **kwargs)
         note_call(compiled)
-        if compiled.level == "L1" and (reason := compiled.unable or read_once((args, kwargs))):
+        if compiled.level == "L1" and (reason := compiled.unable or read_once(args, kwargs)):
             compiled.drop(model, reason)  # a percentage raises
         if compiled.level == "L0" or compiled.evicted is not None:
             return compiled.unplanned(ways.plain, args, kwargs)
         if (mode := mode_left()) is not None:
             return limited_alone(mode, compiled, ways.plain, args, kwargs)
-        compiled.accounts.mark()
+        if compiled.in_pieces or not compiled.calls.steady.left:  # else a trace marks, should one come
+            compiled.accounts.mark()
         try:
             return compiled.compared(steps, args, kwargs)
         except (InfeasibleError, torch.OutOfMemoryError):

@@ -38,6 +38,8 @@ class Forms:
         self._number: dict[tuple[int, Arrived], int] = {}
         self._read: dict[tuple[int, int], frozenset[int]] = {}
         self._next: dict[tuple[int, int], int] = {}
+        self._now: dict[tuple[int, int], int] = {}
+        self._learned: dict[tuple[int, int], tuple[Arrived, frozenset[int]]] = {}
         self._same: dict[tuple[int, int], dict[StorageId, StorageId]] = {}
 
     def expected(self, first: int, before: int = 0) -> int:
@@ -63,14 +65,17 @@ class Forms:
 
     def learn(self, pending: Pending, came: Arrived) -> tuple[int, int]:
         """Note which gradients came; return the form of this backward, and the form to expect next."""
-        first, given = pending.first, self._given(pending)
+        first = pending.first
         key = first, pending.before
         self._read[key] = ever = self._read.get(key, came.read) | came.read
+        if self._learned.get(key) == (came, ever):
+            return self._now[key], self._next[key]
+        given = self._given(pending)
         now, following = self._of(first, came, given), self._of(first, replace(came, read=ever), given)
         every = frozenset(self._program(first).ends)
         if ever < every and loses_results(self._units.captured[following].graph):
             following = self._of(first, replace(came, read=every), given)
-        self._next[key] = following
+        self._next[key], self._now[key], self._learned[key] = following, now, (came, ever)
         return now, following
 
     def _of(self, first: int, start: Arrived, given: Sequence[Any]) -> int:

@@ -13,6 +13,10 @@ from tightrope.run.accounts import Accounts, Observation
 class Gaps:
     """Observes one unit from its first turn to its last.
 
+    Args:
+        accounts: of the device.
+        start: live bytes on the heap at first.
+
     Attributes:
         growth: most bytes that the heap held above what it held at first, what the unit itself put
             there aside.
@@ -20,9 +24,9 @@ class Gaps:
         dropped: (call, output) of gradients that the caller let go of before the next turn.
     """
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(self, accounts: Accounts, start: Bytes) -> None:
         self._accounts = accounts
-        self._start = accounts.heap()
+        self._start = start
         self._own: Bytes = 0
         self._handed: list[tuple[tuple[int, int], Callable[[], bool]]] = []
         self.growth: Bytes = 0

@@ -46,6 +46,11 @@ class OlderTensors:
         self._look(_AT_ONCE)
         return self._sum
 
+    @property
+    def known(self) -> Bytes:
+        """The same, those that went since somebody asked included."""
+        return self._sum
+
     def note(self, tensors: Iterable[Any]) -> None:
         """Watch those of ``tensors`` that the allocator did not serve."""
         for value in tensors:

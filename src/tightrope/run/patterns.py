@@ -52,6 +52,11 @@ class Patterns:
             found = next((p for (_, first), p in reversed(self._after.items()) if first == graph), None)
         return single(graph) if found is None or self.why_apart(found) else found
 
+    @property
+    def last(self) -> Pattern:
+        """What was completed last: the same object for as long as nothing else is."""
+        return self._last
+
     def why_apart(self, pattern: Pattern | None = None) -> str:
         """Say why the calls of a pattern, by default the last, are not planned as one; empty = they are."""
         pattern = self._last if pattern is None else pattern
@@ -88,4 +93,5 @@ class Patterns:
         (self._free.add if free else self._free.discard)(pattern)
         key = (self._last, pattern[0].graph)
         self._after.pop(key, None)
-        self._after[key] = self._last = pattern
+        self._after[key] = pattern
+        self._last = self._last if self._last == pattern else pattern

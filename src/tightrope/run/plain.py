@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from tightrope.capture._eager import innermost_mode
 from tightrope.capture.modes import mode_in_the_way, said_of
 from tightrope.run.accounts import Accounts
 from tightrope.run.evicted import block_is_open, end_if_done
@@ -38,6 +39,8 @@ _TOLD: Final["weakref.WeakSet[Limited]"] = weakref.WeakSet()
 
 def mode_left() -> Any:
     """End a block of level E in which nothing is under way; return a mode that is still in the way."""
+    if innermost_mode() is None:  # a block is one
+        return None
     end_if_done()
     return mode_in_the_way()
 

@@ -171,9 +171,10 @@ class Prepared:
         """Bytes that stay charged for its results, gradients among them, when it is done."""
         return left_by(self.executable)
 
-    def span(self, part: int) -> Span:
-        """A part as one span."""
-        return Span(self.starts[part], self.starts[part + 1], self.live[part])
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Every part as one span."""
+        return tuple(map(Span, self.starts, self.starts[1:], self.live))
 
     def in_groups(self, part: int, groups: Groups) -> tuple[PartCode, tuple[Span, ...]]:
         """A backward that announces groups of its gradients, and its spans; kept.

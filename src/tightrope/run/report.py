@@ -374,7 +374,8 @@ def planned_report(calls: Calls, why: str = "") -> Report:
     first = parts[0]
     notes = [why, *(part.why for part in parts), calls.accounts.note, _norms(calls), calls.note]
     if len(parts) > 1:
-        because = f" ({calls.why_apart})" if calls.why_apart else ""
+        apart = calls.patterns.why_apart()
+        because = f" ({apart})" if apart else ""
         notes.insert(1, f"{len(parts)} calls were planned one by one{because}")
     forecasts = [running.prepared.plan.forecast for running in calls.recent]
     base_ns = sum(forecast.base_ns for forecast in forecasts)

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -20,7 +21,7 @@ from tightrope.core import Bytes, Graph, Nanoseconds, StorageId, TightropeError,
 from tightrope.lower import Groups
 from tightrope.lower.join import Turn
 from tightrope.lower.remainder import can_go
-from tightrope.native.hook.allocator import Allocator, Divergence, MemoryStats, ReplayEnd
+from tightrope.native.hook.allocator import Allocator, Divergence
 from tightrope.price.device import warm_up
 from tightrope.run.accounts import Accounts, Observation
 from tightrope.run.arenas import Arenas
@@ -71,8 +72,8 @@ class Pending:
         self._droppable: tuple[frozenset[StorageId], Bytes] | None = None
         self.done: Callable[[Pending], None] = lambda _: None
         self._visible = running.prepared.code.visible[part]
-        self._versions = [version_of(kept[position]) for position in self._visible]
-        self._given = [version_of(tensor) for tensor in inputs]
+        self._versions = versions_of([kept[position] for position in self._visible])
+        self._given = versions_of(inputs)
 
     def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that the call itself changed tensors: others in their memory are as the forward left them.
@@ -207,9 +208,10 @@ class Pending:
         """
         if self.kept is None:
             raise TightropeError("backward ran twice on one forward: pass retain_graph=True to the first.")
-        for position, version in zip(self._visible, self._versions, strict=True):
-            tensor = self.kept[position]
-            if tensor is not None and version_of(tensor) != version:
+        kept = [self.kept[position] for position in self._visible]
+        if versions_of(kept) != self._versions:
+            mine = zip(kept, versions_of(kept), self._versions, strict=True)
+            if any(tensor is not None and now != version for tensor, now, version in mine):
                 raise TightropeError(_CHANGED)
 
     def check_inputs(self, rest: Graph, skip: int) -> None:
@@ -246,6 +248,7 @@ class Running:
         position: part that comes next.
         off: whether the caller did something else: later parts do not run at planned addresses.
         open: calls whose backward has yet to come.
+        arena: that it was given; None = none, or it was given back.
         divergences: allocations that did not go as planned.
         held: bytes that everything else held when it was planned.
         storages: (call, storage of its own graph) -> storage, where several calls run together; else empty.
@@ -276,8 +279,9 @@ class Running:
         self.left_arena = False
         self.peak: Bytes = prepared.proof.peak if accounts.allocator is None else 0
         self.charged: Bytes = 0
+        self._is_timed = prepared.times.begin()
         self._spent: tuple[Nanoseconds, Nanoseconds] = (0, 0)
-        self._arenas, self._arena = arenas, arena
+        self._arenas, self.arena = arenas, arena
         self._reached = 0 if arena is not None else -1
         self._profiled = accounts.allocator is None and not prepared.proof.checked  # slow, so once
         self._check: RecomputeCheck | None = None
@@ -330,7 +334,7 @@ class Running:
         if self._reference is not None:
             self._reference.before(part, given)
         (outputs, rest), seen = self._run_span(
-            lambda: self._code.parts[part](kept, given), self.prepared.span(part)
+            partial(self._code.parts[part], kept, given), self.prepared.spans[part]
         )
         if self._reference is not None:
             self._reference.after(part, outputs)
@@ -387,11 +391,11 @@ class Running:
 
     def _run_span(self, code: Callable[[], _Result], span: Span) -> tuple[_Result, Observation]:
         allocator = self.accounts.allocator
-        if allocator is None or self._arena is None or self._reached != span.start:
+        if allocator is None or self.arena is None or self._reached != span.start:
             with self.accounts.observed(profiled=self._profiled, held=span.live) as seen:
-                result = self._timed(code)
+                result = self._timed(code) if self._is_timed else code()
         else:
-            result, seen = self._served(allocator, self._arena, code, span)
+            result, seen = self._served(allocator, self.arena, code, span)
         self.peak = max(self.peak, span.live + seen.above)
         self.prepared.proof.peak = max(self.prepared.proof.peak, self.peak)
         self.charged = max(self.charged, seen.before if self.position else 0, seen.charged)
@@ -401,9 +405,9 @@ class Running:
         self.position += 1
         if self._check is not None:
             self._note(self._check)
-        elif self.position == len(self.turns) and not (self._profiled or self.divergences):
+        elif self._is_timed and self.position == len(self.turns) and not (self._profiled or self.divergences):
             self.prepared.times.ran(*self._spent)
-        if not self.over:
+        if self.position < len(self.turns) and not self.off:
             self._pause()
 
     def _timed(self, code: Callable[[], _Result]) -> _Result:
@@ -430,25 +434,24 @@ class Running:
     ) -> tuple[_Result, Observation]:
         """Run code at planned addresses."""
         seen = Observation()
-        warm_up(self.accounts.device)
+        if allocator.index >= 0:
+            warm_up(self.accounts.device)
         start = allocator.begin_span(arena, self.prepared.table, start=span.start)
         try:
-            result = self._timed(code)
+            result = self._timed(code) if self._is_timed else code()
         except BaseException:
-            self._diverged(self._ended(allocator, seen, start).divergence)
+            end, now = allocator.end_span()
+            self.accounts.saw(seen, start, now)
+            self._diverged(end.divergence)
             raise
-        end = self._ended(allocator, seen, start)
+        end, now = allocator.end_span()
+        self.accounts.saw(seen, start, now)
         self._reached = end.reached
         if end.divergence is not None:
             self._diverged(end.divergence)
         elif end.reached < span.end:
             self._diverged(Divergence(end.reached, 0, 0, "short", 0))
         return result, seen
-
-    def _ended(self, allocator: Allocator, seen: Observation, start: MemoryStats) -> ReplayEnd:
-        end, now = allocator.end_span()
-        self.accounts.saw(seen, start, now)
-        return end
 
     def _diverged(self, divergence: Divergence | None) -> None:
         if divergence is not None:
@@ -461,8 +464,8 @@ class Running:
         Raises:
             torch.OutOfMemoryError: what it gave back no longer fits under the limit.
         """
-        if self._arena is not None and self.position and self._arenas is not None:
-            self._arenas.resume(self._arena)
+        if self.arena is not None and self.position and self._arenas is not None:
+            self._arenas.resume(self.arena)
 
     def leave(self) -> None:
         """Note that the caller did something else than expected."""
@@ -471,18 +474,18 @@ class Running:
         self._pause()
 
     def _pause(self) -> None:
-        if self._arena is not None and self._arenas is not None:
-            self._arenas.pause(self._arena)
+        if self.arena is not None and self._arenas is not None:
+            self._arenas.pause(self.arena)
 
     def trim(self) -> None:
         """Give back the pages that hold nothing, until the next part."""
-        if self._arena is not None and self._arenas is not None and self.position:
-            self._arenas.trim(self._arena)
+        if self.arena is not None and self._arenas is not None and self.position:
+            self._arenas.trim(self.arena)
 
     def close(self) -> None:
         """Give the arena back, once; blocks in it that the caller holds stay where they are."""
         self._groups = None
-        arena, self._arena = self._arena, None
+        arena, self.arena = self.arena, None
         if arena is not None and self._arenas is not None:
             self._arenas.finish(arena, retire=bool(self.divergences))
 

@@ -16,14 +16,11 @@ Gaps        Gathered parameters and gradients that are being summed are limited,
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tightrope.capture import _torch
-from tightrope.capture.api import RECOMPILE_LIMIT
 from tightrope.core import Bytes, TightropeError
 
 _Call: TypeAlias = Callable[..., Any]
@@ -93,7 +90,6 @@ class InsideHooks:
         parts = [module for module in divided(model) if module is not model]
         self._parts = [module for module in parts if module._compiled_call_impl is None]  # else it is planned
         self._run = run
-        self._inside = False
         self._shards = [_Shards(module) for module in (model, *self._parts)]
         self._call, *others = map(self._around, self._shards)
         for module, other in zip(self._parts, others, strict=True):
@@ -103,11 +99,7 @@ class InsideHooks:
         """Call the model."""
         for shards in self._shards:
             shards.look()
-        self._inside = True
-        try:
-            return self._call(*args, **kwargs)
-        finally:
-            self._inside = False
+        return self._call(*args, **kwargs)
 
     def release(self) -> None:
         """Let the parts of the model run as they are."""
@@ -122,8 +114,7 @@ class InsideHooks:
 
         def planned(*args: Any, **kwargs: Any) -> Any:
             shards.note_gathered()
-            with nullcontext() if self._inside else _torch.calling(RECOMPILE_LIMIT, whole=False):
-                return self._run(forward, *args, **kwargs)
+            return self._run(forward, *args, **kwargs)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             before = module.__dict__.get("forward")

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture._compiled import compile_with
 from tightrope.capture.announce import GradientGroups
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import make_backend
@@ -48,7 +49,6 @@ from tightrope.run.units import ANOTHER_GRAPH
 from tightrope.run.untested import cannot_capture
 from tightrope.run.whole import WholeStep
 
-_RECOMPILE_LIMIT = 256
 _UPDATES = "the optimizer updates other parameters, or in another way"
 """Shapes (and train/eval) that one step may be planned for."""
 
@@ -176,9 +176,8 @@ class TrainingStep:
         sampling = Sampling(always=settings.verify == "always")
         eager = EagerStep(fn, model, updates, self.accounts, sampling)
         self._twin = eager if settings.verify in AS_EAGER else None
-        _torch.ignore_logging()
         backend = make_backend(partial(_host, weakref.ref(self)), name=type(model).__name__, alone=True)
-        self._planned = torch.compile(_detaching(fn), backend=backend, fullgraph=True, dynamic=False)
+        self._planned = compile_with(_detaching(fn), backend)
 
     def __del__(self) -> None:
         for whole in self.__dict__.get("wholes", ()):
@@ -204,7 +203,7 @@ class TrainingStep:
         if self._twin is not None:
             self._twin.begin()
         try:
-            with torch.enable_grad(), _torch.calling(_RECOMPILE_LIMIT):
+            with torch.enable_grad():
                 result = self._planned(*args, **kwargs)
         except InfeasibleError:
             if not any(whole.num_steps for whole in self.wholes):

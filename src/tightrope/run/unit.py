@@ -225,6 +225,10 @@ class Unit:
             if self.arenas is not None and arena is not None:
                 self.arenas.finish(arena)
             raise
+        return self.running(prepared, turns, arena)
+
+    def running(self, prepared: Prepared, turns: tuple[Turn, ...], arena: int | None) -> Running:
+        """Begin an execution in a leased arena."""
         return Running(
             prepared, turns, self.accounts, self.arenas, arena,
             held=self.room.held, storages=self.storages, verify=self.settings.verify,
@@ -304,6 +308,11 @@ class Unit:
     def settled(self) -> bool:
         """Whether it is known of every plan in use in which form it runs in the end."""
         return all(known.contest is None or known.contest.over for known in self._known)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the same room always gets the same plan."""
+        return self.arenas is not None and self.lender is None and self.settled
 
     def _planned(self, room: Room, expected: Callable[[], Expected], cause: str) -> _Known:
         """Make a plan for a room, with as much free beside it as there is room for."""

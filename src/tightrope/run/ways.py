@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from tightrope.capture import _torch
+from tightrope.capture._compiled import compile_with
 from tightrope.capture.dynamo import Host, make_backend
 
 _Call: TypeAlias = Callable[..., Any]
@@ -41,8 +42,14 @@ def only_plain(model: torch.nn.Module) -> Ways:
     return Ways(one_call, one_call, one_call, one_call, one_call, lambda: None)
 
 
-def ways_of(model: torch.nn.Module, host: Host) -> Ways:
-    """Make the ways of a model, whose captured graphs are handed to a host."""
+def ways_of(model: torch.nn.Module, host: Host, begin: Callable[[], None]) -> Ways:
+    """Make the ways of a model.
+
+    Args:
+        model: called in these ways.
+        host: given captured graphs.
+        begin: called before the whole model is traced.
+    """
     backend = partial(make_backend, host, name=type(model).__name__)
 
     def one_call(*args: Any, **kwargs: Any) -> Any:
@@ -58,11 +65,12 @@ def ways_of(model: torch.nn.Module, host: Host) -> Ways:
         for each in forgets:
             each()
 
-    whole, many = (
-        torch.compile(one_call, backend=backend(foresee=True), fullgraph=True, dynamic=dynamic)
-        for dynamic in (False, True)
+    foreseeing = backend(foresee=True)
+    return Ways(
+        whole=compile_with(one_call, foreseeing, begin=begin),
+        many=compile_with(one_call, foreseeing, dynamic=True, begin=begin),
+        pieces=compile_with(one_call, backend(), whole=False),
+        plain=one_call,
+        inside=compile_with(one_forward, backend(), whole=False),
+        forget=forget,
     )
-    pieces, inside = (
-        torch.compile(call, backend=backend(), dynamic=False) for call in (one_call, one_forward)
-    )
-    return Ways(whole, many, pieces, one_call, inside, forget)

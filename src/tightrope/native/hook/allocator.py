@@ -334,11 +334,13 @@ class Allocator:
         Raises:
             torch.OutOfMemoryError: its free pages were given back and no longer fit under the limit.
         """
-        return self._checked(self._native.tr_lease(arena)) == 1
+        code = self._native.tr_lease(arena)
+        return (code if code >= 0 else self._checked(code)) == 1
 
     def idle(self, arena: int) -> None:
         """End a lease. Live blocks stay; the other pages are given back when the limit needs them."""
-        self._checked(self._native.tr_idle(arena))
+        if (code := self._native.tr_idle(arena)) < 0:
+            self._checked(code)
 
     def resume(self, arena: int) -> None:
         """Lease an idle arena in which blocks are alive: charge it in full again.
@@ -346,7 +348,8 @@ class Allocator:
         Raises:
             torch.OutOfMemoryError: pages that were given back no longer fit under the limit.
         """
-        self._checked(self._native.tr_resume(arena))
+        if (code := self._native.tr_resume(arena)) < 0:
+            self._checked(code)
 
     def trim(self, arena: int) -> None:
         """Give the free pages of an idle arena back now, and not only when the limit needs them."""
@@ -406,13 +409,15 @@ class Allocator:
     def begin_span(self, arena: int, plan: int, *, start: int = 0) -> MemoryStats:
         """Do what `stats`, `reset_peaks` and `begin_replay` do, at once."""
         out = (_I64 * len(MemoryStats._fields))()
-        self._checked(self._native.tr_begin_span(arena, plan, start, out))
+        if (code := self._native.tr_begin_span(arena, plan, start, out)) < 0:
+            self._checked(code)
         return MemoryStats(*out)
 
     def end_span(self) -> tuple[ReplayEnd, MemoryStats]:
         """Do what `end_replay`, `stats` and `reset_peaks` do, at once."""
         out = (_I64 * (_ENDED + len(MemoryStats._fields)))()
-        self._checked(self._native.tr_end_span(out))
+        if (code := self._native.tr_end_span(out)) < 0:
+            self._checked(code)
         return _replay_end(out[:_ENDED]), MemoryStats(*out[_ENDED:])
 
     # what kernels take elsewhere
