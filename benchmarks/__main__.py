@@ -16,6 +16,7 @@ from benchmarks import (
     placement_safety,
     recorder,
     shapes,
+    steady,
 )
 from benchmarks.commands import run as commands
 from benchmarks.compress.main import run as compress
@@ -49,6 +50,7 @@ _QUESTIONS = {
     "floor": floor,
     "overlap": overlap.run,
     "pace": pace.run,
+    "steady": steady.run,
     "shapes": shapes.run,
     "estimating": estimating.run,
     "first": first.run,
