@@ -30,7 +30,7 @@ _ASKED_AGAIN: Final = 64
 
 
 @dataclass(frozen=True)
-class Kept:
+class Decided:
     """One answer.
 
     Attributes:
@@ -53,7 +53,7 @@ class Kept:
     limits: int
     arena: int
 
-    def is_that(self, other: "Kept | None") -> bool:
+    def is_that(self, other: "Decided | None") -> bool:
         """Tell whether another answer is the same one, to the same question."""
         return (
             other is not None
@@ -81,7 +81,7 @@ class Steady:
 
     def __init__(self, accounts: Accounts, verify: str | None) -> None:
         self._accounts, self._verify = accounts, verify
-        self._seen: Kept | None = None
+        self._seen: Decided | None = None
         self.left = 0
 
     def drop(self) -> None:
@@ -104,7 +104,7 @@ class Steady:
             self.drop()
             return
         limits = accounts.num_limits
-        now = Kept(unit, running.prepared, unit.room, running.turns, after, charged, limits, arena)
+        now = Decided(unit, running.prepared, unit.room, running.turns, after, charged, limits, arena)
         checked = self._verify is None or bool(running.prepared.proof.checked)
         self.left = _ASKED_AGAIN if checked and now.is_that(self._seen) else 0
         self._seen = now
