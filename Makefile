@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 AXE := build/axe/package/axe.min.js
 SMOKE := build/smoke
 
-.PHONY: demo test test-all test-page test-torch smoke sabotage check bench native wheel clean
+.PHONY: demo test test-all test-page test-torch torch-env smoke sabotage check bench native wheel clean
 
 $(STAMP): pyproject.toml constraints.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +63,8 @@ $(TORCH_STAMP): pyproject.toml
 	PIP_CONSTRAINT= $(TORCH_ENV)/bin/pip install -q torch==$(TORCH) -e .[dev]
 	touch $@
 endif
+torch-env: $(TORCH_STAMP)
+
 TORCH_WHEEL := build/wheel$(subst /,-,/$(TORCH_ENV))
 
 $(TORCH_WHEEL)/.current: $(TORCH_STAMP) $(PACKAGED)

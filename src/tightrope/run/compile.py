@@ -44,6 +44,7 @@ from tightrope.run.room import HELD, RESERVE
 from tightrope.run.runner import CompiledGraph
 from tightrope.run.shapes import Shape, Shapes, check_shapes
 from tightrope.run.sharded import WHY, InsideHooks, divided, refuse_divided
+from tightrope.run.sizes_seen import SizesSeen
 from tightrope.run.state import state_of
 from tightrope.run.status import StatusLine, build_native
 from tightrope.run.uncalled import expect_call, note_call
@@ -90,6 +91,7 @@ class CompiledModel:
         self.level, self.why, self.broken, self.unable, self.name, self.many_sizes = "L1", *[""] * 4, False
         self.settings, self.status, self.num_graphs, self.num_new = settings, status, 0, 0
         self.in_pieces = self._inside_step = self._lifted = False
+        self._seen = SizesSeen()
         self.replay: Replay | None = None
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
@@ -138,6 +140,8 @@ class CompiledModel:
         else:
             number = add_fastest(self.calls, program, real)
         self.num_graphs += 1
+        if not many and not self.in_pieces and (hint := self._seen.hint(real)):
+            self.status.say(hint)
         self.hold()
         graph = CompiledGraph(weakref.ref(self), number, many=many)
         return graph if self.twin is None else self.twin.watching(graph, program)
