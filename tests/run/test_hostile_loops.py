@@ -75,7 +75,7 @@ class Around(nn.Module):
         return result
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 def test_a_scripted_part_gets_real_gradients_and_keeps_those_it_had() -> None:
     def build() -> nn.Module:
         return Around(torch.jit.trace(nn.Sequential(nn.Linear(16, 16), nn.Tanh()), ROWS))  # type: ignore[no-untyped-call]
