@@ -1,4 +1,4 @@
-"""House rules for words: banned constructions and long sentences. `python -m tests.prose` checks the pages."""
+"""House rules for words: banned constructions, long sentences. `python -m tests.prose` checks the pages."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ GENERATED: Final = {"api.md"}
 """Written from docstrings, by `python -m tests.api_reference`."""
 BANNED: Final = {
     r"\bbeside\b": "write 'next to', 'in addition to', 'during' or 'compared with'",
-    r"\b(?:the|its|their|of|a) least\b(?! \w+(?:ed|ing|ent|ive|tly)\b)": "name the quantity: 'the smallest ...'",
+    r"\b(?:the|its|their|of|a) least\b(?! \w+(?:ed|ing|ent|ive|tly)\b)": "write 'the smallest ...'",
     r"\basked\b": "write 'requested', or name what the user set",
     r"\btakes? it that\b|\btaken (?:to be|for given)\b|\bit is taken\b": "write 'assumes that'",
     r"\b(?:is|are|was|were) named\b(?! `)": "write what the number is: 'the suggested budget'",
@@ -22,7 +22,7 @@ BANNED: Final = {
     r"\bbut for\b|\bnothing but\b": "write 'except', or 'only'",
     r"\bwhoever\b|\bthat one\b(?! \w)|\bthe latter\b|\bthe former\b": "repeat the noun",
     r"\bin turns?\b": "write 'alternately'",
-    r"\b(?:so|as|nor) (?:is|are|does|do|did|was|were|has|had|can|may) (?:the|a|an|it|its|what|that)\b": "put the subject first",
+    r"\b(?:so|as|nor) (?:is|are|do|does|was|were|has|can|may) (?:the|an?|its?|what|that)\b": "subject first",
     r"\b(?:where|what) (?:there )?(?:is|are) (?:none|no)\b": "say what is missing: 'without a compiler'",
     r"\bmay be more than\b|\bmore than the\b(?=[.,;])": "compare with something that has a name",
     r"\bhas to do\b|\bhave to do\b|\bdoes for\b|\bwill do\b": "write 'must suffice' or 'suffices'",
@@ -51,11 +51,8 @@ def blocks(page: str) -> Iterator[tuple[int, str]]:
     start, lines = 1, list[str]()
     for number, line in enumerate([*page.splitlines(), ""], 1):
         item = re.match(r"\s*(?:[-*]|\d+\.) ", line)
-        apart = (
-            not line.strip()
-            or re.match(r"\||#|!\[|    \S", line) is not None
-            and not (lines and line[0] == " ")
-        )
+        marked = re.match(r"\||#|!\[|    \S", line) is not None
+        apart = not line.strip() or marked
         if (apart or item) and lines:
             yield start, " ".join(lines)
             lines = []
