@@ -1,6 +1,8 @@
 """The pages keep the rules for words, and the rules notice what they are for."""
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -66,3 +68,21 @@ def test_every_rule_has_advice_and_is_a_regular_expression() -> None:
 
 def test_the_pages_keep_the_rules() -> None:
     assert [str(one) for one in findings()] == []
+
+
+def helps(name: str, command: Any) -> Iterator[tuple[str, str]]:
+    """List the paragraphs of a command's help, and the help of its parameters."""
+    yield from ((name, " ".join(one.split())) for one in (command.help or "").split("\n\n"))
+    yield from ((f"{name} {one.opts[0]}", getattr(one, "help", None) or "") for one in command.params)
+    for below, one in getattr(command, "commands", {}).items():
+        yield from helps(f"{name} {below}", one)
+
+
+def test_help_of_commands_keeps_the_rules() -> None:
+    from typer.main import get_command
+
+    from tightrope.cli.app import app
+
+    texts = [*helps("tightrope", get_command(app))]
+    assert len(texts) > 100
+    assert [str(one) for name, text in texts for one in check(text.partition("Examples:")[0], name)] == []
