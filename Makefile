@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 AXE := build/axe/package/axe.min.js
 SMOKE := build/smoke
 
-.PHONY: demo test test-all test-page test-torch torch-env smoke sabotage check bench native wheel clean
+.PHONY: demo test test-all test-page test-torch torch-env smoke sabotage prose check bench native wheel clean
 
 $(STAMP): pyproject.toml constraints.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
@@ -92,7 +92,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
+	$(BIN)/python -m tests.prose
 	$(BIN)/python -m pytest -n 2 -m "not slow" -x
+
+# The words of the pages: banned constructions and long sentences, each with what to write in its place.
+prose: $(STAMP)
+	$(BIN)/python -m tests.prose
 
 bench: native
 	$(BIN)/python -m benchmarks spine

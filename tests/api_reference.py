@@ -11,22 +11,55 @@ import tightrope
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 HEAD = """# Reference
 
-Every public name, from its docstring. `python -m tests.api_reference` writes this page; a test compares it.
+Every public name, from its docstring, without examples. `python -m tests.api_reference` writes this page.
 """
 
 
 def reference() -> str:
     """Write the page as text."""
-    return "\n".join([HEAD, *(_entry(name, getattr(tightrope, name)) for name in tightrope.__all__)])
+    public = [(name, getattr(tightrope, name)) for name in tightrope.__all__]
+    errors = [(name, value) for name, value in public if _is_error(value)]
+    others = [(name, value) for name, value in public if not _is_error(value)]
+    return "\n".join([HEAD, *(_entry(*one) for one in others), "## Errors\n", *map(_error, errors)])
+
+
+def _is_error(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, BaseException)
+
+
+def _error(one: tuple[str, Any]) -> str:
+    """One item of the list of errors: its parent, its first sentence, its attributes."""
+    name, value = one
+    text, _, attributes = (inspect.getdoc(value) or "").partition("\n\nAttributes:\n")
+    found = re.findall(r"(?m)^    (\w+):", attributes)
+    fields = f" Fields: {', '.join(f'`{field}`' for field in found)}." if found else ""
+    return f"- `{name}({value.__bases__[0].__name__})`: {' '.join(text.split())}{fields}"
 
 
 def _entry(name: str, value: Any) -> str:
-    lines = [f"## tightrope.{name}", "", "```text", _signature(name, value), "", inspect.getdoc(value) or ""]
+    text = _shortened(inspect.getdoc(value) or "")
+    signature = f"class {name}" if "\nAttributes:\n" in text else _signature(name, value)
+    lines = [f"## tightrope.{name}", "", "```text", signature, "", text]
     if inspect.isclass(value):
         members = [(key, member) for key, member in vars(value).items() if not key.startswith("_")]
         said = [(key, inspect.getdoc(member)) for key, member in members if _is_documented(member)]
-        lines += ["", *(f"{key}: {text.splitlines()[0]}" for key, text in said if text)]
+        lines += [
+            "",
+            *(f"{key}: {one.splitlines()[0]}" for key, one in said if one and f" {key}:" not in text),
+        ]
     return "\n".join(lines).rstrip() + "\n```\n"
+
+
+def _shortened(text: str) -> str:
+    """Leave out examples, which tests of docstrings run, and say of errors their names alone."""
+    text = re.sub(r"(?ms)^Example:\n.*?(?=^\S|\Z)", "", text)
+    text = re.sub(r"(?ms)\n\n>>> .*\Z", "", text)
+    return re.sub(r"(?ms)^Raises:\n(.*?)(?=^\S|\Z)", _names_of_errors, text).rstrip()
+
+
+def _names_of_errors(found: re.Match[str]) -> str:
+    names = ", ".join(re.findall(r"(?m)^    ([\w.]+):", found[1]))
+    return f"Raises: {names}.\n\n"
 
 
 def _is_documented(member: object) -> bool:
@@ -34,8 +67,6 @@ def _is_documented(member: object) -> bool:
 
 
 def _signature(name: str, value: Any) -> str:
-    if inspect.isclass(value) and issubclass(value, BaseException):
-        return f"class {name}({value.__bases__[0].__name__})"
     try:
         text = str(inspect.signature(value))
     except ValueError:

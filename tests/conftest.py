@@ -22,7 +22,7 @@ os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what docs/promises.md names: `-m smoke` chooses it."""
+    """Mark what docs/compat.md names: `-m smoke` chooses it."""
     wanted = set(named())
     for item in items:
         if wanted & {item.nodeid, item.nodeid.partition("[")[0]}:

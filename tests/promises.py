@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "promises.md"
+PAGE = ROOT / "docs" / "compat.md"
 
 
 def named(page: str | None = None) -> list[str]:
-    """List the tests in the table of docs/promises.md."""
+    """List the tests in the table of docs/compat.md."""
     return re.findall(r"`(tests/[^`]+)`", PAGE.read_text() if page is None else page)
 
 

@@ -177,9 +177,3 @@ def test_the_environment_has_no_gpu_build_and_no_package_that_breaks_a_cpu_build
     names = {dist.metadata["Name"].lower() for dist in importlib.metadata.distributions()}
     assert "torch" in names
     assert not {name for name in names if name.startswith("nvidia-") or name in FORBIDDEN}
-
-
-def test_the_architecture_page_names_every_room_in_order() -> None:
-    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    places = [page.index(f"  {room}/ ") for room in reversed(ORDER)]
-    assert places == sorted(places)

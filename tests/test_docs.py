@@ -154,7 +154,7 @@ def imports_in(snippet: str) -> list[str]:
 
 def test_the_readme_the_blocks_of_pages_and_examples_run_in_turn(tmp_path: Path) -> None:
     here = [snippet for snippet in SNIPPETS if all(map(importlib.util.find_spec, imports_in(snippet)))]
-    first = sorted(WITH_BLOCKS, key=lambda page: page.name != "integrity.md")  # it looks at what is loaded
+    first = sorted(WITH_BLOCKS, key=lambda page: page.name != "fleet.md")  # it looks at what is loaded
     texts = [(f"README.md, block {number}", snippet) for number, snippet in enumerate(here)]
     pages = [(page.name, blocks_of(page)) for page in first]
     promised = {
@@ -239,11 +239,58 @@ def test_the_two_line_diff_of_the_readme_runs_in_a_loop() -> None:
     run(before + loop.replace("8GiB", "64MiB"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda file: str(file.relative_to(ROOT)))
+def anchors_of(page: Path) -> set[str]:
+    """List the anchors of a page, as GitHub makes them of its headings."""
+    headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", page.read_text()))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    dead = []
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        file = page.parent / target if target else page
+        if "://" not in target and not (file.exists() and (not anchor or anchor in anchors_of(file))):
+            dead.append(f"{target}#{anchor}")
+    return dead
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *ROOT.glob("[A-Z]*.md")], ids=lambda file: str(file.relative_to(ROOT))
+)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+    assert dead_links(page) == []
+
+
+def test_a_dead_link_and_a_dead_anchor_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# Here: it *is*\n\n```\n# code\n```\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](there.md#here-it-is) [b](there.md#code) [c](gone.md) [d](#e) [e](https://x.org/#y)")
+    assert dead_links(page) == ["there.md#code", "gone.md#", "#e"]
+
+
+def test_code_and_tests_name_pages_that_exist() -> None:
+    texts = [*ROOT.glob("[A-Z]*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"]
+    texts += [
+        file
+        for folder in ("src", "tests", "benchmarks", "examples")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    named = {
+        (file.name, *found)
+        for file in texts
+        for found in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", file.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    for name, page, anchor in named:
+        assert (ROOT / "docs" / page).exists(), (name, page)
+        assert not anchor or anchor in anchors_of(ROOT / "docs" / page), (name, page, anchor)
+
+
+def test_the_pages_are_few_and_short() -> None:
+    pages = [*(ROOT / "docs").glob("*.md")]
+    assert len(pages) <= 12
+    assert sum(len(page.read_text().split()) for page in pages) <= 24_000
+    assert len((ROOT / "docs" / "how-it-works.md").read_text().split()) <= 2_500
 
 
 def test_planners_and_benchmarks_that_pages_name_exist() -> None:

@@ -1,4 +1,4 @@
-"""What goes together: `python -m tests.integrations.composing` plays all cells of docs/composability.md."""
+"""What goes together: `python -m tests.integrations.composing` plays all cells of docs/limits.md."""
 
 import functools
 import gc
@@ -25,7 +25,7 @@ from tightrope.capture._torch import reset_dynamo
 from tightrope.core import InfeasibleError
 from tightrope.run.accounts import accounts
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "composability.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "limits.md"
 ROWS: Final[dict[str, Callable[[Task], nn.Module]]] = {
     "a loop of your own": owned_loops.plain,
     '`torch.compile(model, backend="tightrope")`': partial(owned_loops.plain, by_name=True),
@@ -58,6 +58,8 @@ MOST_OF_CALLS: Final = 12
 EXTRA: Final = 1 << 20
 """Bytes that a loop may hold beside a step: the update, and batches that are fetched ahead."""
 NOT_TRIED: Final = "not tried"
+_HEAD: Final = "\n|  | "
+"""What the head of the table begins with, and no other table of the page."""
 Cells = Mapping[tuple[str, str], str]
 
 
@@ -157,7 +159,7 @@ def _check(model: nn.Module, most_plans: int) -> None:
 
 def page_with(cells: Cells) -> str:
     """The page with these cells in its table."""
-    before, rest = PAGE.read_text().split("\n| ", 1)
+    before, rest = PAGE.read_text().split(_HEAD, 1)
     _, after = rest.split("\n\n", 1)
     lines = [["", *COLUMNS], ["---"] * (len(COLUMNS) + 1)]
     lines += [[row, *(cells[row, column] for column in COLUMNS)] for row in ROWS]
@@ -166,9 +168,9 @@ def page_with(cells: Cells) -> str:
 
 
 def cells_of(page: str) -> dict[tuple[str, str], str]:
-    """The cells of the page's first table."""
-    head, _, *lines = page.split("\n| ", 1)[1].split("\n\n", 1)[0].splitlines()
-    columns = [cell.strip() for cell in head.split("|")[1:-1]]
+    """The cells of the table."""
+    head, _, *lines = page.split(_HEAD, 1)[1].split("\n\n", 1)[0].splitlines()
+    columns = [cell.strip() for cell in head.split("|")[:-1]]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     return {(row[0], column): cell for row in rows for column, cell in zip(columns, row[1:], strict=True)}
 

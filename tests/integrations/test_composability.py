@@ -1,4 +1,4 @@
-"""Every cell of the table in docs/composability.md, against the library that it names."""
+"""Every cell of the table in docs/limits.md, against the library that it names."""
 
 import os
 from collections.abc import Iterator

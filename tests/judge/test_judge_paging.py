@@ -233,7 +233,7 @@ def test_limits_of_a_slower_tier_and_of_another_machine_are_checked() -> None:
         good.fingerprint, good.schedule, good.offsets, good.budget, good.forecast,
         limits=Limits((good.budget, 127)), machine=good.machine,
     )  # fmt: skip
-    assert problems(GRAPH, tight, machine()) == ["limits: 127 bytes of tier 1 asked, 128 taken."]
+    assert problems(GRAPH, tight, machine()) == ["limits: 127 bytes of tier 1 allowed, 128 taken."]
     other = Machine("another", machine().tiers, watts=1.0)
     assert "made for 'two tiers', this one is 'another'" in problems(GRAPH, good, other)[0]
 

@@ -263,7 +263,7 @@ def test_a_refused_budget_changes_nothing_and_the_named_one_is_accepted() -> Non
     assert error.smallest_found is not None
     assert error.lower_bound <= error.smallest_found
     assert error.op
-    assert str(error).endswith("\nMore: docs/refused.md")  # nothing of a backward to come
+    assert str(error).endswith("\nMore: docs/budget.md#refused")  # nothing of a backward to come
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     step(loss_of(model), budget=error.smallest_found, model=model, optimizer=optimizer)(*batch)

@@ -81,7 +81,7 @@ Machine = Annotated[str | None, typer.Option(help="A profile, such as rtx4090-24
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file, such as step.plan.json.")]
 GraphFile = Annotated[
     Path | None,
-    typer.Option(help="The graph that it was made for; default: NAME.graph.json beside NAME.plan.json."),
+    typer.Option(help="The graph that it was made for; default: NAME.graph.json next to NAME.plan.json."),
 ]
 
 
@@ -164,7 +164,7 @@ def plan(
     """Plan a training step under a budget.
 
     With a machine, times come from its table; else a function's ops are measured here. The budget
-    counts planned addresses; for graphs of others it counts live bytes, as their authors do.
+    counts planned addresses; for third-party graphs it counts live bytes, as their authors do.
     """
     from tightrope.cli.machines import find_machine
     from tightrope.cli.planning import Request, plan_source
@@ -208,8 +208,8 @@ def explain(
 ) -> None:
     """Say why each storage was kept, recomputed or paged, largest first.
 
-    With the graph, storages have the names of their tensors and modules, and the stage and module that
-    take most time and the buffers alive at the peak are named.
+    With the graph, storages have the names of their tensors and modules. The text then also has the
+    stage and module that take most time, and the buffers alive at the peak.
     """
     if graph is None and graph_beside(plan) is None:
         found, answers = Plan.load(plan), None

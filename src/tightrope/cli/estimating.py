@@ -85,9 +85,9 @@ def estimate(
 
     The function builds the model, on any device or on meta, and one batch; the forward returns the
     loss. The step is captured on shapes alone and never run; without --machine every op is measured here,
-    alone. Exit code 0: it fits without a plan; 3: it, or one of the sizes, does not; with --largest, 3:
-    not even a size of 1 fits with a plan. With --ranks the model is a torch.nn.Sequential, or any
-    with a list of layers, and the inputs are one micro-batch; 3: no layout fits.
+    alone. Exit code 0: it fits without a plan; 3: it, or one of the sizes, does not. With --largest, 3
+    means that not even a size of 1 fits with a plan. With --ranks the model is a torch.nn.Sequential, or
+    any with a list of layers. The inputs are one micro-batch then; 3: no layout fits.
     """
     from tightrope.cli.machines import find_machine
     from tightrope.cli.sizes import parse_sizes

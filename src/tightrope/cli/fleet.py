@@ -42,8 +42,8 @@ def fleet(
     step: Annotated[
         str | None,
         typer.Option(
-            help="A graph, or FILE.py:FUNCTION that returns (model, inputs), or (model, inputs, optimizer) "
-            "for the step with its update: planned under the bytes of every kind."
+            help="A graph, or FILE.py:FUNCTION that returns (model, inputs) or (model, inputs, optimizer). "
+            "The step is planned under the bytes of every kind; an optimizer adds its update."
         ),
     ] = None,
     size: Annotated[
@@ -73,10 +73,10 @@ def fleet(
     seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,
     json: Json = False,
 ) -> None:
-    """Forecast federated training on a fleet: who can take part, time, bytes, energy; and train, if asked.
+    """Forecast federated training on a fleet: who can take part, time, bytes, energy; or train.
 
-    Whether devices have room for the step is planned with --step; without it only the weights are held
-    against their memory. Exit code 0: all limits hold; 3: no-go; 2: error.
+    With --step, a plan decides whether devices have room for the step. Without it, only the weights are
+    compared with their memory. Exit code 0: all limits hold; 3: no-go; 2: error.
     """
     from tightrope.fleet.devices.fleet import make_devices, read_fleet
 

@@ -97,9 +97,7 @@ def verify(
     target: Annotated[
         str | None, typer.Option(help="FILE.py:FUNCTION: capture it, and compare with the plan.")
     ] = None,
-    machine: Annotated[
-        str | None, typer.Option(help="The machine that the plan was made for, where one was named.")
-    ] = None,
+    machine: Annotated[str | None, typer.Option(help="The machine of the plan, if it has one.")] = None,
     site: Site = None,
     load: Annotated[
         list[str] | None, typer.Option(help="Import this module and check all that is loaded; repeat it.")

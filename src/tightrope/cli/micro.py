@@ -77,8 +77,8 @@ def compile_command(
     pages: Annotated[
         bool,
         typer.Option(
-            help="Let activations go to the slower tier; else they stay, with weights in tiles, ops that run "
-            "again, and in inference bands of rows."
+            help="Let activations go to the slower tier. Without it, weights are cut into tiles, ops run "
+            "again, and inference runs in bands of rows."
         ),
     ] = True,
     core: Annotated[

@@ -51,7 +51,7 @@ def place(
 ) -> None:
     """Place the buffers of a file at addresses, so that those alive together never overlap.
 
-    Exit code 0: within the capacity, or none was asked; 3: not. A placement is written either way.
+    Exit code 0: within the capacity, or no capacity was given; 3: not. A placement is written either way.
     Ops on parallel streams also get the waits that the capacity needs, and nothing where none suffice.
     """
     check_outputs([output, svg])

@@ -31,7 +31,7 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A plan file or a trace file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Write the page here.")] = Path("run.html"),
     graph: Annotated[
-        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json beside NAME.plan.json.")
+        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json next to NAME.plan.json.")
     ] = None,
     forecast: Annotated[
         Path | None, typer.Option(help="A plan or trace, drawn as a ghost behind an observed trace.")
@@ -53,7 +53,7 @@ def report(
 ) -> None:
     """Write one HTML page that opens from disk and explains every byte of a plan or a run.
 
-    Where the graph is at hand (RUN or --forecast is a plan) the page has the curve of time against budget.
+    If RUN or --forecast is a plan with a graph, the page has the curve of time against budget.
     """
     from tightrope.view import page
 

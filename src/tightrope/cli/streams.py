@@ -28,8 +28,8 @@ def register(app: typer.Typer) -> None:
 
 
 def streams(
-    scenario: Annotated[str, typer.Argument(help="A scenario by name, or list: say which there are.")],
-    machine: Annotated[str, typer.Argument(help="A machine by name.")] = "",
+    scenario: Annotated[str, typer.Argument(help="The name of a scenario, or list: print all.")],
+    machine: Annotated[str, typer.Argument(help="The name of a machine.")] = "",
     file: Annotated[
         Path | None, typer.Option(help="TOML file with scenarios and machines; default: XRBench's.")
     ] = None,
@@ -41,15 +41,13 @@ def streams(
         str | None, typer.Option(help="Bytes that weights and activations share, such as 200MB.")
     ] = None,
     page_rate: Annotated[
-        str | None, typer.Option(help="Bytes per second with which weights come in, such as 20GB.")
+        str | None, typer.Option(help="Bytes per second of weights that come in, such as 20GB.")
     ] = None,
     horizon: Annotated[float, typer.Option(min=1, max=1e6, help="Length of the run, ms.")] = 700.0,
     moves: Annotated[
         int, typer.Option(min=0, max=10**8, help="Effort of the search, plans tried.")
     ] = 100_000,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**31 - 1, help="Of the search and of what is asked for.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the search and of the requests.")] = 0,
     at_least: Annotated[float | None, typer.Option(min=0, max=100, help="Score to reach.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write plan and run here as JSON.")
@@ -57,9 +55,9 @@ def streams(
     page: Annotated[Path | None, typer.Option(help="Write a page with the timeline here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Plan which frame runs on which processor, in which order, and which are dropped; simulate and judge it.
+    """Plan where and when frames run, and which are dropped; simulate and judge the plan.
 
-    Exit code 0: within the arena and at least the score asked for; 3: not; 2: error.
+    Exit code 0: within the arena, and --at-least is reached; 3: not; 2: error.
     """
     check_outputs([output, page], [file])
     import msgspec

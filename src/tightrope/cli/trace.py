@@ -46,7 +46,7 @@ def trace(
         typer.Argument(metavar="FILE", help="A plan, a trace, or a profile by torch.profiler."),
     ],
     graph: Annotated[
-        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json beside NAME.plan.json.")
+        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json next to NAME.plan.json.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="FILE.py:FUNCTION that builds the model of a profile.")
@@ -122,7 +122,7 @@ def record(
         Path | None, typer.Option(help="Run this plan, made by tightrope plan or --save-plan.")
     ] = None,
     graph: Annotated[
-        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json beside NAME.plan.json.")
+        Path | None, typer.Option(help="The plan's graph; default: NAME.graph.json next to NAME.plan.json.")
     ] = None,
     fuse: Annotated[
         bool, typer.Option("--fuse", help="Run stretches of the plan compiled, where that is faster.")
@@ -136,12 +136,11 @@ def record(
 ) -> None:
     """Run training steps as they are, under a budget, or by a plan, and record them.
 
-    The trace is that of the last step, with the times of those before it: trace --against compares
-    medians, and says which times differ by more than noise. The forward returns the loss. Nothing is
-    updated: there is no optimizer. A plan is judged first, and runs at its own addresses; it holds for
-    the graph that it was made for. Fused, results are equal within a tolerance, and a stretch is one
-    event. No other command fuses: estimate, plan and curve run no step, which fusing has to measure,
-    and demo compares with eager bit for bit.
+    The trace is that of the last step, with the times of the steps before it. So trace --against can
+    compare medians, and tell differences from noise. The forward returns the loss. Nothing is updated:
+    there is no optimizer. A plan is judged first, and runs at its own addresses, for its own graph.
+    Fused, results are equal within a tolerance, and a stretch is one event. No other command fuses:
+    estimate, plan and curve run no step to measure, and demo compares bits with eager.
     """
     from tightrope.cli.target import build
 

@@ -78,8 +78,8 @@ def trees(
 ) -> None:
     """Train boosted trees over parties that keep their data.
 
-    The forest is the same, to the last bit, for any number of parties and with or without masks or
-    encryption. Parties are files here: the work and the bytes are real, the network is not; with --join each
+    The forest has the same bits for any number of parties, and with or without masks or encryption.
+    Parties are files here: the work and the bytes are real, the network is not. With --join each
     party is a process of its own. Exit code 0: within all limits; 3: not; 2: error.
     """
     from tightrope.fleet.trees.job import TreeJob, run_tree_job
@@ -265,7 +265,7 @@ def predict(
 ) -> None:
     """Answer for the rows of a table: the chance of label 1, a number, or the chance of every class.
 
-    Columns are matched by name. A column id is handed through.
+    Columns are matched by their names. A column id is handed through.
     """
     check_outputs([output], [forest, table])
     from tightrope.fleet.trees.forest import load_forest

@@ -90,7 +90,7 @@ def _check_arguments(args: Any) -> None:
     for name in _ARGUMENTS:
         if getattr(args, name, False):
             raise TightropeError(
-                f"TrainingArguments({name}=True): Tightrope plans what is computed again under the budget, "
+                f"TrainingArguments({name}=True): Tightrope plans what is recomputed under the budget, "
                 f"and cannot undo what was checkpointed. Leave out {name}, and keep the budget."
             )
     if getattr(args, "torch_compile", False):
@@ -105,7 +105,7 @@ def _check_model(model: torch.nn.Module) -> None:
     if on:
         raise TightropeError(
             f"checkpointing is on in {on[0]} of this {type(model).__name__}: Tightrope plans what is "
-            f"computed again under the budget, and cannot undo what was checkpointed. {_switch_off(model)}"
+            f"recomputed under the budget, and cannot undo what was checkpointed. {_switch_off(model)}"
         )
 
 

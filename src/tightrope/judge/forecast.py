@@ -48,16 +48,16 @@ def check_limits(plan: Plan) -> None:
     """
     taken, limits = plan.forecast, plan.limits
     if taken.total > plan.budget:
-        raise JudgeError(f"budget: {plan.budget} bytes asked, {taken.total} taken.")
+        raise JudgeError(f"budget: {plan.budget} bytes allowed, {taken.total} taken.")
     if limits.bytes and taken.total > limits.bytes[0]:
-        raise JudgeError(f"limits: {limits.bytes[0]} bytes of tier 0 asked, {taken.total} taken.")
+        raise JudgeError(f"limits: {limits.bytes[0]} bytes of tier 0 allowed, {taken.total} taken.")
     for tier, (limit, held) in enumerate(zip(limits.bytes[1:], taken.tiers, strict=False), start=1):
         if held > limit:
-            raise JudgeError(f"limits: {limit} bytes of tier {tier} asked, {held} taken.")
+            raise JudgeError(f"limits: {limit} bytes of tier {tier} allowed, {held} taken.")
     if limits.seconds is not None and taken.ns > limits.seconds * 1e9:
-        raise JudgeError(f"limits: {limits.seconds} seconds asked, {taken.ns} ns taken.")
+        raise JudgeError(f"limits: {limits.seconds} seconds allowed, {taken.ns} ns taken.")
     if limits.joules is not None and taken.joules > limits.joules:
-        raise JudgeError(f"limits: {limits.joules} joules asked, {taken.joules} taken.")
+        raise JudgeError(f"limits: {limits.joules} joules allowed, {taken.joules} taken.")
 
 
 def _inside_peak(walk: Walk) -> Bytes:

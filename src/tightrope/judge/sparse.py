@@ -99,7 +99,7 @@ def _check_ends(theirs: _Names, ours: _Names, names: Collection[str], there: Col
                 changed.add(storage.module)
                 if (op.name in there) != (storage.module in names):
                     said = "is updated" if op.name in there else "is not updated"
-                    raise JudgeError(f"parameter {storage.module!r} {said}, other than was asked.")
+                    raise JudgeError(f"parameter {storage.module!r} {said}, other than was requested.")
             elif storage.kind == Kind.BUFFER and op.name not in there:
                 raise JudgeError(f"statistics {storage.module!r} are not kept.")
     if gone := set(names) - changed:

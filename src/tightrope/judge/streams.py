@@ -118,7 +118,7 @@ def _by_model(
     found: list[dict[int, FrameRun]] = [{} for _ in scenario.models]
     for frame in run.frames:
         if not 0 <= frame.model < len(found) or not 0 <= frame.frame < len(spans[frame.model]):
-            raise JudgeError(f"frame {frame.frame} of model {frame.model} was never asked for.")
+            raise JudgeError(f"frame {frame.frame} of model {frame.model} was never requested.")
         if frame.frame in found[frame.model]:
             raise JudgeError(f"{_name(scenario, frame)} is there twice.")
         found[frame.model][frame.frame] = frame
@@ -128,7 +128,7 @@ def _by_model(
         )
         if certain and len(found[m]) != len(spans[m]):
             raise JudgeError(
-                f"{len(spans[m])} frames of {model.name!r:.60} were asked for; {len(found[m])} are there."
+                f"{len(spans[m])} frames of {model.name!r:.60} were requested; {len(found[m])} are there."
             )
     return found
 

@@ -163,7 +163,7 @@ def _ways(graph: Graph, live: Set[StorageId]) -> list[Op]:
             continue
         way = _again(graph, maker[storage])
         if storage not in can or way is None:
-            raise TightropeError(f"storage {storage} is gone and cannot be made again.")
+            raise TightropeError(f"storage {storage} is gone and cannot be recomputed.")
         wanted[maker[storage].id] = way
         waiting.extend(way.reads)
     return [wanted[op] for op in sorted(wanted)]

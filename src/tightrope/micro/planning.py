@@ -118,7 +118,7 @@ def plan_step(
             raise  # time or energy, not bytes
         least = error.smallest_found or error.lower_bound
         raise InfeasibleError(
-            f"--ram {ram} B leaves {max(0, ram - beside)} B beside {stack} B of stack and {STATIC_BYTES} B "
+            f"--ram {ram} B leaves {max(0, ram - beside)} B next to {stack} B of stack and {STATIC_BYTES} B "
             f"of counters: {error} The next limit to try is {least + beside} B.",
             asked=ram, smallest_found=least + beside, lower_bound=error.lower_bound + beside, op=error.op,
         ) from error  # fmt: skip

@@ -5,7 +5,7 @@ Idea        First fit in several orders, skyline dives, and a canonical search w
 Source      see ``native/solvers/packer.cpp``
 Guarantee   Buffers whose lifetimes overlap get disjoint address ranges, aligned; an answer always
             exists; equal input, options and seed give equal offsets unless the clock stops the run.
-Complexity  1e5 buffers well under a second, see ``docs/placement.md``
+Complexity  1e5 buffers well under a second, see ``docs/planning.md``
 Gaps        one stream and one memory space; see `place_blocks` and `tightrope.place.streams` for more
 
     address ^

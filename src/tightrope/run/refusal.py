@@ -190,4 +190,4 @@ class Refusal:
 
 
 _PLAN: Final = "the smallest plan found"
-_PAGE: Final = "More: docs/refused.md"
+_PAGE: Final = "More: docs/budget.md#refused"

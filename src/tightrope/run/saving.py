@@ -303,7 +303,7 @@ def _check_pieces(graph: Graph, pieces: set[StorageId]) -> None:
                     span = spans[view.input]
                     if span is None or view.offset < span.offset or view.end > span.end:
                         raise TightropeError(
-                            f"{op.describe()} reads beside an input that is a view: pass a clone of it."
+                            f"{op.describe()} reads next to an input that is a view: pass a clone of it."
                         )
 
 

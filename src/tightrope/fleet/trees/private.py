@@ -96,8 +96,8 @@ class PrivateChoice:
         p = self.params
         if p.loss == "softmax" or p.stop or p.min_rows > 1:
             raise TightropeError(
-                "differential privacy holds for two classes or a number, without early stopping or a least "
-                "number of rows: leave out loss='softmax', stop and min_rows."
+                "differential privacy holds for two classes or a number, without early stopping or a "
+                "smallest number of rows: leave out loss='softmax', stop and min_rows."
             )
         if p.leaves or p.hessian != "one" or p.l2 <= 0 or p.child_weight > 0 or p.gamma > 0:
             raise TightropeError(

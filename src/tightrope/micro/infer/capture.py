@@ -60,7 +60,7 @@ def capture_net(model: torch.nn.Module, args: Sequence[torch.Tensor]) -> FloatNe
     finally:
         model.train(was)
     if program.has_backward:
-        raise CaptureError("the forward keeps gradients although none are asked for: detach what it keeps.")
+        raise CaptureError("the forward keeps gradients although none are needed: detach what it keeps.")
     graph = program.graph
     outputs = [value for value in graph.parts[0].outputs if isinstance(value, View)]
     if len(outputs) != 1:

@@ -119,7 +119,7 @@ def compile_net(
     size = len(net.constants.data)
     if flash is not None and size > flash:
         raise TightropeError(
-            f"the constants of the net take {size} B of flash; {flash} B were asked. Ask for {size} B and "
+            f"the constants of the net take {size} B of flash; {flash} B are allowed. Ask for {size} B and "
             "what the code takes, quantize the net, or take a smaller model."
         )
     programs = net.programs if isinstance(net, IntegerNet) else ()

@@ -187,7 +187,7 @@ def _sorted_out(
             for name in SensorForecast.__struct_fields__
         }
         raise InfeasibleError(
-            f"no pipeline of {len(every)} is within the limits: the least that one takes is {least['ram']} "
+            f"no pipeline of {len(every)} is within the limits: the smallest one takes {least['ram']} "
             f"B of "
             f"RAM, {least['rom']} B of ROM and {least['instructions']} instructions, not all of one "
             f"pipeline. Ask "

@@ -82,7 +82,7 @@ def plan_exchange(problem: ExchangeProblem, *, exact: bool = True, native: bool 
     limit = problem.limits.seconds
     if limit is not None and seconds > limit:
         raise InfeasibleError(
-            f"a step of at most {limit * 1e3:.6g} ms was asked for; the fastest plan found takes "
+            f"a step of at most {limit * 1e3:.6g} ms was requested; the fastest plan found takes "
             f"{seconds * 1e3:.6g} ms (proved >= {bound * 1e3:.6g} ms). Allow a codec that sends less "
             f"({', '.join(one.name for one in problem.codecs)} are allowed), a faster link, or more time."
         )
@@ -130,7 +130,7 @@ def _start(problem: ExchangeProblem) -> tuple[list[Message], str]:
     messages = _smallest(problem)
     if limit is not None and sent_of(problem, messages) > limit:
         raise InfeasibleError(
-            f"at most {limit} bytes per step and rank were asked for; the codecs "
+            f"at most {limit} bytes per step and rank are allowed; the codecs "
             f"{', '.join(one.name for one in problem.codecs)} send at least {sent_of(problem, messages)}. "
             "Allow a codec that sends less, or more bytes.",
             asked=limit,

@@ -90,7 +90,7 @@ class Again:
 
     def _wait_for(self, version: Version) -> None:
         if version.call is None:
-            raise TightropeError("evict: a tensor was evicted that cannot be made again; please report this.")
+            raise TightropeError("evict: a tensor was evicted that cannot be recomputed; please report this.")
         self._waiting.append(version)
         self._window.call("open_frame")
 
