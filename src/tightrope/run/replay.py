@@ -84,7 +84,7 @@ class Replay:
 
     Attributes:
         level: always ``L0``.
-        enforced: whether the limit is hard; False without a C++ compiler.
+        enforced: whether the limit is hard; False without the native part.
         note: one sentence on what holds, and why not more.
         budget: total bytes asked for.
         external: bytes of it taken by tensors that the allocator does not count.
