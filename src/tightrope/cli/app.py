@@ -15,17 +15,13 @@ import typer
 from tightrope.cli import (
     curve,
     estimating,
-    fleet,
     integrity,
-    jobs,
     micro,
     place,
     report,
     saved,
     show,
-    streams,
     trace,
-    trees,
 )
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.plugins import CommandGroup
@@ -285,16 +281,12 @@ def doctor(json: Json = False) -> None:
 
 
 curve.register(app)
-fleet.register(app)
 integrity.register(app)
-jobs.register(app)
 micro.register(app)
 place.register(app)
 report.register(app)
 saved.register(app)
-streams.register(app)
 trace.register(app)
-trees.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
