@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from command import run
+
+from tests.cli.command import run
 
 FLEET = """
 [[kinds]]
@@ -218,3 +219,11 @@ def test_select_reads_optuna_and_takes_spreads_as_shares_of_the_data(tmp_path):
     one, other = (json.loads(run("select", path, "--json").out)["confidence"] for path in (table, small))
     assert abs(one - other) < 1e-6
     assert "is of Optuna's files" in run("select", table, "--study", "s").err
+
+
+@pytest.mark.parametrize("given", [("--prior-sd", "nan"), ("--noise-sd", "inf")], ids=" ".join)
+def test_spreads_that_are_no_numbers_are_refused(tmp_path, given):
+    (tmp_path / "t.csv").write_text("candidate,value\na,1\nb,2\n")
+    done = run("select", tmp_path / "t.csv", *given)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1

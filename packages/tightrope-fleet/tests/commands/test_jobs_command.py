@@ -6,7 +6,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from command import run
+
+from tests.cli.command import run
 
 TEXT = "name,start,end,gb\na,0,10,3\nb,2,4,1\nc,3,9,3\nd,5,8,2\n"
 

@@ -6,7 +6,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from command import run
+
+from tests.cli.command import run
 
 QUICK = ("--moves", "200")
 

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from command import run
+
+from tests.cli.command import run
 
 pytest.importorskip("cryptography")
 
