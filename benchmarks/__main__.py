@@ -24,7 +24,6 @@ from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.fabric.main import run as fabric
-from benchmarks.fleet.main import run as fleet
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
 from benchmarks.micro import main as micro
@@ -37,6 +36,14 @@ from benchmarks.sequence.main import run as sequence
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
+
+
+def _fleet(arguments: list[str], console: Console) -> int:
+    """Ask what needs the plug-in tightrope-fleet, which may not be installed."""
+    from benchmarks.fleet.main import run
+
+    return run(arguments, console)
+
 
 _QUESTIONS = {
     "page": page.run,
@@ -65,7 +72,7 @@ _QUESTIONS = {
     "compress": compress,
     "fabric": fabric,
     "evict": evict,
-    "fleet": fleet,
+    "fleet": _fleet,
     "sequence": sequence,
     "ranks": ranks,
     "cuda": cuda,

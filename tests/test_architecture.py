@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "tightrope"
+from tests.packages import CORE, ROOT, package_of, packages, plugins, project
+
+SOURCE = CORE
 FILES = sorted(SOURCE.rglob("*.py"))
+OF_PLUGINS = [file for plugin in plugins() for file in sorted(package_of(plugin).rglob("*.py"))]
 ORDER = (
     "core",
     "draw",
@@ -27,7 +30,6 @@ ORDER = (
     "micro",
     "record",
     "parallel",
-    "fleet",
     "view",
     "integrations",
     "cli",
@@ -87,13 +89,46 @@ def test_rooms_import_rooms_and_never_the_public_surface() -> None:
     assert not outside
 
 
-@pytest.mark.parametrize("line", ["fleet", "micro", "parallel"])
+@pytest.mark.parametrize("line", ["micro", "parallel"])
 def test_a_line_of_the_product_can_be_removed_with_its_commands_alone(line: str) -> None:
     assert {a for a, b in arrows() if b == line} == {"cli"}
 
 
 def test_the_judge_imports_the_core_alone() -> None:
     assert {b for a, b in arrows() if a == "judge"} == {"core"}
+
+
+def tops(file: Path) -> set[str]:
+    """List the first parts of the names of all modules that a file imports."""
+    return {name.split(".")[0] for name in imports_of(file)}
+
+
+def test_the_core_imports_no_plug_in() -> None:
+    assert not {file.name for file in FILES if any(top.startswith("tightrope_") for top in tops(file))}
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_a_plug_in_imports_the_core_and_itself(plugin: Path) -> None:
+    package = package_of(plugin)
+    assert package.name == plugin.name.replace("-", "_") == project(plugin)["name"].replace("-", "_")
+    files = sorted(package.rglob("*.py"))
+    assert {top for file in files for top in tops(file) if top.startswith("tightrope_")} <= {package.name}
+    commands = f"{package.name}.commands"
+    inside = [file for file in files if not file.is_relative_to(package / "commands")]
+    for file in inside:
+        names = imports_of(file)
+        assert not [name for name in names if name.startswith((commands, "tightrope.cli", "typer"))], file
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_a_judge_of_a_plug_in_imports_the_core_and_values_alone(plugin: Path) -> None:
+    name = package_of(plugin).name
+    for file in (package_of(plugin) / "judge").glob("*.py"):
+        ours = {one for one in imports_of(file) if one.startswith("tightrope")}
+        assert all(one.startswith(("tightrope.core", f"{name}.values", f"{name}.judge")) for one in ours), (
+            file
+        )
+        assert "torch" not in tops(file)
 
 
 @pytest.mark.parametrize("room", TORCH_FREE)
@@ -105,12 +140,13 @@ def test_torch_stays_out_of_rooms_that_only_compute(room: str) -> None:
 
 
 def module_of(file: Path) -> str:
-    return ".".join(("tightrope", *file.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+    (package,) = (one for one in packages() if file.is_relative_to(one))
+    return ".".join(file.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Imports inside functions count; a package does not stand for its modules."""
-    modules = {module_of(file): file for file in FILES}
+    modules = {module_of(file): file for file in [*FILES, *OF_PLUGINS]}
     arrows = {
         name: {found if found in modules else found.rpartition(".")[0] for found in imports_of(file) - {name}}
         for name, file in modules.items()
@@ -133,7 +169,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_every_class_name_stands_for_one_class() -> None:
     where: dict[str, list[str]] = {}
-    for file in FILES:
+    for file in [*FILES, *OF_PLUGINS]:
         for node in nodes_of(file):
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, []).append(module_of(file))
@@ -159,11 +195,12 @@ def test_private_names_of_torch_live_in_named_files() -> None:
     owners = [SOURCE / "capture" / name for name in PRIVATE]
     owners += sorted((SOURCE / "parallel").glob("*/_torch.py"))
     assert all(private_names(owner) for owner in owners if owner.name != "_probes.py")
-    spread = {str(file.relative_to(SOURCE)): private_names(file) for file in FILES if file not in owners}
+    files = [file for file in [*FILES, *OF_PLUGINS] if file not in owners]
+    spread = {module_of(file): private_names(file) for file in files}
     assert {name: found for name, found in spread.items() if found} == {}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+@pytest.mark.parametrize("file", [*FILES, *OF_PLUGINS], ids=module_of)
 def test_files_and_functions_are_short(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 500

@@ -17,18 +17,23 @@ import pytest
 
 import tightrope
 from tests.api_reference import reference
+from tests.packages import ROOT, packages, plugins
 from tightrope.capture._torch import reset_dynamo
 
-ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONAL = {"accelerate", "lightning", "peft", "transformers"}
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+PAGES += [page for plugin in plugins() if (page := plugin / "README.md").is_file()]
 
 
 def modules() -> list[str]:
-    """List every module of the package that can be imported without running a command."""
-    found = pkgutil.walk_packages(tightrope.__path__, "tightrope.")
-    return sorted(info.name for info in found if not info.name.endswith("__main__"))
+    """List every module of the core and of plug-ins that can be imported without running a command."""
+    found = [
+        info.name
+        for package in packages()
+        for info in pkgutil.walk_packages([str(package)], f"{package.name}.")
+    ]
+    return sorted(name for name in found if not name.endswith("__main__"))
 
 
 def skip_without(*names: str) -> None:
@@ -90,7 +95,6 @@ def run(script: str | Path) -> str:
     ("example", "prints"),
     [
         pytest.param("compile_a_model.py", "enforced", marks=pytest.mark.slow),
-        ("frames_before_deadlines.py", "within its limit: True"),
         ("place_a_file.py", "optimal: 512 bytes, at least 512 are needed"),
         pytest.param("plan_a_graph.py", "smallest feasible found", marks=pytest.mark.slow),
         pytest.param("replay_any_loop.py", "0 elsewhere", marks=pytest.mark.slow),
@@ -126,7 +130,6 @@ def test_the_idea_refuses_what_cannot_fit_and_its_judge_notices_a_wrong_address(
 
 
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-WITH_BLOCKS = [page for page in PAGES if "docs" in page.parts and "```python" in page.read_text()]
 IN_TURN = """
 import gc, os, sys, types
 import torch
@@ -150,6 +153,25 @@ def blocks_of(page: Path) -> str:
 
 def imports_in(snippet: str) -> list[str]:
     return re.findall(r"(?m)^(?:from|import) (\w+)", snippet)
+
+
+def of_absent_plugin(text: str) -> bool:
+    """Tell whether code shows a plug-in whose folder is not in this checkout."""
+    shown = {name for name in imports_in(text) if name.startswith("tightrope_")}
+    return not shown <= {package.name for package in packages()}
+
+
+def in_absent_plugin(target: Path) -> bool:
+    """Tell whether a link leads into the folder of a plug-in that is not in this checkout."""
+    parts = Path(os.path.normpath(target)).relative_to(ROOT).parts
+    return parts[0] == "packages" and len(parts) > 1 and not (ROOT / parts[0] / parts[1]).exists()
+
+
+WITH_BLOCKS = [
+    page
+    for page in PAGES
+    if "docs" in page.parts and "```python" in page.read_text() and not of_absent_plugin(blocks_of(page))
+]
 
 
 def test_the_readme_the_blocks_of_pages_and_examples_run_in_turn(tmp_path: Path) -> None:
@@ -195,19 +217,26 @@ def commands() -> list[tuple[str, str, frozenset[str]]]:
 
 
 def test_commands_that_pages_show_have_these_options() -> None:
+    from typer import Context
     from typer.main import get_command
 
     from tightrope.cli.app import app
+    from tightrope.cli.plugins import KNOWN
 
     known: dict[str, set[str]] = {}
     group: Any = get_command(app)
-    for name, command in group.commands.items():
+    context = Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         below = getattr(command, "commands", {}).values()
         params = [*command.params, *(one for sub in below for one in sub.params)]
         known[name] = {"--help", *(option for one in params for option in (*one.opts, *one.secondary_opts))}
     shown = commands()
     assert len(shown) > 20
+    absent = {name for name in KNOWN if name not in known}
     for page, name, options in shown:
+        if name in absent and not (ROOT / "packages" / KNOWN[name].distribution).is_dir():
+            continue
         assert name in known, (page, name)
         assert options <= known[name], (page, name, options - known[name])
 
@@ -249,7 +278,9 @@ def dead_links(page: Path) -> list[str]:
     dead = []
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         file = page.parent / target if target else page
-        if "://" not in target and not (file.exists() and (not anchor or anchor in anchors_of(file))):
+        if "://" in target or in_absent_plugin(file):
+            continue
+        if not (file.exists() and (not anchor or anchor in anchors_of(file))):
             dead.append(f"{target}#{anchor}")
     return dead
 
@@ -272,7 +303,7 @@ def test_code_and_tests_name_pages_that_exist() -> None:
     texts = [*ROOT.glob("[A-Z]*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"]
     texts += [
         file
-        for folder in ("src", "tests", "benchmarks", "examples")
+        for folder in ("src", "tests", "benchmarks", "examples", "packages")
         for file in (ROOT / folder).rglob("*.py")
     ]
     named = {

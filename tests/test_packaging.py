@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "src" / "tightrope"
+from tests.packages import CORE, ROOT, package_of, plugins, project
+from tightrope.core.version import VERSION
+
+PACKAGE = CORE
+BUILD = "import hatchling.build as b, os, sys; os.chdir(sys.argv[1]); print(b.build_{}(sys.argv[2]))"
 TRAIN = """
 import tightrope, torch
 
@@ -22,10 +25,10 @@ print(tightrope.report(model).enforced)
 """
 
 
-def shipped() -> set[str]:
-    """List the files of the package, relative to its parent."""
-    files = (file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
-    return {str(file.relative_to(PACKAGE.parent)) for file in files}
+def shipped(package: Path = CORE) -> set[str]:
+    """List the files of a package, relative to its parent."""
+    files = (file for file in package.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {str(file.relative_to(package.parent)) for file in files}
 
 
 def printed(*command: str | Path, **environment: str) -> str:
@@ -63,13 +66,38 @@ def test_what_is_no_python_is_there_to_be_shipped() -> None:
     assert {".py", ".cpp", ".hpp", ".toml", ".typed"} <= kinds
 
 
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_a_plug_in_has_the_version_of_the_core_and_is_an_extra_of_it(plugin: Path) -> None:
+    own, core = project(plugin), project(ROOT)
+    assert own["version"] == VERSION
+    assert f"tightrope=={VERSION}" in own["dependencies"]
+    assert {key: own[key] for key in ("license", "requires-python", "authors")} == {
+        key: core[key] for key in ("license", "requires-python", "authors")
+    }
+    assert (plugin / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    extras = core["optional-dependencies"]
+    extra = plugin.name.removeprefix("tightrope-")
+    assert [name.partition("[")[0] for name in extras[extra]] == [plugin.name]
+    assert f"tightrope[{extra}]" in extras["all"]
+    assert "dev" in own["optional-dependencies"], "the Makefile installs it"
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_a_wheel_of_a_plug_in_holds_its_package_and_nothing_else(plugin: Path, tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="builds as `pip install` does, without the network")
+    made = printed(sys.executable, "-c", BUILD.format("wheel"), plugin, tmp_path).split()[-1]
+    names = set(zipfile.ZipFile(tmp_path / made).namelist())
+    assert {name for name in names if ".dist-info/" not in name} == shipped(package_of(plugin))
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.endswith("entry_points.txt") for name in names)
+
+
 @pytest.mark.slow
 def test_a_wheel_made_from_the_source_archive_works_with_and_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("hatchling", reason="builds as `pip install` does, without the network")
-    build = "import hatchling.build as b, os, sys; os.chdir(sys.argv[1]); print(b.build_{}(sys.argv[2]))"
-    made = printed(sys.executable, "-c", build.format("sdist"), ROOT, tmp_path).split()[-1]
+    made = printed(sys.executable, "-c", BUILD.format("sdist"), ROOT, tmp_path).split()[-1]
     with tarfile.open(tmp_path / made) as archive:
         names = set(archive.getnames())
         archive.extractall(tmp_path, filter="data")
@@ -78,7 +106,7 @@ def test_a_wheel_made_from_the_source_archive_works_with_and_without_a_compiler(
     assert all(
         f"{top.name}/{name}" in names for name in ("LICENSE", "tests/test_docs.py", "docs/planning.md")
     )
-    wheel = tmp_path / printed(sys.executable, "-c", build.format("wheel"), top, tmp_path).split()[-1]
+    wheel = tmp_path / printed(sys.executable, "-c", BUILD.format("wheel"), top, tmp_path).split()[-1]
     assert shipped() <= set(zipfile.ZipFile(wheel).namelist())
 
     home = tmp_path / "clean"

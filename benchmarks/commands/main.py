@@ -54,8 +54,9 @@ def commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[s
     if not hasattr(group, "commands"):
         yield " ".join(words), group
         return
-    for name, command in sorted(group.commands.items()):
-        yield from commands(command, (*words, name))
+    context = typer.Context(group)
+    for name in sorted(group.list_commands(context)):
+        yield from commands(group.get_command(context, name), (*words, name))
 
 
 def line(command: Any, given: dict[str, str]) -> list[str]:

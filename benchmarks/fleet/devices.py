@@ -17,8 +17,8 @@ from rich.console import Console
 
 from benchmarks.fleet.peer import PeerMissingError, peer
 from benchmarks.micro.rows import Row
-from tightrope.fleet.devices.fleet import DeviceClass, Devices, FleetProfile, make_devices
-from tightrope.fleet.devices.learning import (
+from tightrope_fleet.devices.fleet import DeviceClass, Devices, FleetProfile, make_devices
+from tightrope_fleet.devices.learning import (
     ClientPool,
     NetShape,
     gather,
@@ -26,9 +26,9 @@ from tightrope.fleet.devices.learning import (
     share_samples,
     train_clients,
 )
-from tightrope.fleet.devices.rounds import RoundLog, RoundPlan, run_rounds
-from tightrope.fleet.devices.train import FederatedTraining, mean_of_updates, train_central
-from tightrope.judge.rounds import log_problems
+from tightrope_fleet.devices.rounds import RoundLog, RoundPlan, run_rounds
+from tightrope_fleet.devices.train import FederatedTraining, mean_of_updates, train_central
+from tightrope_fleet.judge.rounds import log_problems
 
 INSTALL = "pip install 'flwr[simulation]==1.42.0' ray psutil numpy; TIGHTROPE_PEERS=its python"
 SHAPE = NetShape(196, 32, 10)

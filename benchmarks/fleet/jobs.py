@@ -25,9 +25,8 @@ from rich.console import Console
 from benchmarks.micro.rows import Row
 from benchmarks.placement.generators import training_step
 from benchmarks.placement.peers import caching_allocator
-from tightrope.core.jobs import JobPlan
 from tightrope.core.work import WorkItem
-from tightrope.fleet.jobs import (
+from tightrope_fleet.jobs import (
     HedgedPlacer,
     JobPlacer,
     JobTrace,
@@ -41,7 +40,8 @@ from tightrope.fleet.jobs import (
     read_jobs,
     replay_allocations,
 )
-from tightrope.judge.jobs import check_jobs
+from tightrope_fleet.judge.jobs import check_jobs
+from tightrope_fleet.values.jobs import JobPlan
 
 CAPACITY: Final = (96_000, 393_216, 8_000)
 SINCE: Final = 112 * 86_400

@@ -38,11 +38,11 @@ from benchmarks.fleet.devices import KINDS
 from benchmarks.fleet.trained import sample
 from benchmarks.micro.rows import Row
 from tightrope.core import Bytes, Graph, InfeasibleError
-from tightrope.fleet.devices.fleet import DeviceClass, FleetProfile, make_devices
-from tightrope.fleet.devices.memory import able_share, fit_kinds
 from tightrope.plan import smallest
 from tightrope.plan.api import plan, whole_bytes
 from tightrope.run.step_graph import step_graph
+from tightrope_fleet.devices.fleet import DeviceClass, FleetProfile, make_devices
+from tightrope_fleet.devices.memory import able_share, fit_kinds
 
 NETS: Final = {"resnet18": "ResNet-18", "mobilenetv2": "MobileNet-v2"}
 BATCHES: Final = (32, 16, 8)

@@ -21,15 +21,15 @@ from rich.console import Console
 from benchmarks.fleet.peer import PeerMissingError, peer
 from benchmarks.fleet.tuning import digits, fashion, make_log
 from benchmarks.micro.rows import Row
-from tightrope.fleet.select import Selector
-from tightrope.fleet.select.methods import (
+from tightrope_fleet.select import Selector
+from tightrope_fleet.select.methods import (
     Tuning,
     hyperband,
     proxy_search,
     random_search,
     select_configuration,
 )
-from tightrope.fleet.select.noise import NoisyOracle, TuningLog, elimination_scale, release_scale
+from tightrope_fleet.select.noise import NoisyOracle, TuningLog, elimination_scale, release_scale
 
 INSTALL = "pip install optuna==5.0.0 numpy; TIGHTROPE_PEERS=its python"
 BUDGET, _SEEDS, _DRAWS = 16 * 81.0, 200, 2000

@@ -23,10 +23,10 @@ from typing import Final
 
 from rich.console import Console
 
+from benchmarks.fleet.random_streams import random_case
 from benchmarks.micro.rows import Row
-from tests.fleet.streams.cases import random_case
-from tightrope.core.streams import Rules, StreamRun
-from tightrope.fleet.streams import (
+from tightrope_fleet.judge.streams import check_stream_plan, check_stream_run
+from tightrope_fleet.streams import (
     POLICIES,
     StreamCase,
     StreamOptions,
@@ -38,7 +38,7 @@ from tightrope.fleet.streams import (
     simulate,
     xrbench,
 )
-from tightrope.judge.streams import check_stream_plan, check_stream_run
+from tightrope_fleet.values.streams import Rules, StreamRun
 
 MACHINES: Final = (
     "Single_4K-WS",

@@ -12,10 +12,10 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks.micro.rows import Row
-from tightrope.core.streams import StreamModel, StreamScenario
-from tightrope.fleet.streams import StreamOptions, expand, plan_streams
-from tightrope.fleet.streams.real import prepare_model, profile_machine, run_real
-from tightrope.judge.streams import check_stream_run
+from tightrope_fleet.judge.streams import check_stream_run
+from tightrope_fleet.streams import StreamOptions, expand, plan_streams
+from tightrope_fleet.streams.real import prepare_model, profile_machine, run_real
+from tightrope_fleet.values.streams import StreamModel, StreamScenario
 
 _ROOM = 64 * 2**20
 

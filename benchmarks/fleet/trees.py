@@ -22,16 +22,16 @@ from rich.console import Console
 
 from benchmarks.fleet.peer import PeerMissingError, peer
 from benchmarks.micro.rows import Row
-from tightrope.fleet.secure import expand
-from tightrope.fleet.trees.columns import train_over_columns
-from tightrope.fleet.trees.params import Boosting, Protection
-from tightrope.fleet.trees.parties import PartyTable
-from tightrope.fleet.trees.private import Privacy, PrivateChoice
-from tightrope.fleet.trees.quality import auc
-from tightrope.fleet.trees.rows import share_rows, train_over_rows
-from tightrope.fleet.trees.table import read_table
-from tightrope.fleet.trees.wire import Wire, forecast_grow
-from tightrope.judge.trees import ledger_problems, padded_bytes
+from tightrope_fleet.judge.trees import ledger_problems, padded_bytes
+from tightrope_fleet.secure import expand
+from tightrope_fleet.trees.columns import train_over_columns
+from tightrope_fleet.trees.params import Boosting, Protection
+from tightrope_fleet.trees.parties import PartyTable
+from tightrope_fleet.trees.private import Privacy, PrivateChoice
+from tightrope_fleet.trees.quality import auc
+from tightrope_fleet.trees.rows import share_rows, train_over_rows
+from tightrope_fleet.trees.table import read_table
+from tightrope_fleet.trees.wire import Wire, forecast_grow
 
 INSTALL = "pip install xgboost-cpu==3.2.0 fedtree==1.0.5 scikit-learn; TIGHTROPE_PEERS=its python"
 _TURNS = 5

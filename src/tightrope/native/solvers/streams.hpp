@@ -1,6 +1,6 @@
 // Streams with deadlines: what a plan (a processor and a rank per frame) leads to, and its score.
 //
-// The rules are those of tightrope.fleet.streams.simulate with the decisions of `follow`; a test compares both
+// The rules are those of tightrope_fleet.streams.simulate with the decisions of `follow`; a test compares both
 // on random plans. Times are doubles: milliseconds rounded to single precision in compatible rules, else whole
 // nanoseconds, which a double holds exactly.
 #pragma once

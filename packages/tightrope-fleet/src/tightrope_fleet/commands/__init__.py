@@ -1,0 +1,1 @@
+"""The commands `fleet`, `jobs`, `predict`, `select`, `streams` and `trees`, which are entry points."""

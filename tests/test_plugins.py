@@ -1,0 +1,208 @@
+"""Plug-ins are found by entry points: without one the core works, and its commands say what to install."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.packages import CORE, package_of, plugins, project
+from tightrope.cli.plugins import GROUP, KNOWN
+
+HIDE = """
+import importlib.metadata, sys
+
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0].startswith("tightrope_"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Hidden())
+every = importlib.metadata.distributions
+importlib.metadata.distributions = lambda **given: (
+    one for one in every(**given) if not (one.name or "").startswith("tightrope-")
+)
+"""
+"""Put into a process before anything else, it is as if no plug-in were installed."""
+
+PRESENT = [name for name, part in KNOWN.items() if part.distribution in {one.name for one in plugins()}]
+"""Commands of the plug-ins that are in this checkout."""
+
+LEFT = "\nprint([name for name in sys.modules if name.startswith('tightrope_')])"
+
+
+def process(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a text in a process of its own, away from the checkout."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        cwd="/",
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def command(*words: str, hidden: bool) -> subprocess.CompletedProcess[str]:
+    """Call the command line, without plug-ins if ``hidden``."""
+    start = HIDE if hidden else ""
+    return process(f"{start}\nfrom tightrope.cli import main\nmain({list(words)!r})")
+
+
+def modules() -> list[str]:
+    """List the modules of the core, but for those that are run, and those that need libraries of others."""
+    names = (".".join(file.relative_to(CORE.parent).with_suffix("").parts) for file in CORE.rglob("*.py"))
+    kept = (name for name in names if not name.endswith("__main__") and ".integrations." not in name)
+    return sorted(name.removesuffix(".__init__") for name in kept)
+
+
+def test_the_core_is_imported_without_plug_ins() -> None:
+    done = process(f"{HIDE}\nimport tightrope, tightrope.cli.app\ntightrope.Plan{LEFT}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[]"]
+
+
+@pytest.mark.slow
+def test_every_module_of_the_core_is_imported_without_plug_ins() -> None:
+    script = f"{HIDE}\nfrom importlib import import_module\nfor name in {modules()!r}: import_module(name)\n"
+    done = process(script + LEFT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_lists_the_commands_of_the_core_without_plug_ins() -> None:
+    done = command("--help", hidden=True)
+    assert done.returncode == 0, done.stderr
+    listed = {line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.strip()}
+    assert {"plan", "estimate", "judge"} <= listed
+    assert not listed & set(KNOWN)
+
+
+@pytest.mark.parametrize("words", [*((name,) for name in KNOWN), ("jobs", "--help")], ids=" ".join)
+def test_a_command_of_a_missing_plug_in_says_what_to_install(words: tuple[str, ...]) -> None:
+    name, *_ = words
+    done = command(*words, hidden=True)
+    assert done.returncode == 2
+    assert not done.stdout
+    part = KNOWN[name]
+    assert done.stderr.splitlines() == [
+        f"tightrope: {name} is part of {part.distribution}: pip install 'tightrope[{part.extra}]'."
+    ]
+
+
+def test_an_unknown_command_is_told_as_ever() -> None:
+    done = command("no-such-thing", hidden=True)
+    assert done.returncode == 2
+    assert "No such command 'no-such-thing'" in done.stderr
+
+
+def test_a_shell_completes_without_plug_ins() -> None:
+    script = f"{HIDE}\nfrom tightrope.cli.app import app\napp(prog_name='tightrope')"
+    given = {"_TIGHTROPE_COMPLETE": "complete_bash", "COMP_WORDS": "tightrope jobs ", "COMP_CWORD": "2"}
+    done = process(script, **given)
+    assert "Traceback" not in done.stderr
+    given |= {"COMP_WORDS": "tightrope est", "COMP_CWORD": "1"}
+    assert process(script, **given).stdout.split() == ["estimate"]
+
+
+def installed(plugin: Path) -> bool:
+    found = importlib.metadata.entry_points(group=GROUP)
+    return any(entry.dist is not None and entry.dist.name == plugin.name for entry in found)
+
+
+def test_all_plug_ins_of_the_checkout_are_installed() -> None:
+    missing = [f"packages/{plugin.name}" for plugin in plugins() if not installed(plugin)]
+    assert not missing, f"pip install {' '.join(f'-e {name}' for name in missing)}"
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_the_core_knows_what_the_commands_of_a_plug_in_are_called(plugin: Path) -> None:
+    named = project(plugin)["entry-points"][GROUP]
+    assert set(named) == {name for name, part in KNOWN.items() if part.distribution == plugin.name}
+
+
+@pytest.mark.parametrize("name", PRESENT)
+def test_a_line_of_the_list_is_that_of_the_command(name: str) -> None:
+    script = (
+        "import typer, typer.main, tightrope.cli.app as cli\ngroup = typer.main.get_command(cli.app)\n"
+        f"print(group.get_command(typer.Context(group), {name!r}).short_help)"
+    )
+    assert process(script).stdout.strip() == KNOWN[name].help
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_help_lists_the_commands_of_a_plug_in_within_a_second_and_imports_nothing(plugin: Path) -> None:
+    script = "\nimport atexit, sys\natexit.register(lambda: print(sorted(sys.modules)))\n"
+    script += "from tightrope.cli import main\nmain(['--help'])"
+    begun = time.monotonic()
+    process(script)
+    first = time.monotonic() - begun
+    begun = time.monotonic()
+    done = process(script)
+    assert min(first, time.monotonic() - begun) < 2  # 0.4 s where nothing else runs
+    assert all(f"\n  {name} " in done.stdout for name in project(plugin)["entry-points"][GROUP])
+    assert f"'{package_of(plugin).name}" not in done.stdout
+    assert "'torch'" not in done.stdout
+
+
+OTHER = {
+    "other-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 1\nSummary: Counts sheep.\n",
+    "other-1.dist-info/entry_points.txt": f"[{GROUP}]\nsheep = sheep:register\nplan = sheep:register\n"
+    "wolves = sheep:no_such\nnothing = sheep:register\n",
+    "sheep.py": "def count():\n    print('three')\n\n\n"
+    "def register(app):\n    app.command('sheep')(count)\n    app.command('plan')(count)\n",
+}
+"""A distribution of somebody else, as it is installed."""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    for name, text in OTHER.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return str(tmp_path)
+
+
+def call(where: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Call the command line with a folder of packages before all others."""
+    start = f"import sys; sys.path.insert(0, {where!r})"
+    return process(f"{start}\nfrom tightrope.cli import main\nmain({list(words)!r})")
+
+
+def test_a_command_of_somebody_else_is_listed_and_called(other: str) -> None:
+    assert "sheep     Of other: Counts sheep." in call(other, "--help").stdout
+    assert call(other, "sheep").stdout == "three\n"
+
+
+def test_a_command_of_the_core_cannot_be_replaced(other: str) -> None:
+    assert "Plan a training step" in call(other, "plan", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("wolves", "the command wolves of other does not load"),
+        ("nothing", "other names a command nothing and adds none"),
+    ],
+)
+def test_a_damaged_plug_in_is_named(other: str, name: str, says: str) -> None:
+    done = call(other, name)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert says in done.stderr
+
+
+def test_two_plug_ins_with_one_command_are_named(other: str) -> None:
+    again = Path(other, "more-1.dist-info")
+    again.mkdir()
+    (again / "METADATA").write_text("Metadata-Version: 2.1\nName: more\nVersion: 1\n")
+    (again / "entry_points.txt").write_text(f"[{GROUP}]\nsheep = sheep:register\n")
+    done = call(other, "sheep")
+    assert done.returncode == 2
+    assert "more" in done.stderr
+    assert "uninstall all of them but one" in done.stderr
