@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages import CORE, ROOT, package_of, packages, plugins, project
+from tests.packages import CORE, package_of, packages, plugins, project
 
 SOURCE = CORE
 FILES = sorted(SOURCE.rglob("*.py"))

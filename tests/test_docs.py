@@ -163,7 +163,8 @@ def of_absent_plugin(text: str) -> bool:
 
 def in_absent_plugin(target: Path) -> bool:
     """Tell whether a link leads into the folder of a plug-in that is not in this checkout."""
-    parts = Path(os.path.normpath(target)).relative_to(ROOT).parts
+    file = Path(os.path.normpath(target))
+    parts = file.relative_to(ROOT).parts if file.is_relative_to(ROOT) else ("",)
     return parts[0] == "packages" and len(parts) > 1 and not (ROOT / parts[0] / parts[1]).exists()
 
 
