@@ -16,7 +16,8 @@ SMOKE := build/smoke
 
 $(STAMP): pyproject.toml constraints.txt requirements-dev.txt $(PLUGINS:%=%/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -r requirements-dev.txt $(PLUGINS:%=-e './%[dev]')
+	$(BIN)/pip install -q -r requirements-dev.txt
+	$(if $(PLUGINS),$(BIN)/pip install -q $(PLUGINS:%=-e './%[dev]'))
 	touch $(STAMP)
 
 native: $(STAMP)
@@ -72,7 +73,8 @@ TORCH_ENV := build/torch-$(TORCH)
 TORCH_STAMP := $(TORCH_ENV)/.current
 $(TORCH_STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(PYTHON) -m venv $(TORCH_ENV)
-	PIP_CONSTRAINT= $(TORCH_ENV)/bin/pip install -q torch==$(TORCH) -e .[dev] $(PLUGINS:%=-e './%[dev]')
+	PIP_CONSTRAINT= $(TORCH_ENV)/bin/pip install -q torch==$(TORCH) -e .[dev]
+	$(if $(PLUGINS),PIP_CONSTRAINT= $(TORCH_ENV)/bin/pip install -q $(PLUGINS:%=-e './%[dev]'))
 	touch $@
 endif
 torch-env: $(TORCH_STAMP)
