@@ -198,7 +198,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Any) -> None:
         train_over_rows([PartyTable("a", table, labels)], Boosting(loss="softmax", classes=2))
     for change in ({"stop": 2}, {"min_rows": 2}):
         params = Boosting(hessian="one", child_weight=0.0, **change)
-        with pytest.raises(TightropeError, match="early stopping or a least number"):
+        with pytest.raises(TightropeError, match="early stopping or a smallest number"):
             train_over_rows([PartyTable("a", table, labels > 1)], params, privacy=Privacy(1.0, ((-4, 4),)))
     with pytest.raises(TightropeError, match="takes no weights"):
         train_over_rows(
