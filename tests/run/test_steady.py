@@ -230,3 +230,25 @@ def test_a_form_that_reads_more_outputs_is_planned_anew(answers: list[bool]) -> 
             (out.sum() if step < 6 else out.sum() + hidden.square().sum()).backward()
         mine, theirs = ([p.grad for p in one.parameters()] for one in (model, eager))
         assert all(map(torch.equal, mine, theirs)), step
+
+
+def test_a_step_of_two_forwards_goes_on_learning_from_what_the_caller_keeps(answers: list[bool]) -> None:
+    model, eager, given = net(width=128, layers=8), net(width=128, layers=8), torch.ones(512, 128)
+
+    def step(one: nn.Module, *, keeps: bool) -> list[torch.Tensor]:
+        if not keeps:
+            one.zero_grad()
+        losses = [one(given + k).square().sum() for k in range(2)]
+        for loss in reversed(losses):
+            loss.backward()
+        return [parameter.grad.clone() for parameter in one.parameters() if parameter.grad is not None]
+
+    wanted = [step(eager, keeps=5 < number < 9) for number in range(12)]
+    eager.zero_grad()
+    tightrope.compile(model, budget=accounts().charged() + (5 << 20), progress=False)
+    for number, expected in enumerate(wanted):
+        assert all(map(torch.equal, step(model, keeps=5 < number < 9), expected)), number
+    calls = compiled_of(model).calls
+    assert any(running.prepared.proof.num_again for running in calls.recent)  # planned as one, under pressure
+    assert calls.num_divergences <= 1  # when the caller began to keep gradients
+    assert any(answers)

@@ -22,8 +22,6 @@ from tightrope.capture.dynamo import boxed, make_backend
 from tightrope.capture.program import Program
 from tightrope.core import TightropeError
 
-"""A recompile limit that nobody else sets."""
-
 
 def broken(adapters: Sequence[str] = CAPTURE) -> dict[str, str]:
     """Find the adapters that do not work on the installed torch, with the reason.

@@ -2,7 +2,7 @@
 
 Idea        Dynamo calls back for code that it has no graph of, and only then is torch changed: a call of
             what is compiled already compares its guards and runs.
-Guarantee   No attribute of torch differs between two such conversions, for any thread.
+Guarantee   What this module changes for a trace is as it was between two such conversions, for any thread.
 Gaps        While one thread traces, others see the changed classes; what they trace is told apart by
             `tightrope.capture._eager`.
 """

@@ -26,7 +26,6 @@ from tightrope.price.store import PriceStore
 
 _ROUNDS = 4
 """Times that one op may lay out its results in a new way; those behind it follow in later rounds."""
-"""Shapes (and train/eval, grad/no-grad) that one model may be captured for."""
 
 
 class _CaptureDone(TightropeError):

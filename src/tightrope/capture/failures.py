@@ -42,14 +42,16 @@ def are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def untraceable(given: Any) -> str:
+def untraceable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Say why torch is not to trace a call with these arguments; nothing where it may be.
 
     Its guards ask nested tensors of the older layout for strides, which ends the process. A jagged one has a
     size without a number, so no graph says how many bytes it takes. Of a class with functions of its own it
     takes gradients to be plain tensors, and ends the backward with an error of its own.
     """
-    tensors = tensors_in(given)
+    if are_plain(args, kwargs):
+        return ""
+    tensors = tensors_in((args, kwargs))
     if any(one.is_nested for one in tensors):
         return f"The step cannot be captured as one graph: {NESTED}."
     if own := next((type(one) for one in tensors if _has_own_functions(type(one))), None):

@@ -236,7 +236,7 @@ class Accounts:
         self.allocator.explain(f"{self._less} {self._room}".strip())
 
     def explain(self, room: str) -> None:
-        """Say what the memory beside the plan is for, should it run out."""
+        """Say what the memory outside of the plan is for, should it run out."""
         if self.allocator is not None and room != self._room:
             self._room = room
             self.allocator.explain(f"{self._less} {room}".strip())
@@ -245,13 +245,8 @@ class Accounts:
         """Say what was left of a budget after a forward."""
         left = budget - self.held() - self.hidden
         if left != self._left[0]:
-            self._left = (
-                left,
-                (
-                    f"{format_bytes(max(left, 0))} were left for code between "
-                    "forward and backward; the next forward leaves what it lacked."
-                ),
-            )
+            text = f"{format_bytes(max(left, 0))} were left for code between forward and backward; "
+            self._left = left, f"{text}the next forward leaves what it lacked."
         self.explain(self._left[1])
 
     def watch_caller(self, relief: Callable[[], bool], grown: Callable[[], Bytes]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from tightrope.capture import _torch
 from tightrope.capture._compiled import telling
-from tightrope.capture.failures import are_plain, fails_anyway, reason_of, untraceable
+from tightrope.capture.failures import fails_anyway, reason_of, untraceable
 from tightrope.core import CaptureError
 
 _Call: TypeAlias = Callable[..., Any]
@@ -20,7 +20,7 @@ def attempt(
     A call that fails without capture too raises its own error: ``trial`` finds out. A call in pieces is
     told by ``traced`` when the trace of one begins and ends.
     """
-    if not are_plain(args, kwargs) and (reason := untraceable((args, kwargs))):
+    if reason := untraceable(args, kwargs):
         return None, reason
     try:
         with nullcontext() if traced is None else telling(traced):

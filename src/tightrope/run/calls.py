@@ -333,8 +333,8 @@ class Calls:
         """Decide what later steps do about divergences: a live block there only costs a fresh arena."""
         new = running.divergences[before:]
         self.num_divergences += len(new)
+        self.steady.drop()
         if any(divergence.reason != "overlap" for divergence in new):
-            self.steady.drop()
             for turn in running.turns:
                 self.captured[turn.graph].stale = True
 

@@ -101,22 +101,22 @@ class Captured:
 
     def unknown(self, args: Sequence[Any]) -> Sequence[Any]:
         """Which inputs of a call to look at: not what the model holds where it stood in the call before."""
-        places = [args[number].data_ptr() for number in self.held]
+        places = [args[number].data_ptr() for number in self.own_inputs]
         if places == self._places:
-            return [args[number] for number in self.given]
+            return [args[number] for number in self.other_inputs]
         self._places = places
         return args
 
     @cached_property
-    def held(self) -> tuple[int, ...]:
+    def own_inputs(self) -> tuple[int, ...]:
         """Numbers of inputs that are tensors of the model's."""
         kinds = (Kind.PARAMETER, Kind.BUFFER)
         return tuple(n for n, kind in enumerate(self._kinds()) if kind in kinds)
 
     @cached_property
-    def given(self) -> tuple[int, ...]:
+    def other_inputs(self) -> tuple[int, ...]:
         """Numbers of the other inputs."""
-        return tuple(n for n in range(len(self._kinds())) if n not in self.held)
+        return tuple(n for n in range(len(self._kinds())) if n not in self.own_inputs)
 
     def _kinds(self) -> list[Kind | None]:
         graph, num = self.graph, len(self.program.constants)

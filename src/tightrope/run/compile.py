@@ -92,6 +92,7 @@ class CompiledModel:
         self.settings, self.status, self.num_graphs, self.num_new = settings, status, 0, 0
         self.in_pieces = self._inside_step = self._lifted = False
         self._seen = SizesSeen()
+        self._may_bucket = not (settings.fuse or settings.pages)
         self.replay: Replay | None = None
         self.evicted: EvictedSteps | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
@@ -140,7 +141,7 @@ class CompiledModel:
         else:
             number = add_fastest(self.calls, program, real)
         self.num_graphs += 1
-        if not many and not self.in_pieces and (hint := self._seen.hint(real)):
+        if not many and self._may_bucket and (hint := self._seen.hint(real)):
             self.status.say(hint)
         self.hold()
         graph = CompiledGraph(weakref.ref(self), number, many=many)
@@ -191,7 +192,7 @@ class CompiledModel:
         A budget that leaves no room for a capture is refused when the first graph is planned.
         """
         assert isinstance(self.settings.budget, int)
-        self.broken, self.in_pieces = reason, True
+        self.broken, self.in_pieces, self._may_bucket = reason, True, False
         self.calls.prospects.in_pieces = True
         self.accounts.hold_if_possible(self, self.settings.budget, RESERVE)
 
@@ -208,7 +209,7 @@ class CompiledModel:
 
     def one_size(self, reason: str) -> None:
         """Capture and plan each shape by itself from now on, because of ``reason``."""
-        self.many_sizes = False
+        self.many_sizes = self._may_bucket = False
         self.buckets.off = f"shapes= has no effect, each is planned by itself: {reason}"
         warnings.warn(f"tightrope: {self.buckets.off}", stacklevel=6)
 

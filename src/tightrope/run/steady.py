@@ -19,7 +19,7 @@ from tightrope.core import Bytes
 from tightrope.price.device import CPU
 from tightrope.run.accounts import Accounts
 from tightrope.run.gaps import Gaps
-from tightrope.run.patterns import Pattern
+from tightrope.run.patterns import Pattern, single
 from tightrope.run.prepared import Prepared
 from tightrope.run.room import Room
 from tightrope.run.running import Running
@@ -91,6 +91,8 @@ class Steady:
     def covers(self, running: Running, pattern: Pattern, gaps: Gaps) -> bool:
         """Tell whether nothing is to be learned from a pattern: it was completed before, by such a run."""
         if not self.left or self._seen is None or running.off or pattern != self._seen.after:
+            return False
+        if len(pattern) > len(single(0)):  # whether gradients are dropped in between may change
             return False
         seen = self._seen.unit.headroom
         return seen.seen and gaps.growth <= seen.peak and gaps.held <= seen.held
