@@ -175,18 +175,26 @@ def test_a_budget_to_try_leaves_an_arena_for_the_request_beside_what_splits_it()
     budget = 8 << 20
     weight = nn.Parameter(torch.zeros(1 << 18))
     steps = EvictedSteps(budget, [weight], SimpleNamespace(enough=0, hidden=1000))  # type: ignore[arg-type]
-    steps.persistent, steps.arena = 1 << 20, steps._arena_at(budget)
+    steps.persistent = 1 << 20
+    steps.arena = steps._arena_at(budget)
+
+    def hold() -> list[object]:
+        return [torch.zeros(1 << 14).numpy() for _ in range(5)]  # whose addresses are known
+
     with evict(steps.arena) as steps.last:
         steps.last.advise = steps._advise
-        stay = [torch.zeros(1 << 14).numpy() for _ in range(5)]  # whose addresses are known
+        stay = hold()
         with pytest.raises(tightrope.OutOfBudgetError, match="it allows this request") as refusal:
             torch.empty(steps.arena, dtype=torch.uint8)
-        wanted = (len(stay) + 1) * steps.arena + len(stay) * (1 << 16)
         said, less = steps._advise(0)
     named = refusal.value.budget_to_try
     assert named is not None
     assert f"Try budget={named} next" in str(refusal.value)
-    assert steps._arena_at(named) >= wanted > steps._arena_at(budget + wanted - steps.arena - 64)
+    assert steps._arena_at(named) >= (len(stay) + 1) * steps.arena + (len(stay) << 16)
+    with evict(steps._arena_at(named)):
+        stay = hold()
+        torch.empty(steps.arena, dtype=torch.uint8)
+        del stay
     assert "less runs again" in said
     assert less is not None
     assert less > budget
@@ -226,17 +234,20 @@ def test_a_step_inside_of_a_dispatch_mode_is_limited_and_said() -> None:
 @SAID
 def test_a_call_from_another_thread_is_refused_while_a_step_is_open() -> None:
     model = compiled("30MiB")
-    loss = model(batches(1)[0]).mean()
+    batch, ready = batches(1)[0], threading.Event()
     raised: list[Exception] = []
 
     def call() -> None:
+        ready.wait()
         try:
-            model(batches(1)[0])
+            model(torch.zeros_like(batch))
         except tightrope.TightropeError as error:
             raised.append(error)
 
     other = threading.Thread(target=call)
     other.start()
+    loss = model(batch).mean()
+    ready.set()
     other.join()
     loss.backward()
     assert "another thread" in str(raised[0])

@@ -3,10 +3,10 @@
 Idea        The outermost call of the model opens an eviction block, which stays open through the loss, the
             backward pass and the update: until an optimizer of torch has made its step, or the next call,
             where no backward pass is outstanding then. The arena gets what the budget leaves beside what is
-            held and what is expected to outlive the block.
+            held. At the end of a block it gives back every page without a tensor, and what lives moves out.
 Source      As `tightrope.run.evict`
-Guarantee   Bytes charged never exceed the budget: an arena is charged as a whole, and what moves out of it
-            at the end of a block is charged or stays where it is. Values are those of the loop without it.
+Guarantee   Bytes charged never exceed the budget: an arena is charged as a whole, a closed one by its pages.
+            Values are those of the loop without it.
 Complexity  Per op that of `evict`; per block a mapping of the arena, and a copy of what outlives it.
 Gaps        Whatever the loop does between two calls, data that it makes included, is done in the block.
             Models share the block that is open. A step that begins inside of a dispatch mode of the caller,
@@ -41,8 +41,6 @@ _HIGHER_ORDER: Final = (
     "level E: an op that takes functions, such as torch.cond, is not one op that could run again. Use a "
     "branch of Python, which is planned in pieces."
 )
-_STATES: Final = 3
-"""Copies of trained parameters that a first step may leave: gradients and two moments."""
 
 
 class _Awaited:
@@ -73,9 +71,8 @@ class EvictedSteps:
         self.persistent = self.arena = self.num_blocks = 0
         self.last: Eviction | None = None
         self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
-        self._outlived: Bytes | None = None
         self._block: Eviction | None = None
-        self._thread = self._depth = 0
+        self._thread = self._depth = self._beside = 0
         self._warned = False
         self._awaited: list[weakref.ref[_Awaited]] = []
 
@@ -100,10 +97,12 @@ class EvictedSteps:
             if not isinstance(mode, OpWatch):
                 self._warn(f"that begins inside of {type(mode).__name__}")
             return call(*args, **kwargs)
-        if any(one.layout is not torch.strided or one.is_nested for one in tensors_in((args, kwargs))):
+        given = list(tensors_in((args, kwargs)))
+        if any(one.layout is not torch.strided or one.is_nested for one in given):
             self._warn("of sparse or nested tensors")
             return call(*args, **kwargs)
         if serving is None:
+            self._beside = sum(one.nbytes for one in given) if threading.active_count() > 1 else 0
             self._begin()
             serving = self
         return serving._call(call, args, kwargs)
@@ -119,11 +118,7 @@ class EvictedSteps:
             return
         self._block, self._awaited = None, []
         _SERVING.discard(self)
-        before = self._accounts.heap()
-        try:
-            block.__exit__(None if error is None else type(error), error, None)
-        finally:
-            self._outlived = max(self._accounts.heap() - before, 0)
+        block.__exit__(None if error is None else type(error), error, None)
 
     def leave(self) -> None:
         """End the block when its model goes: nobody is left to be told what did not fit."""
@@ -174,13 +169,10 @@ class EvictedSteps:
         accounts.open_step(None)
         trim_all()
         self.persistent = accounts.charged()
-        left = self._left(self.budget)
-        outlives = self._expected_to_outlive(left)
         self.arena = self._arena_at(self.budget)
         if self.arena < _LEAST:
-            more = Row("the step", max(4 * outlives, 1 << 20) + _LEAST, "guess")
-            ledger = self._ledger(self.budget).plus(Row("left by a step", outlives, "guess"))
-            raise replace(ledger, least=accounts.enough).explain(
+            more = Row("the step", max(4 * self._gradients(), 1 << 20) + _LEAST, "guess")
+            raise replace(self._ledger(self.budget), least=accounts.enough).explain(
                 more, bound=self.persistent, notes=["More may be needed."]
             )
         block = evict(self.arena)
@@ -194,35 +186,26 @@ class EvictedSteps:
         accounts.open_step(lambda: one.leave() if (one := this()) is not None else None)
 
     def _advise(self, asked: Bytes) -> tuple[str, Bytes | None]:
-        """Name a budget that is enough by the shapes, or one whose arena allows a request."""
+        """Name a budget: in a forward one that is enough by the shapes, else one that allows a request."""
         enough = self._accounts.enough
-        if enough > self.budget:
+        if enough > self.budget and not self._may_end:
             return f"Try budget={enough}: by the shapes it is enough, and less may be.", enough
         assert self.last is not None
-        named, wanted = self.budget, self.last.budget_for(asked)
-        while (short := wanted - self._arena_at(named)) > 0:  # what outlives a block may grow with the budget
-            named += 2 * short if named > self.budget else short
+        named = self.budget + self.last.budget_for(asked) - self.arena
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
         return f"Try budget={named} next: {why}.", named
 
-    def _left(self, budget: Bytes) -> Bytes:
-        """Compute the bytes that a budget leaves for an arena and what outlives it."""
-        return self._ledger(budget).room()
-
     def _ledger(self, budget: Bytes) -> Ledger:
-        return Room(budget, self.persistent, hidden=self._accounts.hidden).ledger()
+        room = Room(budget, self.persistent, hidden=self._accounts.hidden).ledger()
+        return room.plus(Row("inputs that another thread makes", self._beside, "guess"))
 
     def _arena_at(self, budget: Bytes) -> Bytes:
-        left = self._left(budget)
-        return (left - self._expected_to_outlive(left)) // 64 * 64
+        return self._ledger(budget).room() // 64 * 64
 
-    def _expected_to_outlive(self, left: Bytes) -> Bytes:
-        """Foresee the bytes that a block leaves: as the last one, and gradients that are not there yet."""
+    def _gradients(self) -> Bytes:
+        """Bytes of gradients that are not there yet."""
         alive = [one for ref in self._trained if (one := ref()) is not None]
-        gradients = sum(one.nbytes for one in alive if one.grad is None)
-        if self._outlived is not None:
-            return max(self._outlived, gradients)
-        return max(gradients, min(_STATES * sum(one.nbytes for one in alive), left // 2))
+        return sum(one.nbytes for one in alive if one.grad is None)
 
 
 def end_if_done(*_: object) -> None:

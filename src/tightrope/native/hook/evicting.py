@@ -76,6 +76,7 @@ class EvictionWindow:
         native = allocator.native
         native.tr_evict_open.restype, native.tr_evict_open.argtypes = _HANDLE, (_HANDLE, _I64)
         native.tr_evict_unref.restype, native.tr_evict_unref.argtypes = None, (_I64,)
+        native.tr_evict_to_heap.restype, native.tr_evict_to_heap.argtypes = _I64, (_I64,)
         native.tr_evict_columns.restype = _I64
         for name, (result, arguments) in _SIGNATURES.items():
             call = getattr(native, f"tr_evict_{name}")

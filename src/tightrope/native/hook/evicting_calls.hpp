@@ -206,6 +206,19 @@ int64_t tr_evict_move_out(Evicting* self, int64_t id) {
   return 0;
 }
 
+// Moves a storage that a closed arena still holds to the heap; -2: it does not fit there.
+int64_t tr_evict_to_heap(c10::StorageImpl* impl) {
+  try {
+    auto to = c10::GetCPUAllocator()->allocate(impl->nbytes());
+    std::memcpy(to.get(), impl->data(), impl->nbytes());
+    impl->set_data_ptr_noswap(std::move(to));
+  } catch (const std::exception& refused) {
+    fail(refused.what());
+    return -2;
+  }
+  return 0;
+}
+
 // Loses the bytes of a held storage for good: reading it raises.
 void tr_evict_lose(Evicting* self, int64_t id) {
   Lock lock(state->mutex);

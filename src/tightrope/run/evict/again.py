@@ -157,7 +157,8 @@ class Again:
         generator.set_state(state.get_state())
         self._window.call("suspend", before)
 
-    def _storage(self, identity: int) -> torch.UntypedStorage:
+    def storage(self, identity: int) -> torch.UntypedStorage:
+        """Hold a resident storage."""
         address = self._window.call("storage", identity)
         storage = storage_at(address)
         self._window.native.tr_evict_unref(address)
@@ -165,7 +166,7 @@ class Again:
 
     def _tensor_of(self, identity: int) -> torch.Tensor:
         """View all bytes of a resident storage."""
-        storage = self._storage(identity)
+        storage = self.storage(identity)
         return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
 
     def _fill(self, one: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
@@ -173,7 +174,7 @@ class Again:
             identity = one.version.id
             storage = storages.get(identity)
             if storage is None:
-                storage = storages[identity] = self._storage(identity)
+                storage = storages[identity] = self.storage(identity)
             return torch.empty(0, dtype=one.dtype).set_(storage, one.offset, one.size, one.stride)
         if type(one) is list:
             return [self._fill(item, storages) for item in one]

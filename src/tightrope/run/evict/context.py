@@ -184,10 +184,13 @@ class Eviction:
             much = sum(map(watch.window.size, alive)) > self.budget
         if much:
             gc.collect()  # cycles may hold tensors that nobody can reach
+        stayed: list[torch.UntypedStorage] = []
         try:
             with without_collections(), torch.no_grad(), torch.autocast("cpu", enabled=False):
                 for storage in watch.window.held(resident=True):
                     held += self._move_out(storage)
+                    if watch.window.call("is_inside", storage):
+                        watch.arena.pin(storage)
                 for storage in watch.window.held(resident=False):
                     held += watch.window.size(storage)
                     if error is not None and held > self.budget:
@@ -198,10 +201,15 @@ class Eviction:
             with without_collections():
                 for storage in watch.window.held(resident=False):
                     self._lose(storage)
+                stayed = [
+                    one for storage in watch.window.held(resident=True) if (one := self._movable(storage))
+                ]
             watch.window.call("suspend", 1)
             watch.collect()
             watch.versions.clear()
             watch.window.close()
+            for one in stayed:  # the closed arena is charged by what it holds
+                watch.window.native.tr_evict_to_heap(one._cdata)
         if error is None and (held > self.budget or self.lost):
             refused = OutOfBudgetError(self._too_much_lives(held))
             refused.budget_to_try = self._room_for(held)
@@ -226,6 +234,8 @@ class Eviction:
                 watch.window.call("suspend", 0)
         if watch.window.call("is_inside", storage):
             self._move_out(storage)
+        if watch.window.call("is_inside", storage):
+            watch.arena.pin(storage)
 
     def _lose(self, storage: int) -> Bytes:
         watch = self._watch
@@ -243,6 +253,15 @@ class Eviction:
             return watch.window.size(storage)
         watch.window.move_out(storage)  # where the heap has no room, it stays where it is
         return watch.window.size(storage)
+
+    def _movable(self, storage: int) -> torch.UntypedStorage | None:
+        """Hold a storage whose address nobody knows; None: somebody does."""
+        watch = self._watch
+        assert watch is not None
+        version = watch.versions.get(storage)
+        if version is not None and version.exposed:
+            return None
+        return watch.again.storage(storage)
 
     def _too_much_lives(self, held: Bytes) -> str:
         lost = (
@@ -263,18 +282,22 @@ class Eviction:
         return round_up(held, ALIGNMENT) if held > self.budget else None
 
     def budget_for(self, asked: Bytes) -> Bytes:
-        """Compute a budget that allows a request of so many bytes now, as far as can be told.
+        """Compute a budget that allows a request of so many bytes now.
 
-        What must stay may lie anywhere: n storages leave n + 1 gaps, and where one of the gaps must hold the
-        request, the budget takes it n + 1 times beside them.
+        With that many nothing would have been evicted so far. What cannot move may split them: n storages
+        leave n + 1 gaps, and one of the gaps must hold the request.
         """
-        named = self.budget + max(asked, self.budget // 4, _LEAST_MORE)
-        if asked and self._watch is not None:
-            walls = self._watch.window.walls()
-            num_gaps = min(1 + len(walls), _MOST_GAPS)
-            stay = sum(round_up(size, ALIGNMENT) for _, size, _ in walls)
-            named = max(named, stay + num_gaps * round_up(asked, ALIGNMENT))
-        return named
+        named = self.budget + max(asked, self.budget // 64, _LEAST_MORE)
+        if self._watch is None:
+            return named
+        window = self._watch.window
+        with without_collections():
+            every = [one for resident in (True, False) for one in window.held(resident=resident)]
+            held = sum(round_up(window.size(one), ALIGNMENT) for one in every)
+        walls = window.walls() if asked else []
+        num_gaps = min(1 + len(walls), _MOST_GAPS)
+        stay = sum(round_up(size, ALIGNMENT) for _, size, _ in walls)
+        return max(named, held + round_up(asked, ALIGNMENT), stay + num_gaps * round_up(asked, ALIGNMENT))
 
     def _next_budget(self, asked: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget to try."""

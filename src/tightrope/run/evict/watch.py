@@ -38,6 +38,9 @@ _TENSOR: Final = torch.Tensor
 _ROWS: Final = (list, tuple)
 _FEW: Final = 4
 """So many inputs are compared one by one."""
+_COUNTS: Final = (torch.int64, torch.int32)
+_MOST_COUNTS: Final[Bytes] = 1 << 15
+"""Larger lists of integers may move."""
 _Base: Any = intercepting()
 
 
@@ -304,6 +307,9 @@ class OpWatch(_Base):  # type: ignore[misc]
             stays = (kept and not kind.blank) or (
                 not kept and tensor.nbytes <= TINY and storage_of(tensor).nbytes() <= TINY
             )
+            if tensor.dtype in _COUNTS and tensor.dim() == 1 and tensor.nbytes <= _MOST_COUNTS:
+                self.window.call("root", identity)  # code of torch reads lengths by address between ops
+                stays = True
             version = versions[identity] = Version(identity, None if stays else call)
             version.blank = kind.blank
             call.outputs.append(version)

@@ -1,0 +1,116 @@
+"""Models whose sizes depend on values, at level E: below what eager holds, with eager's bits."""
+
+import copy
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import tightrope
+from tightrope.core import Bytes
+from tightrope.native import compiler
+from tightrope.native.hook.allocator import allocator
+from tightrope.run.accounts import accounts
+
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed"),
+    pytest.mark.filterwarnings("ignore:tightrope. level E"),
+]
+Inputs = Callable[[int], tuple[torch.Tensor, ...]]
+
+
+class Experts(nn.Module):
+    """A mixture as it is written by hand: a loop over experts, each with the rows that chose it."""
+
+    def __init__(self, width: int = 64, num: int = 4) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, num)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
+            for _ in range(num)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, chosen = self.router(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, slot = torch.where(chosen == number)
+            out.index_add_(0, rows, expert(x[rows]) * weight[rows, slot, None])
+        return x + out
+
+
+class Packed(nn.Module):
+    """A GRU over packed sequences, whose C++ reads the lengths by address while ops run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(24, 48, 2, bidirectional=True, dropout=0.1), nn.Linear(96, 8)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        return self.head(nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0])[0])
+
+
+def tokens(step: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(1024, 64, generator=torch.Generator().manual_seed(step)),)
+
+
+def sequences(step: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(60, 12, 24, generator=generator), torch.randint(20, 61, (12,), generator=generator)
+
+
+def experts() -> nn.Module:
+    return nn.Sequential(Experts(), Experts(), nn.Linear(64, 32))
+
+
+def train(model: nn.Module, inputs: Inputs, number: int = 4) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(5)
+    losses = []
+    for step in range(number):
+        loss = model(*inputs(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def eager_takes(model: nn.Module, inputs: Inputs) -> Bytes:
+    """Bytes at the peak of plain training steps, beside what was there before."""
+    native = allocator()
+    gc.collect()
+    before = native.stats().live
+    native.reset_peaks()
+    train(model, inputs)
+    return native.stats().live_peak - before
+
+
+@pytest.mark.parametrize("percent", [100, 75, 60])
+def test_experts_in_loops_train_below_what_eager_holds(percent: int) -> None:
+    torch.manual_seed(0)
+    model = experts()
+    taken = eager_takes(copy.deepcopy(model), tokens)
+    wanted = train(copy.deepcopy(model), tokens)
+    gc.collect()
+    budget = accounts().charged() + taken * percent // 100
+    tightrope.compile(model, budget=budget, fallback="evict", progress=False)
+    assert train(model, tokens) == wanted
+    found = tightrope.report(model)
+    assert found.level == "E"
+    assert found.observed_total <= found.budget
+
+
+@pytest.mark.parametrize("percent", [110, 85])
+def test_code_of_torch_reads_lengths_that_neither_move_nor_go(percent: int) -> None:
+    torch.manual_seed(0)
+    model = Packed()
+    taken = eager_takes(copy.deepcopy(model), sequences)
+    wanted = train(copy.deepcopy(model), sequences)
+    gc.collect()
+    budget = accounts().charged() + taken * percent // 100
+    tightrope.compile(model, budget=budget, fallback="evict", progress=False)
+    assert train(model, sequences) == wanted
