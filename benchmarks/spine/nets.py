@@ -19,7 +19,8 @@ from benchmarks.zoo import Case, build
 from tightrope.core import Bytes, Graph, InfeasibleError, Plan, TightropeError
 from tightrope.native.hook.allocator import Allocator
 from tightrope.run.accounts import accounts
-from tightrope.run.compile import CompiledModel, compiled_of
+from tightrope.run.compile import compiled_of
+from tightrope.run.compiled import CompiledModel
 from tightrope.run.contest import STEPS
 from tightrope.run.report import Report, report
 from tightrope.run.room import RESERVE

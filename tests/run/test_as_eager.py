@@ -265,7 +265,7 @@ def test_numpy_draws_from_its_own_generator() -> None:
     twin, model = seeded(build), seeded(build)
     seeded(build)
     wanted = [shown(twin, inputs) for _ in range(3)]
-    tightrope.compile(model, budget=AMPLE, progress=False)
+    tightrope.compile(model, budget=AMPLE, fallback="pieces", progress=False)
     seeded(build)
     with pytest.warns(UserWarning, match="in pieces.*numpy"):
         found = [shown(model, inputs)]
@@ -305,7 +305,7 @@ def test_a_branch_is_followed_only_where_its_tensor_never_differs(known: str) ->
     steps = [(torch.full((8, 32), value),) for value in (0.0, 1.0) * 4]
     twin, model = seeded(build), seeded(build)
     wanted = [shown(twin, inputs) for inputs in steps]
-    tightrope.compile(model, budget=AMPLE, progress=False)
+    tightrope.compile(model, budget=AMPLE, fallback="pieces", progress=False)
     seeded(build)
     with pytest.warns(UserWarning, match="in pieces"):
         found = [shown(model, inputs) for inputs in steps]
@@ -321,7 +321,8 @@ def test_a_sum_of_gradients_of_an_input_that_is_given_out_again_is_named() -> No
         torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
         return turned.t() * z
 
-    model = tightrope.compile(Calling(run, nn.Linear(32, 8)), budget=AMPLE, progress=False)
+    layers = Calling(run, nn.Linear(32, 8))
+    model = tightrope.compile(layers, budget=AMPLE, fallback="pieces", progress=False)
     with pytest.warns(UserWarning, match="in pieces"):
         step(model, (given(8, 32),))
     (line,) = tightrope.report(model).unlike_eager

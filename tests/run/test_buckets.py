@@ -270,7 +270,8 @@ class Broken(nn.Module):
 
 def test_a_model_in_pieces_says_that_shapes_have_no_effect() -> None:
     model = Broken()
-    tightrope.compile(model, budget=accounts().charged() + 2**22, shapes="bucket", progress=False)
+    budget = accounts().charged() + 2**22
+    tightrope.compile(model, budget=budget, shapes="bucket", fallback="pieces", progress=False)
     shapes, pieces = (pytest.warns(UserWarning, match=said) for said in ("shapes= has no", "L1 in pieces"))
     with shapes, pieces:
         model(torch.randn(6, 8)).sum().backward()

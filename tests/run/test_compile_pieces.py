@@ -63,7 +63,7 @@ class TestPieces:
     @pytest.mark.parametrize("room", [1800 << 10, 6 << 20])
     def test_results_are_unchanged(self, room: int) -> None:
         wanted = play(made(), steps)
-        model = tightrope.compile(made(), budget=charge(room), progress=False)
+        model = tightrope.compile(made(), budget=charge(room), fallback="pieces", progress=False)
         with IN_PIECES:
             assert play(model, steps) == wanted
         report = tightrope.report(model)
@@ -77,7 +77,7 @@ class TestPieces:
     @pytest.mark.slow
     def test_the_budget_holds_and_what_is_left_is_used(self) -> None:
         budget = charge(1800 << 10)
-        model = tightrope.compile(made(), budget=budget, progress=False)
+        model = tightrope.compile(made(), budget=budget, fallback="pieces", progress=False)
         with IN_PIECES:
             play(model, steps)
         calls = compiled_of(model).calls
@@ -87,7 +87,7 @@ class TestPieces:
         assert tightrope.report(model).observed_total <= budget
 
     def test_an_impossible_budget_is_refused(self) -> None:
-        model = tightrope.compile(made(), budget=charge(400 << 10), progress=False)
+        model = tightrope.compile(made(), budget=charge(400 << 10), fallback="pieces", progress=False)
         with pytest.raises(InfeasibleError, match="smallest feasible"):
             play(model, steps)
 
@@ -108,7 +108,7 @@ class TestOtherReasons:
         plain = Asking()
         wanted = play(plain, steps)
         torch.manual_seed(3)
-        model = tightrope.compile(Asking(), budget="64MiB", progress=False)
+        model = tightrope.compile(Asking(), budget="64MiB", fallback="pieces", progress=False)
         with pytest.warns(UserWarning, match="in pieces.*data-dependent"):
             assert play(model, steps) == wanted
 
@@ -125,7 +125,7 @@ class TestOtherReasons:
         case = build("tree_lstm", scale="test")
         wanted = play(case.model, trees)
         case = build("tree_lstm", scale="test")
-        model = tightrope.compile(case.model, budget="64MiB", progress=False)
+        model = tightrope.compile(case.model, budget="64MiB", fallback="pieces", progress=False)
         with pytest.warns(UserWarning, match="in pieces"):
             assert play(model, trees) == wanted
 
@@ -140,7 +140,7 @@ class TestOtherReasons:
 
         wanted = play(made(), steps)
         monkeypatch.setattr(sys.modules["tightrope.capture.dynamo"], "build_program", fails_at_the_second)
-        model = tightrope.compile(made(), budget="64MiB", progress=False)
+        model = tightrope.compile(made(), budget="64MiB", fallback="pieces", progress=False)
         with pytest.warns(UserWarning, match=r"level L0.*the second graph is refused"):
             assert play(model, steps) == wanted
         assert "the second graph is refused" in tightrope.report(model).why
@@ -148,7 +148,7 @@ class TestOtherReasons:
     @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore:tightrope. level L1 in pieces")
     def test_a_model_that_never_repeats_stops_being_captured(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys.modules["tightrope.run.compile"], "_MAX_NEW", 2)
+        monkeypatch.setattr(sys.modules["tightrope.run.roads"], "_MAX_NEW", 2)
 
         def sizes(model: nn.Module, see: Seen) -> None:
             for size in range(4, 12):
@@ -157,7 +157,7 @@ class TestOtherReasons:
                 see.gradients(model)
 
         wanted = play(made(), sizes)
-        model = tightrope.compile(made(), budget="64MiB", progress=False)
+        model = tightrope.compile(made(), budget="64MiB", fallback="pieces", progress=False)
         with pytest.warns(UserWarning, match="ever more graphs, 6 so far"):
             assert play(model, sizes) == wanted
         assert tightrope.report(model).level == "L0"

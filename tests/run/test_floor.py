@@ -145,7 +145,7 @@ def named(
 ) -> int | None:
     """Train under a budget; None, or the budget that a refusal names instead."""
     gc.collect()
-    model = tightrope.compile(built(build), budget=budget, progress=False)
+    model = tightrope.compile(built(build), budget=budget, fallback="pieces", progress=False)
     try:
         losses = train(model, make(list(model.parameters())), loss_fn, drops=drops)
     except (InfeasibleError, OutOfBudgetError) as error:

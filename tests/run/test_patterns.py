@@ -54,7 +54,7 @@ def train(model: nn.Module) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's own, with any backend
 @pytest.mark.filterwarnings("ignore:tightrope. level L1 in pieces")
 def test_a_model_in_pieces_can_be_recorded_after_one_more_step_at_an_ample_budget() -> None:
-    model = tightrope.compile(Broken(), budget="64MiB", progress=False)
+    model = tightrope.compile(Broken(), budget="64MiB", fallback="pieces", progress=False)
     for _ in range(3):
         train(model)
     assert "one by one (nothing is computed again" in tightrope.report(model).why
@@ -79,7 +79,7 @@ class Asking(nn.Module):
 
 
 def test_a_refused_model_in_pieces_leaves_the_process_free() -> None:
-    model = tightrope.compile(Asking(), budget="1KiB", progress=False)
+    model = tightrope.compile(Asking(), budget="1KiB", fallback="pieces", progress=False)
     with pytest.raises(InfeasibleError, match="asked"):
         model(torch.ones(32, 16))
     assert torch.ones(1 << 20).sum() == 1 << 20

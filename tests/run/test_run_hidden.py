@@ -115,7 +115,8 @@ def train(model: nn.Module, ids: Tensor, num_steps: int) -> None:
 
 def test_between_the_graphs_it_is_seen_in_the_first_steps_and_held_back() -> None:
     ids = torch.arange(NUM) % 100
-    model = tightrope.compile(Rows(), budget=accounts().charged() + 20_000_000, progress=False)
+    budget = accounts().charged() + 20_000_000
+    model = tightrope.compile(Rows(), budget=budget, fallback="pieces", progress=False)
     train(model, ids, 4)
     report = tightrope.report(model)
     assert "sequence of graphs" in report.why
@@ -128,14 +129,14 @@ def test_between_the_graphs_a_budget_for_everything_else_is_refused_and_the_name
     ids = torch.arange(NUM) % 100
     budget = accounts().charged() + 20_000_000
     for _ in range(2):  # a smaller budget is held with fewer bytes
-        model = tightrope.compile(Rows(), budget=budget, progress=False)
+        model = tightrope.compile(Rows(), budget=budget, fallback="pieces", progress=False)
         train(model, ids, 4)
         taken, hidden = tightrope.report(model).observed_total, tightrope.report(model).hidden
         budget = taken + hidden
         del model
         torch._dynamo.reset()
         gc.collect()
-    model = tightrope.compile(Rows(), budget=taken + hidden // 2, progress=False)
+    model = tightrope.compile(Rows(), budget=taken + hidden // 2, fallback="pieces", progress=False)
     with pytest.raises(InfeasibleError, match="Try budget=") as refused:  # in the first step already
         train(model, ids, 4)
     named = refused.value.smallest_found
@@ -143,7 +144,7 @@ def test_between_the_graphs_a_budget_for_everything_else_is_refused_and_the_name
     del model, refused  # the frames of the error hold the loss
     torch._dynamo.reset()
     gc.collect()
-    model = tightrope.compile(Rows(), budget=named, progress=False)
+    model = tightrope.compile(Rows(), budget=named, fallback="pieces", progress=False)
     train(model, ids, 4)
     assert tightrope.report(model).observed_total + tightrope.report(model).hidden <= named
 

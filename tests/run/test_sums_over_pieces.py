@@ -81,7 +81,8 @@ def gradients(seed: int, wrap: Callable[[nn.Module], Any], *, calls: int) -> tup
 def equal_or_named(seed: int, *, calls: int = 1) -> tuple[bool, tuple[str, ...]]:
     torch._dynamo.reset()
     wanted, _ = gradients(seed, lambda model: model, calls=calls)
-    compiled = lambda model: tightrope.compile(model, budget="64MiB", progress=False)  # noqa: E731
+    options = {"budget": "64MiB", "fallback": "pieces", "progress": False}
+    compiled = lambda model: tightrope.compile(model, **options)  # noqa: E731
     found, model = gradients(seed, compiled, calls=calls)
     return found == wanted, tightrope.report(model).unlike_eager
 

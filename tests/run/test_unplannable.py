@@ -112,16 +112,21 @@ def test_a_tenth_more_than_the_unplanned_step_takes_is_always_enough() -> None:
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler is installed")
 @pytest.mark.filterwarnings("ignore:tightrope. level")
-@pytest.mark.parametrize("budget", ["60%", 0.5, 0.8])
+@pytest.mark.parametrize("budget", ["60%", 0.6, 0.8, 0.9])
 def test_the_first_number_that_is_named_trains_though_sizes_depend_on_values(budget: str | float) -> None:
     wanted, peak = unplanned()
     gc.collect()
-    with pytest.raises((tightrope.TightropeError, torch.OutOfMemoryError), match=r"budget=\d+") as refused:
-        trained(budget if isinstance(budget, str) else int(budget * peak))
-    named = int(re.findall(r"budget=(\d+)", str(refused.value))[-1])
-    del refused
+    found, named = None, ""
+    try:
+        found = trained(budget if isinstance(budget, str) else int(budget * peak))
+    except (tightrope.TightropeError, torch.OutOfMemoryError) as refused:
+        named = re.findall(r'budget="?(\d+%?)', str(refused))[-1]
     gc.collect()
-    assert all(map(torch.equal, wanted, trained(named)))
+    if found is None:
+        assert named.endswith("%") == isinstance(budget, str)
+        assert named.endswith("%") or int(named) <= 1.02 * peak
+        found = trained(named if named.endswith("%") else int(named))
+    assert all(map(torch.equal, wanted, found))
 
 
 def test_sparse_gradients_run_at_level_0() -> None:

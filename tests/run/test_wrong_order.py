@@ -58,8 +58,8 @@ def test_a_graph_is_kept_after_backwards_that_kept_none() -> None:
     assert torch.equal(model.weight.grad, torch.full((8, 8), 2.0))
 
 
-def test_a_percentage_of_a_model_in_pieces_is_refused_at_every_call() -> None:
-    model = tightrope.compile(Branching(), budget="60%", progress=False)
+def test_a_percentage_of_a_model_without_a_graph_or_level_e_is_refused_at_every_call() -> None:
+    model = tightrope.compile(Branching(), budget="60%", fallback="replay", progress=False)
     for _ in range(2):
         with pytest.raises(TightropeError, match="a budget in percent needs a captured graph"):
             model(X)

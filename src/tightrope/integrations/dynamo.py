@@ -24,7 +24,8 @@ from tightrope.core import CaptureError, TightropeError
 from tightrope.core.arguments import check_search
 from tightrope.run.asked import check_switches, check_verify, parse_budget
 from tightrope.run.by_name import note_graph
-from tightrope.run.compile import CompiledModel, host_of, plan_small
+from tightrope.run.compile import host_of, plan_small
+from tightrope.run.compiled import CompiledModel
 from tightrope.run.status import StatusLine
 from tightrope.run.unit import Settings
 from tightrope.run.untested import cannot_capture, is_untried

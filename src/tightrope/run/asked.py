@@ -32,8 +32,8 @@ def check_fallback(fallback: object) -> None:
     Raises:
         TightropeError: quotes it.
     """
-    if not (isinstance(fallback, str) and fallback in ("auto", "evict", "replay")):
-        raise TightropeError(f'fallback={shown(fallback)}: use "auto", "evict" or "replay".')
+    if not (isinstance(fallback, str) and fallback in ("auto", "evict", "pieces", "replay")):
+        raise TightropeError(f'fallback={shown(fallback)}: use "auto", "evict", "pieces" or "replay".')
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,15 @@ class Beside:
         if ledger.room() < charged:
             raise ledger.explain(Row("the step", charged))
 
+    def watch(self) -> None:
+        """Watch a step in which nothing is captured, among the first ones."""
+        self._left -= bool(self._left)
+        self._begin()
+
+    def watched(self) -> None:
+        """End such a step, and hold back what kernels took in it."""
+        self.traced(begins=True)
+
     def traced(self, begins: bool) -> None:
         """Stop watching where the trace of a graph begins, and go on where it ends."""
         if not begins:

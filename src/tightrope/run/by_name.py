@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import torch
 
-from tightrope.run.compile import CompiledModel
+from tightrope.run.compiled import CompiledModel
 
 _BY_BACKEND: list[tuple["weakref.ref[CompiledModel]", list["weakref.ref[torch.Tensor]"]]] = []
 

@@ -5,12 +5,8 @@ torch's own per-module compile slot. Each new input shape is captured and planne
 """
 
 import gc
-import sys
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -18,257 +14,28 @@ import torch
 
 from tightrope.capture.api import check_model
 from tightrope.capture.dynamo import Host, Runner
-from tightrope.capture.failures import read_once
 from tightrope.capture.program import Program
-from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes
+from tightrope.core import Machine, TightropeError
 from tightrope.core.arguments import check_search
-from tightrope.core.ledger import Ledger, Row
-from tightrope.run.accounts import Accounts
 from tightrope.run.asked import AS_EAGER, check_fallback, check_switches, check_verify, parse_budget
-from tightrope.run.attempt import attempt
-from tightrope.run.beside import Beside
-from tightrope.run.buckets import Buckets
-from tightrope.run.calls import Calls
+from tightrope.run.awaited import drain_failed
+from tightrope.run.compiled import CompiledModel
 from tightrope.run.eager import EagerTwin, Sampling
-from tightrope.run.evicted import EvictedSteps, evicted_steps
 from tightrope.run.example import check_example, plan_ahead
-from tightrope.run.fastest import add_fastest
-from tightrope.run.foresee import Foresight
-from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncaptured_on_gpu
 from tightrope.run.paging import paging_of
-from tightrope.run.plain import limited_alone, mode_left, try_plain
-from tightrope.run.references import alive, weakly
-from tightrope.run.refusal import no_percentage
-from tightrope.run.replay import Replay, replay
-from tightrope.run.room import HELD, RESERVE
-from tightrope.run.runner import CompiledGraph
-from tightrope.run.shapes import Shape, Shapes, check_shapes
-from tightrope.run.sharded import WHY, InsideHooks, divided, refuse_divided
-from tightrope.run.sizes_seen import SizesSeen
-from tightrope.run.state import state_of
-from tightrope.run.status import StatusLine, build_native
-from tightrope.run.uncalled import expect_call, note_call
+from tightrope.run.roads import Roads
+from tightrope.run.room import RESERVE
+from tightrope.run.shapes import Shape, check_shapes
+from tightrope.run.status import StatusLine
+from tightrope.run.uncalled import expect_call
 from tightrope.run.unit import Settings
 from tightrope.run.untested import Loss, cannot_capture, loss_of
-from tightrope.run.ways import Ways, only_plain, ways_of
+from tightrope.run.ways import only_plain, ways_of
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _Call: TypeAlias = Callable[..., Any]
 _MAX_GRAPHS, _MAX_NEW = 64, 16
 """Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
-
-
-class CompiledModel:
-    """What belongs to one compiled model: its calls, and its level.
-
-    Attributes:
-        level: ``L1`` (planned); ``E`` (eviction) or ``L0`` (planned addresses only), the reason in ``why``.
-        in_pieces: whether the model became several graphs.
-        broken: why the model is not one graph.
-        unable: why nothing is captured on this torch.
-        many_sizes: whether a call is captured once for all sizes.
-        buckets: which graph serves a call that was captured so.
-        num_new: calls in a row that needed new graphs, where there are several.
-        calls: captured graphs and what runs them.
-        replay: the L0 recorder, when that level is used.
-        evicted: the blocks of eviction, when level E is used.
-        before_run: called with (this, number of the graph) and its arguments right before a forward runs.
-        twin: the model as it is, where plans are compared with it.
-        forget: makes Dynamo drop what it compiled for the model.
-        name: what refusals of memory call the model.
-        in_hooks: finds what calls the model where ``fully_shard`` divided it, and is the model's own.
-    """
-
-    def __init__(
-        self,
-        parameters: Iterable[torch.Tensor],
-        settings: Settings,
-        status: StatusLine,
-        *,
-        shapes: Shapes = None,
-        others: Iterable[Any] = (),
-    ) -> None:
-        self.level, self.why, self.broken, self.unable, self.name, self.many_sizes = "L1", *[""] * 4, False
-        self.settings, self.status, self.num_graphs, self.num_new = settings, status, 0, 0
-        self.in_pieces = self._inside_step = self._lifted = False
-        self._seen = SizesSeen()
-        self._may_bucket = not (settings.fuse or settings.pages)
-        self.replay: Replay | None = None
-        self.evicted: EvictedSteps | None = None
-        self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
-        self.forget: Callable[[], None] = lambda: None
-        build_native(status)
-        self.accounts: Accounts = accounts_for(parameters := list(parameters), settings, others)
-        self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
-        self.beside = Beside(self.accounts)
-        self.twin: EagerTwin | None = None
-        self.calls = Calls(settings, self.accounts, status, Foresight(parameters, self.accounts.allocator))
-        self.buckets = Buckets(shapes, self.calls)
-        this = weakref.ref(self)
-        self.calls.when_fits = weakly(this, CompiledModel.hold_again)
-        self.calls.prospects.raised = weakly(this, CompiledModel.hold)
-
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not ending() and "calls" in self.__dict__:  # modules are empty then, or it was refused
-            self.close()
-
-    def close(self) -> None:
-        """Lift the budget and give back what no step is using."""
-        self.accounts.release(self)
-        with suppress(TightropeError):  # nobody is left to hear that the last step did not fit
-            self.end_step()
-        if self.replay is not None:
-            self.replay.close()
-        if self.evicted is not None:
-            self.evicted.leave()
-        self.beside.close()
-        self.calls.close()
-        self.run_plain()
-        self.forget()
-
-    def run_plain(self) -> None:
-        """Let parts of the model run as they are."""
-        if (hooks := self.in_hooks()) is not None:
-            hooks.release()
-
-    def host(self, program: Program, real: Sequence[Any]) -> Runner:
-        """Take a captured graph in."""
-        refuse_other_device(program.graph, self.accounts.device)
-        self.accounts.survey()
-        alone, resizable = self.buckets.captures_alone, program.resizable is not None
-        if many := alone or resizable:
-            number = self.buckets.add_alone(program, real) if alone else self.buckets.add(program)
-        else:
-            number = add_fastest(self.calls, program, real)
-        self.num_graphs += 1
-        if not many and self._may_bucket and (hint := self._seen.hint(real)):
-            self.status.say(hint)
-        self.hold()
-        graph = CompiledGraph(weakref.ref(self), number, many=many)
-        return graph if self.twin is None else self.twin.watching(graph, program)
-
-    def served(self, number: int, args: list[Any], *, many: bool) -> tuple[Calls, int]:
-        """Find the captured graph for a call of one, or of ``many`` sizes, that is about to run."""
-        number = self.buckets.serve(number, args) if many else number
-        if self.before_run is not None:
-            self.before_run((self, number), args)
-        return self.calls, number
-
-    def compared(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Make a call, beside the model as it is where that was asked for."""
-        return self.twin.around(run, args, kwargs, self.calls) if self.twin else run(*args, **kwargs)
-
-    def hold(self) -> None:
-        """Hold the process to the budget, as far as it is known; where more is held, once a plan fits."""
-        before, now = self.accounts.budget_of(self), self.calls.budget
-        if 0 < before < now:
-            whole = format_bytes(self.calls.prospects.whole)
-            self.status.say(
-                f"budget {self.calls.prospects.asked} rose from {format_bytes(before)} to "
-                f"{format_bytes(now)}: the unplanned step needs {whole} now"
-            )
-        if now:
-            self._lifted = not self.accounts.hold_if_possible(self, now, 0, name=self.name)
-
-    def divide(self, model: torch.nn.Module | None, inside: _Call) -> InsideHooks | None:
-        """Look whether ``fully_shard`` divided the model; then forwards run ``inside`` of its hooks."""
-        if model is None or not divided(model):
-            return None
-        if self.settings.verify in AS_EAGER:
-            refuse_divided(model, f'verify="{self.settings.verify}"', 'Use verify="graph".')
-        if callable(self.settings.budget):
-            refuse_divided(model, "a budget in percent", "Give bytes: those of one process.")
-        if self.many_sizes:
-            self.one_size(WHY)
-        self.calls.prospects.future.follow(model.parameters())
-        hooks = InsideHooks(model, inside)
-        self.in_hooks = weakref.ref(hooks)
-        self.break_up(WHY)
-        return hooks
-
-    def break_up(self, reason: str) -> None:
-        """Try a sequence of graphs, because of ``reason``.
-
-        A budget that leaves no room for a capture is refused when the first graph is planned.
-        """
-        assert isinstance(self.settings.budget, int)
-        self.broken, self.in_pieces, self._may_bucket = reason, True, False
-        self.calls.prospects.in_pieces = True
-        self.accounts.hold_if_possible(self, self.settings.budget, RESERVE)
-
-    def say_in_pieces(self) -> None:
-        """Tell the user, once, that the model runs in pieces, and why; watch what is between them."""
-        self.beside.look(self.num_graphs, self.calls.budget)
-        if not self.why:
-            self.why = f"planned as a sequence of graphs: {self.broken}"
-            warnings.warn(
-                "tightrope: level L1 in pieces (each graph is planned; what runs between them is limited, "
-                f"not planned). {self.broken}",
-                stacklevel=6,
-            )
-
-    def one_size(self, reason: str) -> None:
-        """Capture and plan each shape by itself from now on, because of ``reason``."""
-        self.many_sizes = self._may_bucket = False
-        self.buckets.off = f"shapes= has no effect, each is planned by itself: {reason}"
-        warnings.warn(f"tightrope: {self.buckets.off}", stacklevel=6)
-
-    def refused(self) -> None:
-        """Lift the budget of a model of which no step ever fitted, until it is called again."""
-        if not self.calls.num_forwards:
-            self.accounts.release(self)
-            self._lifted = True
-
-    def hold_again(self) -> None:
-        """Hold the process to the budget once more if a refusal lifted it."""
-        if self._lifted:
-            self._lifted = False
-            self.accounts.hold(self, self.calls.budget, name=self.name)
-
-    def rehearse(self, model: "weakref.ref[torch.nn.Module]", args: Any, kwargs: Any) -> None:
-        """Learn from a call on shapes alone which budget is enough."""
-        self.calls.prospects.rehearse(alive(model), args, kwargs)
-
-    def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
-        """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
-        budget = self.settings.budget
-        if not isinstance(budget, int):
-            raise no_percentage(reason, self.accounts.enough, self.accounts.charged())
-        refuse_uncaptured_on_gpu(self.accounts.device, reason)
-        gc.collect()  # frames of a failed capture hold what the call made
-        held, enough = self.accounts.charged(), self.accounts.enough
-        if budget < held < enough:
-            raise Ledger(budget, (Row(HELD, held),), enough).explain(Row("the step", 0), bound=held)
-        self.calls.close()
-        self.calls.prospects.close()
-        self.beside.close()
-        self.run_plain()
-        self.accounts.hold(self, budget, name=self.name)
-        self.evicted, against = evicted_steps(model, self.accounts, budget, self.settings.fallback)
-        self.why, self.in_pieces = f"{reason} {against}".strip(), False
-        if self.evicted is not None:
-            self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
-        else:
-            self.replay = replay(budget=budget)
-            self.level, what = "L0", "planned addresses and a hard limit, no recomputation"
-        warnings.warn(f"tightrope: level {self.level} ({what}). {self.why}", stacklevel=5)
-
-    def unplanned(self, plain: _Call, args: Any, kwargs: Any) -> Any:
-        """Make a call at level E, or begin a step of the L0 recorder with it."""
-        if self.evicted is not None:
-            return self.evicted.run(plain, args, kwargs)
-        assert self.replay is not None
-        self.accounts.open_step(None)
-        self.replay.__enter__()
-        self._inside_step = True
-        self.accounts.open_step(weakly(weakref.ref(self), CompiledModel.end_step))
-        return plain(*args, **kwargs)
-
-    def end_step(self) -> None:
-        """Tell the L0 recorder that the open training step, if any, is over."""
-        if self._inside_step and self.replay is not None:
-            self._inside_step = False
-            self.replay.__exit__(None, None, None)
 
 
 _COMPILED: "weakref.WeakKeyDictionary[torch.nn.Module, CompiledModel]" = weakref.WeakKeyDictionary()
@@ -317,7 +84,8 @@ def compile(
 
     Args:
         model: trained in place; the same object is returned.
-        budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs.
+        budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs; where it is
+            not one graph, of what its first step takes, which runs unlimited.
         example: inputs (a tuple of positional or a dict of keyword arguments) to capture and plan
             with now; by default this happens at the first call.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed
@@ -335,9 +103,9 @@ def compile(
         shapes: where inputs change their sizes: ``"bucket"``, or a list of the largest shapes to expect, such
             as ``[(8, 64), (8, 128)]`` of the first tensor or ``{"input_ids": (8, 64)}`` by name. A call is
             captured once for all sizes, and only the largest of each bucket is planned; nothing is padded.
-        fallback: what a model that cannot be planned runs under, with a warning: ``"replay"`` = level L0,
-            ``"evict"`` = level E, as soon as the model is not one graph, ``"auto"`` = L0 where the budget is
-            known to be enough without recomputation, else E.
+        fallback: what a model that is not one graph runs under, with a warning: ``"evict"`` = level E;
+            ``"pieces"`` = a sequence of planned graphs; ``"auto"`` = level L0 where the budget is known to be
+            enough without recomputation, else E; ``"replay"`` = pieces, or L0 where nothing is captured.
 
     Returns:
         ``model``.
@@ -387,7 +155,7 @@ def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
     )
     compiled.forget = ways.forget
     _take_over(model, compiled)
-    model._compiled_call_impl = _entry(weakref.ref(model), compiled, ways)
+    model._compiled_call_impl = Roads(weakref.ref(model), compiled, ways).call
     _COMPILED[model] = compiled
     expect_call(compiled, type(model).__name__, model.parameters())
 
@@ -402,6 +170,7 @@ def _take_over(model: torch.nn.Module, compiled: CompiledModel) -> None:
     """Let go of what a model was compiled to before, and hold the process to the new budget if it is held."""
     if model in _COMPILED:
         _COMPILED[model].close()
+    drain_failed()
     gc.collect()  # models that nobody uses any more hold the process to their budgets until then
     compiled.accounts.search()
     if compiled.accounts.budget and isinstance(compiled.settings.budget, int):
@@ -417,82 +186,3 @@ def host_of(reference: "weakref.ref[CompiledModel]") -> Host:
         return compiled.host(program, real)
 
     return host
-
-
-def _entry(model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: Ways) -> Callable[..., Any]:
-    """Make what runs instead of the model's call: one graph, else several graphs, else level E or 0."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # part of a larger model that is being captured
-            return ways.plain(*args, **kwargs)
-        note_call(compiled)
-        if compiled.level == "L1" and (reason := compiled.unable or read_once(args, kwargs)):
-            compiled.drop(model, reason)  # a percentage raises
-        if compiled.level == "L0" or compiled.evicted is not None:
-            return compiled.unplanned(ways.plain, args, kwargs)
-        if (mode := mode_left()) is not None:
-            return limited_alone(mode, compiled, ways.plain, args, kwargs)
-        if compiled.in_pieces or not compiled.calls.steady.left:  # else a trace marks, should one come
-            compiled.accounts.mark()
-        try:
-            return compiled.compared(steps, args, kwargs)
-        except (InfeasibleError, torch.OutOfMemoryError):
-            compiled.refused()
-            raise
-
-    hooks: InsideHooks | None = None
-    trial = partial(try_plain, model, compiled, ways.plain)
-
-    def steps(*args: Any, **kwargs: Any) -> Any:
-        nonlocal hooks
-        if not compiled.num_graphs and not compiled.in_pieces:
-            hooks = compiled.divide(model(), ways.inside)
-        if not compiled.in_pieces:
-            if compiled.many_sizes:
-                result, reason = for_many(args, kwargs)
-                if not reason:
-                    return result
-                compiled.one_size(reason)
-            result, reason = attempt(ways.whole, args, kwargs, trial)
-            if not reason:
-                return result
-            if percent := not isinstance(compiled.settings.budget, int):
-                trial(*args, **kwargs)
-                compiled.rehearse(model, args, kwargs)
-            if percent or compiled.settings.fallback == "evict":
-                compiled.drop(model, reason)  # a percentage raises
-                return call(*args, **kwargs)
-            compiled.break_up(reason)
-        return in_pieces(*args, **kwargs)
-
-    def for_many(args: Any, kwargs: Any) -> tuple[Any, str]:
-        """Capture for all sizes, or for these alone as long as enough is known of their bucket."""
-        with compiled.buckets.calling(alive(model), args, kwargs) as alone:
-            if alone:
-                result, reason = attempt(ways.whole, args, kwargs, trial)
-                if not reason:
-                    return result, reason
-                compiled.buckets.for_all()
-            return attempt(ways.many, args, kwargs, trial)
-
-    def in_pieces(*args: Any, **kwargs: Any) -> Any:
-        known, restore = compiled.num_graphs, state_of(alive(model), args, kwargs)
-        if not compiled.calls.num_forwards and hooks is None:
-            compiled.rehearse(model, args, kwargs)
-        run = hooks or ways.pieces
-        result, reason = attempt(run, args, kwargs, trial, compiled.beside.traced)
-        if not reason and not compiled.num_graphs:
-            reason = f"No part of it can be captured: {compiled.broken}"
-        if not reason:
-            compiled.say_in_pieces()
-            compiled.num_new = compiled.num_new + 1 if (new := compiled.num_graphs - known) else 0
-            if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
-                compiled.rehearse(model, args, kwargs)
-                compiled.drop(model, f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
-            return result
-        del result
-        restore()
-        compiled.drop(model, reason)
-        return call(*args, **kwargs)
-
-    return call

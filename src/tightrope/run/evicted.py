@@ -29,6 +29,8 @@ from tightrope.core import Bytes, TightropeError
 from tightrope.core.ledger import Ledger, Row
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import trim_all
+from tightrope.run.awaited import Awaited, drain_failed
+from tightrope.run.beside import Beside
 from tightrope.run.evict.context import Eviction, before_opening, evict
 from tightrope.run.evict.watch import OpWatch
 from tightrope.run.room import Room
@@ -43,38 +45,34 @@ _HIGHER_ORDER: Final = (
 )
 
 
-class _Awaited:
-    """A backward pass that did not begin yet; its hooks keep this alive, and nothing else does."""
-
-    __slots__ = ("__weakref__", "came")
-
-    def __init__(self) -> None:
-        self.came = False
-
-    def arrived(self, _: torch.Tensor) -> None:
-        self.came = True
-
-
 class EvictedSteps:
     """Blocks of eviction, one per training step of a model; used from one thread.
 
     Attributes:
         budget: of the process.
+        given: the percentage that the user gave, and what it is of; nothing where bytes were given.
         persistent: bytes held beside the arena when the last block began.
         arena: bytes of its arena.
         num_blocks: that were opened.
         last: the block that is open, or ended last.
     """
 
-    def __init__(self, budget: Bytes, parameters: Sequence[torch.Tensor], accounts: Accounts) -> None:
-        self.budget, self._accounts = budget, accounts
+    def __init__(
+        self,
+        budget: Bytes,
+        parameters: Sequence[torch.Tensor],
+        accounts: Accounts,
+        beside: Beside,
+        given: tuple[str, Bytes] = ("", 0),
+    ) -> None:
+        self.budget, self._accounts, self._kernels, self.given = budget, accounts, beside, given
         self.persistent = self.arena = self.num_blocks = 0
         self.last: Eviction | None = None
         self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
         self._block: Eviction | None = None
         self._thread = self._depth = self._beside = 0
-        self._warned = False
-        self._awaited: list[weakref.ref[_Awaited]] = []
+        self._warned = self._has_failed = False
+        self._awaited = Awaited()
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call in the block that is open, or in a new one.
@@ -116,8 +114,10 @@ class EvictedSteps:
         block = self._block
         if block is None or self._thread != threading.get_ident() or not block.is_innermost:
             return
-        self._block, self._awaited = None, []
+        self._block = None
+        self._awaited.clear()
         _SERVING.discard(self)
+        self._kernels.watched()
         block.__exit__(None if error is None else type(error), error, None)
 
     def leave(self) -> None:
@@ -128,7 +128,7 @@ class EvictedSteps:
     @property
     def _may_end(self) -> bool:
         """Whether nothing that the block serves is under way."""
-        return not self._depth and all((one := ref()) is None or one.came for ref in self._awaited)
+        return not self._depth and self._awaited.all_came
 
     def _call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._depth += 1
@@ -142,19 +142,10 @@ class EvictedSteps:
                 raise TightropeError(_HIGHER_ORDER) from error
             raise
         self._depth -= 1
-        self._expect(result)
+        self._awaited.expect(result)
         if self._may_end and not torch.is_grad_enabled():
             self.close()
         return result
-
-    def _expect(self, result: Any) -> None:
-        """Await a backward pass from whatever a call returned that has a graph."""
-        awaited = _Awaited()
-        for tensor in tensors_in(result):
-            if tensor.grad_fn is not None:
-                tensor.register_hook(awaited.arrived)  # type: ignore[no-untyped-call]
-        self._awaited = [ref for ref in self._awaited if (one := ref()) is not None and not one.came]
-        self._awaited.append(weakref.ref(awaited))
 
     def _warn(self, step: str) -> None:
         if not self._warned:
@@ -167,6 +158,9 @@ class EvictedSteps:
         """Open a block."""
         accounts = self._accounts
         accounts.open_step(None)
+        if self._has_failed:
+            self._has_failed = False
+            drain_failed()
         trim_all()
         self.persistent = accounts.charged()
         self.arena = self._arena_at(self.budget)
@@ -178,6 +172,7 @@ class EvictedSteps:
         block = evict(self.arena)
         block.advise = self._advise
         block.__enter__()
+        self._kernels.watch()
         self._block = self.last = block
         self.num_blocks += 1
         self._thread = threading.get_ident()
@@ -187,16 +182,19 @@ class EvictedSteps:
 
     def _advise(self, asked: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget: in a forward one that is enough by the shapes, else one that allows a request."""
+        self._has_failed = True
         enough = self._accounts.enough
+        said = self._ledger(self.budget).written
         if enough > self.budget and not self._may_end:
-            return f"Try budget={enough}: by the shapes it is enough, and less may be.", enough
+            return f"Try {said(enough)}: by the shapes it is enough, and less may be.", enough
         assert self.last is not None
         named = self.budget + self.last.budget_for(asked) - self.arena
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
-        return f"Try budget={named} next: {why}.", named
+        return f"Try {said(named)} next: {why}.", named
 
     def _ledger(self, budget: Bytes) -> Ledger:
-        room = Room(budget, self.persistent, hidden=self._accounts.hidden).ledger()
+        asked, whole = self.given
+        room = Room(budget, self.persistent, hidden=self._accounts.hidden, asked=asked, whole=whole).ledger()
         return room.plus(Row("inputs that another thread makes", self._beside, "guess"))
 
     def _arena_at(self, budget: Bytes) -> Bytes:
@@ -224,16 +222,18 @@ _SERVING: Final["weakref.WeakSet[EvictedSteps]"] = weakref.WeakSet()
 """Who has an open block: one at most, as a process has one eviction at a time."""
 
 
-def evicted_steps(
-    reference: "weakref.ref[torch.nn.Module]", accounts: Accounts, budget: Bytes, fallback: str
-) -> tuple[EvictedSteps | None, str]:
-    """Make what runs a model at level E where ``fallback`` wants that; else say what stands against it."""
-    wanted = fallback == "evict" or (fallback == "auto" and not 0 < accounts.enough <= budget)
-    if not wanted:
-        return None, ""
+def wants_eviction(accounts: Accounts, budget: Bytes, fallback: str) -> bool:
+    """Tell whether a model that is not planned is to run at level E, and not at level 0."""
+    return fallback == "evict" or (fallback != "replay" and not 0 < accounts.enough <= budget)
+
+
+def against_eviction(reference: "weakref.ref[torch.nn.Module]", accounts: Accounts) -> str:
+    """Say why a model cannot run at level E; the empty string: it can, and ends of steps are watched."""
     model, against = reference(), ""
     assert model is not None
-    if accounts.allocator is None:
+    if accounts.device.type != "cpu":
+        against = f"it is on {accounts.device}"
+    elif accounts.allocator is None:
         against = "no C++ compiler is installed"
     elif broken := cannot_evict():
         against = broken
@@ -242,8 +242,8 @@ def evicted_steps(
     elif any(getattr(part, "sparse", False) is True for part in model.modules()):
         against = "it makes sparse gradients"
     if against:
-        return None, f"It cannot run at level E: {against}."
+        return f"It cannot run at level E: {against}."
     if end_if_done not in before_opening:
         before_opening.append(end_if_done)
         register_optimizer_step_post_hook(end_if_done)
-    return EvictedSteps(budget, list(model.parameters()), accounts), ""
+    return ""

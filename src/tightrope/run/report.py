@@ -16,7 +16,8 @@ from tightrope.run.accounts import Accounts, accounts
 from tightrope.run.buckets import Bucket
 from tightrope.run.by_name import graphs_of
 from tightrope.run.calls import Calls
-from tightrope.run.compile import CompiledModel, compiled_of
+from tightrope.run.compile import compiled_of
+from tightrope.run.compiled import CompiledModel
 from tightrope.run.drawing import drawn
 from tightrope.run.evicted import EvictedSteps
 from tightrope.run.prepared import Proof
@@ -350,6 +351,8 @@ def _evicting(why: str, evicted: EvictedSteps) -> Report:
         _empty("E", why, evicted.budget, enforced=True),
         persistent=evicted.persistent,
         arena=evicted.arena,
+        share=evicted.given[0],
+        unplanned=evicted.given[1],
         verified="not needed: ops run unchanged, and again from the same inputs",
     )
     block = evicted.last

@@ -17,7 +17,8 @@ from tightrope.core import Bytes, Graph, Kind, StorageId, TightropeError, View
 from tightrope.core.arguments import check_folder, check_kind, check_path, refuse_argument
 from tightrope.core.bundle import Bundle, Named, Role, UpdateRow, extents_of, write_bundle
 from tightrope.core.values import EMPTY, ITEM_BYTES, views
-from tightrope.run.compile import CompiledModel, compiled_of
+from tightrope.run.compile import compiled_of
+from tightrope.run.compiled import CompiledModel
 from tightrope.run.prepared import Prepared
 from tightrope.run.step import Stopped, TrainingStep
 from tightrope.run.unit import Unit

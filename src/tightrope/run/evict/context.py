@@ -211,9 +211,7 @@ class Eviction:
             for one in stayed:  # the closed arena is charged by what it holds
                 watch.window.native.tr_evict_to_heap(one._cdata)
         if error is None and (held > self.budget or self.lost):
-            refused = OutOfBudgetError(self._too_much_lives(held))
-            refused.budget_to_try = self._room_for(held)
-            raise refused
+            raise self._too_much_lives(held)  # no name here refers to it: its frames hold what lives
 
     def _bring_back(self, storage: int) -> None:
         """Make an evicted storage again, on the heap where the arena has no room, and move it there."""
@@ -263,7 +261,7 @@ class Eviction:
             return None
         return watch.again.storage(storage)
 
-    def _too_much_lives(self, held: Bytes) -> str:
+    def _too_much_lives(self, held: Bytes) -> OutOfBudgetError:
         lost = (
             f" {self.lost} tensors could not be brought back and raise when they are read."
             if self.lost
@@ -271,11 +269,13 @@ class Eviction:
         )
         named = self._room_for(held)
         raised = "" if named is None else f", or try budget={named}, which what lives on fits into"
-        return (
+        found = OutOfBudgetError(
             f"tensors of {format_bytes(held)} live on at the end of tightrope.evict, and the budget was "
             f"{format_bytes(self.budget)}.{lost} Delete what the loop no longer needs, as a loss that "
             f"holds its graph, before the block ends{raised}."
         )
+        found.budget_to_try = named
+        return found
 
     def _room_for(self, held: Bytes) -> Bytes | None:
         """Bytes that what lives on fits into; None where it does, and something else was short."""

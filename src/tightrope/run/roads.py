@@ -1,0 +1,141 @@
+"""Which road a call of a model takes: one graph, a sequence of graphs, level E, or level 0.
+
+Idea        A model that is one graph is planned whole. One that is not runs at level E, or at level 0 where
+            the budget is known to be enough without recomputation: a sequence of graphs keeps all that one
+            graph leaves to the next, and each new size of a graph wants another plan. That sequence is for
+            what level E does not do: `fully_shard`, GPUs, fused or paged plans, comparisons with eager, and
+            models of which some calls are one graph.
+Guarantee   Whichever road is taken, values are eager's as far as that road promises, and bytes are within
+            the budget.
+Gaps        The road is chosen by what can be done, not by a forecast of its time.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from tightrope.capture.failures import read_once
+from tightrope.core import InfeasibleError
+from tightrope.run.attempt import attempt
+from tightrope.run.compiled import CompiledModel
+from tightrope.run.evicted import against_eviction
+from tightrope.run.plain import limited_alone, mode_left, try_plain
+from tightrope.run.references import alive
+from tightrope.run.sharded import InsideHooks
+from tightrope.run.state import state_of
+from tightrope.run.uncalled import note_call
+from tightrope.run.ways import Ways
+
+_Call: TypeAlias = Callable[..., Any]
+_MAX_GRAPHS, _MAX_NEW = 64, 16
+"""Graphs of one call, and calls in a row that need new ones: beyond, plans would hardly be used again."""
+_NOTHING_CHECKED: Final = ("first", None)
+"""What ``verify`` is where nothing is compared with other runs."""
+
+
+class Roads:
+    """The calls of one model.
+
+    Args:
+        model: as it is.
+        compiled: what belongs to it.
+        ways: in which Dynamo compiles its calls.
+    """
+
+    def __init__(self, model: "weakref.ref[torch.nn.Module]", compiled: CompiledModel, ways: Ways) -> None:
+        self._model, self._compiled, self._ways = model, compiled, ways
+        self._hooks: InsideHooks | None = None
+        self._trial = partial(try_plain, model, compiled, ways.plain)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run instead of the model's own call."""
+        compiled, plain = self._compiled, self._ways.plain
+        if torch.compiler.is_compiling():  # part of a larger model that is being captured
+            return plain(*args, **kwargs)
+        note_call(compiled)
+        if compiled.measured is not None:
+            if not compiled.measured.are_over:
+                return compiled.measured.run(plain, args, kwargs)
+            compiled.settle(self._model)
+        if compiled.level == "L1" and (reason := compiled.unable or read_once(args, kwargs)):
+            return self._without_graphs(reason, args, kwargs)
+        if compiled.level == "L0" or compiled.evicted is not None:
+            return compiled.unplanned(plain, args, kwargs)
+        if (mode := mode_left()) is not None:
+            return limited_alone(mode, compiled, plain, args, kwargs)
+        if compiled.in_pieces or not compiled.calls.steady.left:  # else a trace marks, should one come
+            compiled.accounts.mark()
+        try:
+            return compiled.compared(self._planned, args, kwargs)
+        except (InfeasibleError, torch.OutOfMemoryError):
+            compiled.refused()
+            raise
+
+    def _without_graphs(self, reason: str, args: Any, kwargs: Any) -> Any:
+        self._compiled.leave_graphs(self._model, reason)
+        return self.call(*args, **kwargs)
+
+    def _planned(self, *args: Any, **kwargs: Any) -> Any:
+        compiled = self._compiled
+        if not compiled.num_graphs and not compiled.in_pieces:
+            self._hooks = compiled.divide(self._model(), self._ways.inside)
+        if not compiled.in_pieces:
+            if compiled.many_sizes:
+                result, reason = self._for_many(args, kwargs)
+                if not reason:
+                    return result
+                compiled.one_size(reason)
+            result, reason = attempt(self._ways.whole, args, kwargs, self._trial)
+            if not reason:
+                return result
+            if not self._wants_pieces:
+                if isinstance(compiled.settings.budget, int):
+                    compiled.rehearse(self._model, args, kwargs)
+                return self._without_graphs(reason, args, kwargs)
+            compiled.break_up(reason)
+        return self._in_pieces(args, kwargs)
+
+    @property
+    def _wants_pieces(self) -> bool:
+        """Whether a model that is not one graph becomes a sequence of graphs."""
+        compiled, settings = self._compiled, self._compiled.settings
+        if not isinstance(settings.budget, int) or settings.fallback == "evict":
+            return False
+        if compiled.num_graphs or settings.fallback in ("pieces", "replay"):
+            return True
+        more = settings.fuse or settings.pages or settings.verify not in _NOTHING_CHECKED
+        return bool(more or against_eviction(self._model, compiled.accounts))
+
+    def _for_many(self, args: Any, kwargs: Any) -> tuple[Any, str]:
+        """Capture for all sizes, or for these alone as long as enough is known of their bucket."""
+        buckets = self._compiled.buckets
+        with buckets.calling(alive(self._model), args, kwargs) as alone:
+            if alone:
+                result, reason = attempt(self._ways.whole, args, kwargs, self._trial)
+                if not reason:
+                    return result, reason
+                buckets.for_all()
+            return attempt(self._ways.many, args, kwargs, self._trial)
+
+    def _in_pieces(self, args: Any, kwargs: Any) -> Any:
+        compiled, model = self._compiled, self._model
+        known, restore = compiled.num_graphs, state_of(alive(model), args, kwargs)
+        if not compiled.calls.num_forwards and self._hooks is None:
+            compiled.rehearse(model, args, kwargs)
+        run = self._hooks or self._ways.pieces
+        result, reason = attempt(run, args, kwargs, self._trial, compiled.beside.traced)
+        if not reason and not compiled.num_graphs:
+            reason = f"No part of it can be captured: {compiled.broken}"
+        if not reason:
+            compiled.say_in_pieces()
+            compiled.num_new = compiled.num_new + 1 if (new := compiled.num_graphs - known) else 0
+            if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
+                compiled.rehearse(model, args, kwargs)
+                compiled.drop(model, f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
+            return result
+        del result
+        restore()
+        return self._without_graphs(reason, args, kwargs)
