@@ -41,15 +41,6 @@ Evicting* tr_evict_open(const tightrope_evict::Options* options, int64_t poison)
 
 tightrope_evict::Arena* tr_evict_arena(Evicting* self) { return &self->arena(); }
 
-int64_t* tr_evict_rows(Evicting* self) { return self->io.data(); }
-
-int64_t tr_evict_columns() { return Evicting::kColumns; }
-
-int64_t tr_evict_kind(Evicting* self, int64_t opaque) {
-  self->opaque.push_back(opaque != 0);
-  return static_cast<int64_t>(self->opaque.size()) - 1;
-}
-
 // Copies the walls of the last refusal; returns how many integers there are.
 int64_t tr_evict_walls(Evicting* self, int64_t* out, int64_t capacity) {
   Lock lock(state->mutex);
@@ -65,103 +56,22 @@ void tr_evict_root(Evicting* self, int64_t id) {
 
 void tr_evict_soft(Evicting* self, int64_t soft) { self->soft = soft != 0; }
 
-void tr_evict_open_frame(Evicting* self) {
-  Lock lock(state->mutex);
-  self->open_frame();
-}
-
-// Pins what is resident of `count` inputs of the innermost op that waits, in the row of keys; the first that is not, or -1.
-int64_t tr_evict_pin_resident(Evicting* self, int64_t count) {
-  Lock lock(state->mutex);
-  return self->pin_resident(count);
-}
-
-void tr_evict_close_frame(Evicting* self) {
-  Lock lock(state->mutex);
-  self->close_frame();
-}
-
-// Up to four storages come as arguments; of more, all stand in the row of keys.
-int64_t tr_evict_inputs(Evicting* self, int64_t kind, int64_t shape, int64_t writes, int64_t aside, int64_t count,
-                        int64_t a, int64_t b, int64_t c, int64_t d) {
-  Lock lock(state->mutex);
-  if (count <= 4) {
-    const int64_t keys[] = {a, b, c, d};
-    std::copy(keys, keys + count, self->row(Evicting::kKeys));
-  }
-  return self->inputs(kind, shape, writes, aside, count);
-}
-
-void tr_evict_prepare(Evicting* self, int64_t kind, int64_t shape, int64_t aside, int64_t count) {
-  Lock lock(state->mutex);
-  self->prepare(kind, shape, aside, count);
-}
-
-int64_t tr_evict_finish(Evicting* self, int64_t kind, int64_t ns, int64_t outputs, int64_t changed, int64_t a, int64_t b,
-                        int64_t c) {
-  std::vector<tightrope_evicting::Held> dropped;  // outlives the lock
-  Lock lock(state->mutex);
-  if (outputs <= 3) {
-    const int64_t keys[] = {a, b, c};
-    std::copy(keys, keys + outputs, self->row(Evicting::kOutputs));
-  }
-  const int64_t forgotten = self->finish(kind, ns, outputs, changed);
-  dropped.swap(self->dropped);
-  return forgotten;
-}
-
-void tr_evict_abandon(Evicting* self) {
-  Lock lock(state->mutex);
-  self->abandon();
-}
-
 int64_t tr_evict_find(Evicting* self, c10::StorageImpl* impl) {
   Lock lock(state->mutex);
   return self->find(impl);
-}
-
-// 0 on success; -1: the fresh storage is not of the arena.
-int64_t tr_evict_restore(Evicting* self, int64_t id, c10::StorageImpl* from) {
-  Lock lock(state->mutex);
-  return self->restore(static_cast<tightrope_evict::Id>(id), from) ? 0 : fail("a recomputed tensor lies outside the arena");
-}
-
-c10::StorageImpl* tr_evict_storage(Evicting* self, int64_t id) {
-  Lock lock(state->mutex);
-  return self->storage(static_cast<tightrope_evict::Id>(id));
-}
-
-// Takes back the reference that tr_evict_storage gave.
-void tr_evict_unref(c10::StorageImpl* impl) { c10::intrusive_ptr<c10::StorageImpl>::reclaim(impl); }
-
-int64_t tr_evict_pins(Evicting* self, int64_t id) {
-  return self->arena().record(static_cast<tightrope_evict::Id>(id)).pins;
 }
 
 int64_t tr_evict_is_inside(Evicting* self, int64_t id) {
   return self->is_outside(static_cast<tightrope_evict::Id>(id)) ? 0 : 1;
 }
 
-// Whether somebody beside the arena refers to it.
-int64_t tr_evict_is_held(Evicting* self, int64_t id) {
-  return self->arena().record(static_cast<tightrope_evict::Id>(id)).held ? 1 : 0;
-}
-
-int64_t tr_evict_forgotten(Evicting* self) {
-  std::vector<tightrope_evicting::Held> dropped;  // outlives the lock
-  Lock lock(state->mutex);
-  const int64_t forgotten = self->forgotten(self->row(Evicting::kForgotten), Evicting::kColumns - 1);
-  dropped.swap(self->dropped);
-  return forgotten;
-}
-
 // From now on, releases are noted.
 void tr_evict_note_released(Evicting* self) { self->arena().note_released = true; }
 
-// Writes ids that were released since the last call into the row of keys; returns how many.
-int64_t tr_evict_released(Evicting* self) {
+// Writes ids that were released since the last call; returns how many.
+int64_t tr_evict_released(Evicting* self, int64_t* out, int64_t capacity) {
   Lock lock(state->mutex);
-  return self->arena().take_released(self->row(Evicting::kKeys), Evicting::kColumns);
+  return self->arena().take_released(out, capacity);
 }
 
 // Drops the bytes of a record where it may go now.

@@ -31,8 +31,7 @@ from tightrope.run.evict.core import EvictionArena, Statistics, options_block
 from tightrope.run.evict.policies import COOP, Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
-from tightrope.run.evict.records import without_collections
-from tightrope.run.evict.watch import OpWatch
+from tightrope.run.evict.watch import OpWatch, without_collections
 
 _SHOWN = 5
 _LEAST_MORE = 1 << 16
@@ -82,12 +81,12 @@ class Eviction:
     @property
     def num_recomputed(self) -> int:
         """Ops that ran again."""
-        return self._watch.again.num_calls if self._watch else 0
+        return self._watch.num_recomputed if self._watch else 0
 
     @property
     def recomputed_ns(self) -> int:
         """What ops that ran again took, by the times of `operator_ns`."""
-        return self._watch.again.ns if self._watch else 0
+        return self._watch.recomputed_ns if self._watch else 0
 
     @property
     def operator_ns(self) -> int:
@@ -104,7 +103,7 @@ class Eviction:
     @property
     def num_held_calls(self) -> int:
         """Records of storages that are kept now, with the calls that make them."""
-        return len(self._watch.versions) if self._watch else 0
+        return self._watch.num_records if self._watch else 0
 
     @property
     def is_innermost(self) -> bool:
@@ -146,7 +145,8 @@ class Eviction:
         handle = window.call("arena")
         self._watch = OpWatch(window, EvictionArena(self.budget, self.policy, handle=handle))
         self._watch.on_refusal = self._explain
-        self._watch.again.most_again = self._most_again
+        if self._most_again is not None:
+            window.watched("most_again", self._most_again)
         window.call("soft", int(self.policy.soft_pins))
         self._thread = threading.get_ident()
         if self.policy.forecasts:
@@ -154,7 +154,7 @@ class Eviction:
             hook = register_optimizer_step_post_hook(self._stepped)
             self._stack.callback(hook.remove)
         self._stack.enter_context(watched_reads(self._reading))
-        self._stack.enter_context(self._watch)
+        self._stack.enter_context(self._watch.seeing())
         return self
 
     def _open(self) -> EvictionWindow:
@@ -175,7 +175,7 @@ class Eviction:
             raise TightropeError(_NOT_OPEN)
         self._stack.close()
         watch.unfollow()
-        watch.again.most_again = None  # what lives must be brought back, however long that takes
+        watch.window.watched("most_again", -1.0)  # what lives must be brought back, however long that takes
         self._operator_ns = watch.arena.base
         self._last = watch.arena.statistics()
         held = 0
@@ -185,7 +185,7 @@ class Eviction:
         if much:
             gc.collect()  # cycles may hold tensors that nobody can reach
         try:
-            with without_collections(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with without_collections():
                 for storage in watch.window.held(resident=True):
                     held += self._move_out(storage)
                 for storage in watch.window.held(resident=False):
@@ -200,8 +200,7 @@ class Eviction:
                     self._lose(storage)
             watch.window.call("suspend", 1)
             watch.collect()
-            watch.versions.clear()
-            watch.window.close()
+            watch.close()
         if error is None and (held > self.budget or self.lost):
             refused = OutOfBudgetError(self._too_much_lives(held))
             refused.budget_to_try = self._room_for(held)
@@ -211,14 +210,12 @@ class Eviction:
         """Make an evicted storage again, on the heap where the arena has no room, and move it there."""
         watch = self._watch
         assert watch is not None
-        watch.again.begin()
         try:
-            watch.again.restore(storage)
+            watch.restore([storage])
         except torch.OutOfMemoryError:
             watch.window.call("suspend", 1)
-            watch.again.begin()
             try:
-                watch.again.restore(storage)
+                watch.restore([storage])
             except torch.OutOfMemoryError:
                 self._lose(storage)
                 return
@@ -238,8 +235,7 @@ class Eviction:
     def _move_out(self, storage: int) -> Bytes:
         watch = self._watch
         assert watch is not None
-        version = watch.versions.get(storage)
-        if version is not None and version.exposed:
+        if watch.is_exposed(storage):
             return watch.window.size(storage)
         watch.window.move_out(storage)  # where the heap has no room, it stays where it is
         return watch.window.size(storage)
@@ -293,8 +289,8 @@ class Eviction:
         walls = sorted(watch.window.walls(), key=lambda wall: -wall[1])
         lines = []
         for owner, size, pins in walls[:_SHOWN]:
-            version = watch.versions.get(owner)
-            made = f" of {version.call.func}" if version is not None and version.call is not None else ""
+            maker = watch.maker(owner)
+            made = f" of {maker.name}" if maker is not None else ""
             why = "read by the op that runs" if pins else "cannot be made again"
             lines.append(f"{format_bytes(size)}{made} ({why})")
         rest = f", and {len(walls) - _SHOWN} more" if len(walls) > _SHOWN else ""
@@ -307,7 +303,7 @@ class Eviction:
     @contextmanager
     def _reading(self, tensor: torch.Tensor, hands_out: bool) -> Iterator[None]:
         watch = self._watch
-        if watch is None or watch.own or self._finding or threading.get_ident() != self._thread:
+        if watch is None or self._finding or threading.get_ident() != self._thread:
             yield
             return
         self._finding = True
