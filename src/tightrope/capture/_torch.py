@@ -49,17 +49,6 @@ def storage_at(address: int) -> torch.UntypedStorage:
     return found
 
 
-def is_composite(op: Any) -> bool:
-    """Tell whether an overload is made of other ops, so that autograd never sees it.
-
-    Some, as ``silu_backward``, have a kernel of the CPU beside that, which runs there and gives other bits.
-    Those by which C++ asks a tensor of a subclass for its shape have none: an error would end the process.
-    """
-    key, has = torch._C.DispatchKey, op.has_kernel_for_dispatch_key
-    known = torch._C._dispatch_has_kernel(op.name())
-    return known and bool(has(key.CompositeImplicitAutograd)) and not has(key.CPU)
-
-
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
     """Run what `torch.compile` made as it is inside a ``with`` block; where Dynamo was never loaded, nothing is."""

@@ -38,6 +38,7 @@ _WATCH: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "delete": (None, ()),
     "count": (_I64, (_I64,)),
     "most_again": (None, (ctypes.c_double,)),
+    "most_runs": (None, (_I64, _I64)),
     "follow": (None, (_HANDLE, _HANDLE)),
     "knows": (_I64, (_I64,)),
     "maker": (ctypes.c_char_p, (_I64, _HANDLE)),

@@ -79,8 +79,11 @@ class OpWatch {
                                std::make_move_iterator(self.read_.end()));
         self.read_.resize(base);
         locked([&] {
-          for (const Read& one : gone)
-            if (self.evicting.find(one.held.get()) == one.id) self.evicting.arena().unpin(one.id);
+          for (const Read& one : gone) {
+            if (self.evicting.find(one.held.get()) != one.id) continue;
+            if (!one.rooted) self.evicting.arena().hold_still(one.id, false);
+            self.evicting.arena().unpin(one.id);
+          }
         });
       }
     } open(*this);
@@ -140,6 +143,7 @@ class OpWatch {
   struct Read {
     Id id;
     Held held;
+    bool rooted;  // before
   };
   // An op while it runs.
   struct Running {
@@ -178,14 +182,18 @@ class OpWatch {
     return found->second;
   }
 
+  // Lengths, sizes and offsets are; bytes are masks, or a kernel's workspace.
   static bool is_read_by_pointer(const at::Tensor& tensor) {
-    return tensor.has_storage() && tensor.is_cpu() && c10::isIntegralType(tensor.scalar_type(), false) &&
-           !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    const bool counts = tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt;
+    return counts && tensor.has_storage() && tensor.is_cpu() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
   }
 
   void keep_still(Id id, Held held) {
-    locked([&] { evicting.arena().pin(id); });
-    read_.push_back({id, std::move(held)});
+    const bool rooted = locked([&] {
+      evicting.arena().pin(id);
+      return evicting.arena().hold_still(id, true);
+    });
+    read_.push_back({id, std::move(held), rooted});
   }
 
   [[noreturn]] void refuse(Told what, const std::string& text, const OpKind& kind) {

@@ -37,6 +37,7 @@ class Again {
  public:
   int64_t num_calls = 0, ns = 0;
   double most_again = -1;  // times that the ops' own time may be taken; below 0: no limit
+  int64_t runs_per_record = 8, least_runs = 1024;  // as many as one op may wait for
   std::vector<Id> kept;    // of results of an op that runs again by a plan
 
   explicit Again(Evicting& evicting) : evicting_(evicting) {}
@@ -127,7 +128,6 @@ class Again {
   }
 
  private:
-  static constexpr int64_t kRunsPerRecord = 8, kLeastRuns = 1024;
   Evicting& evicting_;
   std::vector<VersionRef> versions_;  // by id
   std::vector<VersionRef> waiting_;
@@ -153,7 +153,7 @@ class Again {
 
   void bound_runs() const {
     const int64_t runs = num_calls - since_;
-    TORCH_CHECK_WITH(OutOfMemoryError, runs <= kRunsPerRecord * num_versions + kLeastRuns, "evict: ", runs,
+    TORCH_CHECK_WITH(OutOfMemoryError, runs <= runs_per_record * num_versions + least_runs, "evict: ", runs,
                      " ops ran again for what one op reads, and it is not there: at this budget they evict each other.");
     const int64_t base = evicting_.arena().base();
     if (most_again < 0 || static_cast<double>(ns) <= most_again * static_cast<double>(base)) return;

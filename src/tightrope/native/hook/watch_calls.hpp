@@ -112,6 +112,10 @@ int64_t tr_watch_count(OpWatch* self, int64_t which) {
 
 void tr_watch_most_again(OpWatch* self, double most) { self->again.most_again = most; }
 
+void tr_watch_most_runs(OpWatch* self, int64_t per_record, int64_t least) {
+  self->again.runs_per_record = per_record, self->again.least_runs = least;
+}
+
 void tr_watch_follow(OpWatch* self, tightrope_evicting::Before before, tightrope_evicting::After after) {
   self->before = before, self->after = after;
 }
