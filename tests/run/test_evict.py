@@ -15,8 +15,8 @@ from benchmarks.zoo.tree_lstm import TreeLstm, random_merges
 from tightrope.core import TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.evicting import EvictionWindow
-from tightrope.run.evict.watch import OpWatch
 from tightrope.run.evict.context import Eviction, evict
+from tightrope.run.evict.watch import OpWatch
 
 Loop = Callable[[], list[Tensor]]
 
@@ -252,7 +252,10 @@ def test_tensors_that_evict_each_other_without_end_are_refused() -> None:
             kept.append(kept[-1].sin())
         kept[6].sum().item()
 
-    with pytest.raises(tightrope.OutOfBudgetError, match="evict each other"), evict(5 * SIZE, policy="lru") as eviction:
+    with (
+        pytest.raises(tightrope.OutOfBudgetError, match="evict each other"),
+        evict(5 * SIZE, policy="lru") as eviction,
+    ):
         loop()
 
 

@@ -166,6 +166,15 @@ class OpWatch {
     }
   };
 
+  // What an op made: kept from op to op for the memory's sake.
+  struct Made {
+    std::vector<Storage*> outputs;
+    std::vector<Held> still;  // integers that a composite op may read by pointers, or null
+    std::vector<int64_t> sizes;
+    std::vector<Id> changed, olds, made, gone;
+  };
+
+  Made made_;
   std::unordered_map<const void*, const OpKind*> kinds_;
   std::vector<Read> read_;  // by composite ops that run
   int composites_ = 0;
@@ -221,6 +230,7 @@ class OpWatch {
     };
     const bool aside = kind.training >= 0 && arguments[kind.training].isBool() && arguments[kind.training].toBool();
     OpShape& shape = now.shape;
+    now.call->places.reserve(4), now.impls.reserve(4), now.ids.reserve(4), shape.marks.reserve(4);
     each_tensor(arguments, kind.arguments, [&](const at::Tensor& tensor, int argument, int element) {
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && is_number(tensor)) {
         now.call->places.push_back(place_of(tensor, argument, element));
@@ -325,9 +335,8 @@ class OpWatch {
   void ran(const OpKind& kind, Running& now, Stack& stack, int64_t ns) {
     ++num_ops;
     Call& call = *now.call;
-    std::vector<Storage*> outputs;
-    std::vector<Held> still;  // integers that a composite op may read by pointers, or null
-    std::vector<int64_t> sizes;
+    auto& [outputs, still, sizes, changed, olds, made, gone] = made_;
+    outputs.clear(), still.clear(), sizes.clear(), changed.clear(), gone.clear();
     bool sparse_result = false;
     each_tensor(stack.data() + (stack.size() - kind.returns), kind.returns, [&](const at::Tensor& tensor, int, int) {
       if (!tensor.has_storage() || tensor.layout() != c10::kStrided) {
@@ -344,7 +353,6 @@ class OpWatch {
       locked([&] { evicting.abandon(); });
       refuse(Told::broken, sparse(kind), kind);
     }
-    std::vector<Id> changed, olds, made, gone;
     for (size_t k = 0; now.shape.writes && k < now.ids.size(); ++k)
       if ((now.shape.marks[k] & kWritten) != 0 && std::find(changed.begin(), changed.end(), now.ids[k]) == changed.end())
         changed.push_back(now.ids[k]);
@@ -364,6 +372,7 @@ class OpWatch {
     }
     const std::shared_ptr<Call> maker = kind.blank ? blank_again(call, stack) : nullptr;
     std::vector<VersionRef> versions;
+    versions.reserve(made.size());
     for (size_t k = 0; k < made.size(); ++k) {
       if (made[k] < 0) {
         versions.push_back(nullptr);

@@ -162,9 +162,7 @@ class OpWatch:
         try:
             if (follower := self.follower) is not None:
                 self._note_released(follower)
-                follower.after(
-                    name.decode(), ns, size, reads, creates, list(zip(changed, olds, strict=True))
-                )
+                follower.after(name.decode(), ns, size, reads, creates, list(zip(changed, olds, strict=True)))
                 for identity in gone:
                     follower.forgotten(identity)
         except BaseException as error:
@@ -206,9 +204,7 @@ class OpWatch:
         Raises:
             torch.OutOfMemoryError: there is no room.
         """
-        self.window.check(
-            self.window.watched("restore", (ctypes.c_int64 * max(len(ids), 1))(*ids), len(ids))
-        )
+        self.window.check(self.window.watched("restore", (ctypes.c_int64 * max(len(ids), 1))(*ids), len(ids)))
 
     def bring_back(self, identity: int, *, exposed: bool) -> None:
         """Make a storage resident and pin it, outside any op; others may write one that is ``exposed``."""
