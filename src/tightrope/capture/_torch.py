@@ -51,7 +51,10 @@ def storage_at(address: int) -> torch.UntypedStorage:
 
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
-    """Run what `torch.compile` made as it is inside a ``with`` block; where Dynamo was never loaded, nothing is."""
+    """Run what `torch.compile` made as it is inside a ``with`` block, on any thread.
+
+    Where Dynamo is not loaded yet, nothing was made by it.
+    """
     if "torch._dynamo" not in sys.modules:
         yield
         return

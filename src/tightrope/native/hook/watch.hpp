@@ -393,8 +393,8 @@ class OpWatch {
     if (!changed.empty()) change(now, changed, olds);
     if (now.odd) settle(changed);
     if (now.call.use_count() > 1) finish_record(now);
-    if (after != nullptr) follow(kind, now, made, changed, olds, gone);
     for (const Id id : gone) again.forget(id);
+    if (after != nullptr) follow(kind, now, made, changed, olds, gone);
   }
 
   // Leaves out of a record what is not read when the op runs again: batch norm's running statistics are not moved twice.

@@ -17,8 +17,10 @@ c10::DispatchKeySet below(c10::DispatchKeySet keys, c10::DispatchKey key) {
 bool is_seen() { return watching != nullptr && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python); }
 
 void seen_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  if (!is_seen()) return op.redispatchBoxed(below(keys, kKey), stack);
-  watching->op(op, below(keys, kKey), *stack);
+  const c10::DispatchKeySet next = below(keys, kKey);
+  // In some versions Python's modes and subclasses come after this: the ops inside of them are met again.
+  if (!is_seen() || next.has(c10::DispatchKey::Python)) return op.redispatchBoxed(next, stack);
+  watching->op(op, next, *stack);
 }
 
 void seen_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {

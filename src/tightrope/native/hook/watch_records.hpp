@@ -152,10 +152,10 @@ inline bool is_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.dim() == 0 && tensor.is_cpu();
 }
 
-// Whether a tensor is more than a place in a storage.
+// Whether a tensor is more than a place in a storage of the CPU.
 inline bool is_odd(const at::Tensor& tensor) {
-  return tensor.is_quantized() || tensor.key_set().has_any(c10::DispatchKeySet(
-                                      {c10::DispatchKey::Negative, c10::DispatchKey::Conjugate, c10::DispatchKey::ZeroTensor}));
+  constexpr c10::DispatchKeySet odd({c10::DispatchKey::Negative, c10::DispatchKey::Conjugate, c10::DispatchKey::ZeroTensor});
+  return !tensor.is_cpu() || tensor.is_quantized() || tensor.key_set().has_any(odd);
 }
 
 inline Place place_of(const at::Tensor& tensor, int argument, int element) {
