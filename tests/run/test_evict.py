@@ -15,8 +15,8 @@ from benchmarks.zoo.tree_lstm import TreeLstm, random_merges
 from tightrope.core import TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.evicting import EvictionWindow
-from tightrope.run.evict import again
 from tightrope.run.evict.context import Eviction, evict
+from tightrope.run.evict.watch import OpWatch
 
 Loop = Callable[[], list[Tensor]]
 
@@ -241,18 +241,21 @@ def test_old_versions_that_are_lost_at_once_may_have_the_highest_numbers() -> No
     assert all(bool((one == 2).all()) for one in kept)
 
 
-def test_tensors_that_evict_each_other_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(again, "_RUNS_PER_RECORD", 0)
-    monkeypatch.setattr(again, "_LEAST_RUNS", -1)
+def test_tensors_that_evict_each_other_without_end_are_refused() -> None:
     kept = []
 
     def loop() -> None:
+        assert eviction._watch is not None
+        eviction._watch.window.watched("most_runs", 0, -1)
         kept.append(block())
         for _ in range(12):
             kept.append(kept[-1].sin())
         kept[6].sum().item()
 
-    with pytest.raises(tightrope.OutOfBudgetError, match="evict each other"), evict(5 * SIZE, policy="lru"):
+    with (
+        pytest.raises(tightrope.OutOfBudgetError, match="evict each other"),
+        evict(5 * SIZE, policy="lru") as eviction,
+    ):
         loop()
 
 
@@ -487,7 +490,7 @@ def test_an_error_in_an_op_that_runs_again_does_not_keep_the_window_open(
     def loop() -> None:
         made.append(block().sin())
         pressure(6)
-        monkeypatch.setattr(again.Again, "restore", Mock(side_effect=ValueError("no")))
+        monkeypatch.setattr(OpWatch, "restore", Mock(side_effect=ValueError("no")))
 
     made: list[Tensor] = []
     with pytest.raises(ValueError, match="no"), evict(4 * SIZE, policy="lru"):

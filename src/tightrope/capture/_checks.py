@@ -93,10 +93,8 @@ def _ops_that_run() -> bool:
     with _eager.kernels_called() as called:
         inside = _eager.innermost_mode() is not None
         torch.ones(2).neg()
-    aten = torch.ops.aten
-    known = _torch.is_composite(aten.dropout.default), _torch.is_composite(aten.mm.default)
     leaves = _eager.tensors_in({"a": [torch.ones(1)]})
-    return inside and "aten.neg.default" in called and known == (True, False) and len(leaves) == 1
+    return inside and "aten.neg.default" in called and len(leaves) == 1
 
 
 def _running_backward() -> bool:

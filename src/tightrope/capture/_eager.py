@@ -394,9 +394,26 @@ def kernels_called() -> Iterator[set[str]]:
         yield found
 
 
+_STANDING: Final[dict[int, tuple[Any, Any]]] = {}
+"""By thread: what meets its ops as a mode does, and the mode around it."""
+
+
 def innermost_mode() -> Any:
-    """Return the dispatch mode that this thread's ops reach first, or None."""
-    return torch.utils._python_dispatch._get_current_dispatch_mode()
+    """Return the dispatch mode that this thread's ops reach first, or what stands in for one, or None."""
+    mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+    standing, around = _STANDING.get(threading.get_ident(), (None, None))
+    return mode if standing is None or mode is not around else standing
+
+
+@contextmanager
+def standing_in(watch: Any) -> Iterator[None]:
+    """Let something that meets the ops of this thread pass for a mode inside a ``with`` block."""
+    thread = threading.get_ident()
+    _STANDING[thread] = watch, innermost_mode()
+    try:
+        yield
+    finally:
+        del _STANDING[thread]
 
 
 def leaves_in(tree: Any) -> list[Any]:

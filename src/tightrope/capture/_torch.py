@@ -49,27 +49,17 @@ def storage_at(address: int) -> torch.UntypedStorage:
     return found
 
 
-def is_composite(op: Any) -> bool:
-    """Tell whether an overload is made of other ops, so that autograd never sees it.
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Run what `torch.compile` made as it is inside a ``with`` block, on any thread.
 
-    Some, as ``silu_backward``, have a kernel of the CPU beside that, which runs there and gives other bits.
-    Those by which C++ asks a tensor of a subclass for its shape have none: an error would end the process.
+    Where Dynamo is not loaded yet, nothing was made by it.
     """
-    key, has = torch._C.DispatchKey, op.has_kernel_for_dispatch_key
-    known = torch._C._dispatch_has_kernel(op.name())
-    return known and bool(has(key.CompositeImplicitAutograd)) and not has(key.CPU)
-
-
-def intercepting() -> Any:
-    """Return the base of classes whose ``__torch_dispatch__`` is called for every op of their thread."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Intercepting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            return False  # the wrapper against Dynamo costs 1.5 us per op
-
-    return Intercepting
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def keeps_graph() -> bool:

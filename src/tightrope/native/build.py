@@ -29,7 +29,7 @@ from tightrope.native.processor import described
 
 SOURCES: Final = Path(__file__).parent
 TORCH: Final = {
-    "hook": ("-lc10", "-pthread"),
+    "hook": ("-ltorch_cpu", "-lc10", "-pthread"),
     "kernels": ("-ltorch_cpu", "-lc10"),
     "cuda": ("-lc10_cuda", "-lc10", "-pthread"),
 }

@@ -13,7 +13,7 @@ Gaps        What a kernel computes in its first run is taken as it is; see `tigh
 
 import hashlib
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -21,8 +21,12 @@ from tightrope.capture.typed import dtype_name
 from tightrope.core import Executable, Fused, Graph, Run, StorageId, VerificationError, View
 from tightrope.native.hook.allocator import Allocator
 from tightrope.price.kernels import Kernel, bits_of, scratch
-from tightrope.run.evict.kinds import BLANK
 from tightrope.run.stretch_check import StretchCheck
+
+_BLANK: Final = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+"""Names of ops whose results have no values."""
 
 
 class RecomputeCheck:
@@ -62,7 +66,7 @@ class RecomputeCheck:
         if not run.results:
             return kernel
 
-        blank = run.target.startswith("aten.") and run.target.split(".")[1] in BLANK
+        blank = run.target.startswith("aten.") and run.target.split(".")[1] in _BLANK
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             result = kernel(*args, **kwargs)

@@ -70,7 +70,7 @@ class EvictedSteps:
         self.last: Eviction | None = None
         self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
         self._block: Eviction | None = None
-        self._thread = self._depth = self._beside = 0
+        self._thread = self._depth = self._beside = self._most_held = 0
         self._warned = self._has_failed = False
         self._awaited = Awaited()
 
@@ -118,6 +118,7 @@ class EvictedSteps:
         self._awaited.clear()
         _SERVING.discard(self)
         self._kernels.watched()
+        self._most_held = max(self._most_held, block.most_held)
         block.__exit__(None if error is None else type(error), error, None)
 
     def leave(self) -> None:
@@ -188,7 +189,7 @@ class EvictedSteps:
         if enough > self.budget and not self._may_end:
             return f"Try {said(enough)}: by the shapes it is enough, and less may be.", enough
         assert self.last is not None
-        named = self.budget + self.last.budget_for(asked) - self.arena
+        named = self.budget + max(self.last.budget_for(asked), self._most_held) - self.arena
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
         return f"Try {said(named)} next: {why}.", named
 

@@ -167,3 +167,5 @@ int64_t tr_tidy(Bytes reserve) {
 }  // extern "C"
 
 #include "evicting_calls.hpp"
+#include "watch.hpp"
+#include "watch_calls.hpp"

@@ -68,6 +68,7 @@ class Evicting {
     }
     if (id == kNobody) {
       note_walls();
+      refused = true;
       // Another try begins with room for this much: then what the op reads may move, too.
       if (running_) {
         Taken& taken = taken_[shape_];
@@ -133,6 +134,7 @@ class Evicting {
       const Id id = found->second;
       by_impl_[impl] = id;
       slots_[id].impl = impl;
+      held_ += tightrope_evict::round_up(slots_[id].bytes);
       return id;
     }
     const Id id = arena_.outside(static_cast<int64_t>(impl->nbytes()));
@@ -200,6 +202,7 @@ class Evicting {
     fresh(there);
     arena_.restored(id, there);
     revive(impl.get(), std::move(to));
+    uncount(slots_[id]);
     slots_[id].outside = impl;
     outside_.push_back(id);
   }
@@ -213,19 +216,18 @@ class Evicting {
     return found;
   }
 
-  // Lets go of what only this still refers to, and of records that are gone; writes the latter.
-  int64_t forgotten(int64_t* out, int64_t capacity) {
+  // Lets go of what only this still refers to, and of records that are gone; adds the latter to `out`.
+  void forgotten(std::vector<Id>& out) {
     if (++num_calls_ % 64 == 0 && !suspended) sweep();
-    int64_t count = 0;
     Id id;
-    while (count < capacity && arena_.take_forgotten(&id, 1) == 1) {
+    while (arena_.take_forgotten(&id, 1) == 1) {
       Slot gone = static_cast<size_t>(id) < slots_.size() ? std::exchange(slots_[id], {}) : Slot{};
       if (gone.impl != nullptr) by_impl_.erase(gone.impl);
+      uncount(gone);
       if (gone.outside) dropped.push_back(std::move(gone.outside));
       if (gone.address != nullptr) by_address_.erase(gone.address);
-      out[count++] = id;
+      out.push_back(id);
     }
-    return count;
   }
 
   void sweep() {
@@ -272,90 +274,83 @@ class Evicting {
 
   // --- the op that runs
 
-  std::vector<bool> opaque;  // per kind of op: its results cannot be made again
+  int64_t most_held = 0;  // bytes of tensors of the arena, evicted ones and temporaries included
   std::vector<int64_t> walls;  // at the last refusal, three each: record, bytes, pins
-  std::vector<int64_t> io = std::vector<int64_t>(kRows * kColumns);
+  bool refused = false;        // a request of the op that runs
 
-  int64_t* row(int64_t number) { return io.data() + number * kColumns; }
-
-  // Looks up `count` storages of row kKeys, writes their ids over them, and prepares the op where all are
-  // resident and nothing is at risk. Returns how many are evicted; -1: something is at risk.
-  int64_t inputs(int64_t kind, int64_t shape, int64_t writes, int64_t aside, int64_t count) {
-    int64_t* keys = row(kKeys);
-    int64_t missing = 0;
-    for (int64_t k = 0; k < count; ++k) {
-      const Id id = input(reinterpret_cast<Storage*>(keys[k]));
-      keys[k] = id;
-      missing += !arena_.resident(id);
+  // Looks up the storages of an op, writes their ids, and prepares the op where all are resident and nothing is
+  // at risk. Tells whether it did.
+  bool inputs(const OpShape& op, const std::vector<Storage*>& impls, std::vector<Id>& ids) {
+    bool ready = true;
+    ids.clear();
+    for (Storage* impl : impls) {
+      ids.push_back(input(impl));
+      ready = ready && arena_.resident(ids.back());
     }
-    if (missing > 0) return missing;
-    for (int64_t k = 0; writes >> k != 0; ++k)
-      if ((writes >> k & 1) != 0 && arena_.at_risk(static_cast<Id>(keys[k]), nullptr, 0) > 0) return -1;
-    prepare(kind, shape, aside, count);
-    return 0;
+    for (size_t k = 0; ready && op.writes && k < ids.size(); ++k)
+      ready = (op.marks[k] & kWritten) == 0 || arena_.at_risk(ids[k], nullptr, 0) == 0;
+    if (ready) prepare(op, ids);
+    return ready;
   }
 
-  // Pins the inputs of an op, all resident; those of `aside` are no parents of its results.
-  void prepare(int64_t kind, int64_t shape, int64_t aside, int64_t count) {
+  // Pins the inputs of an op, all resident; those that are aside are no parents of its results.
+  void prepare(const OpShape& op, const std::vector<Id>& ids) {
     frame_.clear();
     parents_.clear();
-    const int64_t* ids = row(kKeys);
-    for (int64_t k = 0; k < count; ++k) {
-      const Id id = static_cast<Id>(ids[k]);
+    for (size_t k = 0; k < ids.size(); ++k) {
+      const Id id = ids[k];
       if (std::find(frame_.begin(), frame_.end(), id) != frame_.end()) continue;
       arena_.pin(id);
       frame_.push_back(id);
-      if (k >= 63 || (aside >> k & 1) == 0) parents_.push_back(id);
+      if ((op.marks[k] & kAside) == 0) parents_.push_back(id);
     }
-    shape_ = shape * 64 + kind;
+    shape_ = op.shape * 64 + op.number;
     const auto known = taken_.find(shape_);
     const Taken expected = known == taken_.end() ? Taken{} : known->second;
-    const int64_t flags = opaque[kind] ? int64_t{tightrope_evict::kUnrecomputable} : 0;
+    const int64_t flags = op.opaque ? int64_t{tightrope_evict::kUnrecomputable} : 0;
     arena_.begin_op(expected.ns, expected.bytes, expected.largest, flags);
     live_ = most_live_ = largest_ = 0;
     running_ = true;
+    refused = false;
   }
 
-  // The op ran: `outputs` storages in row kOutputs become ids (-1: an input's own), `changed` ids in row
-  // kChanged become those of the old versions. Returns the number of ids in row kForgotten, whose last three
-  // integers are the op's time as it is charged, its bytes, and those of its largest storage.
-  int64_t finish(int64_t kind, int64_t ns, int64_t outputs, int64_t changed) {
+  // The op ran: the storages `outputs` become ids in `made` (-1: an input's own), and `changed` ids get those of the
+  // old versions in `olds`. Adds what is gone to `gone`. Returns the op's time as it is charged, and its bytes.
+  Taken finish(const OpShape& op, int64_t ns, const std::vector<Storage*>& outputs, std::vector<Id>& made,
+               const std::vector<Id>& changed, std::vector<Id>& olds, std::vector<Id>& gone) {
     const auto known = taken_.find(shape_);
     if (known != taken_.end() && known->second.ns >= 0) ns = std::min(ns, known->second.ns);
     arena_.advance(ns, false);
+    most_held = std::max(most_held, held_ + most_live_);
     for (const Id id : frame_) arena_.touch(id);
-    int64_t* keys = row(kOutputs);
-    for (int64_t k = 0; k < outputs; ++k) {
-      auto* impl = reinterpret_cast<Storage*>(keys[k]);
-      keys[k] = kNobody;
-      if (find(impl) != kNobody || impl->nbytes() == 0) continue;
-      const Id id = bind(impl);
-      keys[k] = id;
-      if (is_outside(id) || opaque[kind] || arena_.record(id).bytes <= tightrope_evict::kTiny) arena_.settle(id);
+    made.clear();
+    for (Storage* impl : outputs) {
+      const bool own = find(impl) == kNobody && impl->nbytes() > 0;
+      const Id id = own ? bind(impl) : kNobody;
+      made.push_back(id);
+      if (!own) continue;
+      if (is_outside(id) || op.opaque || arena_.record(id).bytes <= tightrope_evict::kTiny) arena_.settle(id);
       else arena_.produced(id, ns, parents_.data(), static_cast<int64_t>(parents_.size()));
     }
-    int64_t* ids = row(kChanged);
-    for (int64_t k = 0; k < changed; ++k) ids[k] = change(static_cast<Id>(ids[k]), ns, opaque[kind]);
+    olds.clear();
+    for (const Id id : changed) olds.push_back(change(id, ns, op.opaque));
     if (taken_.size() > kLargestBooks) taken_.clear();
-    taken_[shape_] = {ns, most_live_, largest_};
+    const Taken taken = taken_[shape_] = {ns, most_live_, largest_};
     abandon();
-    int64_t* told = row(kForgotten) + kColumns - 3;
-    told[0] = ns, told[1] = most_live_, told[2] = largest_;
-    return forgotten(row(kForgotten), kColumns - 3);
+    forgotten(gone);
+    return taken;
   }
 
   // --- ops that wait for their inputs to be made again, the outermost first
 
   void open_frame() { waiting_.emplace_back(); }
 
-  // Pins storages of row kKeys, once each, up to one that is evicted, which is returned; -1: there is none. Those
+  // Pins storages, once each, up to one that is evicted, which is returned; -1: there is none. Those
   // behind it are pinned too where pins may be taken back, and none were from this op yet: then fewer run twice.
-  int64_t pin_resident(int64_t count) {
+  Id pin_resident(const std::vector<Id>& ids) {
     Waiting& frame = waiting_.back();
-    const int64_t* ids = row(kKeys);
-    int64_t missing = kNobody;
-    for (int64_t k = 0; k < count; ++k) {
-      const Id id = static_cast<Id>(ids[k]);
+    Id missing = kNobody;
+    for (const Id id : ids) {
       if (!arena_.resident(id)) {
         if (missing == kNobody) missing = id;
         if (!soft || frame.tries > 0) break;
@@ -380,8 +375,6 @@ class Evicting {
   }
 
   static constexpr size_t kLargestBooks = 1 << 16;
-  static constexpr int64_t kRows = 4, kColumns = 1 << 14;
-  static constexpr int64_t kKeys = 0, kOutputs = 1, kChanged = 2, kForgotten = 3;
 
  private:
   Arena arena_;
@@ -405,14 +398,20 @@ class Evicting {
   std::vector<Id> outside_;
   std::unordered_map<Storage*, Id> by_impl_;
   std::unordered_map<const void*, Id> by_address_;
+  int64_t held_ = 0;  // bytes of tensors of the arena that somebody holds
 
   Slot& fresh(Id id) {
     if (static_cast<size_t>(id) >= slots_.size()) slots_.resize(static_cast<size_t>(id) * 2 + 64);
     return slots_[id] = Slot{};
   }
 
+  void uncount(const Slot& slot) {
+    if (slot.impl != nullptr && !slot.outside && !slot.lent) held_ -= tightrope_evict::round_up(slot.bytes);
+  }
+
   void forget_impl(Slot& slot) {
     if (slot.impl != nullptr) by_impl_.erase(slot.impl);
+    uncount(slot);
     slot.impl = nullptr;
     slot.lent = false;
   }
@@ -435,6 +434,7 @@ class Evicting {
     forget_impl(slots_[source]);
     slots_[source].outside.reset();
     Slot& to = slots_[id];
+    uncount(to);
     if (to.impl != nullptr) {
       revive(to.impl, std::move(from->_mutable_data_ptr_no_checks()));
       from->set_data_ptr_noswap(c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)));

@@ -1,62 +1,55 @@
 """Tensors whose bytes may be evicted: typed access to ``evicting.hpp``, which is part of the allocator.
 
 While an `EvictionWindow` is open, what its thread allocates through torch lies in an arena of ``evict.hpp``.
-Arguments are plain integers, and several steps of an op are one call, as every op that runs pays for them.
+What meets the ops of that thread is C++, too (``watch.hpp``).
 """
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
-from tightrope.core import Bytes, NativeError
+from tightrope.core import Bytes, NativeError, TightropeError
 from tightrope.native.hook.allocator import Allocator
 
 _HANDLE, _I64 = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "arena": (_HANDLE, ()),
-    "rows": (_HANDLE, ()),
-    "kind": (_I64, (_I64,)),
-    "inputs": (_I64, (_I64,) * 9),
-    "prepare": (None, (_I64,) * 4),
-    "finish": (_I64, (_I64,) * 7),
-    "abandon": (None, ()),
     "find": (_I64, (_I64,)),
-    "restore": (_I64, (_I64, _I64)),
-    "storage": (_I64, (_I64,)),
-    "pins": (_I64, (_I64,)),
     "is_inside": (_I64, (_I64,)),
-    "is_held": (_I64, (_I64,)),
-    "forgotten": (_I64, ()),
     "note_released": (None, ()),
-    "released": (_I64, ()),
+    "released": (_I64, (_HANDLE, _I64)),
     "evict_idle": (None, (_I64,)),
     "suspend": (_I64, (_I64,)),
     "held": (_I64, (_I64, _HANDLE, _I64)),
     "bytes": (_I64, (_I64,)),
     "move_out": (_I64, (_I64,)),
     "walls": (_I64, (_HANDLE, _I64)),
-    "root": (None, (_I64,)),
     "soft": (None, (_I64,)),
-    "open_frame": (None, ()),
-    "pin_resident": (_I64, (_I64,)),
-    "close_frame": (None, ()),
     "lose": (None, (_I64,)),
-    "close": (_I64, ()),
+    "close": (_I64, (_HANDLE, _I64)),
+    "most_held": (_I64, ()),
 }
-KEYS, OUTPUTS, CHANGED, FORGOTTEN = range(4)
-"""SharedRows of integers that calls read and write."""
-ELSEWHERE: Final = -2
-"""In the row of what changed: the op gave the storage other bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRows:
-    """Memory that both sides see: ``row * width`` is where a row begins."""
-
-    cells: Any
-    width: int
+TELL: Final = ctypes.CFUNCTYPE(_I64, _I64, ctypes.c_char_p, ctypes.c_char_p)
+BEFORE: Final = ctypes.CFUNCTYPE(_I64, _I64, _I64)
+AFTER: Final = ctypes.CFUNCTYPE(_I64, ctypes.c_char_p, ctypes.POINTER(_I64), ctypes.POINTER(_I64))
+"""What C++ calls: about an error, before an op, and after it."""
+_WATCH: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "see": (None, (_I64,)),
+    "delete": (None, ()),
+    "count": (_I64, (_I64,)),
+    "most_again": (None, (ctypes.c_double,)),
+    "most_runs": (None, (_I64, _I64)),
+    "follow": (None, (_HANDLE, _HANDLE)),
+    "knows": (_I64, (_I64,)),
+    "maker": (ctypes.c_char_p, (_I64, _HANDLE)),
+    "restore": (_I64, (_HANDLE, _I64)),
+    "read": (_I64, (_I64, _I64)),
+    "collect": (None, ()),
+}
+_OUT: Final = -2
+_SOME: Final = 1024
 
 
 class EvictionWindow:
@@ -75,23 +68,59 @@ class EvictionWindow:
     def __init__(self, allocator: Allocator, options: ctypes.Structure, *, poison: bool = False) -> None:
         native = allocator.native
         native.tr_evict_open.restype, native.tr_evict_open.argtypes = _HANDLE, (_HANDLE, _I64)
-        native.tr_evict_unref.restype, native.tr_evict_unref.argtypes = None, (_I64,)
-        native.tr_evict_to_heap.restype, native.tr_evict_to_heap.argtypes = _I64, (_I64,)
-        native.tr_evict_columns.restype = _I64
-        for name, (result, arguments) in _SIGNATURES.items():
-            call = getattr(native, f"tr_evict_{name}")
-            call.restype, call.argtypes = result, (_HANDLE, *arguments)
+        native.tr_watch_open.restype, native.tr_watch_open.argtypes = _HANDLE, (_HANDLE, TELL)
+        for prefix, signatures in (("evict", _SIGNATURES), ("watch", _WATCH)):
+            for name, (result, arguments) in signatures.items():
+                call = getattr(native, f"tr_{prefix}_{name}")
+                call.restype, call.argtypes = result, (_HANDLE, *arguments)
         self.native, self.handle = native, native.tr_evict_open(ctypes.byref(options), int(poison))
         if self.handle is None:
             message = native.tr_error().decode()
             refused = message.startswith("tightrope: asked")
             raise torch.OutOfMemoryError(message) if refused else NativeError(f"evict: {message}.")
-        width = int(native.tr_evict_columns())
-        self.rows = SharedRows((_I64 * (4 * width)).from_address(native.tr_evict_rows(self.handle)), width)
+        self.watcher: int | None = None
 
     def call(self, name: str, *arguments: int) -> int:
         """Call ``tr_evict_<name>``."""
         return getattr(self.native, f"tr_evict_{name}")(self.handle, *arguments) or 0
+
+    def watch(self, tell: Any) -> None:
+        """Make what meets ops; ``tell`` hears of its errors, and gives the numbers of those to raise.
+
+        Raises:
+            NativeError: torch's dispatcher refused it.
+        """
+        self.watcher = self.native.tr_watch_open(self.handle, tell)
+        if self.watcher is None:
+            raise NativeError(f"evict: {self.native.tr_error().decode()}")
+
+    def watched(self, name: str, *arguments: Any) -> int:
+        """Call ``tr_watch_<name>``; once it is gone, there is nothing to count."""
+        if self.watcher is None:
+            return 0
+        return getattr(self.native, f"tr_watch_{name}")(self.watcher, *arguments) or 0
+
+    def follow(self, before: Any, after: Any) -> None:
+        """Call those before and after each op."""
+        self.watched("follow", *(ctypes.cast(one, _HANDLE) for one in (before, after)))
+
+    def check(self, failed: int) -> None:
+        """Raise what a call says by its number.
+
+        Raises:
+            torch.OutOfMemoryError: there was no room.
+            TightropeError: a rule was broken.
+        """
+        if failed:
+            text = self.native.tr_error().decode()
+            raise torch.OutOfMemoryError(text) if failed == _OUT else TightropeError(text)
+
+    def released(self) -> list[int]:
+        """List what was let go since the last call, where that is noted."""
+        found, out = list[int](), (_I64 * _SOME)()
+        while count := self.native.tr_evict_released(self.handle, out, _SOME):
+            found += out[:count]
+        return found
 
     def walls(self) -> list[tuple[int, Bytes, int]]:
         """List what could not be evicted at the last refusal: record, bytes, and how often it was pinned."""
@@ -115,8 +144,10 @@ class EvictionWindow:
         """Tell the bytes of a storage."""
         return self.call("bytes", storage)
 
-    def close(self) -> int:
-        """End it; tell how many blocks stay where they are, as code holds them by address."""
-        kept = self.call("close")
+    def close(self, leaving: Sequence[int] = ()) -> int:
+        """End it; tell how many blocks it held. Those of ``leaving`` move to the heap where that has room."""
+        self.watched("delete")
+        self.watcher = None
+        kept = int(self.native.tr_evict_close(self.handle, (_I64 * len(leaving))(*leaving), len(leaving)))
         self.handle = None
         return kept

@@ -6,6 +6,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace tightrope_evicting {
 
@@ -37,6 +38,15 @@ struct Slot {
 struct Taken {
   int64_t ns = -1, bytes = 0;
   int64_t largest = 0;  // bytes of its largest storage
+};
+
+// An op that is about to run: its kind, its sizes, and what it does to each of its tensors.
+constexpr uint8_t kWritten = 1, kAside = 2;
+
+struct OpShape {
+  int64_t number = 0, shape = 0;
+  bool opaque = false, writes = false;
+  std::vector<uint8_t> marks{};
 };
 
 }  // namespace tightrope_evicting

@@ -15,6 +15,7 @@ from tightrope.core import Bytes, TightropeError
 _OURS: Final = re.compile(
     r"tightrope: asked (\d+) bytes; (\d+) are charged now and the limit is (-?\d+) bytes"
 )
+_LATER: Final = re.compile(r"tightrope: error (\d+):")
 _EVICT: Final = re.compile(r"tightrope: evict was asked for (\d+) bytes")
 
 
@@ -31,6 +32,8 @@ class OutOfBudgetError(TightropeError, torch.OutOfMemoryError):
     """Says what to do, with a budget: given the bytes of a request, those charged, and the limit."""
 
     def __init__(self, message: str = "") -> None:
+        if hasattr(self, "asked"):  # it was made before, and raised by C++
+            return
         found = _OURS.match(message)
         asked = found or _EVICT.match(message)
         self.asked = int(asked[1]) if asked else 0
@@ -39,10 +42,26 @@ class OutOfBudgetError(TightropeError, torch.OutOfMemoryError):
         super().__init__(f"{message} {advice}".strip())
 
 
+_later: Final[dict[int, BaseException]] = {}
+_MOST_LATER: Final = 16
+
+
+def told_later(error: BaseException) -> int:
+    """Keep an error that C++ is about to raise by the number that this returns."""
+    number = max(_later, default=0) + 1
+    _later[number] = error
+    while len(_later) > _MOST_LATER:  # something in C++ caught those
+        del _later[min(_later)]
+    return number
+
+
 _plain: Final = torch.OutOfMemoryError.__new__
 
 
 def _made(kind: type[BaseException], *args: Any) -> Any:
+    later = kind is torch.OutOfMemoryError and args and _LATER.match(str(args[0]))
+    if later and int(later[1]) in _later:
+        return _later.pop(int(later[1]))
     ours = (
         kind is torch.OutOfMemoryError and args and (_OURS.match(str(args[0])) or _EVICT.match(str(args[0])))
     )

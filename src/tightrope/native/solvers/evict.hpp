@@ -123,6 +123,14 @@ class Arena : public RoomMaker {
         settle(id);
     }
 
+    // --- somebody knows its address for a while, besides its pins; returns whether somebody did before.
+    bool hold_still(Id id, bool still) {
+        const bool before = records_[id].rooted;
+        records_[id].rooted = still;
+        refresh(id);
+        return before;
+    }
+
     // --- its bytes stay when it is released, until they are evicted, as long as something is made from it.
     void keep(Id id) { records_[id].kept = true; }
 

@@ -31,8 +31,7 @@ from tightrope.run.evict.core import EvictionArena, Statistics, options_block
 from tightrope.run.evict.policies import COOP, Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
-from tightrope.run.evict.records import without_collections
-from tightrope.run.evict.watch import OpWatch
+from tightrope.run.evict.watch import OpWatch, without_collections
 
 _SHOWN = 5
 _LEAST_MORE = 1 << 16
@@ -64,7 +63,7 @@ class Eviction:
     ) -> None:
         self.budget, self.policy = budget, chosen
         self._most_again = most_again
-        self.lost = 0
+        self.lost = self._most_held = 0
         self.advise: Callable[[Bytes], tuple[str, Bytes | None]] = self._next_budget
         self._poison = poison
         self._watch: OpWatch | None = None
@@ -75,6 +74,13 @@ class Eviction:
         self._stack = ExitStack()
 
     @property
+    def most_held(self) -> Bytes:
+        """The most bytes that tensors took at once, had none been evicted."""
+        if self._watch is not None and self._last is None:
+            return self._watch.window.call("most_held")
+        return self._most_held
+
+    @property
     def num_ops(self) -> int:
         """Ops that ran, without views."""
         return self._watch.num_ops if self._watch else 0
@@ -82,12 +88,12 @@ class Eviction:
     @property
     def num_recomputed(self) -> int:
         """Ops that ran again."""
-        return self._watch.again.num_calls if self._watch else 0
+        return self._watch.num_recomputed if self._watch else 0
 
     @property
     def recomputed_ns(self) -> int:
         """What ops that ran again took, by the times of `operator_ns`."""
-        return self._watch.again.ns if self._watch else 0
+        return self._watch.recomputed_ns if self._watch else 0
 
     @property
     def operator_ns(self) -> int:
@@ -104,7 +110,7 @@ class Eviction:
     @property
     def num_held_calls(self) -> int:
         """Records of storages that are kept now, with the calls that make them."""
-        return len(self._watch.versions) if self._watch else 0
+        return self._watch.num_records if self._watch else 0
 
     @property
     def is_innermost(self) -> bool:
@@ -146,7 +152,8 @@ class Eviction:
         handle = window.call("arena")
         self._watch = OpWatch(window, EvictionArena(self.budget, self.policy, handle=handle))
         self._watch.on_refusal = self._explain
-        self._watch.again.most_again = self._most_again
+        if self._most_again is not None:
+            window.watched("most_again", self._most_again)
         window.call("soft", int(self.policy.soft_pins))
         self._thread = threading.get_ident()
         if self.policy.forecasts:
@@ -154,7 +161,7 @@ class Eviction:
             hook = register_optimizer_step_post_hook(self._stepped)
             self._stack.callback(hook.remove)
         self._stack.enter_context(watched_reads(self._reading))
-        self._stack.enter_context(self._watch)
+        self._stack.enter_context(self._watch.seeing())
         return self
 
     def _open(self) -> EvictionWindow:
@@ -175,8 +182,8 @@ class Eviction:
             raise TightropeError(_NOT_OPEN)
         self._stack.close()
         watch.unfollow()
-        watch.again.most_again = None  # what lives must be brought back, however long that takes
-        self._operator_ns = watch.arena.base
+        watch.window.watched("most_again", -1.0)  # what lives must be brought back, however long that takes
+        self._operator_ns, self._most_held = watch.arena.base, self.most_held
         self._last = watch.arena.statistics()
         held = 0
         with without_collections():
@@ -184,9 +191,9 @@ class Eviction:
             much = sum(map(watch.window.size, alive)) > self.budget
         if much:
             gc.collect()  # cycles may hold tensors that nobody can reach
-        stayed: list[torch.UntypedStorage] = []
+        stayed: list[int] = []
         try:
-            with without_collections(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with without_collections():
                 for storage in watch.window.held(resident=True):
                     held += self._move_out(storage)
                     if watch.window.call("is_inside", storage):
@@ -201,15 +208,10 @@ class Eviction:
             with without_collections():
                 for storage in watch.window.held(resident=False):
                     self._lose(storage)
-                stayed = [
-                    one for storage in watch.window.held(resident=True) if (one := self._movable(storage))
-                ]
+                stayed = [one for one in watch.window.held(resident=True) if not watch.is_exposed(one)]
             watch.window.call("suspend", 1)
             watch.collect()
-            watch.versions.clear()
-            watch.window.close()
-            for one in stayed:  # the closed arena is charged by what it holds
-                watch.window.native.tr_evict_to_heap(one._cdata)
+            watch.close(stayed)
         if error is None and (held > self.budget or self.lost):
             raise self._too_much_lives(held)  # no name here refers to it: its frames hold what lives
 
@@ -217,14 +219,12 @@ class Eviction:
         """Make an evicted storage again, on the heap where the arena has no room, and move it there."""
         watch = self._watch
         assert watch is not None
-        watch.again.begin()
         try:
-            watch.again.restore(storage)
+            watch.restore([storage])
         except torch.OutOfMemoryError:
             watch.window.call("suspend", 1)
-            watch.again.begin()
             try:
-                watch.again.restore(storage)
+                watch.restore([storage])
             except torch.OutOfMemoryError:
                 self._lose(storage)
                 return
@@ -246,20 +246,10 @@ class Eviction:
     def _move_out(self, storage: int) -> Bytes:
         watch = self._watch
         assert watch is not None
-        version = watch.versions.get(storage)
-        if version is not None and version.exposed:
+        if watch.is_exposed(storage):
             return watch.window.size(storage)
         watch.window.move_out(storage)  # where the heap has no room, it stays where it is
         return watch.window.size(storage)
-
-    def _movable(self, storage: int) -> torch.UntypedStorage | None:
-        """Hold a storage whose address nobody knows; None: somebody does."""
-        watch = self._watch
-        assert watch is not None
-        version = watch.versions.get(storage)
-        if version is not None and version.exposed:
-            return None
-        return watch.again.storage(storage)
 
     def _too_much_lives(self, held: Bytes) -> OutOfBudgetError:
         lost = (
@@ -294,6 +284,7 @@ class Eviction:
         with without_collections():
             every = [one for resident in (True, False) for one in window.held(resident=resident)]
             held = sum(round_up(window.size(one), ALIGNMENT) for one in every)
+        named = max(named, self.most_held)
         walls = window.walls() if asked else []
         num_gaps = min(1 + len(walls), _MOST_GAPS)
         stay = sum(round_up(size, ALIGNMENT) for _, size, _ in walls)
@@ -316,8 +307,8 @@ class Eviction:
         walls = sorted(watch.window.walls(), key=lambda wall: -wall[1])
         lines = []
         for owner, size, pins in walls[:_SHOWN]:
-            version = watch.versions.get(owner)
-            made = f" of {version.call.func}" if version is not None and version.call is not None else ""
+            maker = watch.maker(owner)
+            made = f" of {maker.name}" if maker is not None else ""
             why = "read by the op that runs" if pins else "cannot be made again"
             lines.append(f"{format_bytes(size)}{made} ({why})")
         rest = f", and {len(walls) - _SHOWN} more" if len(walls) > _SHOWN else ""
@@ -330,7 +321,7 @@ class Eviction:
     @contextmanager
     def _reading(self, tensor: torch.Tensor, hands_out: bool) -> Iterator[None]:
         watch = self._watch
-        if watch is None or watch.own or self._finding or threading.get_ident() != self._thread:
+        if watch is None or self._finding or threading.get_ident() != self._thread:
             yield
             return
         self._finding = True
