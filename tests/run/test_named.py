@@ -118,7 +118,7 @@ def test_what_is_not_planned_as_one_graph_names_a_number_that_works(
     build: type[nn.Module], more: int
 ) -> None:
     named, said = refused(build, more=more)
-    assert "less may be" in said or "exist already" in said
+    assert any(words in said for words in ("less may be", "exist already", "less runs again"))
     assert train(build, named) == train(build, None)
 
 

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tightrope
 from tightrope.native import compiler
 from tightrope.run.accounts import accounts
+from tightrope.run.room import RESERVE
 from tightrope.run.rehearsal import rehearsed
 
 
@@ -116,6 +117,8 @@ def test_a_tenth_more_than_the_unplanned_step_takes_is_always_enough() -> None:
 def test_the_first_number_that_is_named_trains_though_sizes_depend_on_values(budget: str | float) -> None:
     wanted, peak = unplanned()
     gc.collect()
+    beside = torch.randn(512, 32).nbytes  # left for threads that may make inputs, such as that of a progress bar
+    most = peak + accounts().charged() + RESERVE + beside
     found, named = None, ""
     try:
         found = trained(budget if isinstance(budget, str) else int(budget * peak))
@@ -124,7 +127,7 @@ def test_the_first_number_that_is_named_trains_though_sizes_depend_on_values(bud
     gc.collect()
     if found is None:
         assert named.endswith("%") == isinstance(budget, str)
-        assert named.endswith("%") or int(named) <= 1.02 * peak
+        assert named.endswith("%") or int(named) <= most
         found = trained(named if named.endswith("%") else int(named))
     assert all(map(torch.equal, wanted, found))
 
