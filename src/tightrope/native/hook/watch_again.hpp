@@ -18,7 +18,8 @@
 
 namespace tightrope_evicting {
 
-// Below `Fake` and its like nobody intercepts; part of torch since it has fake tensors in C++, and not used by its eager ops.
+// Private to torch: meant for its fake tensors in C++, and not used by its ops. It lies below autograd and views, and
+// above the backends; whether it lies above or below Python's modes differs between versions.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 
 // What is raised as a TightropeError.
