@@ -68,8 +68,8 @@ from benchmarks.micro.whole import k5
 from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError, NativeError
 from tightrope.judge import judge
-from tightrope.micro import CompiledStep, MicroStep, capture_step, compile_step, run_on_board, run_on_host
-from tightrope.micro.emulate import INSTRUCTIONS_PER_TICK, missing_tools
+from tightrope_micro import CompiledStep, MicroStep, capture_step, compile_step, run_on_board, run_on_host
+from tightrope_micro.emulate import INSTRUCTIONS_PER_TICK, missing_tools
 
 _LIMIT = 235_000
 _EQUAL = 1e-6

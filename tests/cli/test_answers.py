@@ -50,7 +50,6 @@ def test_a_name_that_only_running_the_file_makes_is_found(tmp_path: Path, making
     "given",
     [
         ("run", "t.csv", "--budget", "\u0663"),
-        ("micro", "tune", "t.csv", "-o", "new", "--mhz", "-1"),
         ("report", "t.csv", "--also", "missing.json", "-o", "new.html"),
     ],
     ids=" ".join,
