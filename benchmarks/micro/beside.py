@@ -105,7 +105,7 @@ def _without_activations_in_storage(make: Callable[[], Made]) -> int:
     """Bytes of the arena where weights alone are paged: the least that writes no more out than weights."""
     step, machine = capture_step(*make()), find_machine("poet-cortex-m4f")
     least = compile_step(step, machine, ram=2**22, tiles=False).source
-    low, high = 0, least.arena
+    low, high = 0, int(least.arena)
     while high - low > 64:
         middle = (low + high) // 2
         try:

@@ -113,7 +113,7 @@ def _fitted(counts: Counts, op: RowOp, form: KernelForm) -> Cost:
 
 def _missing(name: str) -> str:
     if name in _BOARDS:
-        return missing_tools()
+        return str(missing_tools())
     compiler, _, emulator = _LINUX[name]
     gone = [one for one in (compiler, emulator[0], "gcc") if shutil.which(one) is None]
     return f"{', '.join(gone)} not found: apt-get install {_PACKAGES}" if gone else ""

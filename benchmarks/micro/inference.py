@@ -80,4 +80,5 @@ def _least(net: FloatNet | IntegerNet, *, bands: bool) -> CompiledNet:
 def _outputs(compiled: CompiledNet, samples: Sequence[tuple[torch.Tensor, ...]]) -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = compiled.write(Path(scratch) / "out")
-        return run_on_host(folder, [compiled.sample(*one) for one in samples]).outputs
+        outputs: tuple[bytes, ...] = run_on_host(folder, [compiled.sample(*one) for one in samples]).outputs
+    return outputs

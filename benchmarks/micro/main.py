@@ -207,7 +207,7 @@ def _p6(console: Console, num_trials: int) -> Row:
 
 def _moved(compiled: CompiledStep, folder: Path, place: re.Match[str]) -> Path:
     """Write the C with one address moved by four bytes."""
-    out = compiled.write(folder)
+    out: Path = compiled.write(folder)
     head, mark, tail = compiled.source.texts["step.c"].partition("float tightrope_")
     at = int(place.group(1))
     moved = at - 4 if at >= 4 else at + 4

@@ -187,7 +187,7 @@ def _compiled(step: MicroStep, arena: int) -> CompiledStep:
 
 def _one_more(step: MicroStep, names: Sequence[str], every: Sequence[str]) -> int:
     """The least arena that was found for a set with one parameter more."""
-    found = []
+    found: list[int] = []
     for name in every:
         if name not in names:
             more = sparse_step(step, [one for one in every if one in names or one == name])
