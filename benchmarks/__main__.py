@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -26,8 +28,6 @@ from benchmarks.executable import main as executable
 from benchmarks.fabric.main import run as fabric
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
-from benchmarks.micro import main as micro
-from benchmarks.micro.workflow import run as micro_workflow
 from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
@@ -38,9 +38,37 @@ from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
 
 
+@contextmanager
+def _needing(plugin: str) -> Iterator[None]:
+    """Say what to install where a plug-in is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != plugin.replace("-", "_"):
+            raise
+        sys.exit(f"this question needs {plugin}: pip install -e packages/{plugin}")
+
+
 def _fleet(arguments: list[str], console: Console) -> int:
     """Ask what needs the plug-in tightrope-fleet, which may not be installed."""
-    from benchmarks.fleet.main import run
+    with _needing("tightrope-fleet"):
+        from benchmarks.fleet.main import run
+
+    return run(arguments, console)
+
+
+def _micro(arguments: list[str], console: Console) -> int:
+    """Ask what needs the plug-in tightrope-micro, which may not be installed."""
+    with _needing("tightrope-micro"):
+        from benchmarks.micro.main import run
+
+    return run(arguments, console)
+
+
+def _micro_workflow(arguments: list[str], console: Console) -> int:
+    """Ask what needs the plug-in tightrope-micro too."""
+    with _needing("tightrope-micro"):
+        from benchmarks.micro.workflow import run
 
     return run(arguments, console)
 
@@ -67,8 +95,8 @@ _QUESTIONS = {
     "guards": guards.run,
     "hostile": hostile,
     "paging": paging.run,
-    "micro": micro.run,
-    "micro_workflow": micro_workflow,
+    "micro": _micro,
+    "micro_workflow": _micro_workflow,
     "compress": compress,
     "fabric": fabric,
     "evict": evict,

@@ -19,8 +19,8 @@ from benchmarks.micro.rows import Row
 from benchmarks.micro.trained import samples, train, worst
 from tightrope.cli.machines import find_machine
 from tightrope.judge import judge
-from tightrope.micro import capture_step, compile_step, run_on_board, run_on_host
-from tightrope.micro.emulate import INSTRUCTIONS_PER_TICK
+from tightrope_micro import capture_step, compile_step, run_on_board, run_on_host
+from tightrope_micro.emulate import INSTRUCTIONS_PER_TICK
 
 _LIMIT = 235_000
 

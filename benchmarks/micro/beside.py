@@ -13,7 +13,7 @@ from benchmarks.micro.rows import Row
 from benchmarks.micro.trained import samples, train, worst
 from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError
-from tightrope.micro import (
+from tightrope_micro import (
     BoardRun,
     CompiledStep,
     HostRun,
@@ -22,7 +22,7 @@ from tightrope.micro import (
     run_on_board,
     run_on_host,
 )
-from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
+from tightrope_micro.planning import STACK_RESERVE, STATIC_BYTES
 
 _EQUAL = 1e-6
 _QUARTER, _EIGHTH = 262_144, 131_072
@@ -105,7 +105,7 @@ def _without_activations_in_storage(make: Callable[[], Made]) -> int:
     """Bytes of the arena where weights alone are paged: the least that writes no more out than weights."""
     step, machine = capture_step(*make()), find_machine("poet-cortex-m4f")
     least = compile_step(step, machine, ram=2**22, tiles=False).source
-    low, high = 0, least.arena
+    low, high = 0, int(least.arena)
     while high - low > 64:
         middle = (low + high) // 2
         try:

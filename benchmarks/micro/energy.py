@@ -32,11 +32,11 @@ from tightrope.core import (
     StorageId,
     fitted,
 )
-from tightrope.micro import capture_step
-from tightrope.micro.planning import MicroPlan, plan_step
-from tightrope.plan.paging.economy import Economy
-from tightrope.plan.paging.residency import CopyPrices
 from tightrope.plan.peers.poet import PoetAnswer, PoetKnobs, solve_poet
+from tightrope_micro import capture_step
+from tightrope_micro.paging.economy import Economy
+from tightrope_micro.paging.residency import CopyPrices
+from tightrope_micro.planning import MicroPlan, plan_step
 
 _SMALL: Final[tuple[tuple[Callable[[], Made], tuple[int, ...]], ...]] = (
     (gestures, (5_400, 5_800, 6_200, 6_600, 7_200)),

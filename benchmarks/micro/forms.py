@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.micro.rows import Row
-from tightrope.micro.emit import resource
-from tightrope.micro.emulate import (
+from tightrope_micro.emit import resource
+from tightrope_micro.emulate import (
     COMPILER,
     CORES,
     EMULATOR,
@@ -28,12 +28,12 @@ from tightrope.micro.emulate import (
     Core,
     missing_tools,
 )
-from tightrope.micro.host import execute
-from tightrope.micro.integer import HEADER, costs, emitted
-from tightrope.micro.integer.costs import COUNTED, Cost, KernelForm, RowOp, chosen
-from tightrope.micro.integer.floats import FloatRows, float_section
-from tightrope.micro.integer.forms import RowKernel, gelu_forms, norm_forms, softmax_forms
-from tightrope.micro.sensor.measure import STACK
+from tightrope_micro.host import execute
+from tightrope_micro.integer import HEADER, costs, emitted
+from tightrope_micro.integer.costs import COUNTED, Cost, KernelForm, RowOp, chosen
+from tightrope_micro.integer.floats import FloatRows, float_section
+from tightrope_micro.integer.forms import RowKernel, gelu_forms, norm_forms, softmax_forms
+from tightrope_micro.sensor.measure import STACK
 
 FITTED: Final = (*range(1, COUNTED + 1), 512)
 _SEED = 18
@@ -113,7 +113,7 @@ def _fitted(counts: Counts, op: RowOp, form: KernelForm) -> Cost:
 
 def _missing(name: str) -> str:
     if name in _BOARDS:
-        return missing_tools()
+        return str(missing_tools())
     compiler, _, emulator = _LINUX[name]
     gone = [one for one in (compiler, emulator[0], "gcc") if shutil.which(one) is None]
     return f"{', '.join(gone)} not found: apt-get install {_PACKAGES}" if gone else ""

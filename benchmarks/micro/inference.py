@@ -17,9 +17,9 @@ from benchmarks.micro.nets import residual_scores
 from benchmarks.micro.rows import Row
 from tightrope.cli.machines import find_machine
 from tightrope.core import Bytes, InfeasibleError
-from tightrope.micro import run_on_host
-from tightrope.micro.infer import CompiledNet, FloatNet, capture_net, compile_net, ranges_of
-from tightrope.micro.integer.quantize import IntegerNet, quantize
+from tightrope_micro import run_on_host
+from tightrope_micro.infer import CompiledNet, FloatNet, capture_net, compile_net, ranges_of
+from tightrope_micro.integer.quantize import IntegerNet, quantize
 
 _PLANNED, _EQUAL, _CLOSE = 196_608, 1e-5, 0.05
 _STEP: Bytes = 1024
@@ -80,4 +80,5 @@ def _least(net: FloatNet | IntegerNet, *, bands: bool) -> CompiledNet:
 def _outputs(compiled: CompiledNet, samples: Sequence[tuple[torch.Tensor, ...]]) -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = compiled.write(Path(scratch) / "out")
-        return run_on_host(folder, [compiled.sample(*one) for one in samples]).outputs
+        outputs: tuple[bytes, ...] = run_on_host(folder, [compiled.sample(*one) for one in samples]).outputs
+    return outputs

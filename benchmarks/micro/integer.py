@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from tightrope.core import JudgeError
-from tightrope.micro.integer import RowProgram, evaluate, gelu, layer_norm, proved, softmax
-from tightrope.micro.integer.kernels import i_exp_softmax, plain_layer_norm
+from tightrope_micro.integer import RowProgram, evaluate, gelu, layer_norm, proved, softmax
+from tightrope_micro.integer.kernels import i_exp_softmax, plain_layer_norm
 
 Floats = NDArray[np.float64]
 _DEPTH, _WIDTH, _HEADS, _TOKENS = 3, 64, 4, 17

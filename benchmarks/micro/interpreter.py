@@ -28,13 +28,13 @@ from torch import nn
 from benchmarks.micro.rows import Row
 from tightrope.cli.machines import find_machine
 from tightrope.core import Items, Op, View
-from tightrope.micro import run_on_board
-from tightrope.micro.emit import resource
-from tightrope.micro.emulate import CORES, INSTRUCTIONS_PER_TICK
-from tightrope.micro.infer import CompiledNet, capture_net, compile_net, ranges_of
-from tightrope.micro.integer.quantize import IntegerNet, quantize
-from tightrope.micro.planning import num_macs
-from tightrope.micro.translator import whole_numbers
+from tightrope_micro import run_on_board
+from tightrope_micro.emit import resource
+from tightrope_micro.emulate import CORES, INSTRUCTIONS_PER_TICK
+from tightrope_micro.infer import CompiledNet, capture_net, compile_net, ranges_of
+from tightrope_micro.integer.quantize import IntegerNet, quantize
+from tightrope_micro.planning import num_macs
+from tightrope_micro.translator import whole_numbers
 
 _NUM_SAMPLES, _ROOM, _STACK = 60, 200_000, 8192
 _RAM, _FLASH, _STEP = 0.75, 0.90, 64

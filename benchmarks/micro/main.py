@@ -68,8 +68,8 @@ from benchmarks.micro.whole import k5
 from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError, NativeError
 from tightrope.judge import judge
-from tightrope.micro import CompiledStep, MicroStep, capture_step, compile_step, run_on_board, run_on_host
-from tightrope.micro.emulate import INSTRUCTIONS_PER_TICK, missing_tools
+from tightrope_micro import CompiledStep, MicroStep, capture_step, compile_step, run_on_board, run_on_host
+from tightrope_micro.emulate import INSTRUCTIONS_PER_TICK, missing_tools
 
 _LIMIT = 235_000
 _EQUAL = 1e-6
@@ -207,7 +207,7 @@ def _p6(console: Console, num_trials: int) -> Row:
 
 def _moved(compiled: CompiledStep, folder: Path, place: re.Match[str]) -> Path:
     """Write the C with one address moved by four bytes."""
-    out = compiled.write(folder)
+    out: Path = compiled.write(folder)
     head, mark, tail = compiled.source.texts["step.c"].partition("float tightrope_")
     at = int(place.group(1))
     moved = at - 4 if at >= 4 else at + 4

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.micro.rows import Row
-from tightrope.micro.host import execute
-from tightrope.micro.integer import HEADER, emitted, gelu, layer_norm, proved, softmax
-from tightrope.micro.integer.program import RowKind
+from tightrope_micro.host import execute
+from tightrope_micro.integer import HEADER, emitted, gelu, layer_norm, proved, softmax
+from tightrope_micro.integer.program import RowKind
 
 _COMPILER, _EMULATOR, _HOST = "arm-linux-gnueabihf-gcc", "qemu-arm", "gcc"
 _PACKAGES = "qemu-user gcc-arm-linux-gnueabihf"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.micro.nets import Made
-from tightrope.micro import BoardRun, CompiledStep, HostRun, value_bytes
+from tightrope_micro import BoardRun, CompiledStep, HostRun, value_bytes
 
 Batches = list[list[torch.Tensor]]
 State = dict[str, Any]

@@ -31,10 +31,10 @@ from benchmarks.micro.together import Lesson, learned
 from tightrope.cli.machines import find_machine
 from tightrope.core import InfeasibleError
 from tightrope.core.schedule import PageOut
-from tightrope.micro import CompiledStep, MicroStep, capture_step, compile_step
-from tightrope.micro.choose import SparseChoice, choose_updates, gains_of, sparse_step
-from tightrope.micro.planning import STACK_RESERVE, STATIC_BYTES
-from tightrope.plan.paging.economy import Economy
+from tightrope_micro import CompiledStep, MicroStep, capture_step, compile_step
+from tightrope_micro.choose import SparseChoice, choose_updates, gains_of, sparse_step
+from tightrope_micro.paging.economy import Economy
+from tightrope_micro.planning import STACK_RESERVE, STATIC_BYTES
 
 _RATE, _BATCH, _EPOCHS, _NUM_GAINS = 0.02, 8, 12, 64
 """Of what is learned first, in batches, and of gains."""
@@ -187,7 +187,7 @@ def _compiled(step: MicroStep, arena: int) -> CompiledStep:
 
 def _one_more(step: MicroStep, names: Sequence[str], every: Sequence[str]) -> int:
     """The least arena that was found for a set with one parameter more."""
-    found = []
+    found: list[int] = []
     for name in every:
         if name not in names:
             more = sparse_step(step, [one for one in every if one in names or one == name])

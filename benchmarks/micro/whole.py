@@ -21,14 +21,14 @@ from benchmarks.micro.rows import Row
 from tightrope.cli.machines import find_machine
 from tightrope.core import JudgeError
 from tightrope.judge import judge
-from tightrope.micro import run_on_board, run_on_host
-from tightrope.micro.disassembly import float_use
-from tightrope.micro.emulate import missing_tools
-from tightrope.micro.infer import FloatNet, capture_net, compile_net, ranges_of
-from tightrope.micro.integer.kernels import i_exp_softmax, plain_layer_norm
-from tightrope.micro.integer.net_proof import prove_net
-from tightrope.micro.integer.net_reference import NetEvaluator
-from tightrope.micro.integer.quantize import IntegerNet, quantize
+from tightrope_micro import run_on_board, run_on_host
+from tightrope_micro.disassembly import float_use
+from tightrope_micro.emulate import missing_tools
+from tightrope_micro.infer import FloatNet, capture_net, compile_net, ranges_of
+from tightrope_micro.integer.kernels import i_exp_softmax, plain_layer_norm
+from tightrope_micro.integer.net_proof import prove_net
+from tightrope_micro.integer.net_reference import NetEvaluator
+from tightrope_micro.integer.quantize import IntegerNet, quantize
 
 _RAM, _CLOSE, _LOST, _NUM_EXACT = 65_536, 0.5, 50.0, 20
 _SANITIZER = ("-fsanitize=undefined", "-fno-sanitize-recover")

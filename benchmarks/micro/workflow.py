@@ -25,8 +25,8 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from tightrope.micro.emulate import missing_tools
-from tightrope.micro.sensor import (
+from tightrope_micro.emulate import missing_tools
+from tightrope_micro.sensor import (
     GESTURES,
     AcquisitionError,
     Flatten,
@@ -47,7 +47,7 @@ from tightrope.micro.sensor import (
     tune,
     write_acquisition,
 )
-from tightrope.micro.sensor.forecast import SensorForecast
+from tightrope_micro.sensor.forecast import SensorForecast
 
 _RAM, _ROM, _INSTRUCTIONS = 6_400, 42_500, 1_360_000
 _KEY = "benchmark"

@@ -17,7 +17,7 @@ def test_every_command_answers_bad_inputs_with_one_line_and_without_torch(tmp_pa
     done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     answers = msgspec.json.decode(file.read_bytes())["answers"]
-    assert len({" ".join(answer["given"][:1]) for answer in answers}) >= 15
+    assert len({" ".join(answer["given"][:1]) for answer in answers}) > 12
     late = "slow"  # a busy machine takes longer than two seconds; torch is never busy
     wrong = [answer for answer in answers if answer["wrong"] and not (answer["wrong"].startswith(late))]
     assert not wrong
@@ -50,7 +50,6 @@ def test_a_name_that_only_running_the_file_makes_is_found(tmp_path: Path, making
     "given",
     [
         ("run", "t.csv", "--budget", "\u0663"),
-        ("micro", "tune", "t.csv", "-o", "new", "--mhz", "-1"),
         ("report", "t.csv", "--also", "missing.json", "-o", "new.html"),
     ],
     ids=" ".join,

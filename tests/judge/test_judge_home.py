@@ -21,7 +21,6 @@ from tightrope.core import (
 )
 from tightrope.core.graph_check import check_graph
 from tightrope.lower import lower, walked
-from tightrope.plan.paging.resident import floor_bytes, resident_schedule
 
 MACHINE = Machine.parse(
     'name = "m"\ntiers = [{name="ram", bytes=4096, alignment=64}, '
@@ -84,9 +83,3 @@ def test_the_home_is_part_of_the_fingerprint() -> None:
         return Graph((), (Storage(0, 64, external=True, home=home),))
 
     assert len({graph(home).fingerprint for home in range(3)}) == 3
-
-
-def test_the_planner_gives_what_the_judge_accepts() -> None:
-    limit, witness = floor_bytes(GRAPH)
-    assert (limit, witness) == (128, 0)
-    assert sorted(map(repr, resident_schedule(GRAPH, limit).steps)) == sorted(map(repr, RIGHT))

@@ -21,7 +21,6 @@ def imported(file: Path) -> set[str]:
 def test_a_judge_imports_the_core_and_the_standard_library(file: Path) -> None:
     allowed = {"torch", "numpy", "numpy.typing"} if file.stem == "gradients" else set()
     allowed |= {"torch"} if file.stem == "values" else set()
-    allowed |= {"numpy", "numpy.typing"} if file.stem == "cuts" else set()
     allowed |= {"msgspec.structs"} if file.stem in ("reorder", "writes") else set()
     for name in imported(file) - allowed:
         room = name.split(".")[:2]

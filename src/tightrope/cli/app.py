@@ -16,7 +16,6 @@ from tightrope.cli import (
     curve,
     estimating,
     integrity,
-    micro,
     place,
     report,
     saved,
@@ -282,7 +281,6 @@ def doctor(json: Json = False) -> None:
 
 curve.register(app)
 integrity.register(app)
-micro.register(app)
 place.register(app)
 report.register(app)
 saved.register(app)

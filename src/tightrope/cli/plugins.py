@@ -43,6 +43,7 @@ class PluginCommand(NamedTuple):
 KNOWN: Final = {
     "fleet": PluginCommand("fleet", "Forecast federated training on a fleet, and run it."),
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
+    "micro": PluginCommand("micro", "Training steps as C for microcontrollers."),
     "predict": PluginCommand("fleet", "Answer for the rows of a table by a forest."),
     "select": PluginCommand("fleet", "Choose among candidates by noisy measurements."),
     "streams": PluginCommand("fleet", "Plan streams of frames with deadlines."),

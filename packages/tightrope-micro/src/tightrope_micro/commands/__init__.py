@@ -1,0 +1,1 @@
+"""The command `micro`, which is an entry point, and those below it."""

@@ -1,0 +1,1 @@
+"""Schedules that page what they must, weights included, or make it again, for least time or energy."""
