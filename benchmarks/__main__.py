@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Callable
+from importlib import import_module
 
 from rich.console import Console
 
@@ -19,11 +21,9 @@ from benchmarks import (
     steady,
 )
 from benchmarks.commands import run as commands
-from benchmarks.compress.main import run as compress
 from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
-from benchmarks.fabric.main import run as fabric
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
 from benchmarks.micro import main as micro
@@ -31,18 +31,26 @@ from benchmarks.micro.workflow import run as micro_workflow
 from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
-from benchmarks.ranks.main import run as ranks
-from benchmarks.sequence.main import run as sequence
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
 
 
-def _fleet(arguments: list[str], console: Console) -> int:
-    """Ask what needs the plug-in tightrope-fleet, which may not be installed."""
-    from benchmarks.fleet.main import run
+def _of_plugin(question: str, extra: str) -> Callable[[list[str], Console], int]:
+    """Ask what needs a plug-in, which may not be installed: say what to install then."""
 
-    return run(arguments, console)
+    def ask(arguments: list[str], console: Console) -> int:
+        try:
+            module = import_module(f"benchmarks.{question}.main")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != f"tightrope_{extra}":
+                raise
+            said = f"{question} needs tightrope-{extra}: pip install 'tightrope[{extra}]'."
+            print(f"python -m benchmarks: {said}", file=sys.stderr)
+            return 2
+        return int(module.run(arguments, console))
+
+    return ask
 
 
 _QUESTIONS = {
@@ -69,12 +77,12 @@ _QUESTIONS = {
     "paging": paging.run,
     "micro": micro.run,
     "micro_workflow": micro_workflow,
-    "compress": compress,
-    "fabric": fabric,
+    "compress": _of_plugin("compress", "ranks"),
+    "fabric": _of_plugin("fabric", "ranks"),
     "evict": evict,
-    "fleet": _fleet,
-    "sequence": sequence,
-    "ranks": ranks,
+    "fleet": _of_plugin("fleet", "fleet"),
+    "sequence": _of_plugin("sequence", "ranks"),
+    "ranks": _of_plugin("ranks", "ranks"),
     "cuda": cuda,
 }
 

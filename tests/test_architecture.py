@@ -29,7 +29,6 @@ ORDER = (
     "run",
     "micro",
     "record",
-    "parallel",
     "view",
     "integrations",
     "cli",
@@ -89,9 +88,8 @@ def test_rooms_import_rooms_and_never_the_public_surface() -> None:
     assert not outside
 
 
-@pytest.mark.parametrize("line", ["micro", "parallel"])
-def test_a_line_of_the_product_can_be_removed_with_its_commands_alone(line: str) -> None:
-    assert {a for a, b in arrows() if b == line} == {"cli"}
+def test_a_line_of_the_product_can_be_removed_with_its_commands_alone() -> None:
+    assert {a for a, b in arrows() if b == "micro"} == {"cli"}
 
 
 def test_the_judge_imports_the_core_alone() -> None:
@@ -177,7 +175,7 @@ def test_every_class_name_stands_for_one_class() -> None:
 
 
 PRIVATE = tuple(sorted(file.name for file in (SOURCE / "capture").glob("_[a-z]*.py")))
-"""In ``capture/``. Each package in ``parallel/`` has one ``_torch.py`` for the runtime that it plans for."""
+"""In ``capture/``. A room of a plug-in may have one ``_torch.py`` for the runtime that it plans for."""
 
 
 def private_names(file: Path) -> list[str]:
@@ -193,7 +191,7 @@ def private_names(file: Path) -> list[str]:
 
 def test_private_names_of_torch_live_in_named_files() -> None:
     owners = [SOURCE / "capture" / name for name in PRIVATE]
-    owners += sorted((SOURCE / "parallel").glob("*/_torch.py"))
+    owners += [file for file in OF_PLUGINS if file.name == "_torch.py"]
     assert all(private_names(owner) for owner in owners if owner.name != "_probes.py")
     files = [file for file in [*FILES, *OF_PLUGINS] if file not in owners]
     spread = {module_of(file): private_names(file) for file in files}
