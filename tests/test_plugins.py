@@ -101,7 +101,7 @@ def test_what_became_a_command_of_a_plug_in_is_refused_where_it_was() -> None:
     assert done.returncode == 2
     assert not done.stdout
     (line,) = done.stderr.splitlines()
-    assert "tightrope ranks 'layers.py:build' --ranks '64'" in line
+    assert "tightrope ranks layers.py:build --ranks 64" in line
     assert "pip install 'tightrope[ranks]'" in line
     assert "--ranks" not in command("estimate", "--help", hidden=True).stdout
 

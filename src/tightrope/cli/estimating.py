@@ -79,7 +79,7 @@ def estimate(
 
     if ranks is not None:
         raise TightropeError(
-            f"--ranks: the command is tightrope ranks {target} --ranks {ranks} ... now, "
+            f"--ranks: the command is tightrope ranks {target:.200} --ranks {ranks:.20} ... now, "
             "of tightrope-ranks: pip install 'tightrope[ranks]'."
         )
     check_asked(budget, optimizer)

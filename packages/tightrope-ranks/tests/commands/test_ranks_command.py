@@ -177,7 +177,7 @@ def test_ranks_need_their_number_and_a_machine(here: tuple[str, list[str]]) -> N
 def test_help_shows_examples_that_are_parsed(here: tuple[str, list[str]], tmp_path: Path) -> None:
     file, on = here
     shown = run("ranks", "--help").out
-    lines = [line.split()[1:] for line in shown.splitlines() if line.startswith("  tightrope ranks ")]
+    lines = [line.split()[1:] for line in shown.splitlines() if line.startswith("    tightrope ranks ")]
     assert len(lines) == 3
     given = {"layers.py:build": f"{file}:build", "cluster.toml": on[1], "64": "4", "8": "2"}
     given["ranks.html"] = str(tmp_path / "ranks.html")

@@ -55,9 +55,7 @@ def ranks(
     target: Annotated[
         str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns (model, inputs).")
     ],
-    num_ranks: Annotated[
-        int, typer.Option("--ranks", min=1, max=1024, help="Plan for so many ranks; budget: per rank.")
-    ],
+    ranks: Annotated[int, typer.Option(min=1, max=1024, help="Plan for so many ranks; budget: per rank.")],
     machine: Annotated[
         str | None,
         typer.Option(help="A profile or a TOML file, with devices, [[links]] and [flops]; needed here."),
@@ -89,7 +87,7 @@ def ranks(
     check_outputs([page])
     check_asked(budget, optimizer)
     profile = find_machine(machine) if machine is not None else None
-    asked = AskedRanks(target, num_ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page)
+    asked = AskedRanks(target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page)
     answer_ranks(asked, json=json)
 
 
