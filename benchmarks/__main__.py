@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from importlib import import_module
 
 from rich.console import Console
 
@@ -21,56 +21,34 @@ from benchmarks import (
     steady,
 )
 from benchmarks.commands import run as commands
-from benchmarks.compress.main import run as compress
 from benchmarks.cuda.main import run as cuda
 from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
-from benchmarks.fabric.main import run as fabric
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
 from benchmarks.paging import main as paging
 from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
-from benchmarks.ranks.main import run as ranks
-from benchmarks.sequence.main import run as sequence
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
 
 
-@contextmanager
-def _needing(plugin: str) -> Iterator[None]:
-    """Say what to install where a plug-in is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != plugin.replace("-", "_"):
-            raise
-        sys.exit(f"this question needs {plugin}: pip install -e packages/{plugin}")
+def _of_plugin(question: str, extra: str, module: str = "main") -> Callable[[list[str], Console], int]:
+    """Ask what needs a plug-in, which may not be installed: say what to install then."""
 
+    def ask(arguments: list[str], console: Console) -> int:
+        try:
+            found = import_module(f"benchmarks.{question}.{module}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != f"tightrope_{extra}":
+                raise
+            said = f"{question} needs tightrope-{extra}: pip install 'tightrope[{extra}]'."
+            print(f"python -m benchmarks: {said}", file=sys.stderr)
+            return 2
+        return int(found.run(arguments, console))
 
-def _fleet(arguments: list[str], console: Console) -> int:
-    """Ask what needs the plug-in tightrope-fleet, which may not be installed."""
-    with _needing("tightrope-fleet"):
-        from benchmarks.fleet.main import run
-
-    return run(arguments, console)
-
-
-def _micro(arguments: list[str], console: Console) -> int:
-    """Ask what needs the plug-in tightrope-micro, which may not be installed."""
-    with _needing("tightrope-micro"):
-        from benchmarks.micro.main import run
-
-    return run(arguments, console)
-
-
-def _micro_workflow(arguments: list[str], console: Console) -> int:
-    """Ask what needs the plug-in tightrope-micro too."""
-    with _needing("tightrope-micro"):
-        from benchmarks.micro.workflow import run
-
-    return run(arguments, console)
+    return ask
 
 
 _QUESTIONS = {
@@ -95,14 +73,14 @@ _QUESTIONS = {
     "guards": guards.run,
     "hostile": hostile,
     "paging": paging.run,
-    "micro": _micro,
-    "micro_workflow": _micro_workflow,
-    "compress": compress,
-    "fabric": fabric,
+    "micro": _of_plugin("micro", "micro"),
+    "micro_workflow": _of_plugin("micro", "micro", "workflow"),
+    "compress": _of_plugin("compress", "ranks"),
+    "fabric": _of_plugin("fabric", "ranks"),
     "evict": evict,
-    "fleet": _fleet,
-    "sequence": sequence,
-    "ranks": ranks,
+    "fleet": _of_plugin("fleet", "fleet"),
+    "sequence": _of_plugin("sequence", "ranks"),
+    "ranks": _of_plugin("ranks", "ranks"),
     "cuda": cuda,
 }
 

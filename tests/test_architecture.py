@@ -28,7 +28,6 @@ ORDER = (
     "fuse",
     "run",
     "record",
-    "parallel",
     "view",
     "integrations",
     "cli",
@@ -86,10 +85,6 @@ def test_arrows_point_down_only() -> None:
 def test_rooms_import_rooms_and_never_the_public_surface() -> None:
     outside = {(a, b) for a, b in arrows() if b not in ORDER}
     assert not outside
-
-
-def test_ranks_can_be_removed_with_their_commands_alone() -> None:
-    assert {a for a, b in arrows() if b == "parallel"} == {"cli"}
 
 
 def test_the_judge_imports_the_core_alone() -> None:
@@ -175,7 +170,7 @@ def test_every_class_name_stands_for_one_class() -> None:
 
 
 PRIVATE = tuple(sorted(file.name for file in (SOURCE / "capture").glob("_[a-z]*.py")))
-"""In ``capture/``. Each package in ``parallel/`` has one ``_torch.py`` for the runtime that it plans for."""
+"""In ``capture/``. A room of a plug-in may have one ``_torch.py`` for the runtime that it plans for."""
 
 
 def private_names(file: Path) -> list[str]:
@@ -191,7 +186,7 @@ def private_names(file: Path) -> list[str]:
 
 def test_private_names_of_torch_live_in_named_files() -> None:
     owners = [SOURCE / "capture" / name for name in PRIVATE]
-    owners += sorted((SOURCE / "parallel").glob("*/_torch.py"))
+    owners += [file for file in OF_PLUGINS if file.name == "_torch.py"]
     assert all(private_names(owner) for owner in owners if owner.name != "_probes.py")
     files = [file for file in [*FILES, *OF_PLUGINS] if file not in owners]
     spread = {module_of(file): private_names(file) for file in files}

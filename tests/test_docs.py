@@ -100,7 +100,6 @@ def run(script: str | Path) -> str:
         pytest.param("replay_any_loop.py", "0 elsewhere", marks=pytest.mark.slow),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),
         pytest.param("u_net.py", "equal to eager in every step: True", marks=pytest.mark.slow),
-        pytest.param("gpt2_on_four_ranks.py", "losses fall: True", marks=pytest.mark.slow),
         pytest.param("lora.py", "equal to eager in every step: True", marks=pytest.mark.slow),
         pytest.param("with_lightning.py", "within the budget: True", marks=pytest.mark.slow),
         pytest.param("with_trainer.py", "within the budget: True", marks=pytest.mark.slow),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tightrope
 from tests.packages import CORE, package_of, plugins, project
 from tightrope.cli.plugins import GROUP, KNOWN
 
@@ -93,6 +94,22 @@ def test_a_command_of_a_missing_plug_in_says_what_to_install(words: tuple[str, .
     assert done.stderr.splitlines() == [
         f"tightrope: {name} is part of {part.distribution}: pip install 'tightrope[{part.extra}]'."
     ]
+
+
+def test_what_became_a_command_of_a_plug_in_is_refused_where_it_was() -> None:
+    done = command("estimate", "layers.py:build", "--ranks", "64", "--machine", "no.toml", hidden=True)
+    assert done.returncode == 2
+    assert not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert "tightrope ranks layers.py:build --ranks 64" in line
+    assert "pip install 'tightrope[ranks]'" in line
+    assert "--ranks" not in command("estimate", "--help", hidden=True).stdout
+
+
+def test_a_name_that_became_a_plug_in_says_what_to_install() -> None:
+    with pytest.raises(AttributeError, match=r"pip install 'tightrope\[ranks\]' and import tightrope_ranks"):
+        _ = tightrope.parallel
+    assert "parallel" not in dir(tightrope)
 
 
 def test_an_unknown_command_is_told_as_ever() -> None:

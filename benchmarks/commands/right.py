@@ -17,6 +17,13 @@ number = 3
 def build():
     return torch.nn.Linear(8, 8), (torch.ones(2, 8),)
 """,
+    "layers.py": """
+import torch
+
+
+def build():
+    return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4))), torch.ones(2, 8)
+""",
     "syntax.py": "import torch\n\ndef build(:\n    return 1\n",
     "absent.py": "import no_such_package_at_all\n\ndef build():\n    return 1\n",
     "raises.py": "def build():\n    raise ValueError('no data here')\n",
@@ -43,6 +50,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "place": {"file": "@buffers.csv", "capacity": "1MiB"},
     "plan": {"graph": "@step.graph.json", "budget": "8GiB"},
     "predict": {"forest": "@forest.json", "table": "@trees.csv"},
+    "ranks": {"target": "@layers.py:build", "ranks": "2", "machine": "@cluster.toml"},
     "record": {"target": "@train.py:build", "output": "@new.trace"},
     "report": {"run": "@step.plan.json", "graph": "@step.graph.json", "output": "@new.html"},
     "run": {"file": "@train.step"},
@@ -61,6 +69,9 @@ TABLES: Final = {
     "values.csv": "candidate,value\na,1\na,1.1\nb,2\nb,2.1\n",
     "fleet.toml": '[[kinds]]\nname="p"\nshare=1\nbytes=100000000\nms_per_sample=20\njoules_per_sample=0.05\n'
     "down=1e6\nup=5e5\navailable=0.5\n",
+    "cluster.toml": 'name = "small"\ndevices = 4\nflops = { matmul = 1e12 }\n'
+    'tiers = [{ name = "hbm", bytes = 1073741824 }]\n'
+    'links = [{ name = "ethernet", latency = 1e-5, bandwidth = 1e9 }]\n',
     "forest.json": '{"features": ["a", "b"], "base": 0.0, "loss": "logistic", "trees": []}\n',
     "key": "secret\n",
     "notes.txt": "no graph, no table\n",

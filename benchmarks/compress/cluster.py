@@ -1,7 +1,7 @@
 """A slow network that is real: one network namespace per node, on a bridge, behind a token bucket each.
 
 Needs root and the programs ``ip`` and ``tc``. Where there is none, `refusal` says why, and messages can be
-held to a rate in user space (`tightrope.parallel.compress.Link`), which is said wherever it is used.
+held to a rate in user space (`tightrope_ranks.compress.Link`), which is said wherever it is used.
 """
 
 import os

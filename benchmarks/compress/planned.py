@@ -6,11 +6,11 @@ from typing import Final
 
 from benchmarks.compress.problems import LINKS, NETS, brute_force, net_problem, random_problem
 from benchmarks.micro.rows import Row
-from tightrope.core.exchange import ExchangeProblem, Message
-from tightrope.judge.compress import check_exchange
-from tightrope.parallel.compress.forecast import seconds_of
-from tightrope.parallel.compress.search import plan_exchange
-from tightrope.parallel.compress.simple import divisions
+from tightrope_ranks.compress.forecast import seconds_of
+from tightrope_ranks.compress.search import plan_exchange
+from tightrope_ranks.compress.simple import divisions
+from tightrope_ranks.judge.compress import check_exchange
+from tightrope_ranks.values.exchange import ExchangeProblem, Message
 
 _PUBLISHED: Final = 4.0
 """Times the costs of the sign codec of `net_problem`."""

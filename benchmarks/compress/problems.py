@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from tightrope.core.exchange import CodecCost, ExchangeProblem, GradientStream
+from tightrope_ranks.values.exchange import CodecCost, ExchangeProblem, GradientStream
 
 
 def random_problem(seed: int, num: int, num_codecs: int) -> ExchangeProblem:

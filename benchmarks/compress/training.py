@@ -12,11 +12,11 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from tightrope.core.exchange import ExchangePlan, ExchangeProblem, Message
-from tightrope.judge.compress import check_queues
-from tightrope.parallel.compress import CODECS, compress_gradients, seconds_of
-from tightrope.parallel.compress.forecast import sent_of
-from tightrope.parallel.compress.hook import WATCHED, GradientExchange
+from tightrope_ranks.compress import CODECS, compress_gradients, seconds_of
+from tightrope_ranks.compress.forecast import sent_of
+from tightrope_ranks.compress.hook import WATCHED, GradientExchange
+from tightrope_ranks.judge.compress import check_queues
+from tightrope_ranks.values.exchange import ExchangePlan, ExchangeProblem, Message
 
 _Batches = Callable[[torch.Generator, int], tuple[Tensor, Tensor]]
 

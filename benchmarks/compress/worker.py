@@ -26,10 +26,10 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.compress.problems import NETS
-from tightrope.core.exchange import ExchangePlan, Message
-from tightrope.parallel.compress import GradientExchange, Link, compress_gradients, seconds_of
-from tightrope.parallel.compress.forecast import sent_of
-from tightrope.parallel.compress.simple import by_cap
+from tightrope_ranks.compress import GradientExchange, Link, compress_gradients, seconds_of
+from tightrope_ranks.compress.forecast import sent_of
+from tightrope_ranks.compress.simple import by_cap
+from tightrope_ranks.values.exchange import ExchangePlan, Message
 
 PLAIN: Final = "DDP hook in torch and NumPy, sign per gradient"
 NEAR: Final = 1.25

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.fabric.peers import Echo, grpc_missing, grpc_pickle, torch_rpc
 from benchmarks.micro.rows import Row
 from tightrope.core import RankError, format_bytes
-from tightrope.parallel.fabric import RemoteMemory, SharedFabric
+from tightrope_ranks.fabric import RemoteMemory, SharedFabric
 
 _SIZES = (4, 2**16, 2**20, 2**22, 2**24, 2**26)
 _MODULES = ["benchmarks.fabric.functions"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tightrope.parallel.fabric import register, this_node
+from tightrope_ranks.fabric import register, this_node
 
 _HELD: list[Any] = []
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.micro.rows import Row
-from tightrope.parallel.fabric import LocalFabric, RemoteModule, SharedFabric, register
-from tightrope.parallel.fabric.memory import Caller
+from tightrope_ranks.fabric import LocalFabric, RemoteModule, SharedFabric, register
+from tightrope_ranks.fabric.memory import Caller
 
 _STEPS = 20
 

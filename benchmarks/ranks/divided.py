@@ -14,8 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from benchmarks.micro.rows import Row
 from benchmarks.ranks import units
 from benchmarks.ranks.real import MICRO, Layer, batch, loss
-from tightrope.core import JointPlan
-from tightrope.parallel.pipeline import (
+from tightrope_ranks.pipeline import (
     Orders,
     breadth_first,
     interleaved,
@@ -24,9 +23,10 @@ from tightrope.parallel.pipeline import (
     one_f_one_b,
     with_wires,
 )
-from tightrope.parallel.pipeline.emit import orders_of
-from tightrope.parallel.pipeline.launch import run_ranks
-from tightrope.parallel.pipeline.run import PipelineRun
+from tightrope_ranks.pipeline.emit import orders_of
+from tightrope_ranks.pipeline.launch import run_ranks
+from tightrope_ranks.pipeline.run import PipelineRun
+from tightrope_ranks.values.ranks import JointPlan
 
 PIPELINE, REPLICAS = 2, 2
 HALF: int = MICRO // REPLICAS

@@ -2,10 +2,10 @@
 
 from benchmarks.micro.rows import Row
 from benchmarks.ranks import units
-from tightrope.core import StageWork
-from tightrope.parallel.pipeline import Orders, breadth_first, gpipe, looped, simulate, with_wires
-from tightrope.parallel.pipeline._torch import torch_orders
-from tightrope.parallel.pipeline.language import Action
+from tightrope_ranks.pipeline import Orders, breadth_first, gpipe, looped, simulate, with_wires
+from tightrope_ranks.pipeline._torch import torch_orders
+from tightrope_ranks.pipeline.language import Action
+from tightrope_ranks.values.ranks import StageWork
 
 
 def utilisation(work: StageWork, orders: Orders, latency: float) -> float:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from benchmarks.micro.rows import Row
-from examples import gpt2_on_four_ranks as example
-from tightrope.core import JointPlan, RankError
+from benchmarks.ranks.example import load_example
+from tightrope.core import RankError
 from tightrope.native.hook.allocator import allocator
-from tightrope.parallel import PipelineOptions, PipelineRun, plan, run_ranks
+from tightrope_ranks import PipelineOptions, PipelineRun, plan, run_ranks
+from tightrope_ranks.values.ranks import JointPlan
 
+example = load_example()
 RESERVE = 128 * 1024
 """Bytes of a rank that are left to what no plan sees: inputs, losses, the optimizer's numbers."""
 
@@ -64,7 +66,7 @@ def serial() -> list[list[torch.Tensor]]:
         x: torch.Tensor = ids
         for layer in layers:
             x = layer(x)
-        example.loss(x, ids).backward()  # type: ignore[no-untyped-call]
+        example.loss(x, ids).backward()
     return [[p.grad / example.MICRO for p in one.parameters() if p.grad is not None] for one in layers]
 
 
@@ -99,7 +101,7 @@ def rows_limit(quick: bool) -> list[Row]:
 
 def _gpipe(made: JointPlan) -> JointPlan:
     """The same work in GPipe's order."""
-    from tightrope.parallel.pipeline import gpipe, lower, with_wires
+    from tightrope_ranks.pipeline import gpipe, lower, with_wires
 
     order = gpipe(example.RANKS, example.MICRO)
     return lower(made.work, made.machine, with_wires(made.work, order))

@@ -11,10 +11,10 @@ import msgspec
 from benchmarks.micro.rows import Row
 from benchmarks.ranks import units
 from tightrope.core import TightropeError
-from tightrope.judge.ranks import judge_ranks
-from tightrope.parallel.pipeline import folded, looped, simulate
-from tightrope.parallel.pipeline._torch import SCHEDULES, torch_orders
-from tightrope.parallel.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, staged
+from tightrope_ranks.judge.ranks import judge_ranks
+from tightrope_ranks.pipeline import folded, looped, simulate
+from tightrope_ranks.pipeline._torch import SCHEDULES, torch_orders
+from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, staged
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,18 @@ from tightrope.core import (
     Collective,
     Executable,
     Instruction,
-    JointPlan,
     JudgeError,
     PlanFileError,
-    RankPlan,
     Recv,
     Release,
     Run,
     Send,
     Sync,
-    check_joint,
 )
-from tightrope.judge.ranks import judge_ranks
-from tightrope.parallel.pipeline import Orders, breadth_first, gpipe, interleaved, looped, lower, with_wires
-from tightrope.parallel.pipeline.language import Action
+from tightrope_ranks.judge.ranks import judge_ranks
+from tightrope_ranks.pipeline import Orders, breadth_first, gpipe, interleaved, looped, lower, with_wires
+from tightrope_ranks.pipeline.language import Action
+from tightrope_ranks.values.ranks import JointPlan, RankPlan, check_joint
 
 Code = list[Instruction]
 

@@ -7,8 +7,7 @@ import torch
 from benchmarks.micro.rows import Row
 from benchmarks.ranks import units
 from benchmarks.ranks.mutants import halves
-from tightrope.core import JointPlan
-from tightrope.parallel.pipeline import (
+from tightrope_ranks.pipeline import (
     Orders,
     breadth_first,
     folded,
@@ -19,9 +18,10 @@ from tightrope.parallel.pipeline import (
     one_f_one_b,
     with_wires,
 )
-from tightrope.parallel.pipeline._torch import SCHEDULES, torch_orders
-from tightrope.parallel.pipeline.launch import run_ranks
-from tightrope.parallel.pipeline.run import PipelineRun
+from tightrope_ranks.pipeline._torch import SCHEDULES, torch_orders
+from tightrope_ranks.pipeline.launch import run_ranks
+from tightrope_ranks.pipeline.run import PipelineRun
+from tightrope_ranks.values.ranks import JointPlan
 
 WIDTH, MICRO, ROWS = 16, 8, 2
 

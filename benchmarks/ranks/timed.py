@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.micro.rows import Row
-from tightrope.core import DeviceLink, JointPlan, Machine, StageCost, StageWork, Tier
+from tightrope.core import DeviceLink, Machine, Tier
 from tightrope.native.hook.allocator import allocator
-from tightrope.parallel.pipeline import folded, gpipe, interleaved, looped, lower, one_f_one_b, with_wires
-from tightrope.parallel.pipeline._torch import PlannedStage, torch_orders
-from tightrope.parallel.pipeline.launch import run_ranks
-from tightrope.parallel.pipeline.run import PipelineRun
-from tightrope.parallel.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, staged
+from tightrope_ranks.pipeline import folded, gpipe, interleaved, looped, lower, one_f_one_b, with_wires
+from tightrope_ranks.pipeline._torch import PlannedStage, torch_orders
+from tightrope_ranks.pipeline.launch import run_ranks
+from tightrope_ranks.pipeline.run import PipelineRun
+from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, staged
+from tightrope_ranks.values.ranks import JointPlan, StageCost, StageWork
 
 RANKS, LAYERS, MICRO = 4, 16, 8
 FORWARD, BACKWARD, WEIGHT = 0.030, 0.030, 0.030

@@ -1,4 +1,4 @@
-"""E1 to E3: what `tightrope estimate --ranks` tells from shapes, for many ranks and beside measures."""
+"""E1 to E3: what `tightrope ranks` tells from shapes, for many ranks and beside measures."""
 
 import itertools
 import resource
@@ -9,15 +9,16 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.micro.rows import Row
-from examples import gpt2_on_four_ranks as example
+from benchmarks.ranks.example import load_example
 from tightrope.core import DeviceLink, Machine, Tier
-from tightrope.judge.ranks import judge_ranks
 from tightrope.native.hook.allocator import allocator
-from tightrope.parallel.pipeline.estimate import SECONDS, estimate_ranks
-from tightrope.parallel.pipeline.measure import measure_layers, shape_layers
-from tightrope.parallel.pipeline.search import PipelineOptions
-from tightrope.parallel.pipeline.segments import list_of_layers, segment_costs
+from tightrope_ranks.judge.ranks import judge_ranks
+from tightrope_ranks.pipeline.estimate import SECONDS, estimate_ranks
+from tightrope_ranks.pipeline.measure import measure_layers, shape_layers
+from tightrope_ranks.pipeline.search import PipelineOptions
+from tightrope_ranks.pipeline.segments import list_of_layers, segment_costs
 
+example = load_example()
 LINKS = (
     DeviceLink("inside", latency=5e-6, bandwidth=400e9, span=8),
     DeviceLink("between", latency=10e-6, bandwidth=40e9, level=1),

@@ -1,6 +1,7 @@
 """Work in units: layers of a model, each with a forward of one unit of time."""
 
-from tightrope.core import DeviceLink, Machine, StageCost, StageWork, Tier
+from tightrope.core import DeviceLink, Machine, Tier
+from tightrope_ranks.values.ranks import StageCost, StageWork
 
 UNIT = 1000
 """Nanoseconds that stand for one unit."""

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 
 from benchmarks.micro.rows import Row
 from benchmarks.sequence.ranks import on_ranks
-from tightrope.parallel.sequence import (
+from tightrope_ranks.sequence import (
     Division,
     Stack,
     count_anew,

@@ -11,7 +11,8 @@ from torch import distributed
 
 from benchmarks.micro.rows import Row
 from benchmarks.sequence.ranks import on_ranks
-from tightrope.parallel.sequence import (
+from tightrope.plan.peers.selective import TransformerShape
+from tightrope_ranks.sequence import (
     Division,
     Stack,
     capture_rank,
@@ -23,7 +24,6 @@ from tightrope.parallel.sequence import (
     saved_bytes,
     schedule_of,
 )
-from tightrope.plan.peers.selective import TransformerShape
 
 SHAPES: Final = ((64, 2, 128, 4), (128, 1, 64, 8))
 """s, b, h, a."""

@@ -13,7 +13,9 @@ from benchmarks.micro.rows import Row
 from tightrope.core import DeviceLink, Graph, InfeasibleError, Machine, Phase, Schedule
 from tightrope.lower import lower, simulate
 from tightrope.lower.simulate import Figures
-from tightrope.parallel.sequence import (
+from tightrope.plan import solve
+from tightrope.plan.peers.selective import TransformerShape
+from tightrope_ranks.sequence import (
     Division,
     capture_rank,
     cores_again,
@@ -26,8 +28,6 @@ from tightrope.parallel.sequence import (
     saved_bytes,
     schedule_of,
 )
-from tightrope.plan import solve
-from tightrope.plan.peers.selective import TransformerShape
 
 SIZES: Final = {"22B": (64, 6144, 4), "175B": (96, 12288, 1), "530B": (128, 20480, 1), "1T": (160, 25600, 1)}
 """a, h, b."""

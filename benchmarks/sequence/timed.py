@@ -14,7 +14,7 @@ import tightrope
 from benchmarks._measure import HighWater, Loop, paired_ratio
 from benchmarks.micro.rows import Row
 from tightrope.native.hook.allocator import allocator
-from tightrope.parallel.sequence import Division, Stack
+from tightrope_ranks.sequence import Division, Stack
 
 SHAPES: Final = ((1024, 1, 256, 8, 6), (2048, 1, 256, 4, 4))
 """s, b, h, a, layers."""

@@ -82,7 +82,10 @@ class _Surface(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "parallel":
-            return import_module("tightrope.parallel")
+            raise AttributeError(
+                "tightrope.parallel is the distribution tightrope-ranks now: pip install 'tightrope[ranks]' "
+                "and import tightrope_ranks."
+            )
         if name not in _WHERE:
             raise AttributeError(f"module 'tightrope' has no attribute {name!r}")
         value = _found(name)

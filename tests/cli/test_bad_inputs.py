@@ -12,7 +12,7 @@ from command import run
 from tightrope.cli.app import app
 
 OUTPUTS = ("output", "page", "svg", "drawing", "save_graph", "save_plan", "perfetto", "snapshot")
-NEEDED = {"budget": "8GiB", "ram": "2KiB"}
+NEEDED = {"budget": "8GiB", "ram": "2KiB", "ranks": "2"}
 
 
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

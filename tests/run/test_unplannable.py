@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import tightrope
 from tightrope.native import compiler
 from tightrope.run.accounts import accounts
-from tightrope.run.room import RESERVE
 from tightrope.run.rehearsal import rehearsed
+from tightrope.run.room import RESERVE
 
 
 class Masked(nn.Module):
@@ -117,7 +117,9 @@ def test_a_tenth_more_than_the_unplanned_step_takes_is_always_enough() -> None:
 def test_the_first_number_that_is_named_trains_though_sizes_depend_on_values(budget: str | float) -> None:
     wanted, peak = unplanned()
     gc.collect()
-    beside = torch.randn(512, 32).nbytes  # left for threads that may make inputs, such as that of a progress bar
+    beside = torch.randn(
+        512, 32
+    ).nbytes  # left for threads that may make inputs, such as that of a progress bar
     most = peak + accounts().charged() + RESERVE + beside
     found, named = None, ""
     try:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from benchmarks.fabric.cases import nets
-from tightrope.parallel.fabric import SharedFabric, register, this_node
+from tightrope_ranks.fabric import SharedFabric, register, this_node
 
 
 @register("federated.train")

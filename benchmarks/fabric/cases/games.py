@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.fabric.cases import nets
-from tightrope.parallel.fabric import SharedFabric, register, this_node
+from tightrope_ranks.fabric import SharedFabric, register, this_node
 
 NET = nets.policy()
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.fabric.cases import nets
-from tightrope.parallel.fabric import RemoteModule, SharedFabric, register
+from tightrope_ranks.fabric import RemoteModule, SharedFabric, register
 
 
 @register("pipeline.stage")

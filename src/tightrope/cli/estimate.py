@@ -12,8 +12,8 @@ from tightrope.capture import Program, measured
 from tightrope.capture._eager import tensors_in
 from tightrope.capture._torch import storage_key
 from tightrope.capture.alike import ShortProgram
+from tightrope.cli.asked import check_asked
 from tightrope.cli.capturing import capture_target, is_on_meta
-from tightrope.cli.estimating_ranks import check_asked
 from tightrope.cli.sizes import AXES, Axis, length_of, resized, size_of
 from tightrope.cli.target import Built, build
 from tightrope.core import (

@@ -5,16 +5,14 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from tightrope.cli import show
+from tightrope.cli.asked import check_asked
 from tightrope.cli.curve import print_curve
-from tightrope.cli.estimating_ranks import AskedRanks, answer_ranks, check_asked
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
-from tightrope.cli.sound import check_outputs
 from tightrope.core import TightropeError, format_bytes, format_time
 from tightrope.core.units import shown
 
@@ -41,9 +39,7 @@ def register(app: typer.Typer) -> None:
         "  tightrope estimate train.py:build --optimizer adamw --batch 1,2,4,8 --seq 512,1024\n"
         "  tightrope estimate train.py:build --machine rtx3060-12gb --curve\n"
         "  tightrope estimate train.py:build --machine rtx4090-24gb --largest batch\n"
-        "  tightrope estimate train.py:build --machines\n"
-        "  tightrope estimate layers.py:build --ranks 64 --machine cluster.toml --budget 40GiB\n"
-        "  tightrope estimate layers.py:build --ranks 64 --machine cluster.toml --page ranks.html"
+        "  tightrope estimate train.py:build --machines"
     )
     app.command("estimate", short_help="Tell whether a training step fits.", epilog=examples)(estimate)
 
@@ -66,19 +62,7 @@ def estimate(
     largest: Annotated[Sized | None, typer.Option(help="Find the largest batch or length that fits.")] = None,
     curve: Annotated[bool, typer.Option("--curve", help="Add what every budget costs in time.")] = False,
     machines: Annotated[bool, typer.Option("--machines", help="Add every profile: fits, and time.")] = False,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Plan for so many ranks; budget: per rank.")
-    ] = None,
-    pipeline: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="With --ranks: of them for stages; rest: replicas.")
-    ] = None,
-    micro_batches: Annotated[
-        int | None, typer.Option(min=1, max=2**20, help="With --ranks: of a step, over all replicas.")
-    ] = None,
-    sharded: Annotated[
-        bool, typer.Option("--sharded", help="With --ranks: replicas divide parameters and state.")
-    ] = False,
-    page: Annotated[Path | None, typer.Option(help="With --ranks: write a page of the ranks here.")] = None,
+    ranks: Annotated[str | None, typer.Option(hidden=True)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell whether a training step fits, at what price, and what to do if not.
@@ -86,15 +70,18 @@ def estimate(
     The function builds the model, on any device or on meta, and one batch; the forward returns the
     loss. The step is captured on shapes alone and never run; without --machine every op is measured here,
     alone. Exit code 0: it fits without a plan; 3: it, or one of the sizes, does not. With --largest, 3
-    means that not even a size of 1 fits with a plan. With --ranks the model is a torch.nn.Sequential, or
-    any with a list of layers. The inputs are one micro-batch then; 3: no layout fits.
+    means that not even a size of 1 fits with a plan.
     """
     from tightrope.cli.machines import find_machine
     from tightrope.cli.sizes import parse_sizes
     from tightrope.cli.target import build
     from tightrope.run.status import StatusLine
 
-    check_outputs([page])
+    if ranks is not None:
+        raise TightropeError(
+            f"--ranks: the command is tightrope ranks {target:.200} --ranks {ranks:.20} ... now, "
+            "of tightrope-ranks: pip install 'tightrope[ranks]'."
+        )
     check_asked(budget, optimizer)
     batches = () if batch is None else parse_sizes("batch", batch)
     lengths = () if seq is None else parse_sizes("seq", seq)
@@ -104,15 +91,6 @@ def estimate(
             "as they are: give one or the other."
         )
     profile = find_machine(machine) if machine is not None else None
-    if ranks is not None:
-        asked_ranks = AskedRanks(
-            target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page
-        )
-        return _on_ranks(asked_ranks, bool(batches or lengths or largest or curve or machines), json)
-    if pipeline is not None or micro_batches is not None or sharded or page is not None:
-        raise TightropeError(
-            "--pipeline, --micro-batches, --sharded and --page need --ranks: say how many there are."
-        )
     with StatusLine().slow(f"building the model of {shown(target)}"):
         built = build(target)
     from tightrope.cli.estimate import Asked, describe, steps_of
@@ -136,15 +114,6 @@ def _rows(found: list[dict[str, Any]], json: bool) -> bool:
     else:
         _print_rows(found)
     return all(row["fits"] for row in found)
-
-
-def _on_ranks(asked: AskedRanks, other: bool, json: bool) -> None:
-    if other:
-        raise TightropeError(
-            "--ranks is about one micro-batch as it is: leave out --batch, --seq, --largest, --curve and "
-            "--machines."
-        )
-    answer_ranks(asked, json=json)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ KNOWN: Final = {
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
     "micro": PluginCommand("micro", "Training steps as C for microcontrollers."),
     "predict": PluginCommand("fleet", "Answer for the rows of a table by a forest."),
+    "ranks": PluginCommand("ranks", "Forecast a training step on many ranks."),
     "select": PluginCommand("fleet", "Choose among candidates by noisy measurements."),
     "streams": PluginCommand("fleet", "Plan streams of frames with deadlines."),
     "trees": PluginCommand("fleet", "Train boosted trees over parties that keep their data."),

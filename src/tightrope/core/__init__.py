@@ -47,15 +47,6 @@ from tightrope.core.executable import (
 from tightrope.core.graph import Allocation, Flag, Graph, Kind, Op, Phase, Storage, fitted
 from tightrope.core.machine import DeviceLink, Limits, Machine, RankGroup, Tier
 from tightrope.core.plan import Forecast, FusedStretch, Plan, Reason
-from tightrope.core.ranks import (
-    JointPlan,
-    RankPlan,
-    StageCost,
-    StageWork,
-    check_joint,
-    dump_joint,
-    load_joint,
-)
 from tightrope.core.schedule import Compute, Free, PageIn, PageOut, Schedule, Step, Wait
 from tightrope.core.space import Space
 from tightrope.core.trace import (
@@ -134,7 +125,6 @@ __all__ = [
     "Instruction",
     "IntegrityError",
     "Items",
-    "JointPlan",
     "JudgeError",
     "Kind",
     "Limits",
@@ -156,7 +146,6 @@ __all__ = [
     "PlanFileError",
     "RankError",
     "RankGroup",
-    "RankPlan",
     "Reason",
     "Recv",
     "Release",
@@ -170,8 +159,6 @@ __all__ = [
     "Space",
     "Split",
     "StageCase",
-    "StageCost",
-    "StageWork",
     "Stages",
     "Step",
     "StepIndex",
@@ -187,12 +174,9 @@ __all__ = [
     "View",
     "Wait",
     "Wire",
-    "check_joint",
-    "dump_joint",
     "fitted",
     "format_bytes",
     "format_time",
-    "load_joint",
     "parse_bytes",
     "printable",
     "round_up",

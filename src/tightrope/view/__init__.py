@@ -2,7 +2,6 @@
 
 from tightrope.view.page import page
 from tightrope.view.payload import pack_trace
-from tightrope.view.ranks import ranks_page
 from tightrope.view.sentences import sentences
 
-__all__ = ["pack_trace", "page", "ranks_page", "sentences"]
+__all__ = ["pack_trace", "page", "sentences"]

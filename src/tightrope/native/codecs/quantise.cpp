@@ -1,4 +1,4 @@
-// One quantiser for 1, 2, 4 and 8 bits; see tightrope/parallel/compress/codecs.py for what it promises.
+// One quantiser for 1, 2, 4 and 8 bits; see tightrope_ranks/compress/codecs.py for what it promises.
 //
 // A tensor is cut into blocks of kBlock numbers. A block is a float, its scale, and then `bits` bits per number,
 // the first number in the lowest bits; a tensor ends on a multiple of 4 bytes.

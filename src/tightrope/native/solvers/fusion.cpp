@@ -1,4 +1,4 @@
-// Messages of an exchange of gradients by labels with dominance; see tightrope/parallel/compress/search.py.
+// Messages of an exchange of gradients by labels with dominance; see tightrope_ranks/compress/search.py.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,0 +1,1 @@
+"""The command `ranks`, which is an entry point."""

@@ -1,0 +1,277 @@
+"""The command ``ranks``: layout, schedule, bytes and time per rank, without running anything."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tightrope.cli import show
+from tightrope.cli.asked import STATES, check_asked
+from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
+from tightrope.cli.sound import check_outputs
+from tightrope.core import InfeasibleError, Machine, TightropeError, format_bytes, format_time
+from tightrope.core.units import shown
+from tightrope.core.writing import write_whole
+
+if TYPE_CHECKING:
+    from tightrope_ranks.pipeline.estimate import RanksEstimate
+
+_EXAMPLES: Final = """\b
+Examples:
+  tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --budget 40GiB
+  tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --pipeline 8 --sharded --json
+  tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --page ranks.html"""
+NOTE: Final = (
+    "times are modelled and not measured: the profile's rates, reached in full, a backward twice its "
+    "forward; gradients of replicas are summed in one ring per layer, over the slowest link that a group "
+    "spans, once a step; kept tensors are exact, the kernels' own work space, a loss outside the model and "
+    "the update are not included"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRanks:
+    """What is asked about a step on many ranks; see `tightrope_ranks.estimate`."""
+
+    target: str
+    ranks: int
+    machine: Machine | None
+    budget: str | None
+    optimizer: str
+    pipeline: int | None
+    micro_batches: int | None
+    sharded: bool
+    page: Path | None = None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("ranks", short_help="Forecast a training step on many ranks.", epilog=_EXAMPLES)(ranks)
+
+
+def ranks(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns (model, inputs).")
+    ],
+    ranks: Annotated[int, typer.Option(min=1, max=1024, help="Plan for so many ranks; budget: per rank.")],
+    machine: Annotated[
+        str | None,
+        typer.Option(help="A profile or a TOML file, with devices, [[links]] and [flops]; needed here."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Bytes of a rank; default: the machine's memory.")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="none, sgd, momentum, adam or adamw: its state counts.")
+    ] = "adamw",
+    pipeline: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Of the ranks for stages; the rest: replicas.")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(min=1, max=2**20, help="Of a step, over all replicas.")
+    ] = None,
+    sharded: Annotated[bool, typer.Option("--sharded", help="Replicas divide parameters and state.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write a page of the ranks here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell whether a training step fits on many ranks: layout, schedule, bytes and time of each.
+
+    The function builds the model, on any device or on meta: a torch.nn.Sequential, or any with a list
+    of layers. The inputs are one micro-batch. Nothing is run: times are modelled. Exit code 0: a layout
+    fits; 3: none does.
+    """
+    from tightrope.cli.machines import find_machine
+
+    check_outputs([page])
+    check_asked(budget, optimizer)
+    profile = find_machine(machine) if machine is not None else None
+    asked = AskedRanks(target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page)
+    answer_ranks(asked, json=json)
+
+
+def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
+    """Print the answer; leave with 3 where no layout fits.
+
+    Raises:
+        TightropeError: the question cannot be answered; says what to give.
+    """
+    try:
+        found = _estimated(asked)
+    except InfeasibleError as error:
+        if not json:
+            raise
+        emit_json(
+            {
+                "fits": False,
+                "ranks": asked.ranks,
+                "limit_bytes": error.asked,
+                "smallest_found_bytes": error.smallest_found,
+                "reason": str(error),
+            }
+        )
+        raise typer.Exit(DOES_NOT_FIT) from error
+    if asked.page is not None:
+        write_page(found, asked.page, asked.target)
+    if json:
+        emit_json(described(found))
+    else:
+        _print(found)
+
+
+def write_page(found: "RanksEstimate", path: Path, name: str) -> None:
+    """Write the page with the ranks of one replica side by side."""
+    from tightrope_ranks.pipeline.trace import ranks_trace
+    from tightrope_ranks.view import ranks_page
+
+    layout = found.layout
+    title = f"{name} on {found.ranks} ranks: a pipeline of {layout.pipeline} times {layout.replicas} replicas"
+    write_whole(path, ranks_page(ranks_trace(found.plan, name=name), title=title))
+
+
+def _estimated(asked: AskedRanks) -> "RanksEstimate":
+    check_outputs([asked.page], [Path(asked.target.partition(":")[0])])
+    if asked.machine is None:
+        raise TightropeError(
+            "--ranks needs --machine: a TOML profile with devices, [[links]] and [flops], from which times "
+            "and messages follow."
+        )
+    from tightrope.cli.target import build
+    from tightrope.run.status import StatusLine
+
+    status = StatusLine(lines=True)
+    with StatusLine().slow(f"building the model of {shown(asked.target)}"):
+        built = build(asked.target)
+    from tightrope_ranks.pipeline.estimate import estimate_ranks
+
+    with status.task(f"looking for a layout of {asked.ranks} ranks", 1) as tick:
+        return estimate_ranks(
+            built.model,
+            built.args,
+            built.kwargs,
+            ranks=asked.ranks,
+            machine=asked.machine,
+            budget=asked.budget,
+            pipeline=asked.pipeline,
+            micro_batches=asked.micro_batches,
+            optimizer_states=STATES[asked.optimizer],
+            sharded=asked.sharded,
+            progress=tick,
+        )
+
+
+def described(found: "RanksEstimate") -> dict[str, Any]:
+    """Write an estimate as plain values; ``orders`` are the computations of every rank of the pipeline."""
+    from tightrope_ranks.pipeline.emit import orders_of
+    from tightrope_ranks.pipeline.starts import bare
+
+    layout, plan = found.layout, found.plan
+    return {
+        "fits": True,
+        "ranks": found.ranks,
+        "machine": plan.machine.name,
+        "limit_bytes": found.limit,
+        "pipeline_ranks": layout.pipeline,
+        "replicas": layout.replicas,
+        "sharded": plan.work.sharded,
+        "micro_batches": layout.micro_batches * layout.replicas,
+        "micro_batches_per_replica": layout.micro_batches,
+        "stages": len(plan.work.stages),
+        "schedule": plan.method,
+        "estimated_seconds": plan.ns / 1e9,
+        "bound_seconds": plan.ns_bound / 1e9,
+        "peak_bytes": max(one.peak for one in found.takes),
+        "layer_names": list(found.names),
+        "shared_parameters": list(found.shared),
+        "per_rank": [
+            {
+                "rank": one.rank,
+                "devices": [one.rank * layout.replicas, (one.rank + 1) * layout.replicas - 1],
+                "stages": list(one.stages),
+                "layers": [list(some) for some in one.layers],
+                "peak_bytes": one.peak,
+                "held_bytes": one.held,
+                "compute_seconds": one.compute_ns / 1e9,
+                "exchange_seconds": one.exchange_ns / 1e9,
+                "computed_again": one.again,
+            }
+            for one in found.takes
+        ],
+        "layouts": [
+            {
+                "pipeline_ranks": one.layout.pipeline,
+                "replicas": one.layout.replicas,
+                "micro_batches_per_replica": one.layout.micro_batches,
+                "fits": one.ns is not None,
+                "estimated_seconds": None if one.ns is None else one.ns / 1e9,
+                "bytes": one.peak,
+                "said": one.said,
+            }
+            for one in found.tried
+        ],
+        "orders": [" ".join(map(str, row)) for row in bare(orders_of(plan))],
+        "notes": list(found.notes),
+        "note": NOTE,
+    }
+
+
+def _print(found: "RanksEstimate") -> None:
+    target, layout, plan = console(), found.layout, found.plan
+    divided = ", parameters, gradients and state divided among them" if plan.work.sharded else ""
+    lines = (
+        f"fits: {found.ranks} ranks as a pipeline of {layout.pipeline} times {layout.replicas} replicas"
+        f"{divided}; limit {format_bytes(found.limit)} per rank on {plan.machine.name}",
+        f"schedule: {plan.method}, {len(plan.work.stages)} stages, {layout.micro_batches} micro-batches per "
+        "replica",
+        f"time of a step: {format_time(plan.ns)}; with these stages none takes less than "
+        f"{format_time(plan.ns_bound)}",
+    )
+    for line in lines:
+        target.print(line, markup=False)
+    cells = [
+        (
+            str(one.rank),
+            f"{one.rank * layout.replicas}-{(one.rank + 1) * layout.replicas - 1}",
+            _named(found.names, one.layers),
+            format_bytes(one.peak),
+            format_bytes(one.held),
+            format_time(one.compute_ns),
+            format_time(one.exchange_ns),
+            str(one.again),
+        )
+        for one in found.takes
+    ]
+    heads = ("rank", "devices", "layers", "most bytes", "held", "computes", "exchanges", "forwards again")
+    show.rows(target, heads, cells)
+    tried = [
+        (
+            f"{one.layout.pipeline} x {one.layout.replicas}",
+            "no" if one.ns is None else format_time(one.ns),
+            "" if one.peak is None else format_bytes(one.peak),
+            one.said,
+        )
+        for one in found.tried
+    ]
+    show.rows(target, ("pipeline x replicas", "time", "bytes per rank", "how"), tried)
+    if found.shared:
+        target.print(
+            f"parameters of several layers are held by each, and their gradients not summed between stages "
+            f"here: {', '.join(found.shared)}",
+            markup=False,
+        )
+    for line in (*found.notes, NOTE):
+        target.print(line, markup=False)
+
+
+def _named(names: Sequence[str], ranges: Sequence[tuple[int, int]]) -> str:
+    """Name ranges of layers, those of stages that follow each other as one."""
+    joined: list[list[int]] = []
+    for start, end in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1][1] = end
+        else:
+            joined.append([start, end])
+    return ", ".join(
+        names[a] if a + 1 == b else f"{names[a]} to {names[b - 1].removeprefix('layer ')}" for a, b in joined
+    )

@@ -1,0 +1,133 @@
+"""What all ranks have to find equal: when gradients are ready, the plans, and which of them is fastest.
+
+Every function here is called by all ranks at the same place, through their queues.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from torch import distributed
+
+from tightrope.core import TightropeError
+from tightrope.price.select import Selector
+from tightrope_ranks.compress.calibrate import wait
+from tightrope_ranks.compress.codecs import Group
+from tightrope_ranks.compress.queue import MessageQueue
+from tightrope_ranks.values.exchange import (
+    ExchangePlan,
+    GradientStream,
+    dump_exchange,
+    load_exchange,
+)
+
+_DOUBT: Final = 0.15
+"""Of forecasts, relative, before plans are compared."""
+_NOISE: Final = 0.1
+"""Of the seconds of one step, relative, until steps of a plan have told."""
+_TOLERANCE: Final = 0.01
+_REFUSED: Final = "rank 0 found no plan within the limits; its message names what is possible."
+
+
+def slowest_stream(
+    names: Sequence[str],
+    counts: Sequence[int],
+    ends: Sequence[int],
+    times: Sequence[float],
+    queue: MessageQueue,
+    group: Group,
+) -> GradientStream:
+    """Return the stream of gradients on the slowest rank.
+
+    Args:
+        names: of the gradients.
+        counts: numbers in each.
+        ends: of buckets.
+        times: seconds of the forward, and from there until each bucket was ready, on this rank.
+        queue: of this rank.
+        group: of all ranks.
+    """
+    slowest = torch.tensor(times, dtype=torch.float64)
+    most = distributed.ReduceOp.MAX
+    wait(queue, lambda: distributed.all_reduce(slowest, most, group), "times of buckets")
+    before, *ready = slowest.tolist()
+    compute = [0.0] * len(names)
+    first, clock = 0, 0.0
+    for at, end in zip(ready, ends, strict=True):
+        compute[first] += max(at - clock, 0.0)
+        first, clock = end, max(at, clock)
+    return GradientStream(tuple(names), tuple(4 * count for count in counts), tuple(compute), before)
+
+
+def shared_plans(
+    make: Callable[[], list[ExchangePlan]], queue: MessageQueue, group: Group
+) -> list[ExchangePlan]:
+    """Plan on rank 0, and tell the others; a refusal is told to all.
+
+    Args:
+        make: plans, at least one; called on rank 0.
+        queue: of this rank.
+        group: of all ranks.
+
+    Raises:
+        TightropeError: no plan keeps the limits.
+    """
+    plans: list[ExchangePlan] = []
+    error: TightropeError | None = None
+    if distributed.get_rank(group) == 0:
+        try:
+            plans = make()
+        except TightropeError as refused:
+            error = refused
+    num = torch.tensor([len(plans)])
+    wait(queue, lambda: distributed.broadcast(num, group_src=0, group=group), "the number of plans")
+    if error is not None:
+        raise error
+    if not int(num):
+        raise TightropeError(_REFUSED)
+    texts = [dump_exchange(plan) for plan in plans] or [b""] * int(num)
+    return [load_exchange(_told(text, queue, group)) for text in texts]
+
+
+def _told(text: bytes, queue: MessageQueue, group: Group) -> bytes:
+    size = torch.tensor([len(text)])
+    wait(queue, lambda: distributed.broadcast(size, group_src=0, group=group), "a plan's size")
+    data = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8)
+    wait(queue, lambda: distributed.broadcast(data, group_src=0, group=group), "a plan")
+    return bytes(data.numpy())
+
+
+class PlanContest:
+    """Plans that run until one is known to be the fastest, those most often that may be it.
+
+    Args:
+        plans: with forecasts, which say where to look first.
+        trials: steps per plan at most, on average.
+    """
+
+    def __init__(self, plans: Sequence[ExchangePlan], trials: int) -> None:
+        self.plans = tuple(plans)
+        self._selector = Selector(
+            len(plans), prior=[plan.seconds for plan in plans], prior_sd=_DOUBT, noise_sd=_NOISE, logs=True,
+            tolerance=_TOLERANCE, max_looks=trials * len(plans),
+        )  # fmt: skip
+        self._next = self._selector.ask()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is known."""
+        return self._next is None
+
+    @property
+    def plan(self) -> ExchangePlan:
+        """What runs next; once it is over, what was fastest."""
+        return self.plans[self._selector.choose().candidate if self._next is None else self._next]
+
+    def note(self, seconds: float, queue: MessageQueue, group: Group) -> None:
+        """Take the seconds of the step that ran `plan`; every rank calls it, and the slowest counts."""
+        assert self._next is not None
+        slowest = torch.tensor([seconds], dtype=torch.float64)
+        most = distributed.ReduceOp.MAX
+        wait(queue, lambda: distributed.all_reduce(slowest, most, group), "seconds of a plan")
+        self._selector.tell(self._next, float(slowest))
+        self._next = self._selector.ask()

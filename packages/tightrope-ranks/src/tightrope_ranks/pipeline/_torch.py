@@ -1,0 +1,309 @@
+"""torch's pipelining runtime behind one door: its private names, probes for them, and stages that keep less.
+
+The runtime takes a list of actions per rank. Beside it, torch keeps a buffer per micro-batch for everything
+that a stage receives, and what has been sent until the step ends; `PlannedStage` has them only while the plan
+does.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.distributed.pipelining
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.utils.checkpoint import checkpoint
+
+from tightrope.core import TightropeError
+from tightrope_ranks.pipeline.generate import gpipe, one_f_one_b
+from tightrope_ranks.pipeline.language import Action, Orders, read_action
+
+_SINGLE: Final = ("GPipe", "1F1B")
+SCHEDULES: Final = (
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "LoopedBFS",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+)
+"""What torch ships."""
+_NEEDED: Final = (
+    (
+        schedules,
+        (
+            "_Action",
+            "_ComputationType",
+            "_PipelineScheduleRuntime",
+            "_add_send_recv",
+            "_add_unshard_reshard",
+        ),
+    ),
+    (
+        PipelineStage,
+        (
+            "_setup_forward_recv_info",
+            "_setup_backward_recv_info",
+            "forward_maybe_with_nosync",
+            "get_fwd_recv_ops",
+            "get_bwd_recv_ops",
+            "get_fwd_send_ops",
+            "get_bwd_send_ops",
+            "forward_one_chunk",
+            "backward_one_chunk",
+            "backward_weight_one_chunk",
+        ),
+    ),
+)
+
+
+def probe() -> None:
+    """Refuse a torch whose runtime has not the names that are used here.
+
+    Raises:
+        TightropeError: names what is missing.
+    """
+    missing = [f"{owner.__name__}.{n}" for owner, names in _NEEDED for n in names if not hasattr(owner, n)]
+    runtime = getattr(schedules, "_PipelineScheduleRuntime", None)
+    if not hasattr(runtime, "_prepare_schedule_with_comms"):
+        missing.append("_PipelineScheduleRuntime._prepare_schedule_with_comms")
+    if missing:
+        raise TightropeError(
+            f"torch {torch.__version__} has no {', '.join(missing)}: pipelines need the runtime of "
+            "torch 2.13."
+        )
+
+
+def torch_action(action: Action) -> Any:
+    """Write an action as torch has it."""
+    return torch.distributed.pipelining.schedules._Action.from_str(str(action))
+
+
+def own_action(action: Any) -> list[Action]:
+    """Read an action of torch; two that overlap run one after the other."""
+    if action.sub_actions is not None:
+        return [found for sub in action.sub_actions for found in own_action(sub)]
+    return [read_action(str(action))]
+
+
+def _own(orders: Mapping[int, Sequence[Any]]) -> Orders:
+    return tuple(
+        tuple(found for action in orders[rank] if action is not None for found in own_action(action))
+        for rank in range(len(orders))
+    )
+
+
+def torch_orders(
+    name: str, num_ranks: int, per_rank: int, num_micro: int, *, sharded: bool = False
+) -> Orders:
+    """Ask torch for one of its schedules, with the messages, gathers and reductions that it adds.
+
+    Args:
+        name: of `SCHEDULES`.
+        num_ranks: P.
+        per_rank: stages of each rank.
+        num_micro: micro-batches.
+        sharded: whether gathers are kept.
+
+    Raises:
+        TightropeError: torch has no such schedule for these numbers.
+    """
+    probe()
+    style = "v" if name in ("ZBVZeroBubble", "DualPipeV") else "loop"
+    num_stages = num_ranks * per_rank
+    kind = schedules.get_schedule_class(name)
+    try:
+        if name in _SINGLE:
+            if per_rank != 1:
+                raise ValueError("it has one stage per rank")
+            # both run without a list of actions; what 1F1B prints as one lacks a forward of the last rank
+            order = gpipe(num_ranks, num_micro) if name == "GPipe" else one_f_one_b(num_ranks, num_micro)
+            compute = {rank: [torch_action(action) for action in row] for rank, row in enumerate(order)}
+            runtime = _runtime(schedules._PipelineScheduleRuntime, num_ranks, num_stages, 1, num_micro, style)
+            runtime._prepare_schedule_with_comms(compute)
+        else:
+            runtime = _runtime(kind, num_ranks, num_stages, per_rank, num_micro, style)
+    except (ValueError, AssertionError, RuntimeError) as error:
+        raise TightropeError(
+            f"torch's {name} does not run {num_micro} micro-batches on {num_ranks} ranks of {per_rank} "
+            f"stages: {error}."
+        ) from error
+    own = _own(runtime.pipeline_order_with_comms)
+    drop = () if sharded else ("UNSHARD", "RESHARD")
+    return tuple(tuple(action for action in row if action.kind not in drop) for row in own)
+
+
+def _runtime(kind: Any, num_ranks: int, num_stages: int, per_rank: int, num_micro: int, style: str) -> Any:
+    """Make a schedule of torch's without processes."""
+    stages = [
+        SimpleNamespace(
+            stage_index=v * num_ranks, num_stages=num_stages, group_size=num_ranks, group_rank=0,
+            is_first=v == 0, is_last=False, submod=torch.nn.Identity(), has_backward=True,
+        )
+        for v in range(per_rank)
+    ]  # fmt: skip
+    return kind(stages, num_micro, loss_fn=lambda output, target: output)
+
+
+class SendBook:
+    """What a rank has sent, and before which of its computations it waits for which message."""
+
+    def __init__(self, waits: Mapping[int, Sequence[str]]) -> None:
+        self.waits = waits
+        self.computed = 0
+        self.open: dict[str, list[tuple[Any, torch.Tensor]]] = {}
+
+    def begin(self) -> None:
+        """Start a step."""
+        self.computed = 0
+
+    def before_compute(self) -> None:
+        """Let go of what the plan lets go of here."""
+        for name in self.waits.get(self.computed, ()):
+            self.wait(name)
+        self.computed += 1
+
+    def wait(self, name: str) -> None:
+        """Wait for a message to have left."""
+        for work, _ in self.open.pop(name, ()):
+            work.wait()
+
+    def end(self) -> None:
+        """Wait for all messages."""
+        for name in list(self.open):
+            self.wait(name)
+
+
+class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
+    """A stage that holds buffers while the plan does, and computes forwards again where it says so.
+
+    Args:
+        submodule: the part of the model.
+        stage: its number.
+        num_stages: of all ranks.
+        book: of the rank, shared by its stages.
+        again: micro-batches whose forward is computed again.
+        device: where it runs.
+        group: of the ranks of this pipeline.
+    """
+
+    def __init__(
+        self,
+        submodule: torch.nn.Module,
+        stage: int,
+        num_stages: int,
+        *,
+        book: SendBook,
+        again: frozenset[int] = frozenset(),
+        device: torch.device,
+        group: Any = None,
+    ) -> None:
+        super().__init__(submodule, stage, num_stages, device, group=group)
+        self.book, self.again_at, self._chunk = book, again, -1
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(num_microbatches, has_backward)
+        self._drop(self.args_recv_info.values())
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(num_microbatches)
+        self._drop(self.grad_recv_info.values())
+
+    @staticmethod
+    def _drop(rows: Any) -> None:
+        for infos in rows:
+            for info in infos:
+                if not info.is_root_arg:
+                    info.buffer = None
+
+    def _fill(self, infos: Any) -> None:
+        for info in infos:
+            if not info.is_root_arg and info.buffer is None and info.tensor_meta is not None:
+                meta = info.tensor_meta
+                info.buffer = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        self._fill(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        self._fill(self.grad_recv_info[bwd_chunk_id])
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _issue(self, name: str, ops: Sequence[Any]) -> list[Any]:
+        for op in ops:
+            work = dist.isend(op.tensor, op.peer, group=op.group)
+            self.book.open.setdefault(name, []).append((work, op.tensor))
+        return []
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
+        return self._issue(f"{self.stage_index}F{fwd_chunk_id}", super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
+        return self._issue(f"{self.stage_index}B{bwd_chunk_id}", super().get_bwd_send_ops(bwd_chunk_id))
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        if self._chunk in self.again_at and torch.is_grad_enabled():
+            return checkpoint(self.submod, *args, use_reentrant=False, **kwargs)
+        plain: Any = super().forward_maybe_with_nosync
+        return plain(*args, **kwargs)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.book.before_compute()
+        self._chunk = fwd_chunk_id
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._drop([self.args_recv_info[fwd_chunk_id]])
+        self._chunk = -1
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.book.before_compute()
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if not self.is_last:
+            self._drop([self.grad_recv_info[bwd_chunk_id]])
+        self.book.wait(f"{self.stage_index}F{bwd_chunk_id}")
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.book.before_compute()
+        return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+def runtime(
+    stages: Sequence[Any],
+    orders: Orders,
+    num_micro: int,
+    loss: Callable[..., torch.Tensor] | None,
+    *,
+    scale_grads: bool = True,
+) -> Any:
+    """Give a schedule with its messages to torch's runtime.
+
+    Args:
+        stages: of this rank.
+        orders: actions of every rank, messages included.
+        num_micro: micro-batches.
+        loss: of output and target, on the rank of the last stage.
+        scale_grads: whether gradients are divided by the number of micro-batches.
+    """
+    probe()
+    kind: Any = torch.distributed.pipelining.schedules._PipelineScheduleRuntime
+    made = kind(list(stages), num_micro, loss_fn=loss, scale_grads=scale_grads)
+    actions = {rank: [torch_action(one) for one in row] for rank, row in enumerate(orders)}
+    made._prepare_schedule_with_comms(actions, format="compute_comms")
+    return made
+
+
+def losses_of(step: Any, *args: Any, target: Any) -> list[torch.Tensor]:
+    """Run a step of a runtime; return the losses of the micro-batches, where the last stage is."""
+    losses: list[torch.Tensor] = []
+    log = logging.getLogger("torch.distributed.pipelining.schedules")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # where an action fails, torch writes the whole schedule, on every rank
+    try:
+        step.step(*args, target=target, losses=losses, return_outputs=False)
+    finally:
+        log.setLevel(level)
+    return losses

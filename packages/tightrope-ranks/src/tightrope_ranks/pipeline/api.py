@@ -1,0 +1,94 @@
+"""The way in: a model as layers, a number of ranks and a budget per rank give a plan of all ranks."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tightrope.core import DeviceLink, Machine, TightropeError, parse_bytes
+from tightrope.core.units import shown
+from tightrope_ranks.judge.ranks import judge_ranks
+from tightrope_ranks.pipeline.measure import Loss, measure_layers, shape_layers
+from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, smallest, staged
+from tightrope_ranks.values.ranks import JointPlan
+
+LOOPBACK = DeviceLink("loopback", latency=2e-4, bandwidth=1e9)
+"""Between processes of one host, where nothing else is said."""
+
+
+def plan(
+    model: Sequence[torch.nn.Module] | torch.nn.Sequential,
+    example: torch.Tensor,
+    target: torch.Tensor | None = None,
+    loss: Loss | None = None,
+    *,
+    ranks: int,
+    budget: str | int | None = None,
+    micro_batches: int | None = None,
+    machine: Machine | None = None,
+    optimizer_states: float = 0.0,
+    replicas: int = 1,
+    sharded: bool = False,
+    options: PipelineOptions | None = None,
+) -> JointPlan:
+    """Plan a training step on many ranks: which layers where, in which order, under bytes per rank.
+
+    Args:
+        model: layers in order; each takes the tensor that the one before returns.
+        example: one micro-batch.
+        target: for the loss; without it and ``loss``, costs are told from shapes.
+        loss: of output and target.
+        ranks: of the pipeline.
+        budget: bytes per rank for parameters, gradients, optimizer state, activations and messages.
+        micro_batches: that a batch is cut into; None = twice the ranks.
+        machine: with links; None = this host. With rates (``flops``) costs are told from shapes, else layers
+            are measured here.
+        optimizer_states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+        replicas: ranks that do the same on other data, for each rank of the pipeline.
+        sharded: whether replicas divide parameters, gradients and state.
+        options: of the search; by default gradients are added up as one process does.
+
+    Returns:
+        A plan that the judge accepted; ``tightrope_ranks.PipelineRun`` runs it.
+
+    Raises:
+        InfeasibleError: no plan was found; says the smallest that was.
+        TightropeError: a wrong argument, quoted.
+
+    Example:
+        >>> layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+        >>> x = torch.zeros(2, 8)
+        >>> made = plan(layers, x, x, torch.nn.functional.mse_loss, ranks=2, budget="1MiB")
+        >>> len(made.ranks), made.work.num_micro_batches
+        (2, 4)
+    """
+    layers = tuple(model)
+    if not isinstance(ranks, int) or not 1 <= ranks <= len(layers):
+        raise TightropeError(f"ranks={shown(ranks)}: give 1 to {len(layers)}, the number of layers.")
+    count = 2 * ranks if micro_batches is None else micro_batches
+    if not isinstance(count, int) or count < 1:
+        raise TightropeError(f"micro_batches={shown(micro_batches)}: give a whole number of at least 1.")
+    machine = machine or Machine.here()
+    if not machine.links:
+        machine = Machine(
+            machine.name,
+            machine.tiers,
+            machine.flops,
+            machine.watts,
+            machine.device,
+            ranks * replicas,
+            (LOOPBACK,),
+        )
+    if machine.flops or target is None or loss is None:
+        costs = shape_layers(layers, example, machine, states=optimizer_states)
+    else:
+        costs = measure_layers(layers, example, target, loss, states=optimizer_states)
+    task = PipelineTask(costs, machine, ranks, count, 0, replicas, sharded)
+    if budget is not None:
+        whole = staged(task, (0,) * 1).held(0) if isinstance(budget, str) and "%" in budget else None
+        task = PipelineTask(costs, machine, ranks, count, parse_bytes(budget, whole=whole), replicas, sharded)
+    found = plan_pipeline(task, options or PipelineOptions(ascending=True, split=False))
+    judge_ranks(found)
+    return found
+
+
+__all__ = ["LOOPBACK", "plan", "smallest"]

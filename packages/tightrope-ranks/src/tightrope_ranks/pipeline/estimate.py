@@ -1,0 +1,443 @@
+"""What a step on many ranks takes, told from shapes: layout, schedule, bytes and time of every rank.
+
+Idea        N ranks are P ranks of a pipeline times R = N / P replicas of it. For every P that divides N, the
+            layers' costs follow from shapes and a machine's rates, the sum of gradients over the replicas
+            from its links, and the planner of pipelines finds a schedule; the fastest that fits is taken.
+            Any other module is cut at its longest list of layers (`segments`), stages of about equal times
+            or bytes.
+Guarantee   The answer is a plan of all ranks of one replica that the judge accepted. Nothing is computed, no
+            process is started, and no memory is taken for a model on the meta device.
+Complexity  One search per divisor of N; `WIDEST` keeps out pipelines that are too long to try.
+Gaps        Times are modelled. Replicas are alike and on time; their sums are rings over one link, one per
+            layer, once per step. The layout is the fastest of those tried, not proved. Frozen
+            parameters are left out of sums of gradients; a backward through frozen layers alone is timed.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from tightrope.core import DeviceLink, InfeasibleError, Machine, TightropeError, parse_bytes
+from tightrope.core.units import Bytes, Nanoseconds, format_bytes, shown
+from tightrope_ranks.judge.ranks import judge_ranks
+from tightrope_ranks.pipeline.emit import emitted
+from tightrope_ranks.pipeline.measure import shape_layers, trained_bytes
+from tightrope_ranks.pipeline.search import (
+    PipelineOptions,
+    PipelineTask,
+    cuts_of,
+    plan_pipeline,
+    smallest,
+    staged,
+)
+from tightrope_ranks.pipeline.segments import Segments, notes_on, segment_costs
+from tightrope_ranks.values.ranks import JointPlan, StageCost
+
+MOST_RANKS: Final = 1024
+WIDEST: Final = 16_384
+"""Pipeline ranks times micro-batches of one replica that are tried."""
+SECONDS: Final = 2.0
+"""Of search, per layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """How ranks are divided.
+
+    Attributes:
+        pipeline: P, ranks that stages live on.
+        replicas: R, ranks that do the same on other data; rank p of the pipeline is devices p R to
+            p R + R - 1.
+        micro_batches: of a step, per replica.
+    """
+
+    pipeline: int
+    replicas: int
+    micro_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutTried:
+    """What was found for a layout.
+
+    Attributes:
+        layout: which.
+        ns: of a step; None = no plan was found.
+        peak: most bytes of a rank; of the smallest plan found where none fits; None = not searched.
+        said: why there is none, or how the plan was found.
+    """
+
+    layout: RankLayout
+    ns: Nanoseconds | None
+    peak: Bytes | None
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankTake:
+    """What a rank of the pipeline takes, and each of its replicas.
+
+    Attributes:
+        rank: of the pipeline.
+        stages: that live there.
+        layers: of each stage, half-open ranges of `RanksEstimate.names`.
+        peak: most bytes at any time.
+        held: bytes that it holds all the time.
+        compute_ns: time that it computes.
+        again: forwards that it computes again.
+        exchange_ns: time of gathering parameters once and summing gradients, on a stream of their own.
+    """
+
+    rank: int
+    stages: tuple[int, ...]
+    layers: tuple[tuple[int, int], ...]
+    peak: Bytes
+    held: Bytes
+    compute_ns: Nanoseconds
+    again: int
+    exchange_ns: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEstimate:
+    """A step on many ranks, forecast.
+
+    Attributes:
+        ranks: in all.
+        limit: bytes per rank.
+        layout: the one that was chosen.
+        plan: of all ranks of one replica, judged.
+        takes: per rank of the pipeline.
+        tried: every layout.
+        names: of the layers.
+        shared: parameters of several layers; each layer holds them here, and sums of their gradients between
+            stages are not timed.
+        notes: on what is not as one would think.
+    """
+
+    ranks: int
+    limit: Bytes
+    layout: RankLayout
+    plan: JointPlan
+    takes: tuple[RankTake, ...]
+    tried: tuple[LayoutTried, ...]
+    names: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def is_sequence(model: object) -> bool:
+    """Tell whether a model is a sequence of layers, each of which takes what the one before returns.
+
+    A class of its own with a forward of its own is none: its layers may be called in any way.
+
+    >>> is_sequence(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    True
+    """
+    if isinstance(model, list | tuple):
+        return True
+    kinds = (torch.nn.Sequential, torch.nn.ModuleList)
+    if not isinstance(model, kinds) or "forward" in vars(model):
+        return False
+    return type(model).forward in [kind.forward for kind in kinds if isinstance(model, kind)]
+
+
+def cut_model(
+    model: object,
+    example: object,
+    kwargs: Mapping[str, Any] | None,
+    machine: Machine,
+    *,
+    states: float = 0.0,
+) -> Segments:
+    """Read a model as layers, with what each takes for one micro-batch.
+
+    Raises:
+        TightropeError: it cannot be cut, or called so.
+    """
+    if not is_sequence(model) and isinstance(model, torch.nn.Module):
+        args = tuple(example) if isinstance(example, tuple | list) else (example,)
+        return segment_costs(model, args, kwargs, machine=machine, states=states)
+    if isinstance(model, torch.nn.Sequential | torch.nn.ModuleList | list | tuple):
+        layers = tuple(model)
+        if layers and all(isinstance(one, torch.nn.Module) for one in layers):
+            if isinstance(example, tuple) and len(example) == 1:
+                (example,) = example
+            if not isinstance(example, torch.Tensor) or kwargs:
+                raise TightropeError(
+                    f"the first layer is called with {type(kwargs or example).__name__}: give one tensor, a "
+                    "micro-batch."
+                )
+            names = tuple(f"layer {number}" for number in range(len(layers)))
+            unpriced: set[str] = set()
+            costs = shape_layers(layers, example, machine, states=states, unpriced=unpriced)
+            trained = tuple(map(trained_bytes, layers))
+            notes = notes_on(unpriced, alone=not any(trained))
+            return Segments(names, costs, _tied(layers), trained, notes)
+    raise TightropeError(
+        f"a model of class {type(model).__name__} is no sequence of layers, so it cannot be cut into stages: "
+        "give a torch.nn.Module, or a list of at least one, each taking what the one before returns."
+    )
+
+
+def _tied(layers: Sequence[torch.nn.Module]) -> tuple[str, ...]:
+    """Name the parameters that several layers have, as the first does."""
+    users: dict[int, list[str]] = {}
+    for number, layer in enumerate(layers):
+        for name, one in layer.named_parameters():
+            users.setdefault(id(one), []).append(f"{number}.{name}")
+    return tuple(names[0] for names in users.values() if len(names) > 1)
+
+
+def layouts(ranks: int, num_layers: int, micro_batches: int, pipeline: int | None) -> list[RankLayout]:
+    """List the layouts of so many ranks.
+
+    Raises:
+        TightropeError: there is none; says why, and what there is.
+
+    >>> [one.pipeline for one in layouts(8, 4, 16, None)]
+    [1, 2, 4]
+    """
+    if pipeline is not None:
+        if pipeline > num_layers:
+            raise TightropeError(
+                f"pipeline={pipeline}: a stage needs a layer, and the model has {num_layers}. Give at most "
+                f"{num_layers}; the other ranks become replicas."
+            )
+        if pipeline < 1 or ranks % pipeline:
+            divisors = [p for p in range(1, ranks + 1) if ranks % p == 0 and p <= num_layers]
+            raise TightropeError(
+                f"pipeline={pipeline} does not divide {ranks} ranks: give one of {divisors}."
+            )
+    chosen = range(1, min(ranks, num_layers) + 1) if pipeline is None else (pipeline,)
+    found = [
+        RankLayout(p, ranks // p, micro_batches * p // ranks)
+        for p in chosen
+        if ranks % p == 0 and micro_batches % (ranks // p) == 0
+    ]
+    if not found:
+        raise TightropeError(
+            f"micro_batches={micro_batches} cannot be divided among the replicas of {ranks} ranks of "
+            f"{num_layers} layers: give a multiple of {ranks}."
+        )
+    return found
+
+
+def estimate_ranks(
+    model: object,
+    example: torch.Tensor | tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    ranks: int,
+    machine: Machine,
+    budget: str | int | None = None,
+    pipeline: int | None = None,
+    micro_batches: int | None = None,
+    optimizer_states: float = 0.0,
+    sharded: bool = False,
+    options: PipelineOptions | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> RanksEstimate:
+    """Tell layout, schedule, bytes and time per rank of a training step; nothing is run.
+
+    Args:
+        model: a torch.nn.Sequential or list of layers, or any module with a list of layers, such as those of
+            transformers; on any device or on meta.
+        example: one micro-batch, a tensor; of a module with a list of layers, the arguments of its forward.
+        kwargs: of the forward of such a module.
+        ranks: in all, at most 1,024.
+        machine: a cluster: ``devices``, ``[[links]]`` and rates (``flops.matmul``).
+        budget: bytes per rank, or a share of a device's memory; None = all of it.
+        pipeline: ranks that stages live on; None = what is fastest.
+        micro_batches: of a step, over all replicas; None = twice the ranks.
+        optimizer_states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+        sharded: whether replicas divide parameters, gradients and state.
+        options: of the search per layout; by default gradients are added up as one process does.
+        progress: is called with layouts done, layouts, and what comes.
+
+    Raises:
+        InfeasibleError: no layout has a plan within the bytes; says the smallest that was found.
+        TightropeError: a wrong argument, a model without a list of layers, a machine too small.
+
+    Example:
+        >>> from tightrope.core import Tier
+        >>> cluster = Machine(
+        ...     "two nodes", (Tier("hbm", 2**30),), {"matmul": 1e12}, devices=8,
+        ...     links=(DeviceLink("inside", 1e-5, 1e11, span=4), DeviceLink("between", 1e-4, 1e9, level=1)),
+        ... )
+        >>> layers = [torch.nn.Linear(64, 64, device="meta") for _ in range(4)]
+        >>> found = estimate_ranks(layers, torch.empty(32, 64, device="meta"), ranks=8, machine=cluster)
+        >>> found.layout.pipeline * found.layout.replicas
+        8
+    """
+    count = _checked(ranks, machine, micro_batches)
+    limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget, whole=machine.tiers[0].bytes)
+    cut = cut_model(model, example, kwargs, machine, states=optimizer_states)
+    wanted = layouts(ranks, len(cut.costs), count, pipeline)
+    options = options or PipelineOptions(ascending=True, split=False, seconds=SECONDS)
+    search = _Layouts(cut, machine, limit, sharded, options, balance=not is_sequence(model))
+    for number, layout in enumerate(wanted):
+        if progress is not None:
+            progress(number, len(wanted), f"{layout.pipeline} x {layout.replicas}")
+        search.look(layout)
+    if search.best is None:
+        raise search.refusal(ranks)
+    layout, plan = search.best
+    judge_ranks(plan)
+    cuts = search.cuts(layout, plan)
+    takes = tuple(_takes(plan, rank, cuts) for rank in range(layout.pipeline))
+    tried = tuple(search.tried)
+    return RanksEstimate(ranks, limit, layout, plan, takes, tried, cut.names, cut.shared, cut.notes)
+
+
+def _checked(ranks: object, machine: Machine, micro_batches: object) -> int:
+    """Refuse what cannot be estimated; return the number of micro-batches."""
+    if not isinstance(ranks, int) or not 1 <= ranks <= MOST_RANKS:
+        raise TightropeError(f"ranks={shown(ranks)}: give a whole number from 1 to {MOST_RANKS}.")
+    if ranks > machine.devices:
+        raise TightropeError(
+            f"{ranks} ranks on machine {machine.name!r}, which has devices = {machine.devices}: give fewer "
+            "ranks, or a profile with as many devices and [[links]] between them."
+        )
+    count = 2 * ranks if micro_batches is None else micro_batches
+    if not isinstance(count, int) or count < 1:
+        raise TightropeError(f"micro_batches={shown(micro_batches)}: give a whole number of at least 1.")
+    return count
+
+
+def ring_ns(link: DeviceLink, size: Bytes, replicas: int, *, rounds: int) -> Nanoseconds:
+    """Time a ring over replicas: one round gathers or reduces in parts, two sum and hand out.
+
+    >>> ring_ns(DeviceLink("link", latency=1e-6, bandwidth=1e9), 4000, 4, rounds=2)
+    12000
+    """
+    if replicas == 1 or not size:
+        return 0
+    steps = rounds * (replicas - 1)
+    return math.ceil(steps * (1e9 * link.latency + 1e9 * size / (replicas * link.bandwidth)))
+
+
+def exchanged(
+    costs: Sequence[StageCost],
+    machine: Machine,
+    layout: RankLayout,
+    *,
+    sharded: bool,
+    trained: Sequence[Bytes] | None = None,
+) -> tuple[StageCost, ...]:
+    """Add what replicas exchange: per layer a ring over the slowest link that one of their groups spans.
+
+    Gradients are those of ``trained`` bytes per layer; None = of all parameters.
+    """
+    if trained is None:
+        trained = [cost.parameters for cost in costs]
+    size = layout.replicas
+    if size == 1:
+        return tuple(costs)
+    number = max(machine.link(p * size, p * size + size - 1) for p in range(layout.pipeline))
+    link, rounds = machine.links[number], 1 if sharded else 2
+    return tuple(
+        msgspec.structs.replace(
+            cost,
+            gather=ring_ns(link, cost.parameters, size, rounds=1) if sharded else 0,
+            reduce=ring_ns(link, gradients, size, rounds=rounds),
+        )
+        for cost, gradients in zip(costs, trained, strict=True)
+    )
+
+
+class _Layouts:
+    """The best layout so far."""
+
+    def __init__(
+        self,
+        cut: Segments,
+        machine: Machine,
+        limit: Bytes,
+        sharded: bool,
+        options: PipelineOptions,
+        *,
+        balance: bool,
+    ) -> None:
+        self.balance = balance
+        self.cut, self.machine, self.limit = cut, machine, limit
+        self.sharded, self.options = sharded, options
+        self.tried: list[LayoutTried] = []
+        self.best: tuple[RankLayout, JointPlan] | None = None
+
+    def look(self, layout: RankLayout) -> None:
+        """Search for a plan of a layout."""
+        wide = layout.pipeline * layout.micro_batches
+        if wide > WIDEST:
+            said = f"not tried: {layout.pipeline} ranks times {layout.micro_batches} micro-batches > {WIDEST}"
+            self.tried.append(LayoutTried(layout, None, None, said))
+            return
+        task = self._task(layout)
+        try:
+            plan = plan_pipeline(task, self.options)
+        except InfeasibleError as error:
+            said = f"does not fit: no plan takes less than {format_bytes(smallest(task))}"
+            self.tried.append(LayoutTried(layout, None, error.smallest_found, said))
+            return
+        peak = max(rank.peak for rank in plan.ranks)
+        self.tried.append(LayoutTried(layout, plan.ns, peak, plan.method))
+        if self.best is None or plan.ns < self.best[1].ns:
+            self.best = layout, plan
+
+    def _task(self, layout: RankLayout) -> PipelineTask:
+        return PipelineTask(
+            exchanged(self.cut.costs, self.machine, layout, sharded=self.sharded, trained=self.cut.trained),
+            self.machine,
+            layout.pipeline,
+            layout.micro_batches,
+            self.limit,
+            layout.replicas,
+            self.sharded and layout.replicas > 1,
+            self.balance,
+        )
+
+    def cuts(self, layout: RankLayout, plan: JointPlan) -> tuple[int, ...]:
+        """Say where the stages of a plan begin, and the number of layers."""
+        task, owners = self._task(layout), plan.work.owners
+        return next(
+            cuts
+            for cuts in cuts_of(task, len(owners))
+            if staged(task, owners, cuts).stages == plan.work.stages
+        )
+
+    def refusal(self, ranks: int) -> TightropeError:
+        """Say what is too little, and the smallest that was found."""
+        found = [(one.peak, one.layout) for one in self.tried if one.peak is not None]
+        if not found:
+            return TightropeError(f"{self.tried[0].said}: give fewer micro-batches, or a shorter pipeline.")
+        least, layout = min(found, key=lambda one: one[0])
+        return InfeasibleError(
+            f"{format_bytes(self.limit)} per rank is too little for {ranks} ranks: the smallest plan found "
+            f"takes {format_bytes(least)} per rank ({least} bytes), with a pipeline of {layout.pipeline} and "
+            f"{layout.replicas} replicas. Give that much, more layers to divide, smaller micro-batches, or "
+            "divide parameters among replicas (sharded).",
+            asked=self.limit,
+            smallest_found=least,
+        )
+
+
+def _takes(plan: JointPlan, rank: int, cuts: Sequence[int]) -> RankTake:
+    work, mine = plan.work, plan.ranks[rank]
+    stages = work.local(rank)
+    costs = [work.stages[stage] for stage in stages]
+    again = emitted(work, mine).again
+    whole = work.num_micro_batches * sum(one.forward + one.backward + one.weight for one in costs)
+    return RankTake(
+        rank,
+        stages,
+        tuple((cuts[k], cuts[k + 1]) for k in stages),
+        mine.peak,
+        work.held(rank),
+        whole + sum(work.stages[stage].forward for stage, _ in again),
+        len(again),
+        sum(one.gather + one.reduce for one in costs),
+    )

@@ -1,0 +1,186 @@
+"""`tightrope ranks`: what it prints, and how it leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import run
+from tightrope.core import format_bytes
+
+LAYERS = """
+import torch
+
+
+def build():
+    with torch.device("meta"):
+        return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))), torch.zeros(32, 64)
+
+
+def model():
+    return torch.nn.Linear(4, 4), torch.zeros(2, 4)
+
+
+def two():
+    return build()[0], (torch.zeros(32, 64), torch.zeros(32, 64))
+
+
+def frozen():
+    return build()[0].requires_grad_(False), torch.zeros(32, 64)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 64)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x, *, scale):
+        x = self.first(x) * scale
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+def net():
+    return Net(), {"x": torch.zeros(32, 8), "scale": torch.ones(())}
+"""
+CLUSTER = """
+name = "small"
+devices = 4
+flops = { matmul = 1e12 }
+tiers = [{ name = "hbm", bytes = 1073741824 }]
+links = [{ name = "ethernet", latency = 1e-5, bandwidth = 1e9 }]
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+    """A file with layers, and the options that name a cluster of four."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    (folder / "layers.py").write_text(LAYERS)
+    (folder / "small.toml").write_text(CLUSTER)
+    return f"{folder}/layers.py", ["--machine", str(folder / "small.toml"), "--ranks"]
+
+
+def test_one_json_object_says_what_every_rank_takes(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    done = run("ranks", f"{file}:build", *on, "4", "--pipeline", "2", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["pipeline_ranks"], found["replicas"], found["micro_batches"]) == (2, 2, 8)
+    assert [one["devices"] for one in found["per_rank"]] == [[0, 1], [2, 3]]
+    assert max(one["peak_bytes"] for one in found["per_rank"]) == found["peak_bytes"] <= found["limit_bytes"]
+    assert found["estimated_seconds"] >= found["bound_seconds"] > 0
+    forwards = [word for row in found["orders"] for word in row.split() if "F" in word]
+    assert len(forwards) == found["stages"] * found["micro_batches_per_replica"]
+
+
+def test_people_read_layout_schedule_bytes_and_times(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    done = run("ranks", f"{file}:build", *on, "2", "--budget", "1MiB")
+    assert done.code == 0, done.err
+    for said in (
+        "fits: 2 ranks as a pipeline of",
+        "limit 1.00 MiB per rank on small",
+        "schedule: ",
+        "modelled",
+    ):
+        assert said in done.out
+
+
+def test_a_page_shows_every_rank_of_the_pipeline(here: tuple[str, list[str]], tmp_path: Path) -> None:
+    file, on = here
+    page = tmp_path / "ranks.html"
+    asked = ("ranks", f"{file}:build", *on, "4", "--pipeline", "2", "--page", str(page))
+    done = run(*asked, "--json")
+    assert done.code == 0, done.err
+    found, text = json.loads(done.out), page.read_text()
+    assert [f'<g data-rank="{rank}">' in text for rank in range(3)] == [True, True, False]
+    assert "on 4 ranks: a pipeline of 2 times 2 replicas" in text
+    for one in found["per_rank"]:
+        assert f"rank {one['rank']}: at most {format_bytes(one['peak_bytes'])} of 1.00 GiB" in text
+    page.unlink()
+    assert run(*asked, "--budget", "1KiB").code == 3
+    assert not page.exists()
+    done = run(*asked[:-1], str(tmp_path / "none" / "ranks.html"))
+    assert done.code == 2
+    assert "none" in done.err
+
+
+def test_any_model_with_a_list_of_layers_is_told(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    done = run("ranks", f"{file}:net", *on, "2", "--pipeline", "2", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["layer_names"] == [
+        "before the layers",
+        *(f"blocks.{k}" for k in range(4)),
+        "after the layers",
+    ]
+    assert max(some[1] for one in found["per_rank"] for some in one["layers"]) == 6
+    done = run("ranks", f"{file}:net", *on, "2", "--pipeline", "2")
+    assert "before the layers to blocks." in done.out
+
+
+def test_notes_and_a_share_of_the_memory(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    said = "nothing here requires a gradient: this is a forward pass alone, without a backward."
+    done = run("ranks", f"{file}:frozen", *on, "2", "--budget", "50%", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["limit_bytes"] == 2**29
+    assert found["notes"][0].startswith(said)
+    assert said in " ".join(run("ranks", f"{file}:frozen", *on, "2").out.split())
+
+
+def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:
+    file, on = here
+    asked = ("ranks", f"{file}:build", *on, "2", "--pipeline", "2", "--budget", "1KiB")
+    done = run(*asked)
+    assert done.code == 3
+    assert "smallest plan found" in done.err
+    done = run(*asked, "--json")
+    assert done.code == 3
+    found = json.loads(done.out)
+    assert not found["fits"]
+    assert found["limit_bytes"] == 1024 < found["smallest_found_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("model", ["2"], "no sequence of layers"),
+        ("two", ["2"], "called with tuple: give one tensor"),
+        ("build", ["8"], "which has devices = 4"),
+        ("build", ["2", "--batch", "1,2"], "No such option"),
+        ("build", ["2", "--optimizer", "best"], "no optimizer 'best'"),
+    ],
+)
+def test_errors_leave_with_two(
+    here: tuple[str, list[str]], function: str, options: list[str], message: str
+) -> None:
+    file, on = here
+    done = run("ranks", f"{file}:{function}", *on, *options)
+    assert done.code == 2
+    assert message in " ".join(done.err.split())
+
+
+def test_ranks_need_their_number_and_a_machine(here: tuple[str, list[str]]) -> None:
+    file, _ = here
+    for options, message in (([], "Missing option '--ranks'"), (["--ranks", "2"], "needs --machine")):
+        done = run("ranks", f"{file}:build", *options)
+        assert done.code == 2
+        assert message in done.err
+
+
+def test_help_shows_examples_that_are_parsed(here: tuple[str, list[str]], tmp_path: Path) -> None:
+    file, on = here
+    shown = run("ranks", "--help").out
+    lines = [line.split()[1:] for line in shown.splitlines() if line.startswith("    tightrope ranks ")]
+    assert len(lines) == 3
+    given = {"layers.py:build": f"{file}:build", "cluster.toml": on[1], "64": "4", "8": "2"}
+    given["ranks.html"] = str(tmp_path / "ranks.html")
+    for words in lines:
+        done = run(*(given.get(word, word) for word in words))
+        assert done.code == 0, done.err

@@ -1,0 +1,124 @@
+"""Functions that nodes of the tests serve."""
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tightrope_ranks.fabric import RemoteTensor, memory, register, this_node
+
+
+@register("test.add")
+def add(one: Tensor, other: Tensor | float) -> Tensor:
+    return one + other
+
+
+@register("test.both")
+def both(one: Tensor) -> tuple[Tensor, Tensor, dict[str, int]]:
+    return one[1:], one * 2, {"rows": len(one)}
+
+
+@register("test.fail")
+def fail() -> None:
+    raise ValueError("no such thing")
+
+
+@register("test.sleep")
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@register("test.wait_for")
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+@register("test.ask")
+def ask(node: int, name: str, *arguments: Any) -> Any:
+    return this_node().call(node, name, *arguments)
+
+
+@register("test.sum_of")
+def sum_of(handle: Any) -> float:
+    value = this_node().fetch(handle) if isinstance(handle, RemoteTensor) else handle
+    return float(value.sum())
+
+
+_GIVEN: list[Tensor] = []
+
+
+@register("test.keep_and_return")
+def keep_and_return(one: Tensor, drop: bool = False) -> tuple[Tensor, Tensor]:
+    _GIVEN.append(one)
+    found = one[3:], one[:-5]
+    if drop:
+        _GIVEN.clear()
+    return found
+
+
+@register("test.given")
+def given() -> list[float]:
+    return [float(one.sum()) for one in _GIVEN]
+
+
+@register("test.zero")
+def zero(one: Tensor) -> Tensor:
+    return one.zero_()
+
+
+_SLOTS: dict[int, Tensor] = {}
+
+
+def changed(slots: dict[int, Tensor], kind: str, slot: int, one: Tensor) -> Tensor:
+    """Do one of the things that functions do with what they are given and keep."""
+    match kind:
+        case "keep":
+            slots[slot] = one[1:]
+        case "swap":
+            one, slots[slot] = slots.get(slot, one), one
+        case "add":
+            one.add_(1)
+        case "new":
+            one = one * 2
+        case "clear":
+            slots.clear()
+    return one
+
+
+@register("test.change")
+def change(kind: str, slot: int, one: Tensor) -> Tensor:
+    return changed(_SLOTS, kind, slot, one)
+
+
+@register("test.unsendable")
+def unsendable(one: Tensor) -> tuple[Tensor, Tensor, object]:
+    return one, one * 2, object()
+
+
+@register("test.kept")
+def kept() -> list[int]:
+    node = this_node()
+    node.pump(lambda: False, 0.1)
+    return [len(node.references), sum(peer.own.live for peer in node.peers.values())]
+
+
+@register("test.pages")
+def pages() -> list[int]:
+    return [len(memory._PAGES), sum(page.nbytes for page in memory._PAGES.values())]
+
+
+@register("test.linear")
+def linear(seed: int, *widths: int) -> nn.Module:
+    torch.manual_seed(seed)
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+    return nn.Sequential(*(one for layer in layers for one in (layer, nn.Tanh())))
+
+
+@register("test.table")
+def table(seed: int, rows: int, width: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.EmbeddingBag(rows, width, mode="sum")

@@ -1,1 +1,0 @@
-"""Kernels that turn numbers into fewer bits and back; they know nothing of torch."""
