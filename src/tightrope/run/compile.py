@@ -78,9 +78,9 @@ def compile(
 ) -> Model:
     """Hold the training steps of ``model`` to a number of bytes, with unchanged results.
 
-    The budget is the total on the device during the step: parameters, buffers, optimizer state,
-    inputs, activations, gradients and temporaries, placed at planned addresses. Losses, gradients,
-    buffers and random streams are bit-equal to the captured graph without a plan.
+    The budget is the total on the device during the step: parameters, buffers, optimizer state, inputs,
+    activations, gradients and temporaries. Losses, gradients, buffers and random streams are bit-equal to
+    the captured graph without a plan.
 
     Args:
         model: trained in place; the same object is returned.
@@ -95,8 +95,7 @@ def compile(
         machine: profile to check the budget against; default: this machine.
         seed: of the plan search.
         seconds: of plan search; default: until the default effort is spent.
-        progress: show progress on standard error; default: on a terminal, elsewhere one line per plan, with
-            the reason and the seconds; False = nothing.
+        progress: show progress on standard error; default: on a terminal, elsewhere a line per plan.
         overwrite: let ops write results over inputs that nothing needs any more: fewer bytes, same bits.
         page_to: folder on a disk to which activations may be paged, where that is faster than computing
             them again; a second tier of ``machine`` limits the bytes there and says how fast it is.
