@@ -114,3 +114,39 @@ def test_code_of_torch_reads_lengths_that_neither_move_nor_go(percent: int) -> N
     budget = accounts().charged() + taken * percent // 100
     tightrope.compile(model, budget=budget, fallback="evict", progress=False)
     assert train(model, sequences) == wanted
+
+
+def test_a_percentage_is_of_what_the_first_step_takes() -> None:
+    torch.manual_seed(0)
+    model = experts()
+    taken = eager_takes(copy.deepcopy(model), tokens)
+    wanted = train(copy.deepcopy(model), tokens)
+    gc.collect()
+    held = accounts().charged()
+    tightrope.compile(model, budget="75%", progress=False)
+    assert train(model, tokens) == wanted
+    found = tightrope.report(model)
+    assert found.level == "E"
+    assert found.share == "75%"
+    assert abs(found.unplanned - held - taken) < taken // 10
+    assert found.observed_total <= found.budget < found.unplanned
+    assert "75% of" in str(found)
+
+
+def test_a_refusal_in_a_backward_pass_leaves_no_bytes_to_the_next_model() -> None:
+    def fails(gradient: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no more")
+
+    gc.collect()
+    held = accounts().charged()
+    x = torch.randn(256, 64, requires_grad=True)
+    y = x.sin()
+    for _ in range(8):
+        y = y.cos()
+    y.register_hook(fails)  # type: ignore[no-untyped-call]
+    with pytest.raises(torch.OutOfMemoryError):
+        (y * y).sum().backward()
+    del x, y
+    small = tightrope.compile(nn.Linear(4, 4), budget="64MiB", progress=False)
+    gc.collect()
+    assert accounts().charged() - held <= sum(one.nbytes for one in small.parameters()) + 64

@@ -229,6 +229,7 @@ class CompiledModel:
         ):
             self.drop(model, reason)
             return
+        gc.collect()  # frames of a failed capture hold what the call made
         self.measured, self.broken = MeasuredSteps(self.accounts), reason
         self.status.say(f"{share} of what the first training step takes, which runs unlimited. {reason}")
 

@@ -28,8 +28,7 @@ class MeasuredSteps:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts, self._awaited = accounts, Awaited()
-        self._start = self._peak = self._end = 0
-        self._num_calls = self._depth = 0
+        self._start = self._num_calls = self._depth = 0
         self._has_updated = False
         if not _HOOKED:
             _HOOKED.append(register_optimizer_step_post_hook(_updated))
@@ -38,6 +37,8 @@ class MeasuredSteps:
     def run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call."""
         if not self._num_calls:
+            with self._accounts.observed():  # peaks start afresh behind the capture that failed
+                pass
             self._accounts.take_peak()
             self._start = self._accounts.charged()
         self._num_calls += not self._depth
@@ -58,16 +59,13 @@ class MeasuredSteps:
         return bool(self._num_calls) and (seen or not torch.is_grad_enabled())
 
     def updated(self) -> None:
-        """Note the end of an optimizer's step: gradients are still there."""
-        if not self._depth and self._awaited.all_came:
-            self._has_updated = True
-            self._end = max(self._end, self._accounts.charged())
+        """Note the end of an optimizer's step."""
+        self._has_updated |= not self._depth and self._awaited.all_came
 
     def whole(self) -> Bytes:
         """Compute the bytes that such a step takes, the optimizer's state in them from its beginning."""
-        peak, now = self._accounts.take_peak(), self._accounts.charged()
-        stays = min(now, self._end or now)  # the loop may have dropped gradients since
-        return max(peak, peak + stays - self._start) + RESERVE + CAPTURE_SLACK
+        peak, stays = self._accounts.take_peak(), self._accounts.charged() - self._start
+        return peak + max(stays, 0) + RESERVE + CAPTURE_SLACK
 
 
 _HOOKED: Final[list[Any]] = []
