@@ -103,7 +103,7 @@ def in_pieces(room: Bytes = 3 << 20) -> Proofs:
     model = built(Broken)
     accounts().note_tensors([X, Y])
     budget = accounts().held() + room
-    tightrope.compile(model, budget=budget, progress=False)
+    tightrope.compile(model, budget=budget, fallback="pieces", progress=False)
     train(model, steps=4)
     return proofs_of(model)
 
