@@ -264,8 +264,9 @@ class CompiledModel:
         self.why, self.in_pieces = f"{reason} {against}".strip(), False
         if wanted and not against:
             given = prospects.asked, prospects.whole
-            trained = list(alive(model).parameters())
-            self.evicted = EvictedSteps(budget, trained, self.accounts, self.beside, given)
+            module = alive(model)
+            own = [*module.parameters(), *module.buffers()]
+            self.evicted = EvictedSteps(budget, own, self.accounts, self.beside, given)
             self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
         else:
             self.replay = replay(budget=budget)

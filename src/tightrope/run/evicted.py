@@ -31,7 +31,7 @@ from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import trim_all
 from tightrope.run.awaited import Awaited, drain_failed
 from tightrope.run.beside import Beside
-from tightrope.run.evict.context import Eviction, before_opening, evict
+from tightrope.run.evict.context import Eviction, before_opening, evict, is_foreign
 from tightrope.run.evict.watch import OpWatch
 from tightrope.run.room import Room
 from tightrope.run.sharded import divided
@@ -70,7 +70,9 @@ class EvictedSteps:
         self.last: Eviction | None = None
         self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
         self._block: Eviction | None = None
-        self._thread = self._depth = self._beside = self._most_held = 0
+        self._foreign = [weakref.ref(one) for one in parameters if is_foreign(one)]
+        self._thread = threading.current_thread()
+        self._depth = self._beside = self._most_held = 0
         self._warned = self._has_failed = False
         self._awaited = Awaited()
 
@@ -83,7 +85,10 @@ class EvictedSteps:
             TightropeError: another thread has the block.
         """
         serving = next(iter(_SERVING), None)
-        if serving is not None and serving._thread != threading.get_ident():
+        if serving is not None and not serving._thread.is_alive():
+            serving.close()  # nobody is left to go on with it
+            serving = None
+        if serving is not None and serving._thread is not threading.current_thread():
             raise TightropeError(
                 "level E: a training step of another thread is under way; call the model from that thread."
             )
@@ -101,7 +106,7 @@ class EvictedSteps:
             return call(*args, **kwargs)
         if serving is None:
             self._beside = sum(one.nbytes for one in given) if threading.active_count() > 1 else 0
-            self._begin()
+            self._begin([one for one in given if is_foreign(one)])
             serving = self
         return serving._call(call, args, kwargs)
 
@@ -112,10 +117,15 @@ class EvictedSteps:
             OutOfBudgetError: more lives than the arena holds.
         """
         block = self._block
-        if block is None or self._thread != threading.get_ident() or not block.is_innermost:
+        if block is None:
+            return
+        if self._thread.is_alive() and not (
+            self._thread is threading.current_thread() and block.is_innermost
+        ):
             return
         self._block = None
         self._awaited.clear()
+        self._depth = 0
         _SERVING.discard(self)
         self._kernels.watched()
         self._most_held = max(self._most_held, block.most_held)
@@ -155,8 +165,8 @@ class EvictedSteps:
                 f"tightrope: level E evicts nothing in a step {step}: the limit alone holds.", stacklevel=6
             )
 
-    def _begin(self) -> None:
-        """Open a block."""
+    def _begin(self, foreign: list[torch.Tensor]) -> None:
+        """Open a block; ``foreign`` inputs are not filled again in it."""
         accounts = self._accounts
         accounts.open_step(None)
         if self._has_failed:
@@ -176,7 +186,8 @@ class EvictedSteps:
         self._kernels.watch()
         self._block = self.last = block
         self.num_blocks += 1
-        self._thread = threading.get_ident()
+        block.trust([*foreign, *(own for ref in self._foreign if (own := ref()) is not None)])
+        self._thread = threading.current_thread()
         _SERVING.add(self)
         this = weakref.ref(self)
         accounts.open_step(lambda: one.leave() if (one := this()) is not None else None)

@@ -39,6 +39,7 @@ _WATCH: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "see": (None, (_I64,)),
     "delete": (None, ()),
     "count": (_I64, (_I64,)),
+    "trust": (None, (_I64,)),
     "most_again": (None, (ctypes.c_double,)),
     "most_runs": (None, (_I64, _I64)),
     "follow": (None, (_HANDLE, _HANDLE)),

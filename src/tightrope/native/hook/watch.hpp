@@ -42,6 +42,7 @@ class OpWatch {
   Tell tell;
   int64_t num_ops = 0;
   bool any_exposed = false;
+  std::set<const void*> trusted;  // storages of others' memory that nobody fills again in the block
 
   OpWatch(Evicting& of, Tell how) : evicting(of), again(of), tell(how) {}
 
@@ -238,7 +239,7 @@ class OpWatch {
       }
       if (!tensor.has_storage() || tensor.layout() != c10::kStrided || tensor.is_nested())
         refuse(Told::broken, sparse(kind), kind);
-      now.odd |= is_odd(tensor);
+      now.odd |= is_odd(tensor) || (!tensor.storage().resizable() && !is_trusted(tensor));
       now.impls.push_back(tensor.storage().unsafeGetStorageImpl());
       uint8_t mark = !kind.written.empty() && kind.written[argument] ? kWritten : 0;
       if (aside && (argument == 3 || argument == 4)) mark |= kind.norm ? kAside | kWritten : kAside;
@@ -254,6 +255,10 @@ class OpWatch {
         for (const int64_t one : arguments[k].toIntList()) mix(one);
     }
     shape.number = kind.number, shape.shape = static_cast<int64_t>(hash >> 9), shape.opaque = kind.opaque || kind.blank;
+  }
+
+  bool is_trusted(const at::Tensor& tensor) const {
+    return trusted.contains(tensor.storage().unsafeGetStorageImpl());
   }
 
   static std::string sparse(const OpKind& kind) {
@@ -366,6 +371,7 @@ class OpWatch {
     bool exposed = false;
     if (any_exposed)
       for (const Place& place : call.places) exposed |= place.version != nullptr && place.version->exposed;
+    now.odd |= std::find(olds.begin(), olds.end(), kElsewhere) != olds.end();  // it was resized
     if (!kept && (now.odd || exposed)) {
       kept = true;
       settle(made);

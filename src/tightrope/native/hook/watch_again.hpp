@@ -222,6 +222,7 @@ class Again {
   void call_again(const Call& call, Stack& stack) {
     const auto modes = c10::AutogradState::get_tls_state();
     const auto dtype = c10::get_default_dtype();
+    const auto settings = Settings::now();
     std::optional<at::Generator> now;
     auto generator = call.generator;
     if (call.state) {
@@ -234,6 +235,7 @@ class Again {
     const auto undo = [&] {
       c10::AutogradState::set_tls_state(modes);
       c10::set_default_dtype(dtype);
+      if (settings != call.settings) settings.set();
       if (now) set_state(*generator, *now);
     };
     try {
@@ -241,6 +243,7 @@ class Again {
       c10::impl::ExcludeDispatchKeyGuard own(kKey);
       c10::AutogradState::set_tls_state(call.modes);
       c10::set_default_dtype(call.default_dtype);
+      if (settings != call.settings) call.settings.set();
       call.op.redispatchBoxed(call.keys, &stack);
     } catch (...) {
       undo();

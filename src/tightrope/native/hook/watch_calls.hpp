@@ -112,6 +112,9 @@ int64_t tr_watch_count(OpWatch* self, int64_t which) {
   return counts[which];
 }
 
+// Nobody fills the memory behind a storage again, although it is not torch's.
+void tr_watch_trust(OpWatch* self, const c10::StorageImpl* impl) { self->trusted.insert(impl); }
+
 void tr_watch_most_again(OpWatch* self, double most) { self->again.most_again = most; }
 
 void tr_watch_most_runs(OpWatch* self, int64_t per_record, int64_t least) {

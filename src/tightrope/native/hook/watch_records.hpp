@@ -14,6 +14,7 @@
 
 #include "evicting.hpp"
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -85,6 +86,40 @@ inline OpKind classify(const c10::OperatorHandle& op) {
   return kind;
 }
 
+// Settings of the process that choose kernels, or round: an op runs again under those of its first run.
+struct Settings {
+  bool mkldnn, nnpack, deterministic, only_warns, flash, efficient, math;
+  unsigned rounding;  // denormals
+
+  static Settings now() {
+    const auto& context = at::globalContext();
+    return {context.userEnabledMkldnn(), context.userEnabledNNPACK(), context.deterministicAlgorithms(),
+            context.deterministicAlgorithmsWarnOnly(), context.userEnabledFlashSDP(),
+            context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP(), rounds()};
+  }
+
+  void set() const {
+    auto& context = at::globalContext();
+    context.setUserEnabledMkldnn(mkldnn), context.setUserEnabledNNPACK(nnpack);
+    context.setDeterministicAlgorithms(deterministic, only_warns);
+    context.setSDPUseFlash(flash), context.setSDPUseMemEfficient(efficient), context.setSDPUseMath(math);
+#ifdef __SSE__
+    __builtin_ia32_ldmxcsr(rounding);
+#endif
+  }
+
+  bool operator==(const Settings&) const = default;
+
+ private:
+  static unsigned rounds() {
+#ifdef __SSE__
+    return __builtin_ia32_stmxcsr() & ~0x3Fu;  // without what happened so far
+#else
+    return 0;
+#endif
+  }
+};
+
 struct Call;
 
 // One version of a storage's bytes.
@@ -120,6 +155,7 @@ struct Call {
   c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();  // of the thread
   c10::AutogradState modes = c10::AutogradState::get_tls_state();
   caffe2::TypeMeta default_dtype = c10::get_default_dtype();
+  Settings settings = Settings::now();
   Stack arguments;            // without their tensors
   std::vector<Place> places;  // of those
   std::vector<VersionRef> inputs, outputs;  // outputs that are not its own are null

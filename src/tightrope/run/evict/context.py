@@ -32,7 +32,7 @@ from tightrope.run.evict.core import EvictionArena, Statistics, options_block
 from tightrope.run.evict.policies import COOP, Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
-from tightrope.run.evict.watch import OpWatch, without_collections
+from tightrope.run.evict.watch import OpWatch, storage_of, without_collections
 
 _SHOWN = 5
 _LEAST_MORE = 1 << 16
@@ -73,6 +73,7 @@ class Eviction:
         self._thread = 0
         self._finding = False
         self._stack = ExitStack()
+        self._trusted: list[torch.Tensor] = []
 
     @property
     def most_held(self) -> Bytes:
@@ -187,6 +188,7 @@ class Eviction:
             raise TightropeError(_NOT_OPEN)
         self._stack.close()
         watch.unfollow()
+        self._trusted = []
         watch.window.watched("most_again", -1.0)  # what lives must be brought back, however long that takes
         self._operator_ns, self._most_held = watch.arena.base, self.most_held
         self._last = watch.arena.statistics()
@@ -323,6 +325,14 @@ class Eviction:
         found.budget_to_try = named
         return found
 
+    def trust(self, tensors: list[torch.Tensor]) -> None:
+        """Take it that memory of others behind these tensors is not filled again in the block."""
+        watch = self._watch
+        assert watch is not None
+        self._trusted = tensors  # alive, so that no other storage takes their addresses
+        for tensor in tensors:
+            watch.window.watched("trust", storage_of(tensor)._cdata)
+
     @contextmanager
     def _reading(self, tensor: torch.Tensor, hands_out: bool) -> Iterator[None]:
         watch = self._watch
@@ -342,6 +352,12 @@ class Eviction:
             yield
         finally:
             watch.arena.unpin(identity)
+
+
+def is_foreign(tensor: torch.Tensor) -> bool:
+    """Tell whether the memory of a dense tensor is not torch's, as that of an array that it was made of."""
+    known = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return known and not storage_of(tensor).resizable()
 
 
 def evict(
