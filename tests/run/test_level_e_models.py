@@ -80,7 +80,7 @@ def train(model: nn.Module, inputs: Inputs, number: int = 4) -> list[float]:
 
 
 def eager_takes(model: nn.Module, inputs: Inputs) -> Bytes:
-    """Bytes at the peak of plain training steps, beside what was there before."""
+    """Bytes at the peak of plain training steps, without what was there before."""
     native = allocator()
     gc.collect()
     before = native.stats().live

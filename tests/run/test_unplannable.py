@@ -117,10 +117,8 @@ def test_a_tenth_more_than_the_unplanned_step_takes_is_always_enough() -> None:
 def test_the_first_number_that_is_named_trains_though_sizes_depend_on_values(budget: str | float) -> None:
     wanted, peak = unplanned()
     gc.collect()
-    beside = torch.randn(
-        512, 32
-    ).nbytes  # left for threads that may make inputs, such as that of a progress bar
-    most = peak + accounts().charged() + RESERVE + beside
+    inputs = torch.zeros(512, 32).nbytes  # left for threads that may make them
+    most = peak + accounts().charged() + RESERVE + inputs
     found, named = None, ""
     try:
         found = trained(budget if isinstance(budget, str) else int(budget * peak))

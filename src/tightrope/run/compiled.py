@@ -17,13 +17,13 @@ from tightrope.core import TightropeError, format_bytes
 from tightrope.core.ledger import Ledger, Row
 from tightrope.run.accounts import Accounts
 from tightrope.run.asked import AS_EAGER
-from tightrope.run.beside import Beside
 from tightrope.run.buckets import Buckets
 from tightrope.run.calls import Calls
 from tightrope.run.eager import EagerTwin
 from tightrope.run.evicted import EvictedSteps, against_eviction, wants_eviction
 from tightrope.run.fastest import add_fastest
 from tightrope.run.foresee import Foresight
+from tightrope.run.hidden import HiddenBytes
 from tightrope.run.measured import MeasuredSteps
 from tightrope.run.on_gpu import accounts_for, refuse_other_device, refuse_uncaptured_on_gpu
 from tightrope.run.references import alive, weakly
@@ -84,7 +84,7 @@ class CompiledModel:
         build_native(status)
         self.accounts: Accounts = accounts_for(parameters := list(parameters), settings, others)
         self.before_run: Callable[[tuple[CompiledModel, int], list[Any]], None] | None = None
-        self.beside = Beside(self.accounts)
+        self.hidden = HiddenBytes(self.accounts)
         self.twin: EagerTwin | None = None
         self.calls = Calls(settings, self.accounts, status, Foresight(parameters, self.accounts.allocator))
         self.buckets = Buckets(shapes, self.calls)
@@ -105,7 +105,7 @@ class CompiledModel:
             self.replay.close()
         if self.evicted is not None:
             self.evicted.leave()
-        self.beside.close()
+        self.hidden.close()
         self.calls.close()
         self.run_plain()
         self.forget()
@@ -139,7 +139,7 @@ class CompiledModel:
         return self.calls, number
 
     def compared(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Make a call, beside the model as it is where that was asked for."""
+        """Make a call, and where that was asked for compare it with the model as it is."""
         return self.twin.around(run, args, kwargs, self.calls) if self.twin else run(*args, **kwargs)
 
     def hold(self) -> None:
@@ -182,7 +182,7 @@ class CompiledModel:
 
     def say_in_pieces(self) -> None:
         """Tell the user, once, that the model runs in pieces, and why; watch what is between them."""
-        self.beside.look(self.num_graphs, self.calls.budget)
+        self.hidden.look(self.num_graphs, self.calls.budget)
         if not self.why:
             self.why = f"planned as a sequence of graphs: {self.broken}"
             warnings.warn(
@@ -255,8 +255,8 @@ class CompiledModel:
             raise Ledger(budget, (Row(HELD, held),), enough).explain(Row("the step", 0), bound=held)
         self.calls.close()
         prospects.close()
-        self.beside.close()
-        self.beside = Beside(self.accounts)
+        self.hidden.close()
+        self.hidden = HiddenBytes(self.accounts)
         self.run_plain()
         self.accounts.hold(self, budget, name=self.name)
         wanted = wants_eviction(self.accounts, budget, self.settings.fallback)
@@ -266,7 +266,7 @@ class CompiledModel:
             given = prospects.asked, prospects.whole
             module = alive(model)
             own = [*module.parameters(), *module.buffers()]
-            self.evicted = EvictedSteps(budget, own, self.accounts, self.beside, given)
+            self.evicted = EvictedSteps(budget, own, self.accounts, self.hidden, given)
             self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
         else:
             self.replay = replay(budget=budget)

@@ -2,7 +2,7 @@
 
 Idea        The outermost call of the model opens an eviction block, which stays open through the loss, the
             backward pass and the update: until an optimizer of torch has made its step, or the next call,
-            where no backward pass is outstanding then. The arena gets what the budget leaves beside what is
+            where no backward pass is outstanding then. The arena gets what the budget leaves after what is
             held. At the end of a block it gives back every page without a tensor, and what lives moves out.
 Source      As `tightrope.run.evict`
 Guarantee   Bytes charged never exceed the budget: an arena is charged as a whole, a closed one by its pages.
@@ -30,9 +30,9 @@ from tightrope.core.ledger import Ledger, Row
 from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import trim_all
 from tightrope.run.awaited import Awaited, drain_failed
-from tightrope.run.beside import Beside
 from tightrope.run.evict.context import Eviction, before_opening, evict, is_foreign
 from tightrope.run.evict.watch import OpWatch
+from tightrope.run.hidden import HiddenBytes
 from tightrope.run.room import Room
 from tightrope.run.sharded import divided
 from tightrope.run.untested import cannot_evict
@@ -41,7 +41,7 @@ _LEAST: Final[Bytes] = 65536
 """A smaller arena holds no step."""
 _HIGHER_ORDER: Final = (
     "level E: an op that takes functions, such as torch.cond, is not one op that could run again. Use a "
-    "branch of Python, which is planned in pieces."
+    "branch of Python."
 )
 
 
@@ -62,19 +62,22 @@ class EvictedSteps:
         budget: Bytes,
         parameters: Sequence[torch.Tensor],
         accounts: Accounts,
-        beside: Beside,
+        hidden: HiddenBytes,
         given: tuple[str, Bytes] = ("", 0),
     ) -> None:
-        self.budget, self._accounts, self._kernels, self.given = budget, accounts, beside, given
+        self.budget, self._accounts, self._kernels, self.given = budget, accounts, hidden, given
         self.persistent = self.arena = self.num_blocks = 0
         self.last: Eviction | None = None
         self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
         self._block: Eviction | None = None
         self._foreign = [weakref.ref(one) for one in parameters if is_foreign(one)]
         self._thread = threading.current_thread()
-        self._depth = self._beside = self._most_held = 0
+        self._depth = self._other_inputs = self._most_held = 0
         self._warned = self._has_failed = False
         self._awaited = Awaited()
+        if end_if_done not in before_opening:
+            before_opening.append(end_if_done)
+            register_optimizer_step_post_hook(end_if_done)
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make a call in the block that is open, or in a new one.
@@ -105,7 +108,7 @@ class EvictedSteps:
             self._warn("of sparse or nested tensors")
             return call(*args, **kwargs)
         if serving is None:
-            self._beside = sum(one.nbytes for one in given) if threading.active_count() > 1 else 0
+            self._other_inputs = sum(one.nbytes for one in given) if threading.active_count() > 1 else 0
             self._begin([one for one in given if is_foreign(one)])
             serving = self
         return serving._call(call, args, kwargs)
@@ -207,7 +210,7 @@ class EvictedSteps:
     def _ledger(self, budget: Bytes) -> Ledger:
         asked, whole = self.given
         room = Room(budget, self.persistent, hidden=self._accounts.hidden, asked=asked, whole=whole).ledger()
-        return room.plus(Row("inputs that another thread makes", self._beside, "guess"))
+        return room.plus(Row("inputs that another thread makes", self._other_inputs, "guess"))
 
     def _arena_at(self, budget: Bytes) -> Bytes:
         return self._ledger(budget).room() // 64 * 64
@@ -240,7 +243,7 @@ def wants_eviction(accounts: Accounts, budget: Bytes, fallback: str) -> bool:
 
 
 def against_eviction(reference: "weakref.ref[torch.nn.Module]", accounts: Accounts) -> str:
-    """Say why a model cannot run at level E; the empty string: it can, and ends of steps are watched."""
+    """Say why a model cannot run at level E; the empty string: it can."""
     model, against = reference(), ""
     assert model is not None
     if accounts.device.type != "cpu":
@@ -253,9 +256,4 @@ def against_eviction(reference: "weakref.ref[torch.nn.Module]", accounts: Accoun
         against = "its parameters are divided among processes"
     elif any(getattr(part, "sparse", False) is True for part in model.modules()):
         against = "it makes sparse gradients"
-    if against:
-        return f"It cannot run at level E: {against}."
-    if end_if_done not in before_opening:
-        before_opening.append(end_if_done)
-        register_optimizer_step_post_hook(end_if_done)
-    return ""
+    return against and f"It cannot run at level E: {against}."

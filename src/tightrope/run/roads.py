@@ -126,7 +126,7 @@ class Roads:
         if not compiled.calls.num_forwards and self._hooks is None:
             compiled.rehearse(model, args, kwargs)
         run = self._hooks or self._ways.pieces
-        result, reason = attempt(run, args, kwargs, self._trial, compiled.beside.traced)
+        result, reason = attempt(run, args, kwargs, self._trial, compiled.hidden.traced)
         if not reason and not compiled.num_graphs:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:

@@ -46,7 +46,7 @@ inline bool is_list_of_tensors(const c10::TypePtr& type) {
   return list && list->getElementType()->str().find("Tensor") != std::string::npos;
 }
 
-// Some composite ops, as `silu_backward`, have a kernel of the CPU beside that, which runs there and gives other bits.
+// Some composite ops, as `silu_backward`, have a kernel of the CPU too, which runs there and gives other bits.
 inline bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);

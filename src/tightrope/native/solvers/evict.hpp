@@ -123,7 +123,7 @@ class Arena : public RoomMaker {
         settle(id);
     }
 
-    // --- somebody knows its address for a while, besides its pins; returns whether somebody did before.
+    // --- somebody knows its address for a while, whatever its pins; returns whether somebody did before.
     bool hold_still(Id id, bool still) {
         const bool before = records_[id].rooted;
         records_[id].rooted = still;

@@ -19,7 +19,7 @@ from tightrope.run.room import CAPTURE_SLACK, HIDDEN, RESERVE
 _LOOKS: Final = 4
 
 
-class Beside:
+class HiddenBytes:
     """Watches the first steps of one model; state of the runtime.
 
     Attributes:
