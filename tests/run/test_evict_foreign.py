@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TF32 acceleration"),  # torch's own, on leaving mkldnn.flags
 ]
 DEPTH, ROWS, WIDTH = 8, 1024, 128
-BUDGET = 14 * ROWS * WIDTH * 4
+BUDGET = 18 * ROWS * WIDTH * 4
 """Less than the activations of `gradients` take."""
 X = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
 

@@ -262,18 +262,47 @@ def test_replay_is_taken_where_it_is_asked_for_or_enough() -> None:
     assert tightrope.report(model).level != "E"
 
 
-def test_sparse_gradients_are_replayed_and_said() -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(16, 8, sparse=True)
+class Words(nn.Module):
+    """Sparse gradients, and a size by value."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.table(x)[: int(x.sum()) % 7 + 1]
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4000, 64, sparse=True)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
 
-    model = compiled("16MiB", Words())
-    with pytest.warns(UserWarning, match=r"level L0 .* cannot run at level E: it makes sparse gradients"):
-        model(torch.arange(8)).sum().backward()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.table(x)[: len(x) - int(x.sum()) % 7]
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def words(model: nn.Module, parts: Words) -> list[torch.Tensor]:
+    """Train the table by `SparseAdam`, the rest by SGD."""
+    optimizers = [
+        torch.optim.SparseAdam([parts.table.weight], lr=0.1),
+        torch.optim.SGD(parts.layers.parameters(), lr=0.1),
+    ]
+    torch.manual_seed(1)
+    for _ in range(3):
+        model(torch.randint(0, 4000, (3000,))).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [one.detach() for one in parts.parameters()]
+
+
+@SAID
+def test_sparse_gradients_are_evicted_with_the_values_of_eager() -> None:
+    torch.manual_seed(0)
+    wanted = words(plain := Words(), plain)
+    torch.manual_seed(0)
+    model = compiled("8MiB", parts := Words())
+    assert all(map(torch.equal, wanted, words(model, parts)))
+    assert tightrope.report(model).level == "E"
+    assert (evicted := compiled_of(model).evicted) is not None
+    assert evicted.last is not None
+    assert evicted.last.num_recomputed > 0
 
 
 def test_a_fallback_that_does_not_exist_is_quoted() -> None:

@@ -9,8 +9,8 @@ Guarantee   Bytes charged never exceed the budget: an arena is charged as a whol
             Values are those of the loop without it.
 Complexity  Per op that of `evict`; per block a mapping of the arena, and a copy of what outlives it.
 Gaps        Whatever the loop does between two calls, data that it makes included, is done in the block.
-            Models share the block that is open. A step that begins inside of a dispatch mode of the caller,
-            or of sparse or nested inputs, is limited and not evicted, with a warning. One thread.
+            Models share the block that is open. A step that begins inside of a dispatch mode of the caller
+            is limited and not evicted, with a warning. One thread.
 """
 
 import threading
@@ -104,11 +104,8 @@ class EvictedSteps:
                 self._warn(f"that begins inside of {type(mode).__name__}")
             return call(*args, **kwargs)
         given = list(tensors_in((args, kwargs)))
-        if any(one.layout is not torch.strided or one.is_nested for one in given):
-            self._warn("of sparse or nested tensors")
-            return call(*args, **kwargs)
         if serving is None:
-            self._other_inputs = sum(one.nbytes for one in given) if threading.active_count() > 1 else 0
+            self._other_inputs = sum(_size(one) for one in given) if threading.active_count() > 1 else 0
             self._begin([one for one in given if is_foreign(one)])
             serving = self
         return serving._call(call, args, kwargs)
@@ -237,6 +234,11 @@ _SERVING: Final["weakref.WeakSet[EvictedSteps]"] = weakref.WeakSet()
 """Who has an open block: one at most, as a process has one eviction at a time."""
 
 
+def _size(tensor: torch.Tensor) -> Bytes:
+    """Bytes of a tensor, for a guess: a sparse one counts as nothing."""
+    return tensor.numel() * tensor.element_size() if tensor.layout is torch.strided else 0
+
+
 def wants_eviction(accounts: Accounts, budget: Bytes, fallback: str) -> bool:
     """Tell whether a model that is not planned is to run at level E, and not at level 0."""
     return fallback == "evict" or (fallback != "replay" and not 0 < accounts.enough <= budget)
@@ -254,6 +256,4 @@ def against_eviction(reference: "weakref.ref[torch.nn.Module]", accounts: Accoun
         against = broken
     elif divided(model):
         against = "its parameters are divided among processes"
-    elif any(getattr(part, "sparse", False) is True for part in model.modules()):
-        against = "it makes sparse gradients"
     return against and f"It cannot run at level E: {against}."

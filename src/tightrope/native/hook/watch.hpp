@@ -49,8 +49,10 @@ class OpWatch {
   // Passes an op on, with a record of it.
   void op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack& stack) {
     const OpKind& kind = this->kind(op);
-    if (kind.plain || kind.composite) return op.redispatchBoxed(keys, &stack);
+    if (kind.plain) return op.redispatchBoxed(keys, &stack);
     const size_t begin = stack.size() - kind.arguments;
+    if (kind.composite && !is_unusual(stack.data() + begin, kind.arguments)) return op.redispatchBoxed(keys, &stack);
+    if (kind.name == "aten._lazy_clone") return clone(keys, stack);
     Running now(op, begin);
     Call& call = *now.call;
     call.kind = &kind, call.keys = keys;
@@ -154,7 +156,8 @@ class OpWatch {
     OpShape shape{};
     std::vector<Storage*> impls{};
     std::vector<Id> ids{};
-    bool odd = false;
+    bool odd = false;      // what it makes cannot be made again
+    bool unusual = false;  // it reads, changes or makes a tensor that is sparse or nested
   };
   // Pinned while an op runs, as it could not be made again once the op has changed what it writes.
   struct Risky {
@@ -237,16 +240,21 @@ class OpWatch {
         now.call->places.push_back(place_of(tensor, argument, element));
         return;
       }
-      if (!tensor.has_storage() || tensor.layout() != c10::kStrided || tensor.is_nested())
-        refuse(Told::broken, sparse(kind), kind);
-      now.odd |= is_odd(tensor) || (!tensor.storage().resizable() && !is_trusted(tensor));
-      now.impls.push_back(tensor.storage().unsafeGetStorageImpl());
       uint8_t mark = !kind.written.empty() && kind.written[argument] ? kWritten : 0;
       if (aside && (argument == 3 || argument == 4)) mark |= kind.norm ? kAside | kWritten : kAside;
-      shape.marks.push_back(mark);
-      shape.writes |= (mark & kWritten) != 0;
-      now.call->places.push_back(place_of(tensor, argument, element));
+      const auto add = [&](Storage* impl) {
+        now.impls.push_back(impl);
+        shape.marks.push_back(mark);
+        shape.writes |= (mark & kWritten) != 0;
+        now.call->places.push_back(place_of(tensor, argument, element));
+      };
       mix(-1);
+      if (!is_strided(tensor)) {
+        now.unusual = true;
+        return each_part(tensor, add);
+      }
+      now.odd |= is_odd(tensor) || (!tensor.storage().resizable() && !is_trusted(tensor));
+      add(tensor.storage().unsafeGetStorageImpl());
       for (const int64_t size : tensor.sizes()) mix(size);
     });
     for (size_t k = 0; k < kind.arguments; ++k) {
@@ -254,16 +262,24 @@ class OpWatch {
       else if (arguments[k].isIntList())
         for (const int64_t one : arguments[k].toIntList()) mix(one);
     }
-    shape.number = kind.number, shape.shape = static_cast<int64_t>(hash >> 9), shape.opaque = kind.opaque || kind.blank;
+    shape.number = kind.number, shape.shape = static_cast<int64_t>(hash >> 9), shape.opaque = kind.opaque || kind.blank || now.unusual;
+  }
+
+  static bool is_unusual(const c10::IValue* values, size_t count) {
+    bool found = false;
+    each_tensor(values, count, [&](const at::Tensor& tensor, int, int) { found = found || !is_strided(tensor); });
+    return found;
   }
 
   bool is_trusted(const at::Tensor& tensor) const {
     return trusted.contains(tensor.storage().unsafeGetStorageImpl());
   }
 
-  static std::string sparse(const OpKind& kind) {
-    return "evict: " + kind.name +
-           " has a tensor without a storage, as sparse ones are; run it outside the block, or densely.";
+  // Two storages on the same bytes are not two records.
+  void clone(c10::DispatchKeySet keys, Stack& stack) {
+    static const auto eager = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", "");
+    stack.emplace_back();  // the format: as it is
+    op(eager, keys, stack);
   }
 
   // Makes inputs resident, and what could not be made again once the op has changed them.
@@ -342,22 +358,18 @@ class OpWatch {
     Call& call = *now.call;
     auto& [outputs, still, sizes, changed, olds, made, gone] = made_;
     outputs.clear(), still.clear(), sizes.clear(), changed.clear(), gone.clear();
-    bool sparse_result = false;
     each_tensor(stack.data() + (stack.size() - kind.returns), kind.returns, [&](const at::Tensor& tensor, int, int) {
-      if (!tensor.has_storage() || tensor.layout() != c10::kStrided) {
-        sparse_result = true;
-        return;
-      }
-      outputs.push_back(tensor.storage().unsafeGetStorageImpl());
-      sizes.push_back(static_cast<int64_t>(tensor.nbytes()));
-      if (composites_ > 0)
-        still.push_back(is_read_by_pointer(tensor) ? Held::reclaim_copy(outputs.back()) : Held());
-      now.odd |= tensor.is_quantized();
+      const bool strided = is_strided(tensor);
+      const auto add = [&](Storage* impl) {
+        outputs.push_back(impl);
+        sizes.push_back(static_cast<int64_t>(strided ? tensor.nbytes() : impl->nbytes()));
+        if (composites_ > 0) still.push_back(strided && is_read_by_pointer(tensor) ? Held::reclaim_copy(impl) : Held());
+      };
+      if (strided) add(tensor.storage().unsafeGetStorageImpl());
+      else each_part(tensor, add);
+      now.unusual |= !strided;
+      now.odd |= !strided || tensor.is_quantized();
     });
-    if (sparse_result) {
-      locked([&] { evicting.abandon(); });
-      refuse(Told::broken, sparse(kind), kind);
-    }
     for (size_t k = 0; now.shape.writes && k < now.ids.size(); ++k)
       if ((now.shape.marks[k] & kWritten) != 0 && std::find(changed.begin(), changed.end(), now.ids[k]) == changed.end())
         changed.push_back(now.ids[k]);
@@ -376,7 +388,8 @@ class OpWatch {
       kept = true;
       settle(made);
     }
-    const std::shared_ptr<Call> maker = kind.blank ? blank_again(call, stack) : nullptr;
+    const bool blank = kind.blank && !now.unusual;
+    const std::shared_ptr<Call> maker = blank ? blank_again(call, stack) : nullptr;
     std::vector<VersionRef> versions;
     versions.reserve(made.size());
     for (size_t k = 0; k < made.size(); ++k) {
@@ -387,9 +400,9 @@ class OpWatch {
       const auto tiny = [&] {
         return sizes[k] <= tightrope_evict::kTiny && static_cast<int64_t>(outputs[k]->nbytes()) <= tightrope_evict::kTiny;
       };
-      const bool stays = (kept && !kind.blank) || (!kept && tiny());
+      const bool stays = (kept && !blank) || (!kept && tiny());
       auto version = std::make_shared<Version>(made[k]);
-      version->blank = kind.blank;
+      version->blank = blank;
       if (!stays) version->call = maker ? maker : now.call;
       again.set(again.version(made[k]), version);
       if (composites_ > 0 && still[k]) keep_still(made[k], std::move(still[k]));
@@ -442,7 +455,7 @@ class OpWatch {
       bool outside = false;  // the op runs again without it
       for (size_t i = 0; i < now.ids.size(); ++i) outside |= now.ids[i] == id && (now.shape.marks[i] & kAside) != 0;
       const bool tiny = locked([&] { return evicting.slot(id).bytes <= tightrope_evict::kTiny; });
-      if (outside || next->depth == kDeepest || tiny) {
+      if (outside || next->depth == kDeepest || tiny || now.unusual) {
         if (!outside) next->depth = 0;
         settle({id});
       } else {

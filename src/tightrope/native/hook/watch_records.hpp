@@ -15,6 +15,8 @@
 #include "evicting.hpp"
 
 #include <ATen/Context.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -184,6 +186,32 @@ void each_tensor(const c10::IValue* values, size_t count, Visit visit) {
   }
 }
 
+// Whether a tensor is a place in one storage.
+inline bool is_strided(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.layout() == c10::kStrided && !tensor.is_nested();
+}
+
+inline bool is_compressed(c10::Layout layout) {
+  return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr || layout == c10::kSparseBsc;
+}
+
+// Calls `visit(storage)` for the memory of a tensor that is sparse or nested, as far as ops of torch reach it.
+template <typename Visit>
+void each_part(const at::Tensor& tensor, Visit visit) {
+  const auto part = [&](const at::Tensor& one) {
+    if (one.defined() && is_strided(one)) visit(one.storage().unsafeGetStorageImpl());
+  };
+  if (tensor.has_storage()) {
+    visit(tensor.storage().unsafeGetStorageImpl());
+  } else if (tensor.layout() == c10::kSparse) {
+    const auto* impl = static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+    part(impl->indices()), part(impl->values());
+  } else if (is_compressed(tensor.layout())) {
+    const auto* impl = static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
+    part(impl->compressed_indices()), part(impl->plain_indices()), part(impl->values());
+  }
+}
+
 inline bool is_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.dim() == 0 && tensor.is_cpu();
 }
@@ -197,6 +225,7 @@ inline bool is_odd(const at::Tensor& tensor) {
 inline Place place_of(const at::Tensor& tensor, int argument, int element) {
   Place place;
   place.argument = argument, place.element = element;
+  if (!is_strided(tensor)) return place;  // what it is in does not run again
   place.dtype = tensor.dtype();
   if (is_number(tensor)) {
     place.is_number = true;
