@@ -22,10 +22,21 @@ os.environ["TIGHTROPE_PLANS"] = "off"  # also in processes that tests start
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what docs/compat.md names: `-m smoke` chooses it."""
+    """Mark what docs/compat.md names, for `-m smoke`, and as slow most cases of what is marked `few`."""
     wanted = set(named())
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if wanted & {item.nodeid, item.nodeid.partition("[")[0]}:
+        if item.get_closest_marker("few") and item.nodeid not in wanted:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for those in cases.values():
+        mark = those[0].get_closest_marker("few")
+        assert mark is not None
+        kept = {at * len(those) // mark.args[0] for at in range(mark.args[0])}
+        for item in (one for at, one in enumerate(those) if at not in kept):
+            item.add_marker("slow")
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if item.nodeid in wanted or (function in wanted and not item.get_closest_marker("slow")):
             item.add_marker("smoke")
 
 

@@ -42,6 +42,7 @@ def skip_without(*names: str) -> None:
         pytest.importorskip(name)
 
 
+@pytest.mark.few(160)
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples_hold(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # `tightrope.plan` and `tightrope.capture` are functions too: the modules are found by import

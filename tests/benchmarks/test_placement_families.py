@@ -44,6 +44,7 @@ def test_files_are_changed_too(tmp_path: Path) -> None:
     assert any(sorted(one.buffers) == sorted(read_csv(file).buffers) and one.known == 12 for one in made)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nearly_all_instances_that_nothing_was_tuned_on_reach_what_is_known(family: str) -> None:
     reached = 0

@@ -105,6 +105,7 @@ def test_tags_agree_with_the_modules(name: str) -> None:
     assert ("inplace" in tags) == in_place
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_file_of_a_net_states_its_parameter_counts(name: str) -> None:
     text = sys.modules[_home(name)].__doc__ or ""

@@ -83,6 +83,7 @@ def frozen(net: Net) -> Net:
     return net
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [Net, lambda: frozen(Net()), lambda: Net(special=0)])
 def test_the_graph_is_that_of_the_whole_model(make: Callable[[], Any]) -> None:
     model = make()
@@ -112,6 +113,7 @@ def test_tensors_that_layers_make_of_numbers_count_by_their_values() -> None:
     assert short(Net(start=lambda number: 0.5 + (number == 5))).gone is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [lambda: Net(special=5), lambda: Net(gather=True), lambda: Net(count=3)])
 def test_what_is_no_row_of_equal_layers_is_captured_as_it_is(make: Callable[[], Any]) -> None:
     assert short(make()).gone is None

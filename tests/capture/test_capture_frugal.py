@@ -117,6 +117,7 @@ def train(model: nn.Module, x: Tensor) -> None:
         model(x).square().mean().backward()
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(compiler() is None, reason="nothing is enforced without a compiler")
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)

@@ -68,6 +68,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("num", [2, 3, 7])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_in_chunks_gives_the_values_of_the_whole(name: str, num: int) -> None:

@@ -78,6 +78,7 @@ class Sliced(nn.Module):
         return self.head(self.embed(tokens)[:, self.keep, :]).square().mean()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", [slice(0, None), slice(None), slice(1, None), slice(-2, None)])
 def test_a_slice_that_takes_all_is_left_out_as_in_a_capture(keep: slice) -> None:
     torch.manual_seed(0)

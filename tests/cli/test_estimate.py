@@ -132,6 +132,7 @@ def test_a_model_of_one_size_is_called_with_one_more_and_no_other() -> None:
         largest(need, 10, 16)
 
 
+@pytest.mark.slow
 def test_measured_steps_of_equal_layers_are_those_of_all_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +314,7 @@ def test_questions_that_do_not_go_together_are_refused(
     assert message in done.err
 
 
+@pytest.mark.slow
 def test_the_smallest_machines_hold_the_step_and_no_smaller_one_does(words: Path) -> None:
     step = step_of(words)
     rows = machines_for(step)

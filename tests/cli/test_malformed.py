@@ -305,6 +305,7 @@ ARGUMENTS: tuple[tuple[str, ...], ...] = (
 )
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("edit", PLAN_EDITS.values(), ids=PLAN_EDITS)
 def test_a_plan_with_one_thing_wrong_is_refused_and_explained_or_refused(
     place: tuple[Path, Path], edit: Edit

@@ -41,6 +41,7 @@ def test_the_page_has_the_table_that_these_tests_prove() -> None:
     assert PAGE.read_text() == page_with(CELLS)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("row", "column"),
     [*((OWN, one) for one in COLUMNS), *((one, TRAINING) for one in [*ROWS][1:] if "2 processes" not in one)],

@@ -422,6 +422,7 @@ def refused(check: Callable[[Graph, Any], object], graph: Graph, subject: Plan |
     return False
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_damage_is_refused(family: str) -> None:
     made = 0
@@ -446,6 +447,7 @@ def test_every_damage_is_refused(family: str) -> None:
     assert made >= 250
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("damage", [*RULES, *CLAIMS], ids=lambda damage: damage.__name__)
 def test_every_kind_of_damage_is_exercised(damage: Rule | Claim) -> None:
     """A mutator that never finds anything to damage would prove nothing."""

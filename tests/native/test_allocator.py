@@ -225,6 +225,7 @@ def run(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.slow
 def test_tensors_from_before_the_installation_die_in_peace() -> None:
     run(
         "import torch\n"
@@ -240,6 +241,7 @@ def test_tensors_from_before_the_installation_die_in_peace() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_no_limit_and_no_replay() -> None:
     run(
         "import os, torch\n"

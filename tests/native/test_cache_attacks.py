@@ -15,6 +15,7 @@ def test_no_attack_on_the_cache_reaches_a_file_of_its_user(users: OtherUsers) ->
     assert answer["found"]["num_trials"] >= 200
 
 
+@pytest.mark.slow
 def test_attacks_on_a_cache_without_checks_are_noticed(users: OtherUsers) -> None:
     (top := users.folder / "sabotage").mkdir()
     answer = users.run(RUN.format(top=str(top), sabotage=True), user=0)

@@ -231,6 +231,7 @@ def check(row: Row, users: OtherUsers, script: str) -> None:
             assert row.enforced or "checked, not enforced" in said[0]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_container_enforces_or_says_how_it_could(users: OtherUsers, name: str) -> None:
     check(ROWS[name], users, TOUCH)

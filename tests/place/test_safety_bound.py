@@ -66,6 +66,7 @@ def first(births: Births, count: int) -> Births:
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_native_and_python_bounds_agree_on_longer_graphs(seed: int) -> None:
     births = reuse_relation(graph_of(larger(seed))).births

@@ -40,6 +40,7 @@ def budgets(case: Case) -> range:
     return range(least(case), heaviest_clique(case, case.waits) + 1)
 
 
+@pytest.mark.slow
 def test_no_smaller_number_of_waits_is_enough_on_small_graphs() -> None:
     tried = several = 0
     for seed in range(450):

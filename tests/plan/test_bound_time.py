@@ -72,6 +72,7 @@ def check(seed: int, *, free_order: bool) -> bool:
     return bound.extra_ns > 0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("block", range(10))
 def test_the_bound_never_exceeds_the_optimum(block: int) -> None:
     told = [check(seed, free_order=False) for seed in range(20 * block, 20 * block + 20)]

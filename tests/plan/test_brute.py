@@ -6,6 +6,7 @@ from tests.oracles import best_time, evaluate, every_set, random_graph
 from tests.plan.brute import Brute
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_brute_force_agrees_with_listing_every_set(seed: int) -> None:
     graph = random_graph(seed, num_ops=5)

@@ -64,6 +64,7 @@ def test_a_damaged_file_costs_a_warning_and_a_search(folder: Path) -> None:
     assert solve(GRAPH, budget=budget, cache=KeptPlans(0)) == first
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("field", ["outside", "persistent", "witness", "steps"])
 def test_figures_on_disk_are_judged_before_anything_relies_on_them(folder: Path, field: str) -> None:
     budget, least = a_tight_budget(), smallest(GRAPH)

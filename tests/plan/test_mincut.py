@@ -115,6 +115,7 @@ def test_both_flows_give_equal_cuts() -> None:
             assert out == [total, -total, *[0] * 10]
 
 
+@pytest.mark.slow
 def test_random_ops_run_again_only_as_their_replay_and_never_without_one() -> None:
     drawn = 0
     for seed in range(24):

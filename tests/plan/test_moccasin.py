@@ -49,6 +49,7 @@ def check(worker: Worker, seed: int) -> None:
             assert ns == best == graph.base_ns + answer.ns_bound
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_it_finds_the_least_time_with_at_most_c_runs(worker: Worker, seed: int) -> None:
     check(worker, seed)
@@ -83,6 +84,7 @@ def test_what_does_not_fit_is_not_polished(worker: Worker) -> None:
     assert polished(worker, build(graph), start, 1) == tuple(sorted(start))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("planner", [moccasin, polish])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_judge_accepts_the_schedule(planner: Any, seed: int) -> None:

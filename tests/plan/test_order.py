@@ -104,6 +104,7 @@ def test_ops_with_effects_keep_their_order() -> None:
     assert precedences(graph) == ((), (), (0,), (2,))
 
 
+@pytest.mark.few(8)
 @needs_compiler
 @pytest.mark.parametrize("seed", range(25))
 def test_the_smallest_peak_is_found(seed: int) -> None:
@@ -131,6 +132,7 @@ def test_bytes_are_exact_after_many_moves(seed: int) -> None:
     assert now[1] <= over
 
 
+@pytest.mark.few(3)
 @needs_compiler
 @pytest.mark.parametrize("seed", range(8))
 def test_joint_plans_equal_brute_force(seed: int) -> None:
@@ -153,6 +155,7 @@ def test_joint_plans_equal_brute_force(seed: int) -> None:
             assert live > capacity or len(pairs) > 3 or ns >= min(times)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_free_order_is_never_slower_and_passes_the_judge(

@@ -33,6 +33,7 @@ def drawn(graph: Graph, seed: int) -> tuple[list[tuple[int, int]], list[Page]]:
     return pairs, [page for page in places if rng.random() < 0.15]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("engines", [0, 1, 2])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_set_is_valid_and_forecast_exactly(family: str, engines: int) -> None:

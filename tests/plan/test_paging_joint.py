@@ -30,6 +30,7 @@ def fits(plan: Plan, graph: Graph, budget: int, to: Machine) -> bool:
     return plan.forecast.total <= budget and held <= to.tiers[1].bytes
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rate", [1e6, 1e9, 1e12])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_both_together_are_never_slower_than_either_alone(family: str, rate: float) -> None:

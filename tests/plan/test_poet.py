@@ -95,6 +95,7 @@ def asked(graph: Graph, seed: int) -> Limits:
     return Limits((between(graph, rng.choice((0.2, 0.5, 0.8))),), seconds)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("joules", [True, False], ids=["joules", "seconds"])
 def test_program_and_search_find_the_best_of_all_sets(joules: bool) -> None:
     solved = 0

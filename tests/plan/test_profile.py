@@ -38,6 +38,7 @@ def test_profile_equals_naive_evaluation(seed: int, native: bool) -> None:
         assert solver.pairs() == tuple(sorted(pairs))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
 def test_profile_knows_what_is_written_over(native: bool) -> None:
     fewer = 0
@@ -78,6 +79,7 @@ def test_schedules_pass_the_judge_and_match_the_timeline(seed: int) -> None:
         assert pairs_of(graph, schedule) == tuple(sorted(pairs))
 
 
+@pytest.mark.few(12)
 @needs_compiler
 @pytest.mark.parametrize("seed", SEEDS)
 def test_greedy_is_the_same_in_both_languages(seed: int) -> None:

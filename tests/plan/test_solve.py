@@ -64,6 +64,7 @@ def test_the_smallest_plan_recomputes_from_far_back() -> None:
     assert solve(graph, budget=least.budget).forecast.total == least.budget
 
 
+@pytest.mark.few(6)
 @needs_compiler
 @pytest.mark.parametrize("seed", range(25))
 def test_annealing_equals_brute_force(seed: int) -> None:
@@ -84,6 +85,7 @@ def test_annealing_equals_brute_force(seed: int) -> None:
             assert ns == best or len(pairs) > most
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
 @pytest.mark.parametrize("planner", ["given", "greedy", "anneal"])
 def test_no_planner_beats_brute_force(planner: str, native: bool) -> None:
@@ -262,6 +264,7 @@ def test_replay_runs_instead_of_the_random_op() -> None:
     assert problems(graph, plan) == []
 
 
+@pytest.mark.slow
 def test_python_search_serves_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("TIGHTROPE_CACHE", str(tmp_path))

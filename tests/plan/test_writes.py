@@ -21,6 +21,7 @@ def points(graph: Graph) -> list[tuple[Bytes, Nanoseconds]]:
     return sorted(found)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_takes_less_than_a_bound(seed: int) -> None:
     graph = oracles.writing_graph(seed, num_ops=8, parts=seed % 4 == 0)
@@ -33,6 +34,7 @@ def test_no_plan_takes_less_than_a_bound(seed: int) -> None:
         assert time_bound(graph, budget=budget).extra_ns <= fastest - graph.base_ns
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_plans_are_judged_with_their_certificates(seed: int) -> None:
     graph = oracles.writing_graph(seed, num_ops=12, parts=seed % 4 == 0)

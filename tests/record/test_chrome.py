@@ -62,6 +62,7 @@ def test_events_are_found_behind_other_keys(tmp_path: Path) -> None:
     assert run("trace", file).code == 0
 
 
+@pytest.mark.slow
 def test_long_values_before_the_events_are_not_held() -> None:
     text = json.dumps({"long": "y" * 30_000_000, "list": ["z" * 50] * 200_000, "traceEvents": ROWS}).encode()
     stream = io.BytesIO(text)

@@ -29,6 +29,7 @@ def check(family: str, seed: int) -> dict[str, Score]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nets_are_told_with_the_model_and_doubted_without_it(family: str) -> None:
     check(family, 3)
@@ -41,6 +42,7 @@ def test_many_nets_are_told_with_the_model_and_doubted_without_it(family: str) -
         check(family, seed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "seed", "least"),
     [

@@ -33,6 +33,7 @@ def test_nothing_is_proved_of_fused_plans() -> None:
     assert price_of(Trace("forecast", (), summary=plan), 20) == Price(0, 40, 80)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("seed", range(24))
 def test_the_interval_always_holds_the_price_of_the_fastest_plan(seed: int) -> None:
     graph = training_graph(seed, depth=3) if seed % 2 else plain_graph(seed, num_ops=7)

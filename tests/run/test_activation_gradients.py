@@ -112,6 +112,7 @@ USES = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("use", USES)
 def test_every_gradient_is_that_of_eager(use: Use) -> None:
     for dropout, view in ((0.0, False), (0.3, False)):
@@ -121,6 +122,7 @@ def test_every_gradient_is_that_of_eager(use: Use) -> None:
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("prepare", [by_backend, bucketed])
 @pytest.mark.parametrize("use", [retain, hook, grad_cam])
 def test_the_other_doors_give_them_too(use: Use, prepare: Callable[[Net], Any]) -> None:
@@ -159,6 +161,7 @@ def test_a_loss_beside_logits_is_planned_as_one() -> None:
     assert len(report.planned) == 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("use", USES)
 def test_comparing_with_eager_sees_such_gradients_and_is_no_use_of_them(use: Use) -> None:
     nets = list[Net]()

@@ -177,6 +177,7 @@ def test_they_come_one_after_another_in_no_bytes_of_their_own() -> None:
     assert heaps == sorted(heaps, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_hook_that_fails_costs_one_step() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         plain(model, see)

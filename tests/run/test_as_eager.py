@@ -215,6 +215,7 @@ def _clean() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_of_eager(case: str) -> None:
     build, inputs = CASES[case]
@@ -224,6 +225,7 @@ def test_bits_are_those_of_eager(case: str) -> None:
     assert tightrope.report(model).level == "L1"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CAST_AROUND)
 def test_bits_are_those_of_eager_inside_autocast(case: str) -> None:
     build, inputs = CASES[case]
@@ -232,6 +234,7 @@ def test_bits_are_those_of_eager_inside_autocast(case: str) -> None:
     assert shown(model, inputs, autocast) == wanted
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"attention, evaluation"}))
 def test_the_unplanned_graph_needs_no_more_than_eager(case: str) -> None:
     build, inputs = CASES[case]

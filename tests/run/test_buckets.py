@@ -280,6 +280,7 @@ def test_a_model_in_pieces_says_that_shapes_have_no_effect() -> None:
     assert "sequence of graphs" in report.why
 
 
+@pytest.mark.slow
 def test_plans_of_buckets_are_kept_for_the_next_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

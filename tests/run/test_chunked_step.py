@@ -117,6 +117,7 @@ def test_an_ample_budget_leaves_the_loss_whole(eagerly: tuple[list[float], list[
     assert all(torch.equal(*pair) for pair in zip(parameters, eagerly[1], strict=True))
 
 
+@pytest.mark.slow
 def test_no_more_chunks_than_it_takes() -> None:
     ample = smallest(chunk=4)
     train = stepping(ample + 2**16)
@@ -178,6 +179,7 @@ def weighted(**options: Any) -> TrainingStep:
     return step(loss, model=net, optimizer=sgd(net), progress=False, **options)
 
 
+@pytest.mark.slow
 def test_a_loss_that_cannot_be_split_is_named_with_what_keeps_it_whole() -> None:
     why = r"aten.nll_loss_forward.default \(test_chunked_step.py:\d+\) reads aten._log_softmax"
     with pytest.raises(TightropeError, match=f"chunk=4: the loss cannot be split.*{why}"):
@@ -198,6 +200,7 @@ def test_where_little_is_missing_finer_chunks_are_tried() -> None:
     assert train.report().num_chunks == 16  # 8 have 32 rows each
 
 
+@pytest.mark.slow
 def test_bits_of_eager_leave_the_loss_whole() -> None:
     with pytest.raises(TightropeError, match="bit for bit"):
         stepping("1GiB", chunk=4, verify="eager")
@@ -206,6 +209,7 @@ def test_bits_of_eager_leave_the_loss_whole() -> None:
         train(*batch())
 
 
+@pytest.mark.slow
 def test_a_step_in_chunks_is_saved_and_runs_again(tmp_path: Path) -> None:
     train = stepping(smallest(chunk=4) + 2**18, chunk=4)
     train(*batch())

@@ -104,6 +104,7 @@ def assert_clipped_alike(one: tuple[Run, list[Any]], two: tuple[Run, list[Any]])
         assert left is None or (torch.equal(left, right) and left.dtype == right.dtype)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "clip"),
     [

@@ -92,6 +92,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_clipping_and_an_optimizer_whose_state_appears_after_the_first_step(name: str) -> None:
     def loop(model: nn.Module, see: Seen) -> None:

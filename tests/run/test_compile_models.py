@@ -66,6 +66,7 @@ _QUICK = ("dropout", "rand_like", "bernoulli", "normal noise in place", "rrelu")
 """One of each way to draw; the others are run by `make test-all`."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in RANDOM]
 )
@@ -94,6 +95,7 @@ class Convolutional(nn.Module):
         return out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dropout", [nn.Identity, nn.Dropout2d])
 def test_batch_norm_with_dropout_of_channels(dropout: type[nn.Module]) -> None:
     images = torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(2))
@@ -126,6 +128,7 @@ class Attention(nn.Module):
         return x
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_attention(dropout: float) -> None:
     x = torch.randn(4, 64, 32, generator=torch.Generator().manual_seed(2))
@@ -255,11 +258,13 @@ def test_only_some_outputs_take_part_in_the_loss() -> None:
     same(Several, loop, (x,), extra=1 << 20, twin=captured)
 
 
+@pytest.mark.slow
 def test_double_precision() -> None:
     x = DATA[0][0].double()
     same(lambda: Blocks(dropout=0.0).double(), train(x), (x,), share=0.1)
 
 
+@pytest.mark.slow
 def test_bfloat16_weights() -> None:
     x = DATA[0][0].bfloat16()
     same(lambda: Blocks(dropout=0.0).bfloat16(), train(x), (x,), share=0.3)

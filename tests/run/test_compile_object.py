@@ -200,6 +200,7 @@ def test_hooks_run_and_may_come_and_go() -> None:
     same(Blocks, hooked, DATA[0][:1], share=1.0)
 
 
+@pytest.mark.slow
 def test_hooks_on_gradients_run() -> None:
     def hooked(model: nn.Module, see: Seen) -> None:
         norms: list[float] = []
@@ -358,6 +359,7 @@ def test_importing_tightrope_imports_no_compiler() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kept", [pytest.param("", marks=pytest.mark.slow), "import builtins; builtins.kept = model\n"]
 )

@@ -63,6 +63,7 @@ def test_two_forwards_under_a_budget_that_makes_the_second_plan_smaller() -> Non
     assert tightrope.report(model).num_recomputed > 0
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_kept_can_be_run_backward_twice() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         for x, y in DATA[:3]:
@@ -89,6 +90,7 @@ def test_a_second_backward_without_a_kept_graph_is_refused() -> None:
         loss.backward()
 
 
+@pytest.mark.slow
 def test_a_forward_whose_backward_never_comes() -> None:
     def loop(model: nn.Module, see: Seen) -> None:
         for number, (x, y) in enumerate(DATA[:6]):
@@ -102,6 +104,7 @@ def test_a_forward_whose_backward_never_comes() -> None:
     same(Blocks, loop, DATA[0][:1], extra=room_for_two())
 
 
+@pytest.mark.slow
 def test_dropped_outputs_give_everything_back() -> None:
     model = compiled(share=0.2)
     x, y = DATA[0]

@@ -91,6 +91,7 @@ class Pair:
             assert self.native.cost_around(number) == self.slow.cost_around(stored)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("chosen", [ONE_END, DTR, DTE, LRU, SIZE], ids=lambda chosen: chosen.name)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_native_arena_decides_as_the_slow_one(chosen: Policy, seed: int) -> None:

@@ -96,6 +96,7 @@ class Valued(LogReplay):
         assert not held
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_every_op_reads_the_values_that_it_read_first(policy: Policy) -> None:
     finished = again = 0
@@ -234,6 +235,7 @@ def test_steps_that_differ_are_run_as_by_coop() -> None:
     assert [d.victims for d in planned.decisions] == [d.victims for d in coop.decisions]
 
 
+@pytest.mark.slow
 def test_what_is_planned_reads_the_values_of_the_first_run() -> None:
     followed = 0
     for seed in range(16):

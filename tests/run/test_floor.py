@@ -169,6 +169,7 @@ _QUICK = {
 """Every optimizer, order and net; the other pairs are run by `make test-all`."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "drops", "build"),
     [
@@ -182,6 +183,7 @@ def test_one_number_is_named_and_it_works(build: Callable[[], nn.Module], drops:
     assert named(build, LOSSES["cross entropy"], OPTIMIZERS[name], found, drops) is None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("share", ["30%", "60%"])
 def test_a_refused_share_names_a_number_that_works(share: str) -> None:
     found = named(Wide, LOSSES["cross entropy"], ADAMW, share, "after")
@@ -354,6 +356,7 @@ def build():
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "make"), [("adamw", ADAMW), ("momentum", OPTIMIZERS["plain momentum"])])
 def test_estimate_names_what_a_refusal_names_and_it_works(name: str, make: Make, tmp_path: Path) -> None:
     file = tmp_path / "net.py"

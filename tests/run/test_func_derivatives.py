@@ -78,6 +78,7 @@ def bits(model: Any, weight: Tensor) -> list[Any]:
     return found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("use", USES)
 def test_a_derivative_of_its_own_is_kept(use: str) -> None:
     plain, model = Uses(use), Uses(use)

@@ -100,6 +100,7 @@ def fused() -> Iterator[nn.Module]:
     accounts().release(compiled_of(model))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("budget", ["64MiB", "90%"])
 def test_values_are_those_of_eager_within_the_tolerance(budget: str) -> None:
     wanted = train(net())
@@ -528,6 +529,7 @@ def test_a_whole_step_runs_fused() -> None:
     assert max(float((one - two).abs().max()) for one, two in zip(found, wanted, strict=True)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ops_as_captured")
 def test_a_fused_plan_that_is_slower_in_real_steps_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     real = tightrope.fuse.build.compiled

@@ -89,6 +89,7 @@ def eager_takes(model: nn.Module, inputs: Inputs) -> Bytes:
     return native.stats().live_peak - before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("percent", [100, 75, 60])
 def test_experts_in_loops_train_below_what_eager_holds(percent: int) -> None:
     torch.manual_seed(0)

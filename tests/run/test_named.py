@@ -111,6 +111,7 @@ def refused(build: type[nn.Module], make: Make = ADAMW, more: int = 64 << 10) ->
     return named, str(error.value)
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:tightrope. level")
 @pytest.mark.parametrize("build", [Recurrent, Complex, Growing])
 @pytest.mark.parametrize("more", [64 << 10, 1 << 20])
@@ -158,6 +159,7 @@ def test_a_rehearsal_changes_nothing() -> None:
     assert torch.equal(random, torch.get_rng_state())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_lbfgs_is_foreseen_with_its_history(search: str | None) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
@@ -213,6 +215,7 @@ def test_the_state_of_sparse_adam_is_known_before_it_is_made() -> None:
     assert found.state == native.stats().live - before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("forwards", [2, 5])
 def test_forwards_before_one_backward_need_two_numbers_at_most(forwards: int) -> None:
     budget, tries = accounts().charged() + (64 << 10), -1

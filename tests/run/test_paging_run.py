@@ -98,6 +98,7 @@ def num_pages(model: nn.Module) -> int:
     return sum(isinstance(step, PageIn) for step in plan_of(model).schedule.steps)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("build", [deep, dropping])
 def test_a_step_that_pages_has_the_bits_of_eager_within_its_budget(
     build: Callable[[], nn.Module], tmp_path: Path

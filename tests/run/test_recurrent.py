@@ -59,6 +59,7 @@ UNPLANNED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_recurrent_layers_are_planned_bit_for_bit(case: str) -> None:
     if case == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -92,6 +93,7 @@ def test_without_gradients_the_kernel_is_that_of_eager(grad_mode: bool) -> None:
         assert torch.equal(model(batch), twin(batch))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", UNPLANNED)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_others_run_at_level_0(case: str) -> None:

@@ -102,6 +102,7 @@ def as_eager(kind: type[WritesFirst], way: str, *calls: Callable[[], Pair]) -> n
     return model
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", [WritesFirst, WritesSecond])
 @pytest.mark.parametrize(
     "calls",

@@ -75,6 +75,7 @@ _QUICK = ("sgd", "momentum", "amsgrad", "adamw", "two_groups")
 """One of each kind of state; the others are run by `make test-all`."""
 
 
+@pytest.mark.few(2)
 @enforced
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in OPTIMIZERS]
@@ -93,6 +94,7 @@ def test_updates_have_the_bits_of_the_eager_optimizer_in_the_smallest_budget(nam
     assert got.step.report().num_recomputed > 0
 
 
+@pytest.mark.slow
 @enforced
 @pytest.mark.parametrize(
     ("net", "make"),

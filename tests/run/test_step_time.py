@@ -86,6 +86,7 @@ def test_a_recording_does_not_change_what_was_observed(monkeypatch: pytest.Monke
     assert train(model, 1).time.observed_ns == 2 * TICK
 
 
+@pytest.mark.slow
 def test_another_budget_is_expected_at_the_pace_that_was_seen_and_nothing_else_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

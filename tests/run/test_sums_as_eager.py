@@ -82,6 +82,7 @@ def as_eager(
     return tightrope.report(model)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verify", ["first", "eager"])
 def test_a_sum_goes_on_across_a_graph_break(verify: str) -> None:
     report = as_eager(Blocks, lambda model: model(X), verify=verify)
@@ -179,6 +180,7 @@ def test_layouts_that_change_from_step_to_step() -> None:
     as_eager(lambda: nn.Linear(24, 8), loss_of)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("less", [0, 64 * 1024, 128 * 1024])
 def test_a_budget_that_is_named_works_whatever_the_layout(less: int) -> None:
     """So does one with less of what is left free for the loss, in which no other backward is planned."""

@@ -148,6 +148,7 @@ def test_a_scalar_beside_what_a_loop_trains_on_is_no_loss_alone() -> None:
     assert causes(model) == ["first plan"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("between", [nn.Tanh, nn.Dropout, lambda: nn.BatchNorm1d(64), nn.RReLU])
 @pytest.mark.parametrize("loss", [True, False])
 def test_an_output_that_is_read_from_the_third_step_on(between: Callable[[], nn.Module], loss: bool) -> None:
@@ -159,6 +160,7 @@ def test_an_output_that_is_read_from_the_third_step_on(between: Callable[[], nn.
     as_eager(lambda: TwoHeads(between=between, loss=loss), loop_over(read))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("between", [nn.Tanh, nn.Dropout])
 def test_outputs_that_are_read_in_turn(between: Callable[[], nn.Module]) -> None:
     def read(out: Any, step: int) -> Tensor:
@@ -169,6 +171,7 @@ def test_outputs_that_are_read_in_turn(between: Callable[[], nn.Module]) -> None
     assert len(causes(model)) <= 6, "in the end no step needs a new plan"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loss", [True, False])
 def test_backwards_from_one_output_and_then_another(loss: bool) -> None:
     def loop(model: Any, see: Seen) -> None:
@@ -261,6 +264,7 @@ def test_a_model_behind_another_that_gets_no_gradient() -> None:
     assert play(model, adversarial) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks at inputs that are no leaves
 def test_an_output_that_only_another_model_without_gradients_reads() -> None:
     class Apart(nn.Module):

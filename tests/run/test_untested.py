@@ -124,6 +124,7 @@ def _falls_back(adapter: str) -> None:
         tightrope.step(lambda x: eager(x).sum(), budget="64MiB", model=eager, progress=False)
 
 
+@pytest.mark.few(28)
 @pytest.mark.parametrize(("adapter", "path"), NAMES, ids=[path for _, path in NAMES])
 def test_without_a_name_doctor_says_which_adapter_and_compile_runs_without_a_capture(
     adapter: str, path: str, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +140,7 @@ def test_without_a_name_doctor_says_which_adapter_and_compile_runs_without_a_cap
                 tightrope.capture(_net(), torch.ones(4, 8))
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("adapter", _probes.PROBES)
 def test_an_adapter_that_does_something_else_is_named_and_compile_runs_without_a_capture(
     adapter: str, monkeypatch: pytest.MonkeyPatch, afresh: None

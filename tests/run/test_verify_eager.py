@@ -88,6 +88,7 @@ def test_comparing_leaves_nothing_behind() -> None:
     assert all(torch.equal(one, two) for one, two in zip(wanted, found, strict=True))
 
 
+@pytest.mark.slow
 def test_the_budget_holds_for_the_plan_and_not_for_the_comparison() -> None:
     model = Blocks()
     budget = budget_for(model, DATA[0][:1], share=0.0)
@@ -243,6 +244,7 @@ def stepping(model: nn.Module, name: str, verify: str | None) -> Any:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_step_is_compared_and_left_as_it_was(name: str) -> None:
     def play(verify: str | None) -> tuple[list[Tensor], str]:
@@ -325,6 +327,7 @@ def test_every_call_of_a_step_with_eight_is_compared_in_its_turn() -> None:
     assert sorted(number % 8 for number in chosen) == list(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", ["eager", pytest.param("always", marks=pytest.mark.slow)])
 def test_two_hundred_right_steps_are_left_as_they_are(verify: str) -> None:
     def play(model: nn.Module) -> list[Tensor]:
@@ -361,6 +364,7 @@ def test_a_step_that_becomes_wrong_later_is_told(
     assert "result 0 differs from that of an eager step" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", ["eager", pytest.param("always", marks=pytest.mark.slow)])
 def test_two_hundred_right_steps_of_a_whole_step_are_left_as_they_are(verify: str) -> None:
     def play(verify: str | None) -> tuple[list[Tensor], str]:

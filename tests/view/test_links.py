@@ -46,6 +46,7 @@ def test_a_link_shows_the_same_tab_row_and_stretch(shown: Opened, file: Path) ->
     other.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fragment",
     [

@@ -72,6 +72,7 @@ def test_a_layer_norm_by_a_table_is_within_a_unit() -> None:
     assert np.abs(evaluate(kernel, rows) - wanted).max() < 1
 
 
+@pytest.mark.few(1)
 @needs_cc
 @pytest.mark.parametrize(
     ("core", "floats"), [("cortex-m4f", False), ("x86-64-v3", False), ("x86-64-v3", True)]

@@ -153,6 +153,7 @@ def test_maps_of_the_caller_are_read_and_updated_as_in_pytorch(
     assert {"first.weight", "third.weight", "fc.bias"} <= set(known)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["place", "place first", "relu"])
 def test_signs_never_need_more(kind: str, board: Machine) -> None:
     torch.manual_seed(3)

@@ -376,6 +376,7 @@ class Causal(nn.Module):
         return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_is_refused_with_a_reason_and_nothing_is_written(
     net: FloatNet, whole: IntegerNet, board: Machine, tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_machine_without_a_slower_tier_is_refused(steps: dict[str, MicroStep])
         compile_step(steps["pooled"], machine, ram=60_000)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_ours_is_left_alone(
     steps: dict[str, MicroStep], board: Machine, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def of_some(make: Callable[[], Made], names: tuple[str, ...]) -> Callable[[], Ma
     return made
 
 
+@pytest.mark.few(1)
 @needs_cc
 @pytest.mark.parametrize("make", [NETS["dense"], with_adamw(NETS["dense"], eps=1e-3)], ids=["sgd", "adamw"])
 def test_kept_parameters_are_as_in_pytorch_and_others_stay(

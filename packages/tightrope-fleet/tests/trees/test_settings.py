@@ -91,6 +91,7 @@ def test_encrypted_columns_give_the_forest_of_plain_ones(change: dict[str, Any])
     assert plain.hash == train_over_columns(columns, params, protection="paillier")[0].hash
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("change", SETTINGS, ids=str)
 def test_the_judge_accepts_the_forest_and_its_bytes(change: dict[str, Any], seed: int) -> None:

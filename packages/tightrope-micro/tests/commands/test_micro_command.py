@@ -145,6 +145,7 @@ def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     assert (done.code, "is not a manifest" in done.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_counts_that_differ_from_the_promise_are_told(train: Path, tmp_path: Path) -> None:
     if c_compiler() is None:
         pytest.skip("no C compiler (cc, gcc or clang) is installed")

@@ -75,6 +75,7 @@ def changes(op: Op) -> Iterator[Op]:
         yield replace(op, target="micro.gelu")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("adamw", [False, True])
 def test_every_change_to_a_cut_step_is_found(adamw: bool) -> None:
     whole, cut, held = pair(adamw=adamw)

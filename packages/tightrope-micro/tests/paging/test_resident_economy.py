@@ -127,6 +127,7 @@ def test_some_ops_run_again_and_none_where_that_is_switched_off() -> None:
     assert num_again > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["seconds", "joules"])
 def test_a_limit_that_a_refusal_names_works(name: str) -> None:
     graph = graph_of(3, 16)

@@ -33,6 +33,7 @@ def test_the_gestures_are_told_apart_within_seconds() -> None:
     assert found.pipeline.widths == (33, 20, 10, 4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "limits", [SensorLimits(ram=1000), SensorLimits(rom=4000), SensorLimits(instructions=40_000)]
 )

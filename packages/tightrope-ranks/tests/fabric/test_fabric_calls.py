@@ -19,6 +19,7 @@ from tightrope_ranks.fabric.arena import SharedArena, SharedArenas
 _ = fabric_functions
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("size", [0, 1, 3, 500, 513, 5000, 300_000])
 def test_tensors_go_and_come_back(fabric: SharedFabric, size: int) -> None:
     one = torch.randn(size)
@@ -156,6 +157,7 @@ def shared_bytes(fabric: SharedFabric) -> list[int]:
     return [fabric.node.peers[1].own.live, theirs]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drop", [False, True])
 def test_caller_and_function_write_into_what_each_alone_has(drop: bool) -> None:
     with SharedFabric(2, modules=["fabric_functions"]) as fabric:

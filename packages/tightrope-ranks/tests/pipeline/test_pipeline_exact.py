@@ -47,6 +47,7 @@ def brute(work: StageWork, budget: int, split: bool) -> int:
     return best
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("owners", "micro", "split"),
     [(looped(2, 1), 2, False), (looped(2, 1), 2, True), (folded(2), 1, False), (looped(1, 2), 2, False)],
