@@ -151,3 +151,32 @@ def test_a_refusal_in_a_backward_pass_leaves_no_bytes_to_the_next_model() -> Non
     small = tightrope.compile(nn.Linear(4, 4), budget="64MiB", progress=False)
     gc.collect()
     assert accounts().charged() - held <= sum(one.nbytes for one in small.parameters()) + 64
+
+
+class Dropping(nn.Module):
+    """A model of which step 1 skips layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        self.most = 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[: self.most]:
+            x = torch.tanh(layer(x)) if x.sum().item() < 1e9 else x
+        return x
+
+
+def test_a_percentage_rises_with_the_largest_step(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Dropping()
+    tightrope.compile(model, budget="100%")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for most in (3, 3, 5, 5, 8, 8):
+        model.most = most
+        model(torch.randn(2048, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(tightrope.report(model).unplanned)
+    assert found[1] < found[3] < found[5]
+    assert "budget 100% rose from" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -38,6 +38,8 @@ from tightrope.run.status import StatusLine, build_native
 from tightrope.run.unit import Settings
 
 _Call: TypeAlias = Callable[..., Any]
+_MORE: Final = 1.02
+"""A step that needs no more than so many times what was needed before leaves a percentage as it is."""
 
 
 class CompiledModel:
@@ -79,6 +81,7 @@ class CompiledModel:
         self.replay: Replay | None = None
         self.evicted: EvictedSteps | None = None
         self.measured: MeasuredSteps | None = None
+        self._share: Callable[[int], int] | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
         build_native(status)
@@ -146,11 +149,7 @@ class CompiledModel:
         """Hold the process to the budget, as far as it is known; where more is held, once a plan fits."""
         before, now = self.accounts.budget_of(self), self.calls.budget
         if 0 < before < now:
-            whole = format_bytes(self.calls.prospects.whole)
-            self.status.say(
-                f"budget {self.calls.prospects.asked} rose from {format_bytes(before)} to "
-                f"{format_bytes(now)}: the unplanned step needs {whole} now"
-            )
+            self._say_rose(before, now)
         if now:
             self._lifted = not self.accounts.hold_if_possible(self, now, 0, name=self.name)
 
@@ -238,10 +237,31 @@ class CompiledModel:
         assert self.measured is not None
         share, whole = self.settings.budget, self.measured.whole()
         assert not isinstance(share, int)
+        self._share = share
         self.settings, self.measured = replace(self.settings, budget=share(whole), fallback="evict"), None
         prospects = self.calls.prospects
         prospects.budget, prospects.whole = share(whole), whole
         self.drop(model, self.broken)
+
+    def rise(self) -> None:
+        """Raise a budget in percent where a step at level E held more than those before."""
+        before, evicted, prospects = self.settings.budget, self.evicted, self.calls.prospects
+        if self._share is None or evicted is None or evicted.unplanned <= prospects.whole * _MORE:
+            return
+        assert isinstance(before, int)
+        prospects.whole = evicted.unplanned
+        prospects.budget = evicted.budget = self._share(prospects.whole)
+        evicted.given = prospects.asked, prospects.whole
+        self.settings = replace(self.settings, budget=prospects.budget)
+        self._say_rose(before, prospects.budget)
+        self.accounts.hold(self, prospects.budget, name=self.name)
+
+    def _say_rose(self, before: int, now: int) -> None:
+        whole = format_bytes(self.calls.prospects.whole)
+        self.status.say(
+            f"budget {self.calls.prospects.asked} rose from {format_bytes(before)} to "
+            f"{format_bytes(now)}: the unplanned step needs {whole} now"
+        )
 
     def drop(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
         """Fall back to level E where more than the budget may be needed, else to level 0, and say why."""
@@ -266,7 +286,9 @@ class CompiledModel:
             given = prospects.asked, prospects.whole
             module = alive(model)
             own = [*module.parameters(), *module.buffers()]
-            self.evicted = EvictedSteps(budget, own, self.accounts, self.hidden, given)
+            self.evicted = EvictedSteps(
+                budget, own, self.accounts, self.hidden, given, weakly(weakref.ref(self), CompiledModel.rise)
+            )
             self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
         else:
             self.replay = replay(budget=budget)

@@ -51,6 +51,8 @@ class EvictedSteps:
     Attributes:
         budget: of the process.
         given: the percentage that the user gave, and what it is of; nothing where bytes were given.
+        unplanned: the budget at which every step so far could have kept all of its tensors.
+        seen: called at the end of a block.
         persistent: bytes held beside the arena when the last block began.
         arena: bytes of its arena.
         num_blocks: that were opened.
@@ -64,15 +66,17 @@ class EvictedSteps:
         accounts: Accounts,
         hidden: HiddenBytes,
         given: tuple[str, Bytes] = ("", 0),
+        seen: Callable[[], None] = lambda: None,
     ) -> None:
         self.budget, self._accounts, self._kernels, self.given = budget, accounts, hidden, given
         self.persistent = self.arena = self.num_blocks = 0
+        self._seen = seen
         self.last: Eviction | None = None
         self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
         self._block: Eviction | None = None
         self._foreign = [weakref.ref(one) for one in parameters if is_foreign(one)]
         self._thread = threading.current_thread()
-        self._depth = self._other_inputs = self._most_held = 0
+        self._depth = self._other_inputs = self.unplanned = 0
         self._warned = self._has_failed = False
         self._awaited = Awaited()
         if end_if_done not in before_opening:
@@ -128,8 +132,9 @@ class EvictedSteps:
         self._depth = 0
         _SERVING.discard(self)
         self._kernels.watched()
-        self._most_held = max(self._most_held, block.most_held)
+        self.unplanned = max(self.unplanned, self.budget - self.arena + block.most_held)
         block.__exit__(None if error is None else type(error), error, None)
+        self._seen()
 
     def leave(self) -> None:
         """End the block when its model goes: nobody is left to be told what did not fit."""
@@ -200,7 +205,7 @@ class EvictedSteps:
         if enough > self.budget and not self._may_end:
             return f"Try {said(enough)}: by the shapes it is enough, and less may be.", enough
         assert self.last is not None
-        named = self.budget + max(self.last.budget_for(asked), self._most_held) - self.arena
+        named = max(self.budget - self.arena + self.last.budget_for(asked), self.unplanned)
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
         return f"Try {said(named)} next: {why}.", named
 
