@@ -57,6 +57,16 @@ class Detached(WithLogits):
         return logits.detach(), loss, hidden.detach()
 
 
+class DropPath(WithLogits):
+    """Skips the trunk for some rows, as stochastic depth does: of what is drawn a mask is kept."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        kept = torch.rand(len(x), 1).add_(0.8).floor_()
+        hidden = self.trunk(x) * kept
+        logits = self.head(hidden)
+        return logits, cross_entropy(logits, y), hidden
+
+
 def loop_over(read: Read, *, steps: int = 5) -> Callable[[Any, Seen], None]:
     def loop(model: Any, see: Seen) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -96,6 +106,18 @@ def test_the_first_plan_has_no_gradients_of_what_a_loss_is_computed_from() -> No
     assert len(graph.ops) == len(tightrope.capture(built(Detached), X, Y).ops)
     assert tightrope.report(model).unread == ("float32[64x500]", "float32[64x48]")
     assert "nothing runs backward from them: float32[64x500], float32[64x48]" in str(tightrope.report(model))
+
+
+def test_what_is_drawn_and_gone_asks_for_no_other_plan() -> None:
+    model = as_eager(DropPath, loop_over(lambda out, _: out[1]))
+    assert causes(model) == ["first plan"]
+
+
+def test_logits_behind_what_is_drawn_may_be_read_later() -> None:
+    as_eager(
+        DropPath, loop_over(lambda out, step: out[1] + (step > 2) * out[0].square().mean() + out[2].mean())
+    )
+    as_eager(DropPath, loop_over(lambda out, step: out[0].square().mean() if step % 2 else out[1]))
 
 
 def test_the_second_plan_has_none_of_any_other_output() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import torch
 import torch.fx
@@ -32,6 +32,7 @@ from tightrope.capture.assumptions import (
 from tightrope.capture.build import build_program
 from tightrope.capture.casts import remembers_casts, share_casts
 from tightrope.capture.checkpoints import changed_in_checkpoints
+from tightrope.capture.ends import Choose, Ends, everything, foreseen
 from tightrope.capture.frugal import hold_less
 from tightrope.capture.inner import Activations, cut
 from tightrope.capture.layouts import channels_last, gradients_as_inputs
@@ -87,9 +88,9 @@ def make_backend(
         def capture(given: list[Any]) -> tuple[CapturedCall, Any]:
             call = CapturedCall(module, name, told, shared=not (foresee or alone))
             try:
-                return call, call.compiled(host, list(given), _foreseen if foresee else _everything)
+                return call, call.compiled(host, list(given), foreseen if foresee else everything)
             except _LosesResults:
-                return call, call.compiled(host, list(given), _everything)
+                return call, call.compiled(host, list(given), everything)
 
         first, run = capture(example)
         told += first.told
@@ -108,49 +109,6 @@ _REPLACED: Final = (
 
 class _LosesResults(TightropeError):
     """What is gone after the forward could not be made again if other outputs are read after all."""
-
-
-_Choose: TypeAlias = Callable[[Mapping[int, torch.Tensor]], frozenset[int]]
-"""Chooses the outputs from which a backward starts, by number."""
-
-
-def _everything(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
-    return frozenset(outputs)
-
-
-def _foreseen(outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
-    """All outputs but those from which scalar ones, losses, are computed: logits, hidden states, a cache."""
-    waiting = [output.grad_fn for output in outputs.values() if output.ndim == 0]
-    inside: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in inside:
-            inside.add(node)
-            waiting += [before for before, _ in node.next_functions]
-
-    def is_inside(node: Any) -> bool:  # itself, or a view of what is
-        return node in inside or inside.issuperset(before for before, _ in node.next_functions)
-
-    return frozenset(k for k, output in outputs.items() if output.ndim == 0 or not is_inside(output.grad_fn))
-
-
-class _Ends:
-    """Chooses the outputs from which a backward starts, and remembers which.
-
-    Args:
-        choose: see there.
-        layouts: of gradients that are laid out otherwise than their outputs.
-    """
-
-    def __init__(self, choose: _Choose, layouts: _torch.Layouts = ()) -> None:
-        self._choose, self.layouts = choose, layouts
-        self.every: frozenset[int] = frozenset()
-        self.read: frozenset[int] = frozenset()
-
-    def __call__(self, outputs: Mapping[int, torch.Tensor]) -> frozenset[int]:
-        self.every = frozenset(outputs)
-        self.read = self._choose(outputs)
-        return self.read
 
 
 class CapturedCall:
@@ -174,14 +132,14 @@ class CapturedCall:
         self.written: frozenset[int] = frozenset()
         self.shares = False
 
-    def compiled(self, host: Host, example: list[Any], choose: _Choose) -> Any:
+    def compiled(self, host: Host, example: list[Any], choose: Choose) -> Any:
         """Trace it and hand it to a host; return what runs it.
 
         Raises:
             _LosesResults: not all outputs are chosen, and that is not safe.
         """
         runners: list[Runner] = []
-        real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), _Ends(choose)
+        real, in_grad_mode, ends = list(example), torch.is_grad_enabled(), Ends(choose)
         self.environment, self.uses = environment(real), Uses(real, shared=self.shared)
 
         def partition(
@@ -193,7 +151,7 @@ class CapturedCall:
             program = self._resizable(joint, traced, lambda one: self._program(one, num_fwd_outputs, ends))
             if program.resizable is not None and program.terms:
                 raise CaptureError("an input that the caller computed is used more than once.")
-            if len(program.start.read) < len(program.ends) and loses_results(program.graph):
+            if not program.covers and loses_results(program.graph):
                 raise _LosesResults("not all outputs are read")
             groups[:] = groups_of(program, real) if traced is real else ()
             same = traced is real and not program.changed
@@ -250,7 +208,7 @@ class CapturedCall:
         return self._caller(run, activations, part, groups, under_way)
 
     def _compiled_part(
-        self, host: Host, choose: _Choose, module: torch.fx.GraphModule, example: list[Any]
+        self, host: Host, choose: Choose, module: torch.fx.GraphModule, example: list[Any]
     ) -> Any:
         one = CapturedCall(module, self.name, self.told, shared=self.shared)
         return one.compiled(host, example, choose)
@@ -283,7 +241,7 @@ class CapturedCall:
 
         return call
 
-    def _trace(self, compiled: Callable[..., Any], example: list[Any], ends: _Ends) -> Any:
+    def _trace(self, compiled: Callable[..., Any], example: list[Any], ends: Ends) -> Any:
         """Trace the call with a backend.
 
         Raises:
@@ -370,7 +328,7 @@ class CapturedCall:
         def unused(*_: Any) -> Any:
             return boxed(never)
 
-        ends = _Ends(lambda _: start.read, start.layouts)
+        ends = Ends(lambda _: start.read, start.layouts)
         compiled = _torch.aot_backend(partition, unused, unused, unused)
         with self._casts() as states:
             for state in (torch.enable_grad(), tracing_joint_graphs(), eager_kernels()):
@@ -387,7 +345,7 @@ class CapturedCall:
             states.enter_context(casting)
         return states
 
-    def _program(self, joint: torch.fx.GraphModule, num_forward_outputs: int, ends: _Ends) -> Program:
+    def _program(self, joint: torch.fx.GraphModule, num_forward_outputs: int, ends: Ends) -> Program:
         say_dtypes(joint.graph)
         dropouts_as_eager(joint.graph)
         norms_without_waste(joint.graph)
@@ -414,6 +372,7 @@ class CapturedCall:
             ends={number: label(tensor) for number, tensor in _tangents(joint, ends.every).items()},
             strides=_strides(joint, ends.every),
             start=Arrived(ends.read, ends.layouts),
+            covers=ends.covers,
             terms=self.uses.split or (),
             traced_from=self.traced_from,
             channels_last=self.channels_last,

@@ -58,6 +58,7 @@ class Program:
         ends: number -> dtype and shape of an output, for the gradients that a backward may start from.
         strides: number -> how such a gradient has to be laid out.
         start: the gradients from which this one starts.
+        covers: whether all other outputs lie on the way to those.
         terms: (input, number) for gradients that are returned term by term: all but the first of each stand
             behind the gradients of all inputs.
         traced_from: traces the same call with a backward that starts from others.
@@ -79,6 +80,7 @@ class Program:
     ends: Mapping[int, str] = field(default_factory=dict)
     strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     start: Arrived = Arrived(frozenset())
+    covers: bool = False
     terms: tuple[tuple[int, int], ...] = ()
     traced_from: "Callable[[Arrived], Program] | None" = None
     channels_last: "Callable[[Sequence[Any], Arrived], Program | None] | None" = None

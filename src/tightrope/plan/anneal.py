@@ -84,7 +84,9 @@ def _from_layers(graph: Graph, solver: Solver, limit: Bytes, options: Options) -
     scaled = share(solver.state(limit).peak, small.state(limit).peak, limit, short)
     pairs = copy_pairs(
         short,
-        anneal_pairs(small, model, scaled, replace(options, start=(), restarts=min(options.restarts, 2))),
+        anneal_pairs(
+            small, model, scaled, replace(options, start=(), restarts=min(options.restarts, 2), enough_ns=0)
+        ),
     )
     effort = options.effort * len(short.graph.ops) / len(graph.ops)
     return replace(options, start=pairs, restarts=1, fresh=False, effort=effort)
@@ -126,7 +128,7 @@ class _PairSearch:
     @property
     def done(self) -> bool:
         """Whether nothing can be gained, or the time is up."""
-        return self.options.watch.over or (self.best is not None and self.cost == 0)
+        return self.options.watch.over or (self.best is not None and self.cost <= self.options.enough_ns)
 
     def consider(self, pairs: tuple[Pair, ...]) -> None:
         """Keep a set that fits and is faster than the best."""

@@ -84,8 +84,9 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether nothing can be gained: the plan is as fast as running every op once, or time is up."""
-        least = self.graph.base_ns + (self.bound.extra_ns if self.bound is not None else 0)
+        """Whether nothing is to be gained: the plan is as fast as can be, or fast enough, or time is up."""
+        extra = self.bound.extra_ns if self.bound is not None else 0
+        least = self.graph.base_ns + max(extra, self.options.enough_ns)
         return self.watch.over or (self.best is not None and self.best.forecast.ns <= least)
 
     def prove(self) -> None:

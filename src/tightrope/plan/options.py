@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Nanoseconds, Schedule
 from tightrope.plan.model import Pair
@@ -65,6 +65,10 @@ class Watch:
         self.progress(Progress(self._told, self.best_ns, self.best_total, self.budget, message))
 
 
+ENOUGH: Final = 0.005
+"""What a plan for a loop may recompute for, as a share of all ops' time: to find less costs seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Knobs of a planner.
@@ -78,6 +82,7 @@ class Options:
         bound: whether to prove a bound on the time; ``quick`` = with one linear program, no search.
         layers: solve repeated layers once and copy what was found.
         fresh: anneal from nothing too, not only improve the start.
+        enough_ns: a plan that recomputes for no longer ends the search.
         native: use the C++ search; without it, or without a compiler, the greedy runs in Python and
             nothing is annealed.
         watch: clock and listener.
@@ -91,6 +96,7 @@ class Options:
     bound: bool | Literal["quick"] = "quick"
     layers: bool = True
     fresh: bool = True
+    enough_ns: Nanoseconds = 0
     native: bool = True
     watch: Watch = field(default_factory=Watch)
 

@@ -53,6 +53,7 @@ def solve(
     placed: bool = True,
     bound: bool | None = None,
     start: Plan | None = None,
+    enough: float = 0.0,
 ) -> Plan:
     """Plan a step so that everything it holds at once takes at most ``budget`` bytes.
 
@@ -75,6 +76,7 @@ def solve(
             literature does.
         bound: prove a bound on the time; None = only as far as it costs next to nothing.
         start: a plan of a graph with the same ops for other sizes, to begin from.
+        enough: a plan that recomputes for at most this share of the time of all ops ends the search.
 
     Returns:
         The fastest plan found.
@@ -100,7 +102,8 @@ def solve(
     if least is not None and budget < least.forecast.total and planner == "auto":
         raise _infeasible(graph, budget, least, order)
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
-    options = Options(seed=seed, watch=watch, order=order, bound=_effort(graph, bound))
+    near = int(enough * graph.base_ns)
+    options = Options(seed=seed, watch=watch, order=order, bound=_effort(graph, bound), enough_ns=near)
     job = Job(graph, budget, machine, options, placed=placed)
     if cache is not None and (plan := cache.best(graph, budget=budget, placed=placed)) is not None:
         job.consider(plan)

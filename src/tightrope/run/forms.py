@@ -73,10 +73,14 @@ class Forms:
         given = self._given(pending)
         now, following = self._of(first, came, given), self._of(first, replace(came, read=ever), given)
         every = frozenset(self._program(first).ends)
-        if ever < every and loses_results(self._units.captured[following].graph):
+        if ever < every and self._loses(following):
             following = self._of(first, replace(came, read=every), given)
         self._next[key], self._now[key], self._learned[key] = following, now, (came, ever)
         return now, following
+
+    def _loses(self, number: int) -> bool:
+        """Tell whether a backward from other outputs may want what the forward leaves no way to make."""
+        return not self._program(number).covers and loses_results(self._units.captured[number].graph)
 
     def _of(self, first: int, start: Arrived, given: Sequence[Any]) -> int:
         one = self._program(first)

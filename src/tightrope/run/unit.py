@@ -18,6 +18,7 @@ from tightrope.fuse.choose import Chosen, compile_stretches, fused
 from tightrope.fuse.rounds import fused_rounds
 from tightrope.lower.join import Turn
 from tightrope.plan import SMALLEST, KeptPlans, Progress, smallest, solve
+from tightrope.plan.options import ENOUGH
 from tightrope.plan.resize import resized, same_ops
 from tightrope.price.store import PriceStore
 from tightrope.run.accounts import Accounts
@@ -449,6 +450,7 @@ class Unit:
         alone = functools.partial(
             solve, graph, budget=budget, planner=self.settings.planner, seconds=self.settings.seconds,
             seed=self.settings.seed, progress=report, cache=self._cache, start=self._start(),
+            enough=ENOUGH if self.settings.seconds is None else 0.0,
         )  # fmt: skip
         pages = self.settings.pages
         return alone() if pages is None else pages.solve(graph, budget, alone, progress=report)
