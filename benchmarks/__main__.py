@@ -80,6 +80,7 @@ _QUESTIONS = {
     "sequence": _of_plugin("sequence", "ranks"),
     "ranks": _of_plugin("ranks", "ranks"),
     "recorder": _of_plugin("recorder", "trace"),
+    "verify": _of_plugin("fleet", "verify", "integrity"),
     "cuda": cuda,
 }
 

@@ -15,7 +15,6 @@ import typer
 from tightrope.cli import (
     curve,
     estimating,
-    integrity,
     place,
     report,
     saved,
@@ -281,7 +280,6 @@ def doctor(json: Json = False) -> None:
 
 
 curve.register(app)
-integrity.register(app)
 place.register(app)
 report.register(app)
 saved.register(app)

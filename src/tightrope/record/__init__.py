@@ -3,7 +3,7 @@
 What runs a model is imported when it is first used: it needs torch.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from tightrope.core.lazy import lazily
 from tightrope.record.answers import Answers, explain, module_times
@@ -13,21 +13,16 @@ from tightrope.record.forecast import forecast
 if TYPE_CHECKING:
     from tightrope.record.planned import Recording, record_run
 
-_MOVED: Final = frozenset(
-    ("DryRun", "EagerRecording", "TraceDiff", "annotate", "diff", "dry_run", "parse_profile", "read_profile",
-     "record_eager", "to_chrome", "to_snapshot", "tree_of")
-)  # fmt: skip
-_found = lazily(__name__, {"Recording": "planned", "record_run": "planned"})
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MOVED:
-        raise AttributeError(
-            f"tightrope.record.{name} is of tightrope-trace now: pip install 'tightrope[trace]', and take it "
-            "from tightrope_trace."
+__getattr__ = lazily(
+    __name__,
+    {"Recording": "planned", "record_run": "planned"},
+    moved={
+        "trace": (
+            "DryRun", "EagerRecording", "TraceDiff", "annotate", "diff", "dry_run", "parse_profile",
+            "read_profile", "record_eager", "to_chrome", "to_snapshot", "tree_of",
         )
-    return _found(name)
-
+    },
+)  # fmt: skip
 
 __all__ = [
     "Answers",

@@ -13,7 +13,7 @@ from tightrope.cli.capturing import is_on_meta, provenance_of_program
 from tightrope.cli.sound import Sound
 from tightrope.cli.target import Built
 from tightrope.core import Graph, Plan, TightropeError, Trace
-from tightrope.integrity.provenance import check_provenance_of
+from tightrope.integrity.provenance import demand_code_of
 from tightrope.record import Recording, record_run
 from tightrope.run.compile import compile as planned
 from tightrope.run.report import report
@@ -110,7 +110,7 @@ def demand_same_code(built: Built, sound: Sound) -> None:
     """
     program, _ = capture_program(built.model, built.args, built.kwargs)
     captured = provenance_of_program(program)
-    check_provenance_of(sound.plan, captured=captured).demand()
+    demand_code_of(sound.plan, captured=captured)
 
 
 def repeated(traces: Sequence[Trace]) -> Trace:

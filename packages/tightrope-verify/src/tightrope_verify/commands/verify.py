@@ -12,7 +12,7 @@ from tightrope.cli.sound import check_outputs
 from tightrope.core import Bytes, Plan, TightropeError, format_bytes
 
 if TYPE_CHECKING:
-    from tightrope.integrity import Environment, Inspection, Lock
+    from tightrope_verify import Environment, Inspection, Lock
 
 _LOCK = """\b
 Examples:
@@ -67,7 +67,7 @@ def lock(
     Nothing is written where something is wrong. Exit code 0: written; 3: something is wrong; 2: error.
     """
     check_outputs([output])
-    from tightrope.integrity import make_lock, read_lock, write_lock
+    from tightrope_verify import make_lock, read_lock, write_lock
 
     before = read_lock(update) if update is not None else None
     environment = _environment(site, unrecorded=unrecorded)
@@ -113,7 +113,7 @@ def verify(
 
     Exit code 0: everything is as it should be; 3: something is not, or cannot be checked; 2: error.
     """
-    from tightrope.integrity import read_lock, verify_environment
+    from tightrope_verify import read_lock, verify_environment
 
     known = read_lock(lock) if lock is not None else None
     if target is not None and plan is None:
@@ -142,13 +142,13 @@ def verify(
 
 
 def _environment(site: Path | None, *, unrecorded: bool) -> "Environment":
-    from tightrope.integrity import environment_at, running_environment
+    from tightrope_verify import environment_at, running_environment
 
     return running_environment() if site is None else environment_at(site, unrecorded=unrecorded)
 
 
 def _plan_verdict(path: Path, target: str | None, machine: str | None, lock: "Lock | None") -> "Inspection":
-    from tightrope.integrity import check_provenance_of
+    from tightrope_verify import check_provenance_of
 
     plan = Plan.load(path)
     folders = [Path.cwd(), path.resolve().parent]
@@ -169,7 +169,7 @@ def _plan_verdict(path: Path, target: str | None, machine: str | None, lock: "Lo
 def _loaded_verdict(names: list[str], lock: "Lock | None") -> "Inspection":
     from importlib import import_module
 
-    from tightrope.integrity import verify_loaded
+    from tightrope_verify import verify_loaded
 
     sys.path.insert(0, str(Path.cwd()))
     for name in names:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tightrope.core import TightropeError
-from tightrope.integrity import environment_at, make_lock, verify_environment
+from tightrope_verify import environment_at, make_lock, verify_environment
 
 
 def _row(path: str, data: bytes) -> str:

@@ -19,9 +19,9 @@ from fnmatch import fnmatch
 from typing import Final, TypeAlias
 
 from tightrope.core import Bytes, TightropeError
-from tightrope.integrity.codes import Bytecode, is_ours, level_of, without_collections
 from tightrope.integrity.environment import Distribution, Environment, RecordLine
 from tightrope.integrity.findings import Finding, FindingKind, encode
+from tightrope_verify.codes import Bytecode, is_ours, level_of, without_collections
 
 Progress: TypeAlias = Callable[[int, Bytes], None]
 """Called now and then with the number of files and bytes read."""

@@ -14,8 +14,8 @@ from typing import Final
 from tightrope.core import TightropeError
 from tightrope.integrity.environment import Environment, running_environment
 from tightrope.integrity.findings import Finding, FindingKind, Inspection
-from tightrope.integrity.lock import Lock, LockedDistribution, LockedFile
-from tightrope.integrity.scan import Progress, Scan, SeenFile, scan
+from tightrope_verify.lock import Lock, LockedDistribution, LockedFile
+from tightrope_verify.scan import Progress, Scan, SeenFile, scan
 
 _AT_START: Final = ("sitecustomize.py", "usercustomize.py")
 

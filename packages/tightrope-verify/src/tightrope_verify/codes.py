@@ -24,26 +24,12 @@ from typing import Final
 
 from tightrope.core import Bytes
 from tightrope.integrity.findings import digest_of
+from tightrope.integrity.provenance import code_digest
 
 _HEAD: Final = 16
 _CHECKED: Final = 2
 """Flag of a ``.pyc`` that is compared with the hash of its source before it is loaded."""
 _UNCHECKED: Final = 1
-
-
-def code_digest(code: CodeType) -> str:
-    """Hash what a code object does: byte code, constants, names; neither its file nor its lines.
-
-    >>> one, other = (compile("x = 1", name, "exec") for name in ("a.py", "b.py"))
-    >>> code_digest(one) == code_digest(other)
-    True
-    """
-    return digest_of(marshal.dumps(_bare(code), 2))
-
-
-def _bare(code: CodeType) -> CodeType:
-    constants = tuple(_bare(one) if isinstance(one, CodeType) else one for one in code.co_consts)
-    return code.replace(co_filename="", co_linetable=b"", co_firstlineno=1, co_consts=constants)
 
 
 @lru_cache(maxsize=64)
