@@ -26,7 +26,7 @@ from tightrope.integrity.environment import Environment, running_environment
 from tightrope.integrity.findings import Finding, FindingKind, Inspection, digest_of, digest_of_file
 
 CHECKS: Final = "tightrope.checks"
-"""The group of entry points of checks. Those called ``provenance`` take the arguments of `compared`."""
+"""The group of entry points of checks. Those called ``provenance`` are given what `demand_code_of` is."""
 OTHER_FILE: Final = "is not the file of the plan"
 
 
