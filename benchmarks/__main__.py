@@ -16,7 +16,6 @@ from benchmarks import (
     pace,
     page,
     placement_safety,
-    recorder,
     shapes,
     steady,
 )
@@ -57,7 +56,6 @@ _QUESTIONS = {
     "planners": planners.run,
     "placement": placement.run,
     "placement_safety": placement_safety.run,
-    "recorder": recorder.run,
     "executable": executable.run,
     "witness": witness.run,
     "floor": floor,
@@ -81,6 +79,8 @@ _QUESTIONS = {
     "fleet": _of_plugin("fleet", "fleet"),
     "sequence": _of_plugin("sequence", "ranks"),
     "ranks": _of_plugin("ranks", "ranks"),
+    "recorder": _of_plugin("recorder", "trace"),
+    "verify": _of_plugin("fleet", "verify", "integrity"),
     "cuda": cuda,
 }
 

@@ -11,6 +11,7 @@ import pytest
 
 import tightrope
 from tests.packages import CORE, package_of, plugins, project
+from tightrope import record
 from tightrope.cli.plugins import GROUP, KNOWN
 
 HIDE = """
@@ -110,6 +111,8 @@ def test_a_name_that_became_a_plug_in_says_what_to_install() -> None:
     with pytest.raises(AttributeError, match=r"pip install 'tightrope\[ranks\]' and import tightrope_ranks"):
         _ = tightrope.parallel
     assert "parallel" not in dir(tightrope)
+    with pytest.raises(AttributeError, match=r"pip install 'tightrope\[trace\]', and take it from"):
+        _ = record.record_eager
 
 
 def test_an_unknown_command_is_told_as_ever() -> None:

@@ -115,10 +115,11 @@ def _make(folder: Path) -> None:
     graph = tightrope.capture(torch.nn.Linear(8, 8), x)
     (folder / "step.graph.json").write_bytes(dump_graph(graph))
     tightrope.plan(graph, budget="100%").save(folder / "step.plan.json")
-    calls = [
-        ["trace", "step.plan.json", "-o", "run.trace", "--json"],
-        ["lock", "--site", "site", "-o", "env.lock.json", "--json"],
-    ]
+    calls: list[list[str]] = []
+    if find_spec("tightrope_verify"):
+        calls.append(["lock", "--site", "site", "-o", "env.lock.json", "--json"])
+    if find_spec("tightrope_trace"):
+        calls.append(["trace", "step.plan.json", "-o", "run.trace", "--json"])
     if find_spec("tightrope_micro"):
         _make_recordings(folder / "recordings")
         calls += [

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -33,13 +33,15 @@ import torch
 from rich.console import Console
 
 import tightrope
+from benchmarks.fleet.asked import print_asked
 from benchmarks.fleet.toy import FILE_CLASSES, NET, Toy, digest
 from benchmarks.micro.rows import Row
 from benchmarks.zoo import build
 from tightrope.capture import Program, capture_program, measured
 from tightrope.cli.capturing import provenance_of_program
 from tightrope.core import Plan
-from tightrope.integrity import (
+from tightrope.native.hook.allocator import allocator
+from tightrope_verify import (
     Inspection,
     Lock,
     check_provenance_of,
@@ -50,7 +52,6 @@ from tightrope.integrity import (
     verify_environment,
     write_lock,
 )
-from tightrope.native.hook.allocator import allocator
 
 CLASSES = "ABCDEFG"
 _NAMED: Final = dict.fromkeys("ACF", "toynet/net.py (owner: toynet 1.0)") | {
@@ -195,6 +196,11 @@ def rows(console: Console) -> dict[str, Callable[[], list[Row]]]:
         "I3": lambda: with_toys(_i3),
         "I4": lambda: with_toys(_i4),
     }
+
+
+def run(arguments: Sequence[str], console: Console) -> int:
+    """Print the rows that were asked for."""
+    return print_asked("verify", (rows,), arguments, console)
 
 
 def _i1(console: Console, made: Prepared, folder: Path) -> list[Row]:

@@ -4,7 +4,3 @@ Truths are independent of what they judge: the bits of an eager run for captured
 autograd node for eager ones, annotated profiles whose annotations are removed for the annotator, and
 the allocator's own counters for bytes. Times are CPU times of one thread.
 """
-
-from benchmarks.recorder.main import run
-
-__all__ = ["run"]

@@ -16,7 +16,7 @@ from benchmarks.recorder.nets import Net, net
 from benchmarks.recorder.row import Row
 from benchmarks.recorder.witness import Nodes, State, hooked
 from benchmarks.zoo import Scale
-from tightrope.record import record_eager, tree_of
+from tightrope_trace import record_eager, tree_of
 
 Way = Callable[[], AbstractContextManager[object]]
 _MIN_ROUNDS, _MAX_ROUNDS, _COST_SECONDS = 5, 20, 30.0

@@ -12,11 +12,11 @@ from benchmarks.recorder.row import Row
 from benchmarks.recorder.witness import hooked
 from benchmarks.zoo import Scale
 from tightrope.core import EventPhase, Module, Trace
-from tightrope.record import annotate, parse_profile, tree_of
-from tightrope.record.reverse import by_sequence
-from tightrope.record.rows import inherit
-from tightrope.record.slices import STANDARD, Slice, without_annotations
-from tightrope.record.stages import ENGINE, stages
+from tightrope_trace import annotate, parse_profile, tree_of
+from tightrope_trace.reverse import by_sequence
+from tightrope_trace.rows import inherit
+from tightrope_trace.slices import STANDARD, Slice, without_annotations
+from tightrope_trace.stages import ENGINE, stages
 
 NOT_COUNTED = frozenset({"empty", "zeros", "zero_", "view", "transpose", "as_strided"})
 """Names that the count metric of Hotline leaves out."""

@@ -19,8 +19,8 @@ from benchmarks.recorder.row import Figure, Row
 from benchmarks.zoo import Scale
 from tightrope.core import Doubt, EventPhase, Module, Trace
 from tightrope.core.trace import SURE_MATCH
-from tightrope.record import DryRun, annotate, dry_run, parse_profile, record_eager
-from tightrope.record.slices import Slice, nested
+from tightrope_trace import DryRun, annotate, dry_run, parse_profile, record_eager
+from tightrope_trace.slices import Slice, nested
 
 FIRST_UNSEEN: Final = 2000
 """Seeds from here on were not looked at while anything was chosen."""

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from random import Random
 from typing import Final
 
@@ -40,6 +41,22 @@ class Option:
 
 _MACHINE: Final = Option("", "machine file")
 _SECONDS: Final = Option("0.2", "number", must=False)
+_OF_TRACE: Final[Mapping[str, Mapping[str, Option]]] = {
+    "trace": {
+        "": Option("@trace", "trace file"), "--graph": Option("", "graph file"),
+        "--model": Option("", "target"), "--machine": _MACHINE, "--save": Option("", "budget"),
+        "--against": Option("@trace", "trace file"), "--top": Option("", "number", must=False),
+        "-o": Option("", "output"), "--perfetto": Option("", "output"), "--snapshot": Option("", "output"),
+    },
+    "record": {
+        "": Option("@script:build", "target"), "-o": Option(">out.trace", "output"),
+        "--budget": Option("", "budget"), "--plan": Option("", "plan file"),
+        "--graph": Option("", "graph file"), "--save-plan": Option("", "output"),
+        "--save-graph": Option("", "output"),
+    },
+}  # fmt: skip
+"""Commands of a plug-in, which may not be installed."""
+
 COMMANDS: Final[Mapping[str, Mapping[str, Option]]] = {
     "estimate": {
         "": Option("@script:build", "target"), "--machine": _MACHINE, "--budget": Option("", "budget"),
@@ -74,22 +91,11 @@ COMMANDS: Final[Mapping[str, Mapping[str, Option]]] = {
         "": Option("@step", "step file"), "--steps": Option("1", "number", must=False),
         "--budget": Option("", "budget"),
     },
-    "trace": {
-        "": Option("@trace", "trace file"), "--graph": Option("", "graph file"),
-        "--model": Option("", "target"), "--machine": _MACHINE, "--save": Option("", "budget"),
-        "--against": Option("@trace", "trace file"), "--top": Option("", "number", must=False),
-        "-o": Option("", "output"), "--perfetto": Option("", "output"), "--snapshot": Option("", "output"),
-    },
-    "record": {
-        "": Option("@script:build", "target"), "-o": Option(">out.trace", "output"),
-        "--budget": Option("", "budget"), "--plan": Option("", "plan file"),
-        "--graph": Option("", "graph file"), "--save-plan": Option("", "output"),
-        "--save-graph": Option("", "output"),
-    },
     "demo": {
         "--net": Option("none", "text"), "--budget": Option("70%", "budget"),
         "--steps": Option("1", "number"),
     },
+    **(_OF_TRACE if find_spec("tightrope_trace") else {}),
 }  # fmt: skip
 """By name; the empty option is the argument by position."""
 

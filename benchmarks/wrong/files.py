@@ -9,9 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import msgspec
 import torch
 
 import tightrope
+from tightrope.core import Trace
 
 SCRIPT: Final = """
 import torch
@@ -96,8 +98,8 @@ class World:
 
 def make_world(folder: Path) -> World:
     """Write the good files."""
-    from tightrope.cli import main
     from tightrope.core.codec import dump_graph
+    from tightrope.record import forecast, save
 
     names = {
         "graph": "step.graph.json", "plan": "step.plan.json", "trace": "run.trace", "step": "linear.step",
@@ -117,14 +119,29 @@ def make_world(folder: Path) -> World:
     for kind, width in (("", 8), ("other ", 24)):
         graph = tightrope.capture(world.net(width), x)
         Path(world[f"{kind}graph"]).write_bytes(dump_graph(graph))
-        tightrope.plan(graph, budget="100%").save(world[f"{kind}plan"])
-    try:
-        main(["trace", world["plan"], "-o", world["trace"], "--perfetto", world["profile"], "--json"])
-    except SystemExit as leaving:
-        if leaving.code:
-            raise
+        plan = tightrope.plan(graph, budget="100%")
+        plan.save(world[f"{kind}plan"])
+        if not kind:
+            trace = forecast(graph, plan)
+            save(trace, world["trace"])
+            Path(world["profile"]).write_bytes(_profile_of(trace))
     Path(world["zipped"]).write_bytes(gzip.compress(Path(world["trace"]).read_bytes()))
     return world
+
+
+def _profile_of(trace: Trace) -> bytes:
+    """Write the ops of a trace as a profiler does."""
+    rows = [
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": event.name,
+            "ts": event.start / 1000,
+            "dur": event.duration / 1000,
+        }
+        for event in trace.events
+    ]
+    return msgspec.json.encode({"traceEvents": rows})
 
 
 def odd_path(rng: Random, world: World) -> tuple[str, str, bool]:

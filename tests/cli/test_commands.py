@@ -121,8 +121,6 @@ def test_wrong_batches_and_optimizers_are_refused(net: Path, option: str, value:
         ("plan", "NET:build", "--budget", "80%", "-o", "absent/step.plan.json"),
         ("plan", "NET:build", "--budget", "80%", "--save-graph", "absent/step.graph.json"),
         ("report", "PLAN", "-o", "absent/run.html"),
-        ("trace", "PLAN", "--perfetto", "absent/run.json"),
-        ("record", "NET:build", "-o", "absent/run.trace"),
     ],
 )
 def test_a_folder_that_is_missing_is_said_before_any_work(
@@ -144,18 +142,6 @@ def test_a_link_to_itself_is_no_file(files: Files, tmp_path: Path) -> None:
     done = run("report", files[0], "--against", loop, "-o", tmp_path / "x.html")
     assert done.code == 2
     assert f"{str(loop)!r}" in done.err
-
-
-def test_a_name_that_is_too_long_is_said_before_any_work(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("tightrope.cli.target"), "build", None)
-    done = run("record", f"{net}:build", "--budget", "100%", "--save-plan", "a" * 300)
-    assert done.code == 2
-    assert "no file can be called 'aaa" in done.err
-    assert "File name too long. Give another path." in done.err
-    assert len(done.err) < 200
-    done = run("record", f"{net}:build", "--budget", "100%", "--save-plan", "a\0b")
-    assert done.code == 2
-    assert "embedded null" in done.err
 
 
 def test_estimate_leaves_with_3_one_byte_below_what_the_step_needs(net: Path) -> None:
@@ -303,8 +289,7 @@ def test_a_budget_of_the_demo_is_read_before_anything_is_trained(monkeypatch: py
     assert "'0%%'" in found.err
 
 
-def test_only_record_fuses_and_its_help_says_so() -> None:
-    assert "No other command fuses" in " ".join(run("record", "--help").out.split())
+def test_no_command_of_the_core_fuses() -> None:
     assert not [command for command in COMMANDS if "--fuse" in run(command, "--help").out]
 
 

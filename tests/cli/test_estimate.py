@@ -288,13 +288,6 @@ def test_the_command_names_the_largest_length(words: Path) -> None:
     assert run(*command, "1KiB", "--largest", "batch").code == 3
 
 
-def test_no_step_is_recorded_without_values(words: Path, tmp_path: Path) -> None:
-    done = run("record", f"{words}:meta", "-o", tmp_path / "run.trace")
-    assert done.code == 2
-    assert "lie on the meta device, so no step can run" in done.err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,7 +1,6 @@
 """Where a line was called from: kept from the capture to the trace, its file and torch's viewer."""
 
 import inspect
-import pickle
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 import tightrope
 from tightrope.core import Trace
-from tightrope.record import dump, forecast, load, to_snapshot
+from tightrope.record import dump, forecast, load
 
 
 def squared(x: torch.Tensor) -> torch.Tensor:
@@ -46,11 +45,3 @@ def test_one_line_called_from_two_places_has_two_stacks(trace: Trace) -> None:
 def test_stacks_survive_the_file(trace: Trace) -> None:
     assert trace.callers
     assert load(dump(trace)) == trace
-
-
-def test_torchs_viewer_gets_every_frame(trace: Trace) -> None:
-    rows = pickle.loads(to_snapshot(trace))["device_traces"][0]
-    frames = {tuple((frame["filename"], frame["line"]) for frame in row["frames"]) for row in rows}
-    file, line = line_of(squared, "x.square()").split(":")
-    outer = line_of(Twice, "first = ").split(":")
-    assert ((file, int(line)), (outer[0], int(outer[1]))) in frames

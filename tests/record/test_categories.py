@@ -1,4 +1,4 @@
-"""One rule for what a buffer is for: eager, planned and forecast traces agree."""
+"""One rule for what a buffer is for: planned and forecast traces agree."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from torch import nn
 
 import tightrope
 from tightrope.core import Category, EventPhase, Trace
-from tightrope.record import Recording, forecast, record_eager, record_run
+from tightrope.record import Recording, forecast, record_run
 
 
 class Classifier(nn.Module):
@@ -23,28 +23,28 @@ class Classifier(nn.Module):
         return loss
 
 
-Pair = tuple[Trace, Recording]
+def layered() -> Classifier:
+    return Classifier(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)))
+
+
+BATCH = (torch.ones(8, 16), torch.zeros(8, dtype=torch.long))
 
 
 @pytest.fixture(scope="module")
-def traces() -> Pair:
-    """One step, eagerly and planned; as in eager, every result has memory of its own."""
-    return both(overwrite=False)
+def planned() -> Recording:
+    """One step; as in eager, every result has memory of its own."""
+    return by_plan(overwrite=False)
 
 
-def both(*, overwrite: bool) -> Pair:
-    model = Classifier(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)))
-    batch = (torch.ones(8, 16), torch.zeros(8, dtype=torch.long))
-    with record_eager(model) as eager:
-        model(*batch).backward()
-    model.zero_grad(set_to_none=True)
+def by_plan(*, overwrite: bool) -> Recording:
+    model, batch = layered(), BATCH
     tightrope.compile(model, budget="64MiB", verify=None, overwrite=overwrite)
     for _ in range(2):
         model(*batch).backward()
         model.zero_grad(set_to_none=True)
-    with record_run(model) as planned:
+    with record_run(model) as recording:
         model(*batch).backward()
-    return eager.trace, planned
+    return recording
 
 
 def kinds(trace: Trace) -> Counter[tuple[int, Category]]:
@@ -52,35 +52,33 @@ def kinds(trace: Trace) -> Counter[tuple[int, Category]]:
     return Counter((b.bytes, b.category) for b in trace.buffers if b.category is not Category.TEMPORARY)
 
 
-def test_eager_planned_and_forecast_say_the_same(traces: Pair) -> None:
-    eager, planned = traces
+def of_the_loss(trace: Trace) -> set[Category]:
+    """What the gradients that the backward of the loss makes are said to be."""
+    return {
+        buffer.category
+        for buffer in trace.buffers
+        if buffer.creator >= 0
+        and "log_softmax_backward" in trace.events[buffer.creator].name
+        and trace.events[buffer.creator].phase is EventPhase.BACKWARD
+    }
+
+
+def test_planned_and_forecast_say_the_same(planned: Recording) -> None:
     assert kinds(planned.trace) == kinds(forecast(planned.graph, planned.plan))
-    # the gradient of the loss, which the backward starts from, is given to a planned step
-    assert kinds(eager) - kinds(planned.trace) == Counter({(4, Category.GRADIENT): 1})
-    assert kinds(planned.trace) - kinds(eager) == Counter()
 
 
-def test_planned_and_forecast_say_the_same_of_what_is_written_over(traces: Pair) -> None:
-    _, planned = both(overwrite=True)
-    assert kinds(planned.trace) == kinds(forecast(planned.graph, planned.plan))
-    assert len(planned.trace.buffers) < len(traces[1].trace.buffers)
+def test_planned_and_forecast_say_the_same_of_what_is_written_over(planned: Recording) -> None:
+    over = by_plan(overwrite=True)
+    assert kinds(over.trace) == kinds(forecast(over.graph, over.plan))
+    assert len(over.trace.buffers) < len(planned.trace.buffers)
 
 
-def test_gradients_of_activations_are_gradients(traces: Pair) -> None:
-    for trace in (traces[0], traces[1].trace):
-        seen = {
-            buffer.category
-            for buffer in trace.buffers
-            if buffer.creator >= 0
-            and "log_softmax_backward" in trace.events[buffer.creator].name
-            and trace.events[buffer.creator].phase is EventPhase.BACKWARD
-        }
-        assert seen == {Category.GRADIENT}
+def test_gradients_of_activations_are_gradients(planned: Recording) -> None:
+    assert of_the_loss(planned.trace) == {Category.GRADIENT}
 
 
-def test_what_the_model_hands_back_is_output(traces: Pair) -> None:
-    for trace in (traces[0], traces[1].trace):
-        assert [b.bytes for b in trace.buffers if b.category is Category.OUTPUT] == [4]
+def test_what_the_model_hands_back_is_output(planned: Recording) -> None:
+    assert [b.bytes for b in planned.trace.buffers if b.category is Category.OUTPUT] == [4]
 
 
 def test_a_recomputed_activation_stays_one() -> None:

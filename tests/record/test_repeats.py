@@ -7,12 +7,10 @@ import pytest
 import torch
 
 import tightrope
-from tightrope.cli.recording import repeated
 from tightrope.core import Event, PlanFileError, Trace
 from tightrope.core.repeats import CHANCE, beyond_noise, time_changes, times_by
 from tightrope.core.trace import EventPhase
-from tightrope.record import diff, dump, load, record_run
-from tightrope.view.sentences import changes
+from tightrope.record import dump, load, record_run
 
 
 def steps(*times: int) -> Trace:
@@ -52,25 +50,6 @@ def test_noise_is_seldom_called_a_change(count: int) -> None:
     samples = [[draw.randrange(10**9) for _ in range(2 * count)] for _ in range(2000)]
     wrong = sum(beyond_noise(one[:count], one[count:]) is True for one in samples)
     assert 0 < wrong / len(samples) < CHANCE
-
-
-def test_terminal_and_page_say_the_same_of_noise() -> None:
-    before, after = steps(10, 11, 12, 13, 14), steps(12, 13, 14, 15, 16)
-    found = diff(before, after)
-    assert (found.operator_ns, found.beyond_noise, found.steps) == ((12, 14), False, (5, 5))
-    assert "operator time: 12 ns -> 14 ns (within the noise)" in str(found)
-    shown = {row.what: row for row in changes(before, after)}
-    assert (shown["operator time"].before, shown["operator time"].sure) == (12, False)
-    assert shown["step time"].sure is None
-    few = diff(steps(10), steps(20))
-    assert "1 and 1 recorded steps are too few to tell changes of time from noise" in str(few)
-
-
-def test_steps_that_ran_other_ops_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    other = msgspec.structs.replace(steps(3), events=(Event(0, 3, 0, "aten.add"),))
-    found = repeated([steps(5), other, steps(7), steps(6)])
-    assert found.repeats == ((5,), (7,))
-    assert "of 4 recorded steps, 1 ran other ops than the last" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("repeats", [((1, 2),), ((-1,),), (("x",),), ((1,),) * 101])

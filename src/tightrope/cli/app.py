@@ -15,12 +15,10 @@ import typer
 from tightrope.cli import (
     curve,
     estimating,
-    integrity,
     place,
     report,
     saved,
     show,
-    trace,
 )
 from tightrope.cli.output import DOES_NOT_FIT, ERROR, FITS, console, emit_json
 from tightrope.cli.plugins import CommandGroup
@@ -212,8 +210,10 @@ def explain(
         found, answers = Plan.load(plan), None
         text = found.explain(top=top)
     else:
+        from tightrope.cli.explaining import answers_of
+
         sound = read_sound(plan, graph, machine)
-        found, answers = sound.plan, trace.answers_of(sound, save, top)
+        found, answers = sound.plan, answers_of(sound, save, top)
         text = found.explain(sound.graph, top=top)
     if json:
         reasons = sorted(found.reasons, key=lambda reason: (-reason.bytes, reason.storage))
@@ -280,11 +280,9 @@ def doctor(json: Json = False) -> None:
 
 
 curve.register(app)
-integrity.register(app)
 place.register(app)
 report.register(app)
 saved.register(app)
-trace.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -43,12 +43,16 @@ class PluginCommand(NamedTuple):
 KNOWN: Final = {
     "fleet": PluginCommand("fleet", "Forecast federated training on a fleet, and run it."),
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
+    "lock": PluginCommand("verify", "Write down what an environment holds."),
     "micro": PluginCommand("micro", "Training steps as C for microcontrollers."),
     "predict": PluginCommand("fleet", "Answer for the rows of a table by a forest."),
     "ranks": PluginCommand("ranks", "Forecast a training step on many ranks."),
+    "record": PluginCommand("trace", "Run a training step and record it."),
     "select": PluginCommand("fleet", "Choose among candidates by noisy measurements."),
     "streams": PluginCommand("fleet", "Plan streams of frames with deadlines."),
+    "trace": PluginCommand("trace", "Ask and export a plan, a run or a profile."),
     "trees": PluginCommand("fleet", "Train boosted trees over parties that keep their data."),
+    "verify": PluginCommand("verify", "Check that code is what was installed."),
 }
 """Commands of the plug-ins of this project, installed or not."""
 

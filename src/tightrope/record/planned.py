@@ -38,7 +38,7 @@ from tightrope.core import (
 )
 from tightrope.core.trace import EventPhase
 from tightrope.core.trace_check import MAX_REPEATS
-from tightrope.integrity.provenance import check_provenance_of
+from tightrope.integrity.provenance import demand_code_of
 from tightrope.lower import problems
 from tightrope.native.hook.allocator import Allocator, MemoryEvent
 from tightrope.price.kernels import Kernel
@@ -234,7 +234,7 @@ def _given(plan: Plan, graph: Graph | None, here: Graph) -> Graph:
             "only plans with addresses that do not page can run here: plan without --machine."
         )
     if plan.provenance is not None:
-        check_provenance_of(plan).demand()
+        demand_code_of(plan)
     if wrong := problems(graph, plan):
         raise JudgeError(f"the plan does not hold for its graph: {wrong[0]}")
     for planned, op in zip(graph.all_ops(), here.all_ops(), strict=True):

@@ -1,4 +1,4 @@
-// The cheapest path of a sequence of items through slots; see align.py for the moves and their costs.
+// The cheapest path of a sequence of items through slots; see tightrope_trace.align for the moves and their costs.
 #include <algorithm>
 #include <cstdint>
 #include <vector>

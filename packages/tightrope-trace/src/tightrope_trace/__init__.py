@@ -1,0 +1,50 @@
+"""Traces of anybody: profiles that are read and told by modules, eager steps, changes, exports.
+
+What is read and answered follows the schema of `tightrope.core.Trace`; `tightrope.record` forecasts a
+trace from a plan, records the run of one, and has the file that traces are kept in.
+
+    with tightrope_trace.record_eager(model) as recording: ...
+    slices = tightrope_trace.read_profile("profile.json")
+    trace = tightrope_trace.annotate(slices, run=tightrope_trace.dry_run(model, inputs))
+
+What runs a model is imported when it is first used: it needs torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from tightrope.core.lazy import lazily
+from tightrope_trace.changes import TraceDiff, diff
+from tightrope_trace.export import to_chrome, to_snapshot
+from tightrope_trace.slices import parse_profile, read_profile
+
+if TYPE_CHECKING:
+    from tightrope_trace.eager import EagerRecording, record_eager, tree_of
+    from tightrope_trace.foreign import annotate
+    from tightrope_trace.without_values import DryRun, dry_run
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "DryRun": "without_values",
+        "EagerRecording": "eager",
+        "annotate": "foreign",
+        "dry_run": "without_values",
+        "record_eager": "eager",
+        "tree_of": "eager",
+    },
+)
+
+__all__ = [
+    "DryRun",
+    "EagerRecording",
+    "TraceDiff",
+    "annotate",
+    "diff",
+    "dry_run",
+    "parse_profile",
+    "read_profile",
+    "record_eager",
+    "to_chrome",
+    "to_snapshot",
+    "tree_of",
+]

@@ -1,0 +1,1 @@
+"""The commands `lock` and `verify`, which are entry points."""
