@@ -180,3 +180,20 @@ def test_a_percentage_rises_with_the_largest_step(capsys: pytest.CaptureFixture[
         found.append(tightrope.report(model).unplanned)
     assert found[1] < found[3] < found[5]
     assert "budget 100% rose from" in capsys.readouterr().err
+
+
+def test_a_model_whose_every_call_is_another_graph_is_evicted_in_the_end() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    plain = copy.deepcopy(model)
+    tightrope.compile(model, budget="256MiB", fallback="evict", progress=False)
+    for rows in range(1, 21):
+        x = torch.randn(rows, 16)
+        for one in (model, plain):
+            one(x).square().mean().backward()
+    assert tightrope.report(model).level == "E"
+    assert "17 calls were each another graph" in tightrope.report(model).why
+    assert all(
+        torch.equal(one.grad, two.grad)
+        for one, two in zip(model.parameters(), plain.parameters(), strict=True)
+    )

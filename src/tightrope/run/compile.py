@@ -85,7 +85,7 @@ def compile(
     Args:
         model: trained in place; the same object is returned.
         budget: ``"8GiB"``, ``"300 MB"``, bytes, or ``"60%"`` of what the unplanned step needs; where it is
-            not one graph, of what its first step takes, which runs unlimited.
+            not one graph, of what its first two to eight steps take, which run unlimited.
         example: inputs (a tuple of positional or a dict of keyword arguments) to capture and plan
             with now; by default this happens at the first call.
         verify: ``"first"`` checks every plan in its first run, value by value where something is computed

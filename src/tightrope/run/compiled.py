@@ -215,7 +215,7 @@ class CompiledModel:
     def leave_graphs(self, model: "weakref.ref[torch.nn.Module]", reason: str) -> None:
         """Plan no graph of the model from now on, because of ``reason``.
 
-        A budget in percent is of what the first step takes, which runs unlimited; bytes hold at once.
+        A budget in percent is of what the first steps take, which run unlimited; bytes hold at once.
 
         Raises:
             TightropeError: level E is not possible, and nothing else can tell what a percentage is of.
@@ -230,12 +230,12 @@ class CompiledModel:
             return
         gc.collect()  # frames of a failed capture hold what the call made
         self.measured, self.broken = MeasuredSteps(self.accounts), reason
-        self.status.say(f"{share} of what the first training step takes, which runs unlimited. {reason}")
+        self.status.say(f"{share} of what the first training steps take, which run unlimited. {reason}")
 
     def settle(self, model: "weakref.ref[torch.nn.Module]") -> None:
         """Hold the model to its percentage of what the first step took."""
         assert self.measured is not None
-        share, whole = self.settings.budget, self.measured.whole()
+        share, whole = self.settings.budget, max(self.measured.whole(), self.calls.prospects.whole)
         assert not isinstance(share, int)
         self._share = share
         self.settings, self.measured = replace(self.settings, budget=share(whole), fallback="evict"), None

@@ -1,10 +1,11 @@
 """What 100 % stands for where no graph tells it: the bytes of the first training steps, run as they are.
 
 Idea        Calls run plainly and without a limit until an optimizer has made its step. What was charged at
-            most, and what the steps left that was not there at that moment, is what a step needs unplanned.
+            most, and what the step left that was not there at that moment, is what it needs unplanned. That
+            goes on until a step needs no more than those before: layers may be dropped in some.
 Guarantee   A step like those seen fits into that many bytes without recomputation.
-Gaps        Without an optimizer of torch, the first `_MOST` calls are taken for a step. The budget does not
-            hold for these steps, as it is not known before.
+Gaps        Without an optimizer of torch, the first `_MOST` calls are taken for all steps. The budget does
+            not hold for these steps, as it is not known before.
 """
 
 import weakref
@@ -20,6 +21,10 @@ from tightrope.run.awaited import Awaited
 from tightrope.run.room import CAPTURE_SLACK, RESERVE
 
 _MOST: Final = 8
+"""Steps that are measured where each needs more, and calls where no optimizer says what a step is."""
+_SAME: Final = 1.02
+_GAPS: Final = 32
+"""An arena takes up to this part more than what is alive in it, where nothing can be evicted."""
 _OPEN: Final["weakref.WeakSet[MeasuredSteps]"] = weakref.WeakSet()
 
 
@@ -28,7 +33,8 @@ class MeasuredSteps:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts, self._awaited = accounts, Awaited()
-        self._start = self._num_calls = self._depth = 0
+        self._start = self._num_calls = self._depth = self._num_steps = 0
+        self._whole: Bytes = 0
         self._has_updated = False
         if not _HOOKED:
             _HOOKED.append(register_optimizer_step_post_hook(_updated))
@@ -50,22 +56,28 @@ class MeasuredSteps:
         self._awaited.expect(result)
         return result
 
-    @property
     def are_over(self) -> bool:
-        """Whether a training step was seen to its end, or a call that records no gradients."""
-        if self._depth or not self._awaited.all_came:
+        """Tell whether enough was seen: steps to their end, or a call that records no gradients."""
+        if self._depth or not self._num_calls or not self._awaited.all_came:
             return False
-        seen = self._has_updated or self._num_calls >= _MOST
-        return bool(self._num_calls) and (seen or not torch.is_grad_enabled())
+        if not self._has_updated:
+            return self._num_calls >= _MOST or not torch.is_grad_enabled()
+        before, self._num_steps = self._whole, self._num_steps + 1
+        grown = self.whole() > before * _SAME
+        self._num_calls, self._has_updated = 0, False
+        return not grown or self._num_steps == _MOST
 
     def updated(self) -> None:
         """Note the end of an optimizer's step."""
         self._has_updated |= not self._depth and self._awaited.all_came
 
     def whole(self) -> Bytes:
-        """Compute the bytes that such a step takes, the optimizer's state in them from its beginning."""
+        """Compute the bytes of the largest step so far, the optimizer's state in them all along."""
         peak, stays = self._accounts.take_peak(), self._accounts.charged() - self._start
-        return peak + max(stays, 0) + RESERVE + CAPTURE_SLACK
+        need = peak + max(stays, 0)
+        gaps = (peak - self._start) // _GAPS
+        self._whole = max(self._whole, need + gaps + RESERVE + CAPTURE_SLACK)
+        return self._whole
 
 
 _HOOKED: Final[list[Any]] = []

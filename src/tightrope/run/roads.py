@@ -57,7 +57,7 @@ class Roads:
             return plain(*args, **kwargs)
         note_call(compiled)
         if compiled.measured is not None:
-            if not compiled.measured.are_over:
+            if not compiled.measured.are_over():
                 return compiled.measured.run(plain, args, kwargs)
             compiled.settle(self._model)
         if compiled.level == "L1" and (reason := compiled.unable or read_once(args, kwargs)):
@@ -83,13 +83,20 @@ class Roads:
         if not compiled.num_graphs and not compiled.in_pieces:
             self._hooks = compiled.divide(self._model(), self._ways.inside)
         if not compiled.in_pieces:
+            if compiled.num_new > _MAX_NEW and not self._needs_graphs:
+                compiled.rehearse(self._model, args, kwargs)
+                return self._without_graphs(
+                    f"Its last {compiled.num_new} calls were each another graph.", args, kwargs
+                )
             if compiled.many_sizes:
                 result, reason = self._for_many(args, kwargs)
                 if not reason:
                     return result
                 compiled.one_size(reason)
+            known = compiled.num_graphs
             result, reason = attempt(self._ways.whole, args, kwargs, self._trial)
             if not reason:
+                self._count(known)
                 return result
             if not self._wants_pieces:
                 if isinstance(compiled.settings.budget, int):
@@ -106,8 +113,20 @@ class Roads:
             return False
         if compiled.num_graphs or settings.fallback in ("pieces", "replay"):
             return True
+        return self._needs_graphs
+
+    @property
+    def _needs_graphs(self) -> bool:
+        """Whether level E cannot do what is wanted."""
+        compiled, settings = self._compiled, self._compiled.settings
         more = settings.fuse or settings.pages or settings.verify not in _NOTHING_CHECKED
         return bool(more or against_eviction(self._model, compiled.accounts))
+
+    def _count(self, known: int) -> int:
+        """Note how many calls in a row were new graphs; return how many this call was."""
+        new = self._compiled.num_graphs - known
+        self._compiled.num_new = self._compiled.num_new + 1 if new else 0
+        return new
 
     def _for_many(self, args: Any, kwargs: Any) -> tuple[Any, str]:
         """Capture for all sizes, or for these alone as long as enough is known of their bucket."""
@@ -131,8 +150,7 @@ class Roads:
             reason = f"No part of it can be captured: {compiled.broken}"
         if not reason:
             compiled.say_in_pieces()
-            compiled.num_new = compiled.num_new + 1 if (new := compiled.num_graphs - known) else 0
-            if new > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
+            if self._count(known) > _MAX_GRAPHS or compiled.num_new > _MAX_NEW:
                 compiled.rehearse(model, args, kwargs)
                 compiled.drop(model, f"Its calls need ever more graphs, {compiled.num_graphs} so far.")
             return result
