@@ -15,7 +15,6 @@ from benchmarks import (
     overlap,
     pace,
     page,
-    placement_safety,
     recorder,
     shapes,
     steady,
@@ -27,7 +26,6 @@ from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
 from benchmarks.paging import main as paging
-from benchmarks.placement import main as placement
 from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
@@ -39,14 +37,13 @@ def _of_plugin(question: str, extra: str, module: str = "main") -> Callable[[lis
 
     def ask(arguments: list[str], console: Console) -> int:
         try:
-            found = import_module(f"benchmarks.{question}.{module}")
+            return int(import_module(f"benchmarks.{question}.{module}").run(arguments, console))
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != f"tightrope_{extra}":
                 raise
             said = f"{question} needs tightrope-{extra}: pip install 'tightrope[{extra}]'."
             print(f"python -m benchmarks: {said}", file=sys.stderr)
             return 2
-        return int(found.run(arguments, console))
 
     return ask
 
@@ -55,8 +52,8 @@ _QUESTIONS = {
     "page": page.run,
     "spine": spine.run,
     "planners": planners.run,
-    "placement": placement.run,
-    "placement_safety": placement_safety.run,
+    "placement": _of_plugin("placement", "planners"),
+    "placement_safety": _of_plugin("placement", "planners", "safety"),
     "recorder": recorder.run,
     "executable": executable.run,
     "witness": witness.run,

@@ -95,7 +95,6 @@ def run(script: str | Path) -> str:
     ("example", "prints"),
     [
         pytest.param("compile_a_model.py", "enforced", marks=pytest.mark.slow),
-        ("place_a_file.py", "optimal: 512 bytes, at least 512 are needed"),
         pytest.param("plan_a_graph.py", "smallest feasible found", marks=pytest.mark.slow),
         pytest.param("replay_any_loop.py", "0 elsewhere", marks=pytest.mark.slow),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),

@@ -16,7 +16,6 @@ from tightrope.cli import (
     curve,
     estimating,
     integrity,
-    place,
     report,
     saved,
     show,
@@ -281,7 +280,6 @@ def doctor(json: Json = False) -> None:
 
 curve.register(app)
 integrity.register(app)
-place.register(app)
 report.register(app)
 saved.register(app)
 trace.register(app)

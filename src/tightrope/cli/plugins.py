@@ -44,6 +44,7 @@ KNOWN: Final = {
     "fleet": PluginCommand("fleet", "Forecast federated training on a fleet, and run it."),
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
     "micro": PluginCommand("micro", "Training steps as C for microcontrollers."),
+    "place": PluginCommand("planners", "Place the buffers of a file at addresses."),
     "predict": PluginCommand("fleet", "Answer for the rows of a table by a forest."),
     "ranks": PluginCommand("ranks", "Forecast a training step on many ranks."),
     "select": PluginCommand("fleet", "Choose among candidates by noisy measurements."),
