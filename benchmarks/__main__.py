@@ -26,21 +26,22 @@ from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
 from benchmarks.paging import main as paging
-from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
 
 
-def _of_plugin(question: str, extra: str, module: str = "main") -> Callable[[list[str], Console], int]:
+def _of_plugin(question: str, module: str = "main") -> Callable[[list[str], Console], int]:
     """Ask what needs a plug-in, which may not be installed: say what to install then."""
 
     def ask(arguments: list[str], console: Console) -> int:
         try:
             return int(import_module(f"benchmarks.{question}.{module}").run(arguments, console))
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != f"tightrope_{extra}":
+            name = (error.name or "").partition(".")[0]
+            if not name.startswith("tightrope_"):
                 raise
+            extra = name.removeprefix("tightrope_")
             said = f"{question} needs tightrope-{extra}: pip install 'tightrope[{extra}]'."
             print(f"python -m benchmarks: {said}", file=sys.stderr)
             return 2
@@ -51,9 +52,9 @@ def _of_plugin(question: str, extra: str, module: str = "main") -> Callable[[lis
 _QUESTIONS = {
     "page": page.run,
     "spine": spine.run,
-    "planners": planners.run,
-    "placement": _of_plugin("placement", "planners"),
-    "placement_safety": _of_plugin("placement", "planners", "safety"),
+    "planners": _of_plugin("planners"),
+    "placement": _of_plugin("placement"),
+    "placement_safety": _of_plugin("placement", "safety"),
     "recorder": recorder.run,
     "executable": executable.run,
     "witness": witness.run,
@@ -70,14 +71,14 @@ _QUESTIONS = {
     "guards": guards.run,
     "hostile": hostile,
     "paging": paging.run,
-    "micro": _of_plugin("micro", "micro"),
-    "micro_workflow": _of_plugin("micro", "micro", "workflow"),
-    "compress": _of_plugin("compress", "ranks"),
-    "fabric": _of_plugin("fabric", "ranks"),
+    "micro": _of_plugin("micro"),
+    "micro_workflow": _of_plugin("micro", "workflow"),
+    "compress": _of_plugin("compress"),
+    "fabric": _of_plugin("fabric"),
     "evict": evict,
-    "fleet": _of_plugin("fleet", "fleet"),
-    "sequence": _of_plugin("sequence", "ranks"),
-    "ranks": _of_plugin("ranks", "ranks"),
+    "fleet": _of_plugin("fleet"),
+    "sequence": _of_plugin("sequence"),
+    "ranks": _of_plugin("ranks"),
     "cuda": cuda,
 }
 

@@ -325,10 +325,11 @@ def test_the_pages_are_few_and_short() -> None:
 def test_planners_and_benchmarks_that_pages_name_exist() -> None:
     from benchmarks.__main__ import _QUESTIONS
     from tightrope.plan import PLANNERS
+    from tightrope.plan.registry import KNOWN
 
     text = "\n".join(page.read_text() for page in PAGES)
     named = re.findall(r"--planner ([\w-]+)", text)
-    assert {"checkmate", "moccasin", "treewidth"} <= set(named) <= {*PLANNERS, "auto"}
+    assert {"checkmate", "moccasin", "treewidth"} <= set(named) <= {*PLANNERS, *KNOWN, "auto"}
     asked = re.findall(r"python -m benchmarks (\w+)", text)
     assert {"spine", "estimating"} <= set(asked) <= set(_QUESTIONS)
 

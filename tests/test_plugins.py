@@ -12,6 +12,7 @@ import pytest
 import tightrope
 from tests.packages import CORE, package_of, plugins, project
 from tightrope.cli.plugins import GROUP, KNOWN
+from tightrope.plan import registry
 
 HIDE = """
 import importlib.metadata, sys
@@ -30,6 +31,19 @@ importlib.metadata.distributions = lambda **given: (
 )
 """
 """Put into a process before anything else, it is as if no plug-in were installed."""
+
+PLAN = """
+from tightrope.core import Graph, Op, Storage
+from tightrope.plan import PLANNERS, solve
+
+
+def plan(planner):
+    graph = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),))
+    print(solve(graph, budget=128, planner=planner).forecast.total)
+
+
+"""
+"""Plans a graph of one op."""
 
 PRESENT = [name for name, part in KNOWN.items() if part.distribution in {one.name for one in plugins()}]
 """Commands of the plug-ins that are in this checkout."""
@@ -110,6 +124,27 @@ def test_a_name_that_became_a_plug_in_says_what_to_install() -> None:
     with pytest.raises(AttributeError, match=r"pip install 'tightrope\[ranks\]' and import tightrope_ranks"):
         _ = tightrope.parallel
     assert "parallel" not in dir(tightrope)
+
+
+@pytest.mark.parametrize("name", ["checkmate", "polish"])
+def test_a_planner_of_a_missing_plug_in_says_what_to_install(name: str) -> None:
+    done = process(f"{HIDE}\n{PLAN}\nplan({name!r})")
+    assert done.returncode == 1
+    (*_, last) = done.stderr.splitlines()
+    said = f"planner {name} is part of tightrope-planners: pip install 'tightrope[planners]'."
+    assert last == f"tightrope.core.errors.TightropeError: {said}"
+
+
+def test_planners_of_the_core_plan_without_plug_ins() -> None:
+    done = process(f"{HIDE}\n{PLAN}\nfor name in ('auto', *PLANNERS): name == 'paging' or plan(name){LEFT}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["128"] * 5 + ["[]"]
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_the_core_knows_what_the_planners_of_a_plug_in_are_called(plugin: Path) -> None:
+    named = project(plugin)["entry-points"].get(registry.GROUP, {})
+    assert set(named) == (set(registry.KNOWN) if plugin.name == "tightrope-planners" else set())
 
 
 def test_an_unknown_command_is_told_as_ever() -> None:

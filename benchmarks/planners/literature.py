@@ -19,8 +19,8 @@ from tightrope.lower import walked
 from tightrope.plan import PLANNERS, Options, solve, whole_bytes
 from tightrope.plan.model import build
 from tightrope.plan.options import Watch
-from tightrope.plan.peers.checkmate import CheckmateKnobs, checkmate_pairs
 from tightrope.plan.schedule import expand
+from tightrope_planners.peers.checkmate import CheckmateKnobs, checkmate_pairs
 
 PEERS: Final = (
     "greedy", "anneal", "moccasin", "checkmate-lp", "dtr", "rotor", "revolve", "sqrt", "treewidth",

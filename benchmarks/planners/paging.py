@@ -17,7 +17,7 @@ from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.options import Options
 from tightrope.plan.paging.model import PagedSet
 from tightrope.plan.paging.search import PagingKnobs, paged_schedule, search_paged
-from tightrope.plan.peers.poet import PoetKnobs, solve_poet
+from tightrope_planners.peers.poet import PoetKnobs, solve_poet
 
 NETWORKS = ("linear", "vgg16_cifar", "resnet18_cifar")
 LARGE = ("resnet18", "transformer", "resnet50", "bert12")

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from tightrope.core import Bytes, Graph, Limits, Machine, Schedule
 from tightrope.plan.engine import live_limit
 from tightrope.plan.options import Options
-from tightrope.plan.peers.chain import Chain, Rerun, best_reruns, chain_of
-from tightrope.plan.peers.chain_sizes import segment_sizes
 from tightrope.plan.schedule import expand
+from tightrope_planners.peers.chain import Chain, Rerun, best_reruns, chain_of
+from tightrope_planners.peers.chain_sizes import segment_sizes
 
 _NUM_THRESHOLDS = 40
 

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, Graph, Limits, Machine, Schedule, StepIndex
+from tightrope.plan.cp import Worker
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.greedy import greedy_pairs
 from tightrope.plan.model import Model, Pair, build
 from tightrope.plan.options import Options
-from tightrope.plan.peers.cp import Worker
-from tightrope.plan.peers.intervals import Intervals, Window
 from tightrope.plan.schedule import expand, useful
+from tightrope_planners.peers.intervals import Intervals, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from tightrope.core import Graph, Limits, TightropeError
 from tightrope.lower import walked
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
-from tightrope.plan.peers.checkmate import (
+from tightrope_planners.peers.checkmate import (
     CheckmateKnobs,
     checkmate,
     checkmate_lp,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, OpId, StepIndex, StorageId
+from tightrope.plan.cp import ALWAYS, ConstraintProgram, Expression, Worker, constant
 from tightrope.plan.model import Model, Pair
 from tightrope.plan.options import Options
-from tightrope.plan.peers.cp import ALWAYS, ConstraintProgram, Expression, Worker, constant
 from tightrope.plan.recovery import last_useful, recovery
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tightrope.core import Bytes, Nanoseconds, OpId, StepIndex, StorageId
-from tightrope.plan.peers.chain import Chain
 from tightrope.plan.recovery import made_by, recovery
+from tightrope_planners.peers.chain import Chain
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from tightrope.plan.paging.fallback import PythonPaging
 from tightrope.plan.paging.model import PagedSet, need_slower_tier, tables, tier_limit
 from tightrope.plan.paging.schedule import Page
 from tightrope.plan.paging.search import Objective, paged_schedule
-from tightrope.plan.peers.milp import MixedIntegerProgram
 from tightrope.plan.recovery import last_useful, recovery
+from tightrope_planners.peers.milp import MixedIntegerProgram
 
 _SCALE = 10_000.0
 """Limits in units of the program: HiGHS' tolerance of 1e-6 is then one part in 10^10."""

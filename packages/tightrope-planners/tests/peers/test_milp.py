@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tightrope.core import TightropeError
-from tightrope.plan.peers.milp import MixedIntegerProgram
+from tightrope_planners.peers.milp import MixedIntegerProgram
 
 
 def knapsack() -> MixedIntegerProgram:

@@ -23,9 +23,9 @@ from tightrope.core import Bytes, Graph, Limits, Machine, Schedule, round_up
 from tightrope.plan.engine import live_limit, open_solver
 from tightrope.plan.model import Pair
 from tightrope.plan.options import Options
-from tightrope.plan.peers.chain import Chain, Rerun, best_reruns, chain_of, joined
-from tightrope.plan.peers.chain_sizes import Pass, SegmentSizes, segment_sizes
 from tightrope.plan.schedule import expand
+from tightrope_planners.peers.chain import Chain, Rerun, best_reruns, chain_of, joined
+from tightrope_planners.peers.chain_sizes import Pass, SegmentSizes, segment_sizes
 
 _NEVER = 2**60
 

@@ -1,7 +1,7 @@
 """A peak-aware budget in bytes inside stock torch.compile.
 
     >>> import torch
-    >>> from tightrope.integrations import partition
+    >>> from tightrope_planners import partition
     >>> partition.install("300MB")                          # the one line
     >>> model = torch.compile(torch.nn.Linear(8, 8), backend="aot_eager")
     >>> model(torch.ones(2, 8)).sum().backward()
@@ -28,16 +28,16 @@ from typing import Any
 import torch.fx
 
 from tightrope.capture import _inductor
-from tightrope.capture import partition as capture_partition
-from tightrope.capture.partition import Joint, joint_of, mark_nodes, must_keep, read_joint, split_joint
 from tightrope.core import Bytes, Graph, InfeasibleError, Machine, StorageId, format_bytes, parse_bytes
 from tightrope.plan.bound import lower_bound
 from tightrope.plan.engine import open_solver, outside_peak
 from tightrope.plan.model import build
-from tightrope.plan.peers import mincut, mincut_prices
-from tightrope.plan.peers.mincut import MincutKnobs, Partition, backward_begin, partition
-from tightrope.plan.peers.mincut_prices import fused_prices, inlined, measured_prices
 from tightrope.price import price_graph, table
+from tightrope_planners import joint as joint_graphs
+from tightrope_planners.joint import Joint, joint_of, mark_nodes, must_keep, read_joint, split_joint
+from tightrope_planners.peers import mincut, mincut_prices
+from tightrope_planners.peers.mincut import MincutKnobs, Partition, backward_begin, partition
+from tightrope_planners.peers.mincut_prices import fused_prices, inlined, measured_prices
 
 Budget = str | int
 
@@ -198,7 +198,7 @@ def _num_forward_outputs(module: torch.fx.GraphModule, info: Any) -> int:
 
 def _key(what: str, budget: Budget, machine: Machine | None) -> str:
     """Name a setting in torch's compile caches; another budget, machine or source makes another name."""
-    sources = (capture_partition, mincut, mincut_prices, table)
+    sources = (joint_graphs, mincut, mincut_prices, table)
     files = [Path(str(module.__file__)).read_bytes() for module in sources]
     digest = hashlib.sha256(b"".join([Path(__file__).read_bytes(), *files])).hexdigest()[:16]
     return f"tightrope {what} {budget} {machine!r} {digest}"

@@ -11,7 +11,7 @@ from tightrope.core import Graph, Limits
 from tightrope.lower import walked
 from tightrope.plan.model import build, pairs_of
 from tightrope.plan.options import Options
-from tightrope.plan.peers.dtr import DtrKnobs, DtrScore, dtr, dtr_runs
+from tightrope_planners.peers.dtr import DtrKnobs, DtrScore, dtr, dtr_runs
 
 SCORES = get_args(DtrScore)
 

@@ -11,9 +11,15 @@ from tightrope.core import Graph, Limits
 from tightrope.lower import walked
 from tightrope.plan.model import build
 from tightrope.plan.options import Options
-from tightrope.plan.peers.separators import Separators, decompose, separators
-from tightrope.plan.peers.treewidth import Recursion, TreewidthKnobs, smallest_runs, smallest_seed, treewidth
 from tightrope.plan.runs import Runs
+from tightrope_planners.peers.separators import Separators, decompose, separators
+from tightrope_planners.peers.treewidth import (
+    Recursion,
+    TreewidthKnobs,
+    smallest_runs,
+    smallest_seed,
+    treewidth,
+)
 
 SWITCHES = [
     TreewidthKnobs(linger=linger, generous=generous) for linger in (True, False) for generous in (True, False)

@@ -16,8 +16,8 @@ from functools import cache
 from tightrope.core import Graph, Limits, Machine, Schedule
 from tightrope.plan.engine import live_limit
 from tightrope.plan.options import Options
-from tightrope.plan.peers.chain import Chain, Rerun, best_reruns, chain_of, joined
 from tightrope.plan.schedule import expand
+from tightrope_planners.peers.chain import Chain, Rerun, best_reruns, chain_of, joined
 
 _MAX_SEGMENTS = 120
 

@@ -15,11 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks.planners.partition import Dropped
 from tightrope.capture import _inductor, _torch
 from tightrope.capture._torch import reset_dynamo
-from tightrope.capture.partition import must_keep, read_joint, split_joint
 from tightrope.core import BudgetSyntaxError, CaptureError, InfeasibleError
-from tightrope.integrations import partition
 from tightrope.native.build import compiler
 from tightrope.native.hook.allocator import allocator
+from tightrope_planners import partition
+from tightrope_planners.joint import must_keep, read_joint, split_joint
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -13,10 +13,10 @@ from tests.plan.sequences import chain
 from tightrope.core import Graph, Limits, Op, Phase, Storage, TightropeError
 from tightrope.lower import walked
 from tightrope.plan.options import Options
-from tightrope.plan.peers.chain import chain_of, joined
-from tightrope.plan.peers.revolve import binomial_reruns, num_sweeps, revolve
-from tightrope.plan.peers.rotor import RotorKnobs, rotor, rotor_pairs
-from tightrope.plan.peers.sqrt import groupings, sqrt
+from tightrope_planners.peers.chain import chain_of, joined
+from tightrope_planners.peers.revolve import binomial_reruns, num_sweeps, revolve
+from tightrope_planners.peers.rotor import RotorKnobs, rotor, rotor_pairs
+from tightrope_planners.peers.sqrt import groupings, sqrt
 
 EXACT = RotorKnobs(slots=10**5)
 PLANNERS = [rotor, revolve, sqrt]

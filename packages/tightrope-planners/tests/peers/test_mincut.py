@@ -1,20 +1,20 @@
 """The minimum cut against brute force, its plans against the judge."""
 
 import random
-from itertools import combinations
 
-import msgspec
 import pytest
 
-from tests.judge.families import FAMILIES, random_graph
-from tests.plan.test_poet import between, small
+from benchmarks.planners.cases import best_of_all, phased, two_parts
+from tests.judge.families import FAMILIES
+from tests.plan.test_paging_search import between, small
 from tightrope.core import Flag, Graph, Limits, Op, Phase, Storage, TightropeError
 from tightrope.lower import walked
 from tightrope.native.solvers.mincut import max_flow, min_cut
 from tightrope.plan.engine import open_solver
-from tightrope.plan.model import Model, build
+from tightrope.plan.model import build
 from tightrope.plan.options import Options
-from tightrope.plan.peers.mincut import (
+from tightrope.plan.schedule import base_schedule, expand
+from tightrope_planners.peers.mincut import (
     MincutKnobs,
     backward_begin,
     cheapest_cut,
@@ -23,56 +23,13 @@ from tightrope.plan.peers.mincut import (
     pairs_of_cut,
     stage_bytes,
 )
-from tightrope.plan.peers.mincut_prices import (
+from tightrope_planners.peers.mincut_prices import (
     FusedRates,
     Prices,
     fused_prices,
     measured_prices,
     pointwise_class,
 )
-from tightrope.plan.recovery import recovery
-from tightrope.plan.schedule import base_schedule, expand
-
-
-def phased(graph: Graph, begin: int) -> Graph:
-    """Call the ops from ``begin`` on the backward."""
-    ops = tuple(
-        msgspec.structs.replace(op, phase=Phase.BACKWARD if op.id >= begin else Phase.FORWARD)
-        for op in graph.ops
-    )
-    return msgspec.structs.replace(graph, ops=ops)
-
-
-def two_parts(seed: int) -> Graph:
-    """At most 14 ops, the later ones backward; random draws, changes in place, several results per op."""
-    rng = random.Random(seed)
-    kind = rng.choice(("plain", "randoms", "in_place", "temporaries"))
-    graph = random_graph(seed, num_ops=rng.randrange(6, 15), **({} if kind == "plain" else {kind: True}))
-    return phased(graph, len(graph.ops) // 2 + rng.randrange(3))
-
-
-def best_of_all(model: Model, begin: int, prices: Prices) -> float:
-    """Try every set of kept storages; run the rest again as far as the backward needs it."""
-    made = [s for s, op in enumerate(model.producer) if 0 <= op < begin]
-    pinned = {s for s in made if model.pinned[s]}
-    returns = recovery(model).returns
-    free = [s for s in made if s not in pinned]
-    needed = {s for op in range(begin, len(model.need)) for s in model.reads[op]} & set(made)
-    values = []
-    for count in range(len(free) + 1):
-        for kept in combinations(free, count):
-            there, ops, stack, possible = {*kept, *pinned}, set(), list(needed), True
-            while stack and possible:
-                storage = stack.pop()
-                if storage in there:
-                    continue
-                possible = returns[storage]
-                there.add(storage)
-                ops.add(model.producer[storage])
-                stack += model.again_reads[model.producer[storage]]
-            if possible:
-                values.append(sum(prices.keep[s] for s in kept) + sum(prices.again[op] for op in ops))
-    return min(values)
 
 
 @pytest.mark.parametrize("native", [True, False])
