@@ -21,7 +21,6 @@ from benchmarks import (
 )
 from benchmarks.commands import run as commands
 from benchmarks.cuda.main import run as cuda
-from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
@@ -75,7 +74,7 @@ _QUESTIONS = {
     "micro_workflow": _of_plugin("micro", "workflow"),
     "compress": _of_plugin("compress"),
     "fabric": _of_plugin("fabric"),
-    "evict": evict,
+    "evict": _of_plugin("evict"),
     "fleet": _of_plugin("fleet"),
     "sequence": _of_plugin("sequence"),
     "ranks": _of_plugin("ranks"),

@@ -12,6 +12,7 @@ import pytest
 import tightrope
 from tests.packages import CORE, package_of, plugins, project
 from tightrope.cli.plugins import GROUP, KNOWN
+from tightrope.formats import read
 from tightrope.plan import registry
 
 HIDE = """
@@ -135,6 +136,24 @@ def test_a_planner_of_a_missing_plug_in_says_what_to_install(name: str) -> None:
     assert last == f"tightrope.core.errors.TightropeError: {said}"
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"INSTRUCTION": "CONSTANT", "NAME": "x"}', "a log of the DTR simulator"),
+        ('{"nodes": [], "links": []}', "a graph in node-link JSON"),
+    ],
+)
+def test_a_file_that_a_missing_plug_in_reads_says_what_to_install(
+    text: str, what: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(text)
+    done = command("plan", str(file), "--budget", "80%", hidden=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f"reading {what} is part of tightrope-planners: pip install 'tightrope[planners]'.")
+
+
 def test_planners_of_the_core_plan_without_plug_ins() -> None:
     done = process(f"{HIDE}\n{PLAN}\nfor name in ('auto', *PLANNERS): name == 'paging' or plan(name){LEFT}")
     assert done.returncode == 0, done.stderr
@@ -142,9 +161,11 @@ def test_planners_of_the_core_plan_without_plug_ins() -> None:
 
 
 @pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
-def test_the_core_knows_what_the_planners_of_a_plug_in_are_called(plugin: Path) -> None:
+def test_the_core_knows_what_the_planners_and_formats_of_a_plug_in_are_called(plugin: Path) -> None:
     named = project(plugin)["entry-points"].get(registry.GROUP, {})
     assert set(named) == (set(registry.KNOWN) if plugin.name == "tightrope-planners" else set())
+    named = project(plugin)["entry-points"].get(read.GROUP, {})
+    assert set(named) == (set(read.KNOWN) if plugin.name == "tightrope-planners" else set())
 
 
 def test_an_unknown_command_is_told_as_ever() -> None:

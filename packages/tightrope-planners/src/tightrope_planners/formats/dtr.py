@@ -23,14 +23,7 @@ from tightrope.formats.source import Source
 MAX_LINES: Final = 2_000_000
 _MAX_LINE: Final = 100_000
 _MAX_TEXT: Final = 1_000
-_MARK: Final = b'"INSTRUCTION"'
 _DIGITS: Final = re.compile(r"-?\d{1,19}", re.ASCII)
-
-
-def is_dtr_log(data: bytes) -> bool:
-    """Tell whether the first line of a file is an instruction of a log."""
-    line = data.lstrip()[:_MAX_LINE].split(b"\n", 1)[0].strip()
-    return line.startswith(b"{") and line.endswith(b"}") and _MARK in line
 
 
 def read_dtr_log(data: bytes, *, name: str = "") -> Source:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import run
+from test_foreign import STEP, by_the_rule, log
 
-from tests.plan.test_foreign import STEP, by_the_rule, log
+from tests.cli.command import run
 from tightrope.core import Graph
-from tightrope.formats import random_layered, read_node_link
+from tightrope_planners.formats import random_layered, read_node_link
 
 KEYS = {
     "feasible", "tdi_percent", "peak_bytes", "budget_bytes", "bound_percent", "gap", "proved",

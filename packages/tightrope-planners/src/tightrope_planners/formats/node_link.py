@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from tightrope.core import Graph, Kind, Op, OpId, Phase, PlanFileError, Storage
-from tightrope.core.json_text import MAX_INT, check_values, quote
+from tightrope.core.json_text import MAX_INT, check_values, parse_json, quote
+from tightrope.formats.read import is_node_link
 from tightrope.formats.source import NodeId, Source
 
 MAX_NODES: Final = 200_000
@@ -25,9 +26,19 @@ _TIMES: Final = ("cost_cpu", "duration")
 _ENDS: Final = (("source", "target"), ("0", "1"))
 
 
-def is_node_link(tree: object) -> bool:
-    """Tell whether a parsed file looks like a node-link graph."""
-    return isinstance(tree, dict) and "nodes" in tree and ("links" in tree or "edges" in tree)
+def load_node_link(data: bytes, *, name: str = "") -> Source | None:
+    """Read a file; None where it is not a node-link graph.
+
+    Args:
+        data: JSON.
+        name: not used: the file has one.
+
+    Raises:
+        PlanFileError: it is not JSON, or a graph with something missing or wrong.
+    """
+    del name
+    tree = parse_json(data, "graph")
+    return read_node_link(tree) if is_node_link(tree) else None
 
 
 def read_node_link(tree: Mapping[str, Any]) -> Source:

@@ -11,21 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightrope.core import Flag, Graph, Phase, PlanFileError, Schedule, TightropeError
-from tightrope.core.codec import check_graph, dump_graph
-from tightrope.formats import (
-    POET_NETWORKS,
-    load_source,
-    poet_network,
-    random_layered,
-    read_dtr_log,
-    read_node_link,
-    read_source,
+from tightrope.core.codec import check_graph
+from tightrope.formats import load_source, read_source
+from tightrope.formats.eviction_log import (
+    LoggedOp,
+    Released,
+    StepEnd,
+    log_of_graph,
+    read_eviction_log,
+    write_eviction_log,
 )
-from tightrope.formats.node_link import MAX_NODES
 from tightrope.lower import lower, peak_bytes, walked
 from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.model import build
 from tightrope.plan.schedule import expand, useful
+from tightrope_planners.formats import (
+    POET_NETWORKS,
+    poet_network,
+    random_layered,
+    read_dtr_log,
+    read_node_link,
+)
+from tightrope_planners.formats.node_link import MAX_NODES
 
 PUBLISHED = {
     "random_layered_n100_w0.27.json": (100, 236, 46_319, 47_769),
@@ -237,16 +244,6 @@ def test_a_log_line_that_is_not_an_object_is_refused() -> None:
             )
 
 
-def test_our_own_graphs_are_read_and_placed(tmp_path: Path) -> None:
-    graph = random_layered(12, seed=4)
-    file = tmp_path / "net.graph.json"
-    file.write_bytes(dump_graph(graph))
-    found = read_source(file)
-    assert (found.graph, found.nodes, found.placed) == (graph, tuple(range(12)), True)
-    with pytest.raises(PlanFileError, match=r"absent\.json"):
-        read_source(tmp_path / "absent.json")
-
-
 @pytest.mark.parametrize(("num_ops", "width", "layers"), [(100, 0.27, 17), (250, 0.43, 19), (1000, 0.31, 48)])
 def test_generated_graphs_have_the_published_shape(num_ops: int, width: float, layers: int) -> None:
     graph = random_layered(num_ops, seed=1, width=width)
@@ -319,3 +316,18 @@ def test_dropout_is_replayed_from_its_mask() -> None:
         poet_network("lenet")
     with pytest.raises(TightropeError, match="batch 0"):
         poet_network("linear", batch=0)
+
+
+def test_a_log_of_the_dtr_simulator_runs_as_steps_of_eviction() -> None:
+    lines = [
+        {"INSTRUCTION": "CONSTANT", "NAME": "x"},
+        {"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": "64"},
+        {"INSTRUCTION": "CALL", "NAME": "relu", "ARGS": ["x"], "RESULT": ["y"], "TIME": "5"},
+        {"INSTRUCTION": "MEMORY", "NAME": "y", "MEMORY": "64"},
+        {"INSTRUCTION": "ALIAS", "NAME": "y", "ALIAS": "-1"},
+    ]
+    graph = read_dtr_log("\n".join(map(json.dumps, lines)).encode()).graph
+    log = log_of_graph(graph, num_steps=2)
+    assert log.sizes == (64, 64, 64)
+    assert [type(event) for event in log.events] == [LoggedOp, Released, StepEnd] * 2
+    assert read_eviction_log(write_eviction_log(log)) == log
