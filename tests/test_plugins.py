@@ -226,9 +226,18 @@ def test_help_lists_the_commands_of_a_plug_in_within_a_second_and_imports_nothin
 OTHER = {
     "other-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 1\nSummary: Counts sheep.\n",
     "other-1.dist-info/entry_points.txt": f"[{GROUP}]\nsheep = sheep:register\nplan = sheep:register\n"
-    "wolves = sheep:no_such\nnothing = sheep:register\n",
+    "wolves = sheep:no_such\nnothing = sheep:register\n"
+    f"[{registry.GROUP}]\nlazy = sheep:lazy\nauto = sheep:no_such\ngreedy = sheep:no_such\n"
+    "bad = sheep:no_such\n"
+    f"[{read.GROUP}]\nwool = sheep:read\n",
     "sheep.py": "def count():\n    print('three')\n\n\n"
-    "def register(app):\n    app.command('sheep')(count)\n    app.command('plan')(count)\n",
+    "def register(app):\n    app.command('sheep')(count)\n    app.command('plan')(count)\n\n\n"
+    "def lazy(graph, machine, limits, options):\n    from tightrope.plan import base_schedule\n\n"
+    "    return base_schedule(graph)\n\n\n"
+    "def read(data, *, name):\n    from tightrope.core import Graph, Op, Storage\n"
+    "    from tightrope.formats import Source\n\n    if data != b'wool':\n        return None\n"
+    "    graph = Graph((Op(0, 'a', 'aten.relu', creates=(0,)),), (Storage(0, 100),), name=name)\n"
+    "    return Source(graph, (0,), 'wool')\n",
 }
 """A distribution of somebody else, as it is installed."""
 
@@ -250,6 +259,20 @@ def call(where: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_command_of_somebody_else_is_listed_and_called(other: str) -> None:
     assert "sheep     Of other: Counts sheep." in call(other, "--help").stdout
     assert call(other, "sheep").stdout == "three\n"
+
+
+def test_a_planner_and_a_format_of_somebody_else_are_used(other: str, tmp_path: Path) -> None:
+    for text, code in (("wool", 0), ("silk", 2)):
+        file = tmp_path / f"{text}.json"
+        file.write_text(text)
+        assert call(other, "plan", str(file), "--budget", "1KiB", "--planner", "lazy").returncode == code
+    for planner in ("auto", "greedy"):
+        assert call(
+            other, "plan", str(tmp_path / "wool.json"), "--budget", "1KiB", "--planner", planner
+        ).stdout
+    done = call(other, "plan", str(tmp_path / "wool.json"), "--budget", "1KiB", "--planner", "bad")
+    assert done.returncode == 2
+    assert "the planner bad of other does not load" in done.stderr
 
 
 def test_a_command_of_the_core_cannot_be_replaced(other: str) -> None:
