@@ -15,37 +15,34 @@ from benchmarks import (
     overlap,
     pace,
     page,
-    placement_safety,
     shapes,
     steady,
 )
 from benchmarks.commands import run as commands
 from benchmarks.cuda.main import run as cuda
-from benchmarks.evict.main import run as evict
 from benchmarks.executable import main as executable
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
 from benchmarks.paging import main as paging
-from benchmarks.placement import main as placement
-from benchmarks.planners import main as planners
 from benchmarks.spine import main as spine
 from benchmarks.witness import main as witness
 from benchmarks.wrong.main import run as wrong
 
 
-def _of_plugin(question: str, extra: str, module: str = "main") -> Callable[[list[str], Console], int]:
+def _of_plugin(question: str, module: str = "main") -> Callable[[list[str], Console], int]:
     """Ask what needs a plug-in, which may not be installed: say what to install then."""
 
     def ask(arguments: list[str], console: Console) -> int:
         try:
-            found = import_module(f"benchmarks.{question}.{module}")
+            return int(import_module(f"benchmarks.{question}.{module}").run(arguments, console))
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != f"tightrope_{extra}":
+            name = (error.name or "").partition(".")[0]
+            if not name.startswith("tightrope_"):
                 raise
+            extra = name.removeprefix("tightrope_")
             said = f"{question} needs tightrope-{extra}: pip install 'tightrope[{extra}]'."
             print(f"python -m benchmarks: {said}", file=sys.stderr)
             return 2
-        return int(found.run(arguments, console))
 
     return ask
 
@@ -53,9 +50,9 @@ def _of_plugin(question: str, extra: str, module: str = "main") -> Callable[[lis
 _QUESTIONS = {
     "page": page.run,
     "spine": spine.run,
-    "planners": planners.run,
-    "placement": placement.run,
-    "placement_safety": placement_safety.run,
+    "planners": _of_plugin("planners"),
+    "placement": _of_plugin("placement"),
+    "placement_safety": _of_plugin("placement", "safety"),
     "executable": executable.run,
     "witness": witness.run,
     "floor": floor,
@@ -71,16 +68,16 @@ _QUESTIONS = {
     "guards": guards.run,
     "hostile": hostile,
     "paging": paging.run,
-    "micro": _of_plugin("micro", "micro"),
-    "micro_workflow": _of_plugin("micro", "micro", "workflow"),
-    "compress": _of_plugin("compress", "ranks"),
-    "fabric": _of_plugin("fabric", "ranks"),
-    "evict": evict,
-    "fleet": _of_plugin("fleet", "fleet"),
-    "sequence": _of_plugin("sequence", "ranks"),
-    "ranks": _of_plugin("ranks", "ranks"),
-    "recorder": _of_plugin("recorder", "trace"),
-    "verify": _of_plugin("fleet", "verify", "integrity"),
+    "micro": _of_plugin("micro"),
+    "micro_workflow": _of_plugin("micro", "workflow"),
+    "compress": _of_plugin("compress"),
+    "fabric": _of_plugin("fabric"),
+    "evict": _of_plugin("evict"),
+    "fleet": _of_plugin("fleet"),
+    "sequence": _of_plugin("sequence"),
+    "ranks": _of_plugin("ranks"),
+    "recorder": _of_plugin("recorder"),
+    "verify": _of_plugin("fleet", "integrity"),
     "cuda": cuda,
 }
 

@@ -96,7 +96,6 @@ def run(script: str | Path) -> str:
     ("example", "prints"),
     [
         pytest.param("compile_a_model.py", "enforced", marks=pytest.mark.slow),
-        ("place_a_file.py", "optimal: 512 bytes, at least 512 are needed"),
         pytest.param("plan_a_graph.py", "smallest feasible found", marks=pytest.mark.slow),
         pytest.param("replay_any_loop.py", "0 elsewhere", marks=pytest.mark.slow),
         ("the_idea.py", "budget 352: arena 352, 3 runs again, gradient equal"),
@@ -327,10 +326,11 @@ def test_the_pages_are_few_and_short() -> None:
 def test_planners_and_benchmarks_that_pages_name_exist() -> None:
     from benchmarks.__main__ import _QUESTIONS
     from tightrope.plan import PLANNERS
+    from tightrope.plan.registry import KNOWN
 
     text = "\n".join(page.read_text() for page in PAGES)
     named = re.findall(r"--planner ([\w-]+)", text)
-    assert {"checkmate", "moccasin", "treewidth"} <= set(named) <= {*PLANNERS, "auto"}
+    assert {"checkmate", "moccasin", "treewidth"} <= set(named) <= {*PLANNERS, *KNOWN, "auto"}
     asked = re.findall(r"python -m benchmarks (\w+)", text)
     assert {"spine", "estimating"} <= set(asked) <= set(_QUESTIONS)
 

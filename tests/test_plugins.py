@@ -13,6 +13,8 @@ import tightrope
 from tests.packages import CORE, package_of, plugins, project
 from tightrope import record
 from tightrope.cli.plugins import GROUP, KNOWN
+from tightrope.formats import read
+from tightrope.plan import registry
 
 HIDE = """
 import importlib.metadata, sys
@@ -31,6 +33,19 @@ importlib.metadata.distributions = lambda **given: (
 )
 """
 """Put into a process before anything else, it is as if no plug-in were installed."""
+
+PLAN = """
+from tightrope.core import Graph, Op, Storage
+from tightrope.plan import PLANNERS, solve
+
+
+def plan(planner):
+    graph = Graph((Op(0, "a", "aten.relu", creates=(0,)),), (Storage(0, 100),))
+    print(solve(graph, budget=128, planner=planner).forecast.total)
+
+
+"""
+"""Plans a graph of one op."""
 
 PRESENT = [name for name, part in KNOWN.items() if part.distribution in {one.name for one in plugins()}]
 """Commands of the plug-ins that are in this checkout."""
@@ -115,6 +130,47 @@ def test_a_name_that_became_a_plug_in_says_what_to_install() -> None:
         _ = record.record_eager
 
 
+@pytest.mark.parametrize("name", ["checkmate", "polish"])
+def test_a_planner_of_a_missing_plug_in_says_what_to_install(name: str) -> None:
+    done = process(f"{HIDE}\n{PLAN}\nplan({name!r})")
+    assert done.returncode == 1
+    (*_, last) = done.stderr.splitlines()
+    said = f"planner {name} is part of tightrope-planners: pip install 'tightrope[planners]'."
+    assert last == f"tightrope.core.errors.TightropeError: {said}"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"INSTRUCTION": "CONSTANT", "NAME": "x"}', "a log of the DTR simulator"),
+        ('{"nodes": [], "links": []}', "a graph in node-link JSON"),
+    ],
+)
+def test_a_file_that_a_missing_plug_in_reads_says_what_to_install(
+    text: str, what: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(text)
+    done = command("plan", str(file), "--budget", "80%", hidden=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(f"reading {what} is part of tightrope-planners: pip install 'tightrope[planners]'.")
+
+
+def test_planners_of_the_core_plan_without_plug_ins() -> None:
+    done = process(f"{HIDE}\n{PLAN}\nfor name in ('auto', *PLANNERS): name == 'paging' or plan(name){LEFT}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["128"] * 5 + ["[]"]
+
+
+@pytest.mark.parametrize("plugin", plugins(), ids=lambda plugin: plugin.name)
+def test_the_core_knows_what_the_planners_and_formats_of_a_plug_in_are_called(plugin: Path) -> None:
+    named = project(plugin)["entry-points"].get(registry.GROUP, {})
+    assert set(named) == (set(registry.KNOWN) if plugin.name == "tightrope-planners" else set())
+    named = project(plugin)["entry-points"].get(read.GROUP, {})
+    assert set(named) == (set(read.KNOWN) if plugin.name == "tightrope-planners" else set())
+
+
 def test_an_unknown_command_is_told_as_ever() -> None:
     done = command("no-such-thing", hidden=True)
     assert done.returncode == 2
@@ -173,9 +229,18 @@ def test_help_lists_the_commands_of_a_plug_in_within_a_second_and_imports_nothin
 OTHER = {
     "other-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 1\nSummary: Counts sheep.\n",
     "other-1.dist-info/entry_points.txt": f"[{GROUP}]\nsheep = sheep:register\nplan = sheep:register\n"
-    "wolves = sheep:no_such\nnothing = sheep:register\n",
+    "wolves = sheep:no_such\nnothing = sheep:register\n"
+    f"[{registry.GROUP}]\nlazy = sheep:lazy\nauto = sheep:no_such\ngreedy = sheep:no_such\n"
+    "bad = sheep:no_such\n"
+    f"[{read.GROUP}]\nwool = sheep:read\n",
     "sheep.py": "def count():\n    print('three')\n\n\n"
-    "def register(app):\n    app.command('sheep')(count)\n    app.command('plan')(count)\n",
+    "def register(app):\n    app.command('sheep')(count)\n    app.command('plan')(count)\n\n\n"
+    "def lazy(graph, machine, limits, options):\n    from tightrope.plan import base_schedule\n\n"
+    "    return base_schedule(graph)\n\n\n"
+    "def read(data, *, name):\n    from tightrope.core import Graph, Op, Storage\n"
+    "    from tightrope.formats import Source\n\n    if data != b'wool':\n        return None\n"
+    "    graph = Graph((Op(0, 'a', 'aten.relu', creates=(0,)),), (Storage(0, 100),), name=name)\n"
+    "    return Source(graph, (0,), 'wool')\n",
 }
 """A distribution of somebody else, as it is installed."""
 
@@ -197,6 +262,20 @@ def call(where: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_command_of_somebody_else_is_listed_and_called(other: str) -> None:
     assert "sheep     Of other: Counts sheep." in call(other, "--help").stdout
     assert call(other, "sheep").stdout == "three\n"
+
+
+def test_a_planner_and_a_format_of_somebody_else_are_used(other: str, tmp_path: Path) -> None:
+    for text, code in (("wool", 0), ("silk", 2)):
+        file = tmp_path / f"{text}.json"
+        file.write_text(text)
+        assert call(other, "plan", str(file), "--budget", "1KiB", "--planner", "lazy").returncode == code
+    for planner in ("auto", "greedy"):
+        assert call(
+            other, "plan", str(tmp_path / "wool.json"), "--budget", "1KiB", "--planner", planner
+        ).stdout
+    done = call(other, "plan", str(tmp_path / "wool.json"), "--budget", "1KiB", "--planner", "bad")
+    assert done.returncode == 2
+    assert "the planner bad of other does not load" in done.stderr
 
 
 def test_a_command_of_the_core_cannot_be_replaced(other: str) -> None:

@@ -26,7 +26,6 @@ from benchmarks.evict.families import dtr_log
 from benchmarks.evict.record import recorded
 from benchmarks.evict.shapes import SHAPES, drawn_nodes
 from benchmarks.evict.simulated import Point, against_peers, lowest, measure
-from tightrope.formats import read_dtr_log
 from tightrope.formats.eviction_log import EvictionLog, log_of_graph
 from tightrope.run.evict.policies import COOP, DTE, DTR
 
@@ -76,6 +75,8 @@ def main(arguments: list[str], console: Console) -> int:
 
 def drawn_log(name: str, seed: int) -> EvictionLog:
     """Draw two training steps of a net."""
+    from tightrope_planners.formats import read_dtr_log
+
     drawn = read_dtr_log(dtr_log(drawn_nodes(name, seed)), name=f"{name} {seed}")
     return log_of_graph(drawn.graph, num_steps=2)
 

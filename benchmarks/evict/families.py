@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from tightrope.formats import read_dtr_log
 from tightrope.formats.eviction_log import EvictionLog, log_of_graph
 
 Node = tuple[list[int], int, int]
@@ -170,4 +169,6 @@ FAMILIES: Final[dict[str, Callable[[], list[Node]]]] = {
 
 def synthetic(name: str, *, num_steps: int = 2) -> EvictionLog:
     """Make the log of a family: written in DTR's format, read by its reader, repeated."""
+    from tightrope_planners.formats import read_dtr_log
+
     return log_of_graph(read_dtr_log(dtr_log(FAMILIES[name]()), name=name).graph, num_steps=num_steps)

@@ -12,7 +12,7 @@ below that; where the bound of the program is in which ops may write over inputs
 import dataclasses
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 from rich.console import Console
@@ -32,11 +32,13 @@ from tightrope.core import (
     StorageId,
     fitted,
 )
-from tightrope.plan.peers.poet import PoetAnswer, PoetKnobs, solve_poet
 from tightrope_micro import capture_step
 from tightrope_micro.paging.economy import Economy
 from tightrope_micro.paging.residency import CopyPrices
 from tightrope_micro.planning import MicroPlan, plan_step
+
+if TYPE_CHECKING:
+    from tightrope_planners.peers.poet import PoetAnswer
 
 _SMALL: Final[tuple[tuple[Callable[[], Made], tuple[int, ...]], ...]] = (
     (gestures, (5_400, 5_800, 6_200, 6_600, 7_200)),
@@ -168,7 +170,7 @@ def _changed(graph: Graph) -> set[StorageId]:
 
 def program(
     graph: Graph, budget: Bytes, machine: Machine, seconds: float, *, in_place: bool = False
-) -> tuple[PoetAnswer, float]:
+) -> "tuple[PoetAnswer, float]":
     """Solve POET's program of a step with weights; returns the joules of their page-outs too.
 
     Args:
@@ -178,6 +180,8 @@ def program(
         seconds: of the solver.
         in_place: whether ops may write over inputs: a bound alone.
     """
+    from tightrope_planners.peers.poet import PoetKnobs, solve_poet
+
     graph = fitted(graph, machine.tiers[0].alignment)
     prices = CopyPrices.of(graph, machine)
     with_loads, given = _loads(graph)
@@ -211,7 +215,7 @@ def _row(figures: Sequence[float | None]) -> str:
     return " ".join("      -" if one is None else f"{one:7.4g}" for one in shown)
 
 
-def _said(answer: PoetAnswer, fixed: float) -> str:
+def _said(answer: "PoetAnswer", fixed: float) -> str:
     if answer.bound == inf:
         return "none fits"
     return f"{answer.bound + fixed:.4g} {'optimum' if answer.proved else 'at least (not closed)'}"

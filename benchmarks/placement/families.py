@@ -16,7 +16,7 @@ from typing import Final
 from benchmarks.placement.generators import training_step
 from benchmarks.placement.tilings import SIDE, Cuts, Rectangle, cut, grow
 from tightrope.core import Bytes
-from tightrope.place import Interval, place, read_csv
+from tightrope.place import Interval, place
 
 CELL: Final[Bytes] = 1024
 """Bytes, and steps of time, per cell of a packing."""
@@ -103,6 +103,8 @@ def _with_holes(draw: random.Random, *, shorten: float) -> list[Rectangle]:
 @cache
 def _solved(file: Path) -> tuple[Rectangle, ...]:
     """Place a file as low as possible, once."""
+    from tightrope_planners.place import read_csv
+
     buffers = read_csv(file).buffers
     found = place(buffers, seconds=10)
     return tuple(

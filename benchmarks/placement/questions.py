@@ -15,7 +15,7 @@ from benchmarks.placement.generators import perfect, training_step
 from tightrope.core import Bytes, JudgeError
 from tightrope.judge import Interval as Judged
 from tightrope.judge import check_offsets
-from tightrope.place import Interval, Placement, place, read_csv
+from tightrope.place import Interval, Placement, place
 
 CAPACITY: Bytes = 2**20
 SEEDS = range(5)
@@ -67,6 +67,8 @@ def checked(buffers: Sequence[Interval], found: Placement) -> Placement:
 
 def fits(asked: Asked) -> Iterator[Row]:
     """F1: fit into the capacity that the files were made for."""
+    from tightrope_planners.place import read_csv
+
     totals = dict.fromkeys(asked.seeds, 0.0)
     worst, solved, count = 0.0, 0, 0
     for file in asked.files:
@@ -110,6 +112,8 @@ def _minimalloc(asked: Asked) -> Generator[Row, None, float | None]:
 
 def minimised(asked: Asked) -> Iterator[Row]:
     """F2: the smallest peak, proved where it can be."""
+    from tightrope_planners.place import read_csv
+
     for file in asked.files:
         buffers = read_csv(file).buffers
         found = [checked(buffers, place(buffers, seconds=10, seed=seed)) for seed in asked.seeds]

@@ -14,10 +14,11 @@ from time import process_time
 from benchmarks.planners.question import Question, Row, Settings
 from tests.judge.test_judge_certificate import CORRUPTIONS, proved_plans
 from tightrope.core import Graph, InfeasibleError, Plan
-from tightrope.formats import random_layered, read_source
+from tightrope.formats import read_source
 from tightrope.lower import problems
 from tightrope.plan import PlanCache, lower_bound, solve, whole_bytes
 from tightrope.plan.bound.cover import time_bound
+from tightrope_planners.formats import random_layered
 
 _PERCENTS = (90, 80, 70, 60, 50)
 _GENERATED = ((100, 0.27), (250, 0.43), (500, 0.36), (1000, 0.31))

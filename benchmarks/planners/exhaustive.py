@@ -10,21 +10,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from benchmarks.planners import cases
 from benchmarks.planners.question import Question, Row, Settings
 from tests import oracles
-from tests.plan import test_mincut, test_order, test_poet, test_selective
+from tests.plan import test_order, test_paging_search
 from tightrope.core import Limits
 from tightrope.lower import walked
 from tightrope.plan import Options
+from tightrope.plan.attention import TransformerShape, attention_cores, core_pairs
 from tightrope.plan.model import build
 from tightrope.plan.order import orders
 from tightrope.plan.paging.search import PagingKnobs, search_paged
-from tightrope.plan.peers.mincut import backward_begin, cheapest_cut, pairs_of_cut
-from tightrope.plan.peers.mincut_prices import Prices
-from tightrope.plan.peers.poet import PoetKnobs, solve_poet
-from tightrope.plan.peers.selective import TransformerShape, attention_cores, core_pairs, selective
 from tightrope.plan.precedence import reorder
 from tightrope.plan.schedule import expand
+from tightrope_planners.peers.mincut import backward_begin, cheapest_cut, pairs_of_cut
+from tightrope_planners.peers.mincut_prices import Prices
+from tightrope_planners.peers.poet import PoetKnobs, solve_poet
+from tightrope_planners.peers.selective import selective
 
 _CLOSE = 1e-6
 
@@ -51,7 +53,7 @@ def _row(name: str, number: int, ask: Callable[[int], str]) -> Row:
 
 
 def _cut(seed: int, *, native: bool) -> str:
-    graph = test_mincut.two_parts(seed)
+    graph = cases.two_parts(seed)
     model, begin, draw = build(graph), backward_begin(graph), random.Random(seed)
     prices = Prices(
         tuple(float(draw.choice((0, draw.randrange(100)))) for _ in graph.storages),
@@ -60,7 +62,7 @@ def _cut(seed: int, *, native: bool) -> str:
     cut = cheapest_cut(model, begin, prices, [0.0] * len(graph.storages), native=native)
     for anew in (False, True):
         walked(graph, expand(graph, pairs_of_cut(model, begin, cut, anew=anew)))
-    best = test_mincut.best_of_all(model, begin, prices)
+    best = cases.best_of_all(model, begin, prices)
     return "equal" if abs(cut.price - best) <= _CLOSE else "wrong" if cut.price < best else "worse"
 
 
@@ -76,16 +78,16 @@ def _order(seed: int) -> str:
 
 
 def _paged(seed: int, *, goal: str, exact: bool) -> str:
-    graph, machine = test_poet.small(seed), test_poet.board(seed)
-    limits, joules = test_poet.asked(graph, seed), goal == "joules"
-    best = test_poet.best_of_all(graph, machine, limits, joules=joules)
+    graph, machine = test_paging_search.small(seed), test_paging_search.board(seed)
+    limits, joules = test_paging_search.asked(graph, seed), goal == "joules"
+    best = test_paging_search.best_of_all(graph, machine, limits, joules=joules)
     if exact:
         answer = solve_poet(graph, machine, limits, knobs=PoetKnobs(objective=goal))  # type: ignore[arg-type]
         chosen = answer.chosen
     else:
         knobs = PagingKnobs(objective=goal)  # type: ignore[arg-type]
-        chosen = search_paged(graph, machine, limits, knobs=knobs, options=test_poet.FEW)
-    value = test_poet.value(graph, machine, chosen, limits, joules=joules)
+        chosen = search_paged(graph, machine, limits, knobs=knobs, options=test_paging_search.FEW)
+    value = test_paging_search.value(graph, machine, chosen, limits, joules=joules)
     if best is None or value is None:
         return "equal" if value is None and best is None else "worse"
     return "equal" if abs(value - best) <= _CLOSE * best else "better" if value < best else "worse"
@@ -97,7 +99,7 @@ def _cores(seed: int) -> str:
         s=64 * draw.randint(1, 8), b=draw.randint(1, 3), h=256, a=draw.choice((4, 8, 16))
     )
     layers = draw.randint(2, 6)
-    graph = test_selective.layer(shape, layers)
+    graph = cases.layer(shape, layers)
     cores = attention_cores(graph)
     model = build(graph)
     ways = [oracles.evaluate(graph, core_pairs(graph, model, cores[:n])) for n in range(layers + 1)]

@@ -14,13 +14,14 @@ from typing import Final
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Graph, InfeasibleError, Limits, Schedule, TightropeError
-from tightrope.formats import poet_network, random_layered, read_source
+from tightrope.formats import read_source
 from tightrope.lower import walked
 from tightrope.plan import PLANNERS, Options, solve, whole_bytes
 from tightrope.plan.model import build
 from tightrope.plan.options import Watch
-from tightrope.plan.peers.checkmate import CheckmateKnobs, checkmate_pairs
 from tightrope.plan.schedule import expand
+from tightrope_planners.formats import poet_network, random_layered
+from tightrope_planners.peers.checkmate import CheckmateKnobs, checkmate_pairs
 
 PEERS: Final = (
     "greedy", "anneal", "moccasin", "checkmate-lp", "dtr", "rotor", "revolve", "sqrt", "treewidth",

@@ -11,13 +11,13 @@ from importlib.resources import files
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Graph, Limits, Machine
-from tightrope.formats.poet import poet_network
 from tightrope.lower import walked
 from tightrope.plan import base_schedule, lower_bound
 from tightrope.plan.options import Options
 from tightrope.plan.paging.model import PagedSet
 from tightrope.plan.paging.search import PagingKnobs, paged_schedule, search_paged
-from tightrope.plan.peers.poet import PoetKnobs, solve_poet
+from tightrope_planners.formats.poet import poet_network
+from tightrope_planners.peers.poet import PoetKnobs, solve_poet
 
 NETWORKS = ("linear", "vgg16_cifar", "resnet18_cifar")
 LARGE = ("resnet18", "transformer", "resnet50", "bert12")

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from benchmarks._measure import Loop, live_peak
 from benchmarks.planners.question import Question, Row, Settings
 from tightrope.capture._torch import reset_dynamo
-from tightrope.integrations import partition
 from tightrope.native.hook.allocator import allocator
+from tightrope_planners import partition
 
 SHARES = (1.0, 0.8, 0.5, 0.3, 0.1, 0.0)
 BUDGETS = (0.9, 0.7, 0.6, 0.5, 0.4)

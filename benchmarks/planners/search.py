@@ -14,10 +14,11 @@ from typing import Literal, TypeAlias
 
 from benchmarks.planners.question import Question, Row, Settings, cpu_seconds
 from tightrope.core import Bytes, Graph, InfeasibleError, Limits, Plan
-from tightrope.formats import random_layered, read_source
+from tightrope.formats import read_source
 from tightrope.lower import problems, walked
 from tightrope.plan import PLANNERS, Options, solve, whole_bytes
 from tightrope.plan.options import Watch
+from tightrope_planners.formats import random_layered
 
 G1 = "random_layered_n100_w0.27.json"
 G2 = "random_layered_n250_w0.43.json"

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.micro.rows import Row
 from benchmarks.sequence.sizes import Rank
 from tightrope.core import DeviceLink, Graph, Machine, OpId, Phase, Schedule, Tier
-from tightrope.plan.peers.selective import TransformerShape
+from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence import Division, Stack, capture_rank, layers_again, priced, schedule_of
 from tightrope_ranks.sequence.policies import ops_again
 

@@ -11,7 +11,7 @@ from torch import distributed
 
 from benchmarks.micro.rows import Row
 from benchmarks.sequence.ranks import on_ranks
-from tightrope.plan.peers.selective import TransformerShape
+from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence import (
     Division,
     Stack,

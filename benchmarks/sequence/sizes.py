@@ -14,7 +14,7 @@ from tightrope.core import DeviceLink, Graph, InfeasibleError, Machine, Phase, S
 from tightrope.lower import lower, simulate
 from tightrope.lower.simulate import Figures
 from tightrope.plan import solve
-from tightrope.plan.peers.selective import TransformerShape
+from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence import (
     Division,
     capture_rank,

@@ -1,14 +1,13 @@
 """The generated families are what they claim to be, and the placer reaches what is known of them."""
 
 import random
-from pathlib import Path
 
 import pytest
 
 from benchmarks.placement.families import CELL, FAMILIES, HELD_OUT, case
 from benchmarks.placement.questions import checked
 from benchmarks.placement.tilings import SIDE, Cuts, Rectangle, cut, grow
-from tightrope.place import place, read_csv
+from tightrope.place import place
 
 
 def tilings(seed: int) -> list[list[Rectangle]]:
@@ -35,13 +34,6 @@ def test_cases_repeat_and_their_load_never_exceeds_what_is_known(family: str) ->
         assert one == case(family, seed) != case(family, seed + 100)
         assert place(one.buffers, seconds=0.001).lower_bound <= one.known
     assert family != "perfect" or one.known == SIDE * CELL
-
-
-def test_files_are_changed_too(tmp_path: Path) -> None:
-    (tmp_path / "two.csv").write_text("id,lower,upper,size\n0,0,2,8\n1,1,3,4\n")
-    file = tmp_path / "two.csv"
-    made = [case("permuted", seed, [file]) for seed in range(8)]
-    assert any(sorted(one.buffers) == sorted(read_csv(file).buffers) and one.known == 12 for one in made)
 
 
 @pytest.mark.few(4)

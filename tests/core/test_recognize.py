@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.oracles import random_graph
 from tightrope import Plan, PlanFileError
 from tightrope.core import Graph, Trace
 from tightrope.core.codec import dump_graph
@@ -58,3 +59,13 @@ def test_another_kind_of_json_is_named_where_a_plan_is_read(data: bytes, says: s
     path.write_bytes(data)
     with pytest.raises(PlanFileError, match=says):
         Plan.load(path)
+
+
+def test_our_own_graphs_are_read_and_placed(tmp_path: Path) -> None:
+    graph = random_graph(4, num_ops=12)
+    file = tmp_path / "net.graph.json"
+    file.write_bytes(dump_graph(graph))
+    found = read_source(file)
+    assert (found.graph, found.nodes, found.placed) == (graph, tuple(range(len(graph.ops))), True)
+    with pytest.raises(PlanFileError, match=r"absent\.json"):
+        read_source(tmp_path / "absent.json")

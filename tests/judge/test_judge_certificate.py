@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.plan.bound_oracle import training_graph
+from tests.plan.bound_oracle import plain_graph, training_graph
 from tightrope.core import (
     Case,
     Choice,
@@ -27,7 +27,6 @@ from tightrope.core import (
     Storage,
 )
 from tightrope.core.codec import dump_plan, load_plan
-from tightrope.formats import random_layered
 from tightrope.judge.cover import extra_time
 from tightrope.judge.stages import staged_time
 from tightrope.lower import lowered, problems
@@ -194,7 +193,7 @@ def proved_plans(number: int) -> list[tuple[Graph, Plan]]:
     """Plans of ``number`` graphs that need recomputation, each with a bound that is worth something."""
     found = []
     for seed in range(number):
-        graph = random_layered(60, seed=seed) if seed % 2 else training_graph(seed, depth=16)
+        graph = plain_graph(seed, num_ops=60) if seed % 2 else training_graph(seed, depth=16)
         peak = assemble(graph, base_schedule(graph), budget=None, placed=False).forecast.peak
         limits = Limits(bytes=(peak * (85 if seed % 2 else 70) // 100,))
         schedule = PLANNERS["greedy"](graph, None, limits, Options())

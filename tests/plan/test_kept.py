@@ -149,7 +149,7 @@ def test_a_planner_that_is_named_searches_below_the_smallest_known(monkeypatch: 
     with pytest.raises(InfeasibleError):
         solve(GRAPH, budget=least.budget - 1, cache=cache)
     with pytest.raises(AssertionError, match="searched"):
-        solve(GRAPH, budget=least.budget - 1, planner="checkmate", cache=cache)
+        solve(GRAPH, budget=least.budget - 1, planner="greedy", cache=cache)
 
 
 def test_a_bucket_takes_a_plan_that_was_made_for_almost_its_budget() -> None:
@@ -171,7 +171,7 @@ def test_a_bucket_takes_a_plan_that_was_made_for_almost_its_budget() -> None:
             assert proof.ns_bound == made.certificate.ns_bound
     for asked in (total - 1, budget + arena // module.SPARE + module.SPARE):
         assert KeptPlans(0).close(GRAPH, budget=asked, planner="auto") is None
-    assert KeptPlans(0).close(GRAPH, budget=budget, planner="checkmate") is None
+    assert KeptPlans(0).close(GRAPH, budget=budget, planner="greedy") is None
     assert KeptPlans(1).close(GRAPH, budget=budget, planner="auto") is None
 
 

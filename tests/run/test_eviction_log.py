@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tightrope.core import PlanFileError
-from tightrope.formats import read_dtr_log
+from tightrope.core import Graph, Op, PlanFileError, Storage
 from tightrope.formats.eviction_log import (
     EvictionLog,
     LoggedOp,
@@ -66,15 +65,9 @@ def test_a_wrong_log_is_refused_where_it_is_wrong(path: tuple[Any, ...], value: 
         read_eviction_log(json.dumps(tree).encode())
 
 
-def test_a_log_of_the_dtr_simulator_runs_as_steps() -> None:
-    lines = [
-        {"INSTRUCTION": "CONSTANT", "NAME": "x"},
-        {"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": "64"},
-        {"INSTRUCTION": "CALL", "NAME": "relu", "ARGS": ["x"], "RESULT": ["y"], "TIME": "5"},
-        {"INSTRUCTION": "MEMORY", "NAME": "y", "MEMORY": "64"},
-        {"INSTRUCTION": "ALIAS", "NAME": "y", "ALIAS": "-1"},
-    ]
-    graph = read_dtr_log("\n".join(map(json.dumps, lines)).encode()).graph
+def test_a_graph_becomes_steps() -> None:
+    ops = (Op(0, "relu", "relu", (0,), (1,), ns=5),)
+    graph = Graph(ops, (Storage(0, 64, external=True), Storage(1, 64, resident_at_end=True)))
     log = log_of_graph(graph, num_steps=2)
     assert log.sizes == (64, 64, 64)
     assert [type(event) for event in log.events] == [LoggedOp, Released, StepEnd] * 2

@@ -136,7 +136,7 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
 LOOPS: Final = ("loops",)
 """What ``fuse=True`` needs; plans run without."""
 PARTITION: Final = ("joint graphs cut in two", "partitioners")
-"""What `tightrope.integrations.partition` needs."""
+"""What `tightrope_planners.partition` needs."""
 CAPTURE: Final = tuple(name for name in PROBES if name not in LOOPS + PARTITION)
 """What a capture, and with it every plan, needs."""
 EVICTION: Final = ("storages", "ops that run")

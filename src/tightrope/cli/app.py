@@ -15,7 +15,6 @@ import typer
 from tightrope.cli import (
     curve,
     estimating,
-    place,
     report,
     saved,
     show,
@@ -280,7 +279,6 @@ def doctor(json: Json = False) -> None:
 
 
 curve.register(app)
-place.register(app)
 report.register(app)
 saved.register(app)
 

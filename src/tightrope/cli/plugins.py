@@ -10,7 +10,6 @@ the command, and its value names a function that adds the command to the `typer.
 A command of the core has precedence over one of the same name.
 """
 
-import importlib.metadata
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint
 from typing import Any, Final, NamedTuple
@@ -19,6 +18,7 @@ import typer
 import typer.core
 
 from tightrope.core import TightropeError, printable
+from tightrope.core.plugins import absent, installed, loaded, owner
 
 GROUP: Final = "tightrope.commands"
 
@@ -45,6 +45,7 @@ KNOWN: Final = {
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
     "lock": PluginCommand("verify", "Write down what an environment holds."),
     "micro": PluginCommand("micro", "Training steps as C for microcontrollers."),
+    "place": PluginCommand("planners", "Place the buffers of a file at addresses."),
     "predict": PluginCommand("fleet", "Answer for the rows of a table by a forest."),
     "ranks": PluginCommand("ranks", "Forecast a training step on many ranks."),
     "record": PluginCommand("trace", "Run a training step and record it."),
@@ -57,20 +58,12 @@ KNOWN: Final = {
 """Commands of the plug-ins of this project, installed or not."""
 
 
-def installed() -> dict[str, tuple[EntryPoint, ...]]:
-    """List the commands that installed plug-ins add, by name; more than one of a name is a mistake."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
-    return dict(sorted(found.items()))
-
-
 class CommandGroup(typer.core.TyperGroup):
     """The commands of the core, then those of plug-ins."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List the names of all commands that can be called; no plug-in is imported."""
-        return [*self.commands, *(name for name in installed() if name not in self.commands)]
+        return [*self.commands, *(name for name in installed(GROUP) if name not in self.commands)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Find a command, and import the plug-in that has it.
@@ -80,16 +73,13 @@ class CommandGroup(typer.core.TyperGroup):
         """
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        entries = installed()
+        entries = installed(GROUP)
         if cmd_name in entries:
             return _loaded(cmd_name, entries[cmd_name])
         if ctx.resilient_parsing:  # a shell completes words
             return None
         if cmd_name in KNOWN:
-            part = KNOWN[cmd_name]
-            raise TightropeError(
-                f"{cmd_name} is part of {part.distribution}: pip install 'tightrope[{part.extra}]'."
-            )
+            raise absent(cmd_name, KNOWN[cmd_name].extra)
         if alike := get_close_matches(cmd_name, entries):
             raise TightropeError(
                 f"No such command {cmd_name!r:.100}. Did you mean {alike[0]!r}? See tightrope --help."
@@ -98,7 +88,7 @@ class CommandGroup(typer.core.TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands; those of plug-ins are described without importing them."""
-        entries = installed()
+        entries = installed(GROUP)
         names = self.list_commands(ctx)
         room = formatter.width - 6 - max(map(len, names))
         rows = [
@@ -114,34 +104,21 @@ class CommandGroup(typer.core.TyperGroup):
             formatter.write_dl(rows)
 
 
-def _owner(entry: EntryPoint) -> str:
-    return printable(entry.dist.name) if entry.dist is not None else "a package without a name"
-
-
 def _help(name: str, entry: EntryPoint) -> str:
-    owner = _owner(entry)
-    if name in KNOWN and KNOWN[name].distribution == owner:
+    named = owner(entry)
+    if name in KNOWN and KNOWN[name].distribution == named:
         return KNOWN[name].help
     summary = entry.dist.metadata["Summary"] if entry.dist is not None else ""
-    return f"Of {owner}: {printable(summary or '')}".removesuffix(": ")
+    return f"Of {named}: {printable(summary or '')}".removesuffix(": ")
 
 
 def _loaded(name: str, entries: tuple[EntryPoint, ...]) -> Any:
     """Import a plug-in and take its command."""
-    owners = [_owner(entry) for entry in entries]
-    if len(owners) > 1:
-        raise TightropeError(
-            f"the command {name} is of {' and of '.join(owners)}: uninstall all of them but one."
-        )
-    try:
-        register = entries[0].load()
-    except (ImportError, AttributeError) as error:
-        raise TightropeError(
-            f"the command {name} of {owners[0]} does not load ({error}): install {owners[0]} again."
-        ) from error
+    register = loaded(f"the command {name}", entries)
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
     register(app)
     command = typer.main.get_group(app).commands.get(name)
     if command is None:
-        raise TightropeError(f"{owners[0]} names a command {name} and adds none: install {owners[0]} again.")
+        named = owner(entries[0])
+        raise TightropeError(f"{named} names a command {name} and adds none: install {named} again.")
     return command

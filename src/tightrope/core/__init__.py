@@ -1,6 +1,5 @@
 """The types: graphs, machines, limits, schedules, plans, executables, traces. No torch, no solver."""
 
-from tightrope.core.blocks import Block, Conflict, Piece
 from tightrope.core.certificate import (
     Barrier,
     Case,
@@ -14,6 +13,7 @@ from tightrope.core.certificate import (
     StageCase,
     Stages,
 )
+from tightrope.core.conflict import Conflict
 from tightrope.core.errors import (
     BudgetSyntaxError,
     CaptureError,
@@ -86,7 +86,6 @@ __all__ = [
     "Announce",
     "Argument",
     "Barrier",
-    "Block",
     "BudgetPoint",
     "BudgetSyntaxError",
     "Buffer",
@@ -141,7 +140,6 @@ __all__ = [
     "PagingError",
     "Part",
     "Phase",
-    "Piece",
     "Plan",
     "PlanFileError",
     "RankError",

@@ -1,12 +1,11 @@
 """A graph as it was read: the graph, and what its file calls the nodes."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from tightrope.core import Graph, OpId
 from tightrope.core.provenance import Provenance
 
-Format: TypeAlias = Literal["tightrope", "node-link", "dtr-log"]
 NodeId: TypeAlias = int | str
 
 
@@ -17,13 +16,13 @@ class Source:
     Attributes:
         graph: in base order.
         nodes: for every op, its node in the file; for a log, the number of its call.
-        format: of the file.
+        format: of the file: ``tightrope``, or as its plug-in calls it.
         provenance: the code that it was captured from, where it was captured just before.
     """
 
     graph: Graph
     nodes: tuple[NodeId, ...]
-    format: Format
+    format: str
     provenance: Provenance | None = None
 
     @property

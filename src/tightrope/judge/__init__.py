@@ -5,29 +5,23 @@ gradients and of values need torch and are imported by their own names, ``tightr
 and ``tightrope.judge.values``.
 """
 
-from tightrope.judge.blocks import check_blocks
 from tightrope.judge.bound import check_bound, lower_bound
 from tightrope.judge.footprint import Interval, Walk
 from tightrope.judge.offsets import check_offsets
 from tightrope.judge.plan import Verdict, judge
-from tightrope.judge.safety import Tenant, check_sharing, check_uses
 from tightrope.judge.trace import TraceComparison, check_trace, compare_traces
 from tightrope.judge.transfers import Transfer
 from tightrope.judge.walk import walk_executable
 
 __all__ = [
     "Interval",
-    "Tenant",
     "TraceComparison",
     "Transfer",
     "Verdict",
     "Walk",
-    "check_blocks",
     "check_bound",
     "check_offsets",
-    "check_sharing",
     "check_trace",
-    "check_uses",
     "compare_traces",
     "judge",
     "lower_bound",

@@ -6,7 +6,7 @@ Source      see ``native/solvers/packer.cpp``
 Guarantee   Buffers whose lifetimes overlap get disjoint address ranges, aligned; an answer always
             exists; equal input, options and seed give equal offsets unless the clock stops the run.
 Complexity  1e5 buffers well under a second, see ``docs/planning.md``
-Gaps        one stream and one memory space; see `place_blocks` and `tightrope.place.streams` for more
+Gaps        one stream and one memory space; tightrope-planners has more
 
     address ^
             |      +--B--+

@@ -1,46 +1,63 @@
-"""The planners by name. Adding one = one file and one line here."""
+"""The planners by name: those that the default search needs, then those of plug-ins.
+
+A planner of another distribution is an entry point of the group ``tightrope.planners``. Its value names a
+function as `Planner` describes it. A planner of the core has precedence over one of the same name.
+"""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Final, cast
 
 from tightrope.core import TightropeError
+from tightrope.core.plugins import absent, installed, loaded
 from tightrope.core.units import shown
 from tightrope.plan.options import Planner
+
+GROUP: Final = "tightrope.planners"
 
 _WHERE: Final = {
     "given": "given:given",
     "greedy": "greedy:greedy",
     "anneal": "anneal:anneal",
     "order": "order:order",
-    "moccasin": "peers.moccasin:moccasin",
-    "polish": "peers.moccasin:polish",
-    "checkmate": "peers.checkmate:checkmate",
-    "checkmate-lp": "peers.checkmate:checkmate_lp",
-    "treewidth": "peers.treewidth:treewidth",
-    "selective": "peers.selective:selective",
-    "sqrt": "peers.sqrt:sqrt",
-    "rotor": "peers.rotor:rotor",
-    "revolve": "peers.revolve:revolve",
-    "dtr": "peers.dtr:dtr",
-    "mincut": "peers.mincut:mincut",
     "paging": "paging.search:paging",
-    "poet": "peers.poet:poet",
 }
+KNOWN: Final = (
+    "moccasin",
+    "polish",
+    "checkmate",
+    "checkmate-lp",
+    "treewidth",
+    "selective",
+    "sqrt",
+    "rotor",
+    "revolve",
+    "dtr",
+    "mincut",
+    "poet",
+)
+"""Planners of the distribution tightrope-planners, installed or not."""
 
 
 class _Registry(Mapping[str, Planner]):
     """Planners that are imported when they are asked for: most need a solver that takes long to load."""
 
     def __getitem__(self, name: str) -> Planner:
-        module, _, function = _WHERE[name].partition(":")
-        return cast(Planner, getattr(import_module(f"tightrope.plan.{module}"), function))
+        if name in _WHERE:
+            module, _, function = _WHERE[name].partition(":")
+            return cast(Planner, getattr(import_module(f"tightrope.plan.{module}"), function))
+        return cast(Planner, loaded(f"the planner {name}", installed(GROUP)[name]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in _WHERE or name in installed(GROUP)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_WHERE)
+        others = installed(GROUP)
+        known = [name for name in KNOWN if name in others]
+        yield from dict.fromkeys([*_WHERE, *known, *others])
 
     def __len__(self) -> int:
-        return len(_WHERE)
+        return len(list(iter(self)))
 
 
 PLANNERS: Final[Mapping[str, Planner]] = _Registry()
@@ -53,8 +70,10 @@ def members(planner: str) -> tuple[str, ...]:
     """List the planners that a name stands for.
 
     Raises:
-        TightropeError: no planner has that name.
+        TightropeError: no planner has that name, or its plug-in is not installed.
     """
-    if not isinstance(planner, str) or (planner != "auto" and planner not in PLANNERS):
-        raise TightropeError(f"there is no planner {shown(planner)}; there are: auto, {', '.join(PLANNERS)}.")
-    return PORTFOLIO if planner == "auto" else (planner,)
+    if isinstance(planner, str) and (planner == "auto" or planner in PLANNERS):
+        return PORTFOLIO if planner == "auto" else (planner,)
+    if isinstance(planner, str) and planner in KNOWN:
+        raise absent(f"planner {planner}", "planners")
+    raise TightropeError(f"there is no planner {shown(planner)}; there are: auto, {', '.join(PLANNERS)}.")

@@ -102,6 +102,7 @@ def test_it_is_judged_and_never_dearer_than_running_once(
 @pytest.mark.slow
 def test_beside_poet_s_program_it_finds_the_optimum_and_never_less() -> None:
     """A wrong price on either side shows: less is impossible, more would be a bad search."""
+    pytest.importorskip("tightrope_planners")
     ratios = []
     for seed in range(12):
         graph = graph_of(seed, 10)

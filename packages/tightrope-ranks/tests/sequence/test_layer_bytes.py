@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tightrope.core import Graph, TightropeError
-from tightrope.plan.peers.selective import TransformerShape
+from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence.graph import capture_rank, is_collective
 from tightrope_ranks.sequence.layers import Division, Mode, Stack
 from tightrope_ranks.sequence.policies import cores_again, gather_again, layers_again, schedule_of

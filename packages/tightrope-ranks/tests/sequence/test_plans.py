@@ -8,7 +8,7 @@ from tightrope.core import DeviceLink, Graph, Machine, Phase, Tier
 from tightrope.lower import lower, simulate
 from tightrope.lower.judged import problems
 from tightrope.plan import solve
-from tightrope.plan.peers.selective import TransformerShape
+from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.judge.collectives import check_collectives
 from tightrope_ranks.sequence import (
     Division,

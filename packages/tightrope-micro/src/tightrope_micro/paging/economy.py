@@ -8,7 +8,7 @@ Idea        Begin without re-runs. Every page-in is a question: make it again th
 Source      POET (ICML 2022) for the problem, weights and optimizer state among what is paged here
 Guarantee   Never dearer than the walk without re-runs; every set is allowed by `Model.allowed`.
 Complexity  walks x runs; a walk of 300 runs takes about 1.5 ms.
-Gaps        A local search: no bound comes with it. `plan/peers/poet.py` proves one on small graphs.
+Gaps        A local search: no bound comes with it. The planner ``poet`` proves one on small graphs.
 """
 
 import random

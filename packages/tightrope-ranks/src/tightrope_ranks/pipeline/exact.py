@@ -18,7 +18,7 @@ from typing import Final
 
 from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds
-from tightrope.plan.peers.cp import ConstraintProgram, Worker, constant
+from tightrope.plan.cp import ConstraintProgram, Worker, constant
 from tightrope_ranks.pipeline.language import Action, Orders
 from tightrope_ranks.pipeline.simulate import DeadlockError, simulate
 from tightrope_ranks.pipeline.wire import with_wires

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tightrope.capture import capture
 from tightrope.core import Flag, Graph, Kind, Op
 from tightrope.lower import with_writes
-from tightrope.plan.peers.selective import TransformerShape
+from tightrope.plan.attention import TransformerShape
 from tightrope_ranks.sequence.collectives import NAMESPACE
 from tightrope_ranks.sequence.layers import Division, Stack
 

@@ -1,0 +1,1 @@
+"""Independent checkers of what the placers here make."""

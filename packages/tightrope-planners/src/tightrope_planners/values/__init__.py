@@ -1,0 +1,1 @@
+"""The values that placers and judges here share."""
