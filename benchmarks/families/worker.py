@@ -73,13 +73,14 @@ class FamilyLoop:
         self.optimizer.zero_grad()
         self.log["times"].append(seconds := time.thread_time() - start)
         self.log["cpu"].append(time.process_time() - process)
-        self.log["losses"].append(digest([loss]))
+        self.log["losses"].append(digest([loss.detach().clone()]))
         self.log["waters"].append(self._peak() * (1 if limited else -1))
         return seconds
 
     def told(self) -> dict[str, Any]:
         """Say what came of the steps; a peak before there was a limit is negative."""
-        return self.log | {"parameters": digest(list(self.model.parameters())), "saved": self.saved}
+        copies = [one.detach().clone() for one in self.model.parameters()]  # numpy is to see none itself
+        return self.log | {"parameters": digest(copies), "saved": self.saved}
 
 
 def budgeted(loop: FamilyLoop) -> dict[str, Any]:
