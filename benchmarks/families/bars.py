@@ -77,7 +77,7 @@ def _bars(rows: Sequence[Row]) -> list[tuple[str, bool]]:
     long = [row for row in single if row["eager"]["ms"] > 10]
     short = [row for row in single if 1 <= row["eager"]["ms"] <= 10]
     trained = [run for run in _all_of(rows) if _trains(run)]
-    planned = [run for run in trained if run["level"] != "E"]
+    planned = [run for run in trained if run["level"] in ("L1", "L2")]
     named = [(row, row["runs"]["first number"]) for row in rows if "first number" in row["runs"]]
 
     def ratios(of: Sequence[Row], way: str) -> list[float]:
