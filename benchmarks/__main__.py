@@ -21,6 +21,7 @@ from benchmarks import (
 from benchmarks.commands import run as commands
 from benchmarks.cuda.main import run as cuda
 from benchmarks.executable import main as executable
+from benchmarks.families.main import run as families
 from benchmarks.floor.main import run as floor
 from benchmarks.hostile.main import run as hostile
 from benchmarks.paging import main as paging
@@ -67,6 +68,7 @@ _QUESTIONS = {
     "commands": commands,
     "guards": guards.run,
     "hostile": hostile,
+    "families": families,
     "paging": paging.run,
     "micro": _of_plugin("micro"),
     "micro_workflow": _of_plugin("micro", "workflow"),
