@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import tightrope
 from tightrope.native import compiler
 from tightrope.run.accounts import accounts
+from tightrope.run.compile import compiled_of
 from tightrope.run.evict.context import evict
 
 pytestmark = [
@@ -120,3 +121,20 @@ def test_a_thread_that_ended_in_the_middle_of_a_step_keeps_none_from_the_next() 
         torch.equal(a, b.grad) for a, b in zip(found, plain.parameters(), strict=True) if a is not None
     )
     assert None not in found
+
+
+@pytest.mark.filterwarnings("ignore:tightrope")
+def test_parameters_that_numpy_looked_at_keep_nothing_from_being_evicted() -> None:
+    """Numpy makes the memory that it looks at one that is never resized, for ever."""
+    model = nn.Sequential(*(Asking() for _ in range(12)))
+    tightrope.compile(model, budget="60%", progress=False)
+    for step in range(6):
+        model(X).square().mean().backward()
+        model.zero_grad()
+        if step == 3:
+            for parameter in model.parameters():
+                parameter.detach().numpy()
+    evicted = compiled_of(model).evicted
+    assert evicted is not None
+    assert evicted.last is not None
+    assert evicted.last.num_recomputed > 0

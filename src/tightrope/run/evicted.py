@@ -43,6 +43,10 @@ _HIGHER_ORDER: Final = (
     "level E: an op that takes functions, such as torch.cond, is not one op that could run again. Use a "
     "branch of Python."
 )
+_GAPS: Final = 32
+"""Of an arena in which everything stays, gaps take less than this part as a rule."""
+_MOST_AGAIN: Final = 30.0
+"""A step that would run ops again for so many times its own time is refused."""
 
 
 class EvictedSteps:
@@ -74,9 +78,10 @@ class EvictedSteps:
         self.last: Eviction | None = None
         self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
         self._block: Eviction | None = None
-        self._foreign = [weakref.ref(one) for one in parameters if is_foreign(one)]
+        self._own = [weakref.ref(one) for one in parameters]
         self._thread = threading.current_thread()
-        self._depth = self._other_inputs = self.unplanned = 0
+        self._depth = self._other_inputs = 0
+        self.unplanned = given[1]
         self._warned = self._has_failed = False
         self._awaited = Awaited()
         if end_if_done not in before_opening:
@@ -185,13 +190,14 @@ class EvictedSteps:
             raise replace(self._ledger(self.budget), least=accounts.enough).explain(
                 more, bound=self.persistent, notes=["More may be needed."]
             )
-        block = evict(self.arena)
+        block = evict(self.arena, most_again=_MOST_AGAIN)
         block.advise = self._advise
         block.__enter__()
         self._kernels.watch()
         self._block = self.last = block
         self.num_blocks += 1
-        block.trust([*foreign, *(own for ref in self._foreign if (own := ref()) is not None)])
+        own = [one for ref in self._own if (one := ref()) is not None and is_foreign(one)]
+        block.trust([*foreign, *own])
         self._thread = threading.current_thread()
         _SERVING.add(self)
         this = weakref.ref(self)
@@ -205,7 +211,11 @@ class EvictedSteps:
         if enough > self.budget and not self._may_end:
             return f"Try {said(enough)}: by the shapes it is enough, and less may be.", enough
         assert self.last is not None
-        named = max(self.budget - self.arena + self.last.budget_for(asked), self.unplanned)
+        around = self.budget - self.arena
+        named = max(around + self.last.budget_for(asked), self.unplanned)
+        whole = max(self.unplanned, around + self.last.most_held + asked)
+        if self.unplanned and whole + whole // _GAPS > self.budget:  # else what stays splits the arena
+            named = min(named, whole + whole // _GAPS)
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
         return f"Try {said(named)} next: {why}.", named
 
