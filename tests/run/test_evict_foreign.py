@@ -128,9 +128,11 @@ def test_parameters_that_numpy_looked_at_keep_nothing_from_being_evicted() -> No
     """Numpy makes the memory that it looks at one that is never resized, for ever."""
     model = nn.Sequential(*(Asking() for _ in range(12)))
     tightrope.compile(model, budget="60%", progress=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(6):
         model(X).square().mean().backward()
-        model.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         if step == 3:
             for parameter in model.parameters():
                 parameter.detach().numpy()
