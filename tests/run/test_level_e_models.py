@@ -197,3 +197,26 @@ def test_a_model_whose_every_call_is_another_graph_is_evicted_in_the_end() -> No
         torch.equal(one.grad, two.grad)
         for one, two in zip(model.parameters(), plain.parameters(), strict=True)
     )
+
+
+@pytest.mark.filterwarnings("ignore:tightrope. level L0")
+def test_level_0_is_left_where_steps_differ() -> None:
+    """Else what is not as recorded would lie beside the arena, and a budget that is enough be refused."""
+    torch.manual_seed(0)
+    model = Dropping()
+    plain = copy.deepcopy(model)
+    gc.collect()
+    tightrope.compile(model, budget=accounts().charged() + (64 << 20), progress=False)
+    levels = []
+    for most in (8, 8, 8, 3, 3, 5):
+        model.most = plain.most = most
+        x = torch.randn(512, 64)
+        for one in (model, plain):
+            one.zero_grad()
+            one(x).square().mean().backward()
+        levels.append(tightrope.report(model).level)
+        for one, two in zip(model.parameters(), plain.parameters(), strict=True):
+            assert (one.grad is None and two.grad is None) or torch.equal(one.grad, two.grad)
+    assert levels[0] == "L0"
+    assert levels[-1] == "E"
+    assert "level 0 was left" in tightrope.report(model).why

@@ -82,6 +82,7 @@ class CompiledModel:
         self.evicted: EvictedSteps | None = None
         self.measured: MeasuredSteps | None = None
         self._share: Callable[[int], int] | None = None
+        self._if_steps_differ: weakref.ref[torch.nn.Module] | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
         build_native(status)
@@ -283,17 +284,35 @@ class CompiledModel:
         against = against_eviction(model, self.accounts) if wanted else ""
         self.why, self.in_pieces = f"{reason} {against}".strip(), False
         if wanted and not against:
-            given = prospects.asked, prospects.whole
-            module = alive(model)
-            own = [*module.parameters(), *module.buffers()]
-            self.evicted = EvictedSteps(
-                budget, own, self.accounts, self.hidden, given, weakly(weakref.ref(self), CompiledModel.rise)
-            )
-            self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
-        else:
-            self.replay = replay(budget=budget)
-            self.level, what = "L0", "planned addresses and a hard limit, no recomputation"
-        warnings.warn(f"tightrope: level {self.level} ({what}). {self.why}", stacklevel=5)
+            self._evict(model)
+            return
+        self.replay, self.level = replay(budget=budget), "L0"
+        if self.settings.fallback == "auto" and not (wanted or against_eviction(model, self.accounts)):
+            self._if_steps_differ = model
+        warnings.warn(
+            f"tightrope: level L0 (planned addresses and a hard limit, no recomputation). {self.why}",
+            stacklevel=5,
+        )
+
+    def _evict(self, model: "weakref.ref[torch.nn.Module]") -> None:
+        """Run at level E from now on, and say why."""
+        budget, prospects, module = self.settings.budget, self.calls.prospects, alive(model)
+        assert isinstance(budget, int)
+        own = [*module.parameters(), *module.buffers()]
+        rise = weakly(weakref.ref(self), CompiledModel.rise)
+        given = prospects.asked, prospects.whole
+        self.evicted = EvictedSteps(budget, own, self.accounts, self.hidden, given, rise)
+        self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
+        warnings.warn(f"tightrope: level E ({what}). {self.why}", stacklevel=6)
+
+    def _leave_replay(self) -> None:
+        """Give up planned addresses where steps differ: what is not as recorded lies on the heap besides."""
+        replayed, model, self.replay, self._if_steps_differ = self.replay, self._if_steps_differ, None, None
+        assert replayed is not None
+        assert model is not None
+        replayed.close()
+        self.why = f"{self.why} Steps differ in what they allocate, so level 0 was left."
+        self._evict(model)
 
     def unplanned(self, plain: _Call, args: Any, kwargs: Any) -> Any:
         """Make a call at level E, or begin a step of the L0 recorder with it."""
@@ -301,6 +320,9 @@ class CompiledModel:
             return self.evicted.run(plain, args, kwargs)
         assert self.replay is not None
         self.accounts.open_step(None)
+        if self._if_steps_differ is not None and self.replay.divergence is not None:
+            self._leave_replay()
+            return self.unplanned(plain, args, kwargs)
         self.replay.__enter__()
         self._inside_step = True
         self.accounts.open_step(weakly(weakref.ref(self), CompiledModel.end_step))
