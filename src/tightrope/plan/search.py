@@ -93,10 +93,7 @@ def solve(
     """
     members(planner)
     check_search(seed=seed, seconds=seconds)
-    if budget <= 0:
-        raise TightropeError(f"budget={budget}: give a number of bytes above 0.")
-    if cache is not None and order != "given":
-        raise TightropeError("a cache keeps plans in base order: leave it out, or ask for that order.")
+    _check(budget, cache, order)
     known = cache.exact(graph, budget=budget, planner=planner, placed=placed) if cache is not None else None
     least = cache.least(graph, placed=placed) if cache is not None and seconds is None else None
     if least is not None and budget < least.forecast.total and planner == "auto":
@@ -155,6 +152,13 @@ def smallest(
     watch = Watch(seconds=seconds)
     plan = smallest_plan(graph, machine, Options(seed=seed, watch=watch, effort=effort))
     return msgspec.structs.replace(plan, reasons=reasons(graph, plan, machine))
+
+
+def _check(budget: Bytes, cache: PlanCache | None, order: Literal["given", "free"]) -> None:
+    if budget <= 0:
+        raise TightropeError(f"budget={budget}: give a number of bytes above 0.")
+    if cache is not None and order != "given":
+        raise TightropeError("a cache keeps plans in base order: leave it out, or ask for that order.")
 
 
 def _begin_from(job: Job, start: Plan) -> None:
