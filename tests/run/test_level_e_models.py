@@ -208,7 +208,7 @@ def test_level_0_is_left_where_steps_differ() -> None:
     gc.collect()
     tightrope.compile(model, budget=accounts().charged() + (64 << 20), progress=False)
     levels = []
-    for most in (8, 8, 8, 3, 3, 5):
+    for most in (8, 8, 3, 5, 3, 8, 5, 3, 8, 5):
         model.most = plain.most = most
         x = torch.randn(512, 64)
         for one in (model, plain):

@@ -130,6 +130,9 @@ def test_without_a_name_doctor_says_which_adapter_and_compile_runs_without_a_cap
     adapter: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, _, name = path.rpartition(".")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._inductor.compile_fx")  # it uses such names while it is imported
     with monkeypatch.context() as patch:
         patch.delattr(importlib.import_module(module), name)
         broken = {row for row, state in doctor.adapters().items() if state.startswith("broken")}

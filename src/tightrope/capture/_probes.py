@@ -178,7 +178,7 @@ def _is_there(path: str) -> bool:
         return hasattr(sys.modules.get(module) or __import__(module, fromlist=[name]), name) or (
             path not in sys.modules and bool(__import__(path, fromlist=[name]))
         )
-    except ImportError:
+    except (ImportError, AttributeError):  # what it imports lacks a name at once
         return False
 
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 
@@ -38,6 +38,8 @@ from tightrope.run.status import StatusLine, build_native
 from tightrope.run.unit import Settings
 
 _Call: TypeAlias = Callable[..., Any]
+_DIFFERENT: Final = 3
+"""Level 0 is left after so many steps that were not as recorded, if more than one in four was."""
 _MORE: Final = 1.02
 """A step that needs no more than so many times what was needed before leaves a percentage as it is."""
 
@@ -82,6 +84,7 @@ class CompiledModel:
         self.evicted: EvictedSteps | None = None
         self.measured: MeasuredSteps | None = None
         self._share: Callable[[int], int] | None = None
+        self._differed, self._num_differ = cast("object", None), 0
         self._if_steps_differ: weakref.ref[torch.nn.Module] | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None
@@ -305,6 +308,12 @@ class CompiledModel:
         self.level, what = "E", "a hard limit, kept by eviction and recomputation, without a plan"
         warnings.warn(f"tightrope: level E ({what}). {self.why}", stacklevel=6)
 
+    def _steps_differ(self, replayed: Replay) -> bool:
+        """Tell whether steps at level 0 are too often others than the recorded one."""
+        if replayed.divergence is not self._differed:
+            self._differed, self._num_differ = replayed.divergence, self._num_differ + 1
+        return self._num_differ >= _DIFFERENT and self._num_differ * (1 + _DIFFERENT) > replayed.steps
+
     def _leave_replay(self) -> None:
         """Give up planned addresses where steps differ: what is not as recorded lies on the heap besides."""
         replayed, model, self.replay, self._if_steps_differ = self.replay, self._if_steps_differ, None, None
@@ -320,7 +329,7 @@ class CompiledModel:
             return self.evicted.run(plain, args, kwargs)
         assert self.replay is not None
         self.accounts.open_step(None)
-        if self._if_steps_differ is not None and self.replay.divergence is not None:
+        if self._if_steps_differ is not None and self._steps_differ(self.replay):
             self._leave_replay()
             return self.unplanned(plain, args, kwargs)
         self.replay.__enter__()
