@@ -121,22 +121,22 @@ def measured(name: str, budgets: Sequence[str], found: Row, cache: Path) -> Iter
             yield from _typed(name, found, eager, process, cache)
 
 
-def _run(name: str, way: str, eager: Row, beside: Process, cache: Path) -> Row:
+def _run(name: str, way: str, eager: Row, plain: Process, cache: Path) -> Row:
     with Process(name, way, cache) as process:
         told = _judged(process.result(), eager)
-        return told | (_pairs(process, beside) if "bits" in told and way in _PAIRED else {})
+        return told | (_pairs(process, plain) if "bits" in told and way in _PAIRED else {})
 
 
-def _typed(name: str, found: Row, eager: Row, beside: Process, cache: Path) -> Iterator[Row]:
+def _typed(name: str, found: Row, eager: Row, plain: Process, cache: Path) -> Iterator[Row]:
     """Type in what a refusal names, twice; where none refuses, a tiny budget asks for a number."""
     runs = found["runs"]
     made = [one.get("later", one) for one in map(runs.get, ("100%", "75%", "60%")) if one]
     refused = [one for one in made if one.get("named")]
-    last = refused[0] if refused else runs.setdefault(_PROBE, _run(name, _PROBE, eager, beside, cache))
+    last = refused[0] if refused else runs.setdefault(_PROBE, _run(name, _PROBE, eager, plain, cache))
     for title in ("first number", "second number"):
         if not last.get("named"):
             return
-        last = runs[title] = {"typed": last["named"]} | _run(name, last["named"], eager, beside, cache)
+        last = runs[title] = {"typed": last["named"]} | _run(name, last["named"], eager, plain, cache)
         yield found
 
 

@@ -26,7 +26,7 @@ class Family(NamedTuple):
     package: str
 
 
-FAMILIES: Final[dict[str, Family]] = {}  # by name; the modules beside this one fill it
+FAMILIES: Final[dict[str, Family]] = {}  # by name; the other modules of this folder fill it
 
 
 def family(package: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:

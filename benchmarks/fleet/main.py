@@ -1,4 +1,4 @@
-"""Run it: ``python -m benchmarks fleet [--only F1,F2] [--json FILE]``; bars: the files beside."""
+"""Run it: ``python -m benchmarks fleet [--only F1,F2] [--json FILE]``; bars: the other files here."""
 
 from collections.abc import Sequence
 

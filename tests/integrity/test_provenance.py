@@ -6,7 +6,7 @@ import json
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import msgspec
 import pytest
@@ -46,7 +46,7 @@ def of_text(tmp_path: Path) -> Functions:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other check is installed."""
-    monkeypatch.setattr("tightrope.integrity.provenance.entry_points", lambda **_: ())
+    monkeypatch.setattr("tightrope.integrity.provenance.installed", lambda _: {})
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_plan_of_other_code_is_not_run(bare: Plan, of_text: Functions, tmp_pat
 class Entry:
     """An entry point."""
 
-    dist, value = None, "others.checks:refuse"
+    dist = SimpleNamespace(name="others")
 
     def __init__(self, load: Callable[[], object]) -> None:
         self.load = load
@@ -122,10 +122,15 @@ def test_a_check_that_is_installed_decides(bare: Plan, monkeypatch: pytest.Monke
     def broken() -> object:
         raise ImportError("no such module")
 
-    monkeypatch.setattr("tightrope.integrity.provenance.entry_points", lambda **_: (Entry(said),))
+    monkeypatch.setattr("tightrope.integrity.provenance.installed", lambda _: {"provenance": (Entry(said),)})
     demand_code_of(bare)
-    monkeypatch.setattr("tightrope.integrity.provenance.entry_points", lambda **_: (Entry(broken),))
-    with pytest.raises(TightropeError, match=r"others.checks:refuse does not load \(no such module\)"):
+    monkeypatch.setattr(
+        "tightrope.integrity.provenance.installed", lambda _: {"provenance": (Entry(broken),)}
+    )
+    with pytest.raises(
+        TightropeError,
+        match=r"code of others does not load \(no such module\): install others again",
+    ):
         demand_code_of(bare)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 from collections.abc import Callable
 
 import pytest
@@ -201,7 +202,7 @@ def test_a_model_whose_every_call_is_another_graph_is_evicted_in_the_end() -> No
 
 @pytest.mark.filterwarnings("ignore:tightrope. level L0")
 def test_level_0_is_left_where_steps_differ() -> None:
-    """Else what is not as recorded would lie beside the arena, and a budget that is enough be refused."""
+    """Else the heap takes what is not as recorded, while the arena stays charged."""
     torch.manual_seed(0)
     model = Dropping()
     plain = copy.deepcopy(model)
@@ -220,3 +221,30 @@ def test_level_0_is_left_where_steps_differ() -> None:
     assert levels[0] == "L0"
     assert levels[-1] == "E"
     assert "level 0 was left" in tightrope.report(model).why
+
+
+def dropping(budget: str) -> None:
+    """Train without dropping any layer."""
+    torch.manual_seed(0)
+    model = Dropping()
+    model.most = 8
+    tightrope.compile(model, budget=budget, progress=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.randn(2048, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_refusal_names_little_more_than_what_the_first_steps_took() -> None:
+    with pytest.raises(tightrope.TightropeError) as refused:
+        dropping("20%")
+    named = re.findall(r'budget="(\d+)%"', str(refused.value))
+    assert 20 < int(named[-1]) <= 104
+
+
+def test_a_step_that_runs_again_for_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropping("70%")
+    monkeypatch.setattr("tightrope.run.evicted._MOST_AGAIN", 1e-6)
+    with pytest.raises(tightrope.OutOfBudgetError, match="what ran again took"):
+        dropping("70%")

@@ -4,7 +4,8 @@ Idea        A model that returns its loss returns logits or hidden states too, a
             Outputs from which a scalar one is computed are traced as unread.
 Guarantee   Where every unread output lies on the way to one that is read, a backward from it reads nothing
             that the backward from those does not read.
-Gaps        A loss that is no scalar, or is computed outside of the model, tells nothing.
+Gaps        A loss that is no scalar, or is computed outside of the model, tells nothing. A derivative of
+            the model's own that passes no gradient on breaks the guarantee; then a backward is refused once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -57,7 +58,8 @@ class Ends:
         self.every = frozenset(outputs)
         self.read = self._choose(outputs)
         upstream = _upstream(outputs[number] for number in self.read)
-        self.covers = all(output.grad_fn in upstream for output in outputs.values())
+        unread = self.every - self.read
+        self.covers = all(outputs[number].grad_fn in upstream for number in unread)
         return self.read
 
 

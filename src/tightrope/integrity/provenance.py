@@ -15,12 +15,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import CodeType
 from typing import Final
 
-from tightrope.core import Plan, TightropeError
+from tightrope.core import Plan
+from tightrope.core.plugins import installed, loaded
 from tightrope.core.provenance import CodeDigest, Provenance, SourceFile
 from tightrope.integrity.environment import Environment, running_environment
 from tightrope.integrity.findings import Finding, FindingKind, Inspection, digest_of, digest_of_file
@@ -113,16 +113,9 @@ def demand_code_of(plan: Plan, *, captured: Provenance | None = None) -> None:
         IntegrityError: names the first file, its owner, and what was expected and found.
         TightropeError: an installed check does not load.
     """
-    entries = entry_points(group=CHECKS, name="provenance")
+    entries = installed(CHECKS).get("provenance", ())
     for entry in entries:
-        owner = entry.dist.name if entry.dist is not None else entry.value
-        try:
-            check = entry.load()
-        except (ImportError, AttributeError) as error:
-            raise TightropeError(
-                f"the check of code of {owner} does not load ({error}): install {owner} again."
-            ) from error
-        check(plan, captured=captured).demand()
+        loaded("the check of code", (entry,))(plan, captured=captured).demand()
     if not entries:
         compared(plan, captured=captured).demand()
 

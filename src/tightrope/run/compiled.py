@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -84,7 +84,8 @@ class CompiledModel:
         self.evicted: EvictedSteps | None = None
         self.measured: MeasuredSteps | None = None
         self._share: Callable[[int], int] | None = None
-        self._differed, self._num_differ = cast("object", None), 0
+        self._differed: object = None
+        self._num_differ = 0
         self._if_steps_differ: weakref.ref[torch.nn.Module] | None = None
         self.in_hooks: Callable[[], InsideHooks | None] = lambda: None
         self.forget: Callable[[], None] = lambda: None

@@ -33,7 +33,7 @@ from tightrope.run.awaited import Awaited, drain_failed
 from tightrope.run.evict.context import Eviction, before_opening, evict, is_foreign
 from tightrope.run.evict.watch import OpWatch
 from tightrope.run.hidden import HiddenBytes
-from tightrope.run.room import Room
+from tightrope.run.room import GAPS, Room
 from tightrope.run.sharded import divided
 from tightrope.run.untested import cannot_evict
 
@@ -43,8 +43,6 @@ _HIGHER_ORDER: Final = (
     "level E: an op that takes functions, such as torch.cond, is not one op that could run again. Use a "
     "branch of Python."
 )
-_GAPS: Final = 32
-"""Of an arena in which everything stays, gaps take less than this part as a rule."""
 _MOST_AGAIN: Final = 30.0
 """A step that would run ops again for so many times its own time is refused."""
 
@@ -196,7 +194,7 @@ class EvictedSteps:
         self._kernels.watch()
         self._block = self.last = block
         self.num_blocks += 1
-        own = [one for ref in self._own if (one := ref()) is not None and is_foreign(one)]
+        own = [tensor for ref in self._own if (tensor := ref()) is not None and is_foreign(tensor)]
         block.trust([*foreign, *own])
         self._thread = threading.current_thread()
         _SERVING.add(self)
@@ -214,8 +212,8 @@ class EvictedSteps:
         around = self.budget - self.arena
         named = max(around + self.last.budget_for(asked), self.unplanned)
         whole = max(self.unplanned, around + self.last.most_held + asked)
-        if self.unplanned and whole + whole // _GAPS > self.budget:  # else what stays splits the arena
-            named = min(named, whole + whole // _GAPS)
+        if self.unplanned and whole + whole // GAPS > self.budget:  # else what stays splits the arena
+            named = min(named, whole + whole // GAPS)
         why = "it allows this request; what comes after it was not seen yet" if asked else "less runs again"
         return f"Try {said(named)} next: {why}.", named
 

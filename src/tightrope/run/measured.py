@@ -18,13 +18,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tightrope.core import Bytes
 from tightrope.run.accounts import Accounts
 from tightrope.run.awaited import Awaited
-from tightrope.run.room import CAPTURE_SLACK, RESERVE
+from tightrope.run.room import CAPTURE_SLACK, GAPS, RESERVE
 
 _MOST: Final = 8
 """Steps that are measured where each needs more, and calls where no optimizer says what a step is."""
 _SAME: Final = 1.02
-_GAPS: Final = 32
-"""An arena takes up to this part more than what is alive in it, where nothing can be evicted."""
+"""A step that takes no more than so many times what those before took is as large as they are."""
 _OPEN: Final["weakref.WeakSet[MeasuredSteps]"] = weakref.WeakSet()
 
 
@@ -75,7 +74,7 @@ class MeasuredSteps:
         """Compute the bytes of the largest step so far, the optimizer's state in them all along."""
         peak, stays = self._accounts.take_peak(), self._accounts.charged() - self._start
         need = peak + max(stays, 0)
-        gaps = (peak - self._start) // _GAPS
+        gaps = (peak - self._start) // GAPS
         self._whole = max(self._whole, need + gaps + RESERVE + CAPTURE_SLACK)
         return self._whole
 

@@ -9,6 +9,8 @@ from tightrope.core.ledger import Ledger, Row, When
 from tightrope.plan.kept import SPARE
 from tightrope.run.headroom import Headroom
 
+GAPS: Final = 32
+"""Gaps take less than this part of an arena in which everything stays, as a rule."""
 RESERVE: Bytes = 65536
 """Held back for the runtime itself: copies of the generator's state (5,056 bytes each) that are made
 while a graph is captured."""

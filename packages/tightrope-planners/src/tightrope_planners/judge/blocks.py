@@ -2,7 +2,7 @@
 
 Idea        Every piece of every block becomes one rectangle at its block's offset plus its own
             distance, so distances inside a block hold by construction; per space, no two that are
-            alive at once may overlap: see `tightrope_planners.judge.sweep`.
+            alive at once may overlap: see `tightrope.judge.sweep`.
 Guarantee   Passes exactly when pieces of one space that are alive together share no byte, and every
             block has a legal offset in a space that it may use.
 Complexity  O(n log n) comparisons for n pieces, plus the windows of each block.
@@ -11,7 +11,7 @@ Complexity  O(n log n) comparisons for n pieces, plus the windows of each block.
 from collections.abc import Sequence
 
 from tightrope.core import JudgeError, Offset, Space
-from tightrope_planners.judge.sweep import PlacedPiece, overlap
+from tightrope.judge.sweep import Rectangle, overlap
 from tightrope_planners.values.blocks import Block
 
 
@@ -42,7 +42,7 @@ def check_blocks(
     for home in range(len(spaces)):
         _check_overlaps(
             [
-                (number, PlacedPiece(offset + piece.low, piece.size, piece.start, piece.end))
+                (number, Rectangle(offset + piece.low, piece.size, piece.start, piece.end))
                 for number, (block, offset) in enumerate(zip(blocks, offsets, strict=True))
                 if homes[number] == home
                 for piece in block.pieces
@@ -72,7 +72,7 @@ def _problem(block: Block, offset: Offset, home: int, spaces: Sequence[Space]) -
     return ""
 
 
-def _check_overlaps(rows: Sequence[tuple[int, PlacedPiece]]) -> None:
+def _check_overlaps(rows: Sequence[tuple[int, Rectangle]]) -> None:
     found = overlap([rectangle for _, rectangle in rows])
     if found is not None:
         (below, low), (above, high) = rows[found[0]], rows[found[1]]
