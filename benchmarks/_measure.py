@@ -9,16 +9,16 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tightrope.core import Bytes
-from tightrope.native.hook.allocator import Allocator
+from tightrope.native.hook.allocator import Allocator, MemoryStats, ReplayEnd
 
 _NUM_RESAMPLES = 2000
 _NUM_WARMUPS = 2
@@ -140,32 +140,56 @@ def live_peak(loop: Loop, native: Allocator) -> Bytes:
     return peak
 
 
-@dataclass
 class HighWater:
     """The largest number of charged bytes in a ``with`` block.
 
-    The allocator's own peak is reset by the library at every step; the resets are listened to.
+    The allocator's own peak starts afresh at every part of a step; whoever lets it is listened to.
+
+    Args:
+        native: whose bytes are counted.
+
+    Attributes:
+        bytes: the most so far.
     """
 
-    native: Allocator
-    bytes: Bytes = 0
-    _reset: Callable[[], None] = field(init=False, default=lambda: None)
+    def __init__(self, native: Allocator) -> None:
+        self.native, self.bytes = native, 0
+        self._plain = native.reset_peaks, native.begin_span, native.end_span
 
     def __enter__(self) -> "HighWater":
-        self.bytes, self._reset = 0, self.native.reset_peaks
-        self._reset()
-        self.native.reset_peaks = self._note  # type: ignore[method-assign]
+        self.bytes = 0
+        self._plain[0]()
+        for call in (self._reset, self._begin, self._end):
+            setattr(self.native, _PATCHED[call.__name__], call)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._note()
-        del self.native.reset_peaks
+        self.note()
+        for name in _PATCHED.values():
+            delattr(self.native, name)
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Look at what is charged since the peak started afresh."""
         self.bytes = max(self.bytes, self.native.stats().charged_peak)
-        self._reset()
+
+    def _reset(self) -> None:
+        self.note()
+        self._plain[0]()
+
+    def _begin(self, arena: int, plan: int, *, start: int = 0) -> MemoryStats:
+        found = self._plain[1](arena, plan, start=start)
+        self.bytes = max(self.bytes, found.charged_peak)
+        return found
+
+    def _end(self) -> tuple[ReplayEnd, MemoryStats]:
+        ended, found = self._plain[2]()
+        self.bytes = max(self.bytes, found.charged_peak)
+        return ended, found
+
+
+_PATCHED: Final = {"_reset": "reset_peaks", "_begin": "begin_span", "_end": "end_span"}
 
 
 class Timed(Protocol):

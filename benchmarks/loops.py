@@ -32,7 +32,7 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import tightrope
-from benchmarks._measure import digest
+from benchmarks._measure import HighWater, digest
 from benchmarks.zoo.unet import UNet
 from tightrope.core import format_bytes
 from tightrope.core.cache import own_folder
@@ -349,14 +349,14 @@ def play(name: str, way: str, budget: int, *, small: bool) -> dict[str, Any]:
     native = accounts().allocator
     assert native is not None, "the counts need a C++ compiler"
     torch.manual_seed(0)
-    native.reset_peaks()
     try:
-        values = list(LOOPS[name](start, small))
+        with HighWater(native) as water:
+            values = list(LOOPS[name](start, small))
     except (tightrope.TightropeError, torch.OutOfMemoryError) as error:
         named = getattr(error, "smallest_found", None) or getattr(error, "budget_to_try", None)
         said = re.search(r"budget=(\d+)", str(error))
         return {"named": named or (int(said[1]) if said else 0), "why": str(error).splitlines()[0]}
-    told = {"values": values, "first": ended[0] - began[0], "peak": native.stats().charged_peak}
+    told = {"values": values, "first": ended[0] - began[0], "peak": water.bytes}
     if way == "tightrope":
         reports = [tightrope.report(model) for model in models[-2 if name == "gan" else -1 :]]
         told |= {"level": reports[0].level, "unlike": [op for one in reports for op in one.unlike_eager][:3]}

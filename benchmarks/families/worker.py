@@ -18,7 +18,7 @@ from benchmarks._measure import digest
 from benchmarks.families.registry import FAMILIES
 from tightrope.core import TightropeError
 from tightrope.core.cache import VARIABLE
-from tightrope.native.hook.allocator import MemoryStats
+from tightrope.native.hook.allocator import MemoryStats, ReplayEnd
 from tightrope.run.accounts import accounts
 
 NUM_STEPS = 8
@@ -38,13 +38,28 @@ class FamilyLoop:
         self.log: dict[str, list[Any]] = {name: [] for name in ("losses", "times", "cpu", "waters")}
         self._water, self._before = 0, native.stats()
         self._stats, self._reset = native.stats, native.reset_peaks
+        self._begin, self._end = native.begin_span, native.end_span
         native.stats, native.reset_peaks = self._shown, self._noted  # type: ignore[method-assign]
+        native.begin_span, native.end_span = self._begun, self._ended  # type: ignore[method-assign]
 
-    def _shown(self) -> MemoryStats:
+    def _shown(self, found: MemoryStats | None = None) -> MemoryStats:
         """What the library would see if no peak were reset at the start of a step."""
-        found, before = self._stats(), self._before
+        found, before = found or self._stats(), self._before
         peaks = {name: max(getattr(found, name), getattr(before, name)) for name in _PEAKS}
         return found._replace(**peaks)
+
+    def _begun(self, arena: int, plan: int, *, start: int = 0) -> MemoryStats:
+        return self._afresh(self._begin(arena, plan, start=start))
+
+    def _ended(self) -> tuple[ReplayEnd, MemoryStats]:
+        ended, found = self._end()
+        return ended, self._afresh(found)
+
+    def _afresh(self, found: MemoryStats) -> MemoryStats:
+        """Note the counters of a part of a step, behind which peaks start afresh."""
+        self._water = max(self._water, found.charged_peak)
+        shown, self._before = self._shown(found), self._stats()
+        return shown
 
     def _noted(self) -> None:
         self._water = max(self._water, self._stats().charged_peak)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from benchmarks._measure import Loop, digest
+from benchmarks._measure import HighWater, Loop, digest
 from benchmarks.spine.bar import Bar, Column, Row, Settings, Verdict, share
 from benchmarks.spine.nets import Planned, eager_peak, native, of_peak, planned, reachable
 from tightrope.core import ALIGNMENT, format_bytes
@@ -36,20 +36,19 @@ def _repeat(net: Planned, times: int) -> Row:
     buffers = [buffer.detach().clone() for buffer in loop.model.buffers()]
     loop.clear()
     gc.collect()
-    allocator.reset_peaks()
-    want = _same(loop, buffers)
-    limit = allocator.stats().charged_peak
+    with HighWater(allocator) as water:
+        want = _same(loop, buffers)
+    limit = water.bytes
     passed = raised = less = recovered = leaked = 0
     for _ in range(times):
         with allocator.limited(limit):
             passed += _same(loop, buffers) == want
         live = allocator.stats().live
-        with allocator.limited(limit - ALIGNMENT):
-            allocator.reset_peaks()
+        with allocator.limited(limit - ALIGNMENT), HighWater(allocator) as water:
             found = _same(loop, buffers)
             gc.collect()
-            raised += found is None
-            less += found == want and allocator.stats().charged_peak <= limit - ALIGNMENT
+        raised += found is None
+        less += found == want and water.bytes <= limit - ALIGNMENT
         leaked = max(leaked, allocator.stats().live - live)
         with allocator.limited(limit):
             recovered += _same(loop, buffers) == want

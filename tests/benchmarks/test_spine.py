@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import tightrope
 from benchmarks.__main__ import main
 from benchmarks._measure import Bits, HighWater, Loop, bits, bootstrap, digest, live_peak, paired_ratio
 from benchmarks.spine import BARS, curves, estimates, limits, monotone
@@ -16,6 +17,7 @@ from benchmarks.spine import main as command
 from benchmarks.spine.bar import Bar, Row, Settings, Verdict
 from benchmarks.spine.nets import native
 from tightrope.native import compiler
+from tightrope.run.accounts import accounts
 
 TINY = Settings(scale="test", quick=True)
 needs_allocator = pytest.mark.skipif(compiler() is None, reason="bytes are counted by the native allocator")
@@ -81,7 +83,22 @@ def test_the_high_water_mark_survives_resets() -> None:
         small = torch.empty(16)
         del small
     assert water.bytes >= base + 2**22
-    assert "reset_peaks" not in vars(counter)
+    assert not {"reset_peaks", "begin_span", "end_span"} & set(vars(counter))
+
+
+@needs_allocator
+def test_the_high_water_mark_sees_what_a_part_of_a_planned_step_takes() -> None:
+    x = torch.randn(256, 64)
+    net = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(6))
+    )
+    tightrope.compile(net, budget=native().stats().charged + 2**24, progress=False)
+    for _ in range(3):
+        net(x).square().mean().backward()
+    with HighWater(native()) as water:
+        net(x).square().mean().backward()
+    found = tightrope.report(net)
+    assert found.observed_total - 2**12 <= water.bytes + accounts().older <= found.observed_total
 
 
 def test_bits_of_two_equal_runs_are_equal_and_name_what_differs() -> None:

@@ -103,6 +103,49 @@ def test_it_trains_below_what_the_step_takes_with_eager_s_bits(budget: str, accu
     assert "captured" in found.why
 
 
+class Wide(nn.Module):
+    """Some of its layers, as the data say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[: 3 + int(x[0, 0].abs() * 1e6) % 3]:
+            x = torch.tanh(layer(x))
+        return x
+
+
+@SAID
+def test_the_report_tells_the_most_that_was_charged_and_no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, native = compiled("20MiB", Wide()), accounts().allocator
+    assert native is not None
+    seen: list[int] = []
+    plain = native.reset_peaks
+
+    def reset_peaks() -> None:
+        seen.append(native.stats().charged_peak + accounts().older)
+        plain()
+
+    monkeypatch.setattr(native, "reset_peaks", reset_peaks)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(4):
+        reset_peaks()
+        if step == 0:
+            seen.clear()
+        torch.manual_seed(step)
+        model(torch.randn(2048, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    reset_peaks()
+    evicted, found = compiled_of(model).evicted, tightrope.report(model)
+    assert evicted is not None
+    assert evicted.persistent + evicted.arena < max(seen) <= found.observed_total <= found.budget
+    assert found.forecast_peak == found.bound == 0
+    assert f"observed {found.observed_peak} B\n" in str(found)
+    assert "no plan needs" not in str(found)
+
+
 @SAID
 def test_one_block_serves_a_step_and_evaluation_leaves_none_open() -> None:
     model = compiled("8MiB")

@@ -16,8 +16,8 @@ Gaps        Whatever the loop does between two calls, data that it makes include
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -57,6 +57,7 @@ class EvictedSteps:
         seen: called at the end of a block.
         persistent: bytes held beside the arena when the last block began.
         arena: bytes of its arena.
+        observed: most bytes charged in any block that ended.
         num_blocks: that were opened.
         last: the block that is open, or ended last.
     """
@@ -71,7 +72,8 @@ class EvictedSteps:
         seen: Callable[[], None] = lambda: None,
     ) -> None:
         self.budget, self._accounts, self._kernels, self.given = budget, accounts, hidden, given
-        self.persistent = self.arena = self.num_blocks = 0
+        self.persistent = self.arena = self.observed = self.num_blocks = 0
+        self._watching = ExitStack()
         self._seen = seen
         self.last: Eviction | None = None
         self._trained = [weakref.ref(one) for one in parameters if one.requires_grad]
@@ -136,7 +138,10 @@ class EvictedSteps:
         _SERVING.discard(self)
         self._kernels.watched()
         self.unplanned = max(self.unplanned, self.budget - self.arena + block.most_held)
-        block.__exit__(None if error is None else type(error), error, None)
+        try:
+            block.__exit__(None if error is None else type(error), error, None)
+        finally:
+            self._watching.close()
         self._seen()
 
     def leave(self) -> None:
@@ -191,6 +196,7 @@ class EvictedSteps:
         block = evict(self.arena, most_again=_MOST_AGAIN)
         block.advise = self._advise
         block.__enter__()
+        self._watching.enter_context(self._watched())
         self._kernels.watch()
         self._block = self.last = block
         self.num_blocks += 1
@@ -200,6 +206,13 @@ class EvictedSteps:
         _SERVING.add(self)
         this = weakref.ref(self)
         accounts.open_step(lambda: one.leave() if (one := this()) is not None else None)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """See what is charged while a block is open."""
+        with self._accounts.observed() as found:
+            yield
+        self.observed = max(self.observed, found.charged)
 
     def _advise(self, asked: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget: in a forward one that is enough by the shapes, else one that allows a request."""

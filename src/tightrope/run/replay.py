@@ -99,6 +99,8 @@ class Replay:
         live_peak: largest number of live bytes in the last step, ``external`` included.
         charged_peak: largest number of bytes held against the budget in the last step; without a
             C++ compiler, the largest live bytes seen.
+        most_charged: the same, in any step.
+        forecast_peak: live bytes of the step that is repeated at planned addresses; 0 = none is.
         divergence: the last one, or None.
         trace: allocations of the last recorded step with their offsets, or None before it.
     """
@@ -132,7 +134,7 @@ class Replay:
             raise ledger.explain(Row("the step", 0), bound=self.external, instead="a smaller model")
         self.phase: Phase = "warm-up" if warmup > 0 else "record"
         self.steps = self.hits = self.misses = self.outside_bytes = self.arena = 0
-        self.live_peak = self.charged_peak = self.hidden = 0
+        self.live_peak = self.charged_peak = self.most_charged = self.hidden = self.forecast_peak = 0
         self.persistent = self.external
         self.divergence: Divergence | None = None
         self.trace: Trace | None = None
@@ -213,6 +215,7 @@ class Replay:
         stats = native.stats()
         self.live_peak = self.external + stats.live_peak
         self.charged_peak = self.external + stats.charged_peak
+        self.most_charged = max(self.most_charged, self.charged_peak)
         self._count(native)
         if self.phase == "replay":
             self._end_replay(native, native.end_replay(), finished=finished)
@@ -266,6 +269,7 @@ class Replay:
         self._plan_id = native.register_plan(self._sizes, offsets)
         self._arena_id = native.open_arena(arena)
         native.idle(self._arena_id)
+        self.forecast_peak = self.live_peak
         self.phase = "replay"
 
     def _count(self, native: Allocator) -> None:
@@ -293,12 +297,12 @@ class Replay:
         if self._arena_id:
             native.retire(self._arena_id)
         native.drop_plan(self._plan_id)
-        self._arena_id = self._plan_id = self.arena = 0
+        self._arena_id = self._plan_id = self.arena = self.forecast_peak = 0
 
     # without it
 
     def _check(self, peak: Bytes) -> None:
-        self.live_peak = self.charged_peak = peak
+        self.live_peak = self.charged_peak = self.most_charged = peak
         self._wait -= 1
         # The first steps show the peak; measuring the later ones would only slow them down.
         self.phase = "warm-up" if self._wait > 0 else "record" if self._wait == 0 else "replay"

@@ -45,11 +45,11 @@ class Report:
         outside: bytes of values handed to the user in mid-step, outside the arena.
         hidden: bytes of the budget held back for what kernels take behind torch's allocator while they run;
             no part of any other figure but the bound.
-        forecast_peak: largest number of live bytes made by the step, as planned.
+        forecast_peak: largest number of live bytes made by the step, as planned; 0 = nothing was.
         observed_peak: the same, as counted by the allocator in the last step.
         observed_total: largest number of bytes charged against the limit, updates of optimizers included.
         overhead: forecast time over running each op once, in percent.
-        bound: total bytes below which no plan exists (proved).
+        bound: total bytes below which no plan exists (proved); 0 = nothing is proved.
         num_recomputed: ops that run more than once.
         verified: which executable was judged and checked, when, and against what.
         divergences: allocations that did not go as planned, since the start.
@@ -164,6 +164,23 @@ class Report:
             f"{tier.read / 1e6:.0f} MB/s"
         ]
 
+    def _step(self) -> list[str]:
+        """Peak, time and ops that ran again; what a plan said of them, where there is one."""
+        peak, bound = f"peak of the step: observed {self.observed_peak} B", ""
+        if self.forecast_peak:
+            difference = self.forecast_peak - self.observed_peak
+            peak = (
+                f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
+                f"(difference {difference} B)"
+            )
+        if self.bound:
+            bound = f"; no plan needs less than {format_bytes(self.bound)}"
+        again = (
+            f"recomputed {self.num_recomputed} ops, {abs(self.overhead):.1f} % "
+            f"{'less' if self.overhead < 0 else 'more'} time than every op once{bound}"
+        )
+        return [peak, *([str(self.time)] if self.planned else []), again]
+
     def __str__(self) -> str:
         lines = [
             f"level {self.level}" + (f" ({self.why})" if self.why else ""),
@@ -175,12 +192,7 @@ class Report:
             f"persistent {format_bytes(self.persistent)} + arena {format_bytes(self.arena)}"
             + (f" + outside {format_bytes(self.outside)}" if self.outside else ""),
             *self._hidden(),
-            f"peak of the step: forecast {self.forecast_peak} B, observed {self.observed_peak} B "
-            f"(difference {self.forecast_peak - self.observed_peak} B)",
-            *([str(self.time)] if self.planned else []),
-            f"recomputed {self.num_recomputed} ops, {abs(self.overhead):.1f} % "
-            f"{'less' if self.overhead < 0 else 'more'} time than every op once; "
-            f"no plan needs less than {format_bytes(self.bound)}",
+            *self._step(),
             *self._paged(),
             f"verified: {self.verified}",
         ]
@@ -337,9 +349,9 @@ def _replaying(why: str, replayed: Replay) -> Report:
         _empty("L0", why, replayed.budget, enforced=replayed.enforced),
         persistent=replayed.persistent,
         arena=replayed.arena,
-        forecast_peak=replayed.live_peak,
+        forecast_peak=replayed.forecast_peak,
         observed_peak=replayed.live_peak,
-        observed_total=replayed.charged_peak,
+        observed_total=replayed.most_charged,
         verified="not needed: the model runs unchanged",
         divergences=int(replayed.divergence is not None),
         hidden=replayed.hidden,
@@ -362,7 +374,7 @@ def _evicting(why: str, evicted: EvictedSteps) -> Report:
     return replace(
         found,
         observed_peak=most,
-        observed_total=evicted.persistent + evicted.arena,
+        observed_total=max(evicted.observed, evicted.persistent + evicted.arena),
         overhead=100 * block.recomputed_ns / max(block.operator_ns, 1),
         num_recomputed=block.num_recomputed,
     )
