@@ -1,11 +1,13 @@
 """Whether a budget that is named trains, and is no more than the loop takes without a plan.
 
-A tiny budget is given; what the refusal names is typed in, and so on, until five steps run. The loop without
-the library is counted by the allocator hook.
+A tiny budget is given; what the refusal names for such a loop is typed in, and so on, until five steps run: a
+refusal may name a second number for loops that drop their gradients before each forward. The loop without the
+library is counted by the allocator hook.
 """
 
 import gc
 import json
+import re
 import warnings
 from argparse import ArgumentParser
 from pathlib import Path
@@ -60,8 +62,12 @@ def train(one: Case, budget: int) -> tuple[str, int | float]:
             optimizer.step()
         return "", tightrope.report(model).observed_total / budget if budget else 0.0
     except TightropeError as error:
-        named = getattr(error, "budget_to_try", None) or getattr(error, "smallest_found", None)
-        return f"{type(error).__name__} in step {step}", named or 0
+        first = re.search(r"budget=(\d+)", str(error))
+        named = int(first[1]) if first else 0
+        dropping = re.search(r"drops its gradients before each forward works with budget=(\d+)", str(error))
+        if dropping and one.drops == DROPS[0] and "without a plan" not in str(error):
+            named = int(dropping[1])
+        return f"{type(error).__name__} in step {step}", named
 
 
 def row(seed: int) -> dict[str, Any]:

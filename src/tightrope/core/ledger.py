@@ -70,7 +70,7 @@ class Row:
 
 
 _PERCENT: Final = 100
-_MAY: Final = "enough, and less may be"
+_MAY: Final = "less may be enough"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,7 @@ class Ledger:
         *,
         bound: Bytes = 0,
         op: str = "",
+        roomy: Bytes = 0,
         instead: str = "a smaller batch",
         notes: Sequence[str] = (),
     ) -> InfeasibleError:
@@ -171,6 +172,8 @@ class Ledger:
             plan: the smallest plan that is known; None = none is.
             bound: a budget below which none works (proved); 0 = nothing is.
             op: what sets the bound.
+            roomy: about what the step takes without a plan: named first, where code outside of plans may
+                need more than was seen; 0 = it is not named.
             instead: what else the user may try.
             notes: sentences for the last line.
         """
@@ -180,6 +183,8 @@ class Ledger:
             share = f"{self.percent(found)}% = " if self.whole else ""
             best = f"smallest feasible found {share}{format_bytes(found)}"
             tries = f"{self.written(found)}, {instead}"
+            if roomy > found:
+                tries = f"{self.written(roomy)}, which is about the step without a plan; or {tries}"
             if found == self.least:
                 rest = found - sum(row.bytes for row in (*self.rows, *named))
                 named = (*named, Row("the rest, by the shapes", rest, "forecast", _MAY))

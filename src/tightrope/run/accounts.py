@@ -118,6 +118,7 @@ class Accounts:
         self._names: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._hidden: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         self._enough: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
+        self._likely: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
         hook = self.allocator
         self._older = OlderTensors(hook.owns if hook is not None else lambda address: True)
         self._applied: Bytes = 0
@@ -179,10 +180,21 @@ class Accounts:
         """Note a budget that is enough for ``owner``: one that a refusal may name while that lives."""
         self._enough[owner] = budget
 
+    def note_likely(self, owner: object, budget: Bytes) -> None:
+        """Note about what a step of ``owner`` takes without a plan, gradients dropped before each forward."""
+        self._likely[owner] = max(budget, self._likely.get(owner, 0))
+
     @property
     def enough(self) -> Bytes:
         """A budget that is enough, by the shapes of what has run; 0 = none is known."""
         return max(self._enough.values(), default=0)
+
+    def to_try(self, more_than: Bytes) -> tuple[str, Bytes]:
+        """Name a budget of more than so many bytes by the shapes of what has run; 0 = none is known."""
+        likely = max(self._likely.values(), default=0)
+        if likely > more_than:
+            return "a step takes about that without a plan, by the shapes", likely
+        return "by the shapes it is enough, and less may be", self.enough * (self.enough > more_than)
 
     @property
     def budget(self) -> Bytes:
@@ -266,11 +278,11 @@ class Accounts:
         budget = own or self.budget
         if not budget:
             return "", None
-        took = max(asked + self._grown(), charged // 2 if own else 0)
-        allowed = max(budget, charged + asked + self.older)
-        found = allowed + max(took, _LEAST_MORE)
-        if self.enough > allowed:
-            return f"Try budget={self.enough}: by the shapes it is enough, and less may be.", self.enough
+        took = max(asked + self._grown(), charged // 2 if own else 0, _LEAST_MORE)
+        found = max(budget, charged + asked + self.older) + took
+        why, named = self.to_try(found)
+        if named:
+            return f"Try budget={named}: {why}.", named
         return (
             f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
             "which was not seen yet.",

@@ -33,12 +33,13 @@ from tightrope.run.forms import Forms
 from tightrope.run.gaps import Gaps
 from tightrope.run.patterns import Pattern, Patterns, single
 from tightrope.run.prospects import Prospects
+from tightrope.run.refusal import Expected
 from tightrope.run.room import Room
 from tightrope.run.running import Pending, Running
 from tightrope.run.status import StatusLine
 from tightrope.run.steady import Steady
 from tightrope.run.turns import Turns
-from tightrope.run.unit import Expected, Settings, Unit
+from tightrope.run.unit import Settings, Unit
 from tightrope.run.units import Units
 
 _MOST_OPS: Final = 6_000
@@ -174,9 +175,7 @@ class Calls:
                 every = ((p, calls.captured[p.turn.graph].graph) for calls in _ALL for p in calls._pending)
                 held_then = held + summed - sum(p.droppable(graph)[1] for p, graph in every)
                 room = replace(self.prospects.room(unit, held_then), headroom=one.headroom)
-                expected = self._expected_need()
-                others = expected.gradients - self.prospects.future.summed
-                unit.check_least(room, replace(expected, gradients=others))
+                unit.check_least(room, replace(self._expected_need(), summed=0))
 
     def _give_up(self, but: Pending | None, *, everywhere: bool = True) -> bool:
         """Let pending forwards, then those of other models, drop what can be made again; tell if one did."""

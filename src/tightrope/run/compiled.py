@@ -277,7 +277,8 @@ class CompiledModel:
         gc.collect()  # frames of a failed capture hold what the call made
         held, enough = self.accounts.charged(), self.accounts.enough
         if budget < held < enough:
-            raise Ledger(budget, (Row(HELD, held),), enough).explain(Row("the step", 0), bound=held)
+            named = self.accounts.to_try(held)[1]
+            raise Ledger(budget, (Row(HELD, held),), named).explain(Row("the step", 0), bound=held)
         self.calls.close()
         prospects.close()
         self.hidden.close()

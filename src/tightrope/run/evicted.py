@@ -43,6 +43,8 @@ _HIGHER_ORDER: Final = (
     "level E: an op that takes functions, such as torch.cond, is not one op that could run again. Use a "
     "branch of Python."
 )
+_ROOMY: Final = 4
+"""One part in so many is left for a loss outside of the model that is larger than was guessed."""
 _MOST_AGAIN: Final = 30.0
 """A step that would run ops again for so many times its own time is refused."""
 
@@ -190,7 +192,7 @@ class EvictedSteps:
         self.arena = self._arena_at(self.budget)
         if self.arena < _LEAST:
             more = Row("the step", max(4 * self._gradients(), 1 << 20) + _LEAST, "guess")
-            raise replace(self._ledger(self.budget), least=accounts.enough).explain(
+            raise replace(self._ledger(self.budget), least=accounts.to_try(self.budget)[1]).explain(
                 more, bound=self.persistent, notes=["More may be needed."]
             )
         block = evict(self.arena, most_again=_MOST_AGAIN)
@@ -217,10 +219,10 @@ class EvictedSteps:
     def _advise(self, asked: Bytes) -> tuple[str, Bytes | None]:
         """Name a budget: in a forward one that is enough by the shapes, else one that allows a request."""
         self._has_failed = True
-        enough = self._accounts.enough
         said = self._ledger(self.budget).written
-        if enough > self.budget and not self._may_end:
-            return f"Try {said(enough)}: by the shapes it is enough, and less may be.", enough
+        shapes, by_shapes = self._accounts.to_try(self.budget)
+        if by_shapes and not self._may_end:
+            return f"Try {said(by_shapes)}: {shapes}.", by_shapes
         assert self.last is not None
         around = self.budget - self.arena
         named = max(around + self.last.budget_for(asked), self.unplanned)
@@ -267,7 +269,8 @@ def _size(tensor: torch.Tensor) -> Bytes:
 
 def wants_eviction(accounts: Accounts, budget: Bytes, fallback: str) -> bool:
     """Tell whether a model that is not planned is to run at level E, and not at level 0."""
-    return fallback == "evict" or (fallback != "replay" and not 0 < accounts.enough <= budget)
+    roomy = accounts.enough + accounts.enough // _ROOMY
+    return fallback == "evict" or (fallback != "replay" and not 0 < roomy <= budget)
 
 
 def against_eviction(reference: "weakref.ref[torch.nn.Module]", accounts: Accounts) -> str:

@@ -19,10 +19,10 @@ from tightrope.run.accounts import Accounts
 from tightrope.run.arenas import trim_idle
 from tightrope.run.captured import Captured
 from tightrope.run.foresee import Foresight
-from tightrope.run.refusal import Refusal, itemised, with_loop
+from tightrope.run.refusal import Expected, Refusal, itemised, with_loop
 from tightrope.run.rehearsal import rehearsed
 from tightrope.run.room import CAPTURE_SLACK, RESERVE, Room
-from tightrope.run.unit import Expected, Settings, Unit
+from tightrope.run.unit import Settings, Unit
 
 _ALL: "weakref.WeakSet[Prospects]" = weakref.WeakSet()
 
@@ -37,6 +37,7 @@ class Prospects:
         raised: called when a budget in percent may have risen.
         in_pieces: whether graphs may follow that were not seen yet.
         left_behind: bytes that the first capture took and that are counted as held.
+        unplanned: what the step takes without a plan, as far as it was seen.
         observed: most bytes charged between a backward and the end of the update behind it.
     """
 
@@ -50,6 +51,7 @@ class Prospects:
         self.accounts, self.future = accounts, future
         self.budget: Bytes = settings.budget if isinstance(settings.budget, int) else 0
         self.left_behind: Bytes = 0
+        self.unplanned: Bytes = 0
         self.observed: Bytes = 0
         self._held: Bytes = 0
         self._held_first: Bytes | None = None
@@ -62,20 +64,21 @@ class Prospects:
         _ALL.discard(self)
 
     def raise_share(self, calls: Sequence[Captured], *, waiting: bool) -> None:
-        """Raise a budget in percent to its share of the unplanned step.
+        """Note what the unplanned step takes, and raise a budget in percent to its share of that.
 
         Args:
             calls: graphs of the forwards that wait for their backward at once, the next one first.
             waiting: whether some of them ran already, so that what is held has them in it.
         """
-        if not callable(self._share):
-            return
         if not waiting:
             held = self.accounts.charged_at_mark() + self.accounts.hidden + calls[0].headroom.tangents
             self._held = max(self._held, held, calls[0].graph.persistent)
         state, beside = self.future.update()
         most = max(sum(call.unplanned for call in calls), self.future.gradients + beside)
-        whole = Room(0, self._held, state).ledger().needed(most)
+        self.unplanned = whole = Room(0, self._held, state).ledger().needed(most)
+        self.accounts.note_likely(self, whole)
+        if not callable(self._share):
+            return
         if (budget := self._share(whole)) > self.budget:
             self.budget, self.whole = budget, whole
         self.raised()
@@ -124,17 +127,20 @@ class Prospects:
             stepped: whether a training step was completed: what the loop keeps is there then.
             least: a budget that is needed anyway.
         """
+        update = self.future.update()  # it looks for optimizers
         assume = not stepped and not self.future.known
-        update = self.future.assumed() if assume else self.future.update()
+        update = self.future.assumed() if assume else update
         more = self.in_pieces and not stepped
         return Expected(
-            (0 if stepped else self.future.staying) + (self.future.summed if num_waiting else 0),
+            0 if stepped else self.future.staying,
+            self.future.summed if num_waiting else 0,
             update.state if assume else 0,
             self.future.gradients + update.beside,
             num_waiting,
             self._held_first if stepped else None,
             max(least, self.accounts.enough if more else 0),
             more,
+            self.unplanned if num_waiting else 0,
         )
 
     def rehearse(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -145,7 +151,8 @@ class Prospects:
             state = 0 if expected.assumed else self.future.update().state
             room = Room(self.budget, held, state, expected.update, hidden=self.accounts.hidden)
             loop = with_loop(room.ledger(), state=expected.assumed, gradients=expected.gradients)
-            self.accounts.note_enough(self, loop.needed(taken))
+            self.accounts.note_enough(self, loop.needed(taken.enough))
+            self.accounts.note_likely(self, loop.needed(taken.seen, keeps_gradients=False))
 
     def unmeasured(self, graph: Graph, error: InfeasibleError, expected: Expected) -> InfeasibleError:
         """Name a budget for a graph of which an op does not fit alone: that of its given order."""

@@ -23,6 +23,33 @@ _KINDS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a refusal should know of the future.
+
+    Attributes:
+        gradients: bytes of gradients that may stay until the next step.
+        summed: bytes of gradients of one backward while those of another are added to them.
+        assumed: bytes of the state of AdamW, where no optimizer is known.
+        update: bytes of gradients that are not there yet, and of what the next update makes.
+        num_waiting: forwards that hold memory for a backward that did not run.
+        held_first: bytes that were held when the model was planned first; None = this is the first time.
+        least: a budget that is needed anyway.
+        in_pieces: whether graphs may follow that were not seen yet.
+        unplanned: what the step takes without a plan, as far as it was seen; 0 = it is not to be named.
+    """
+
+    gradients: Bytes = 0
+    summed: Bytes = 0
+    assumed: Bytes = 0
+    update: Bytes = 0
+    num_waiting: int = 0
+    held_first: Bytes | None = None
+    least: Bytes = 0
+    in_pieces: bool = False
+    unplanned: Bytes = 0
+
+
 def best_of(refused: Mapping[int, InfeasibleError], why_whole: str = "") -> InfeasibleError:
     """Find the refusal with the smallest budget, and bounds that hold for every number of chunks.
 
@@ -84,6 +111,7 @@ def with_loop(
     state: Bytes = 0,
     assumed: bool = True,
     gradients: Bytes = 0,
+    summed: Bytes = 0,
 ) -> Ledger:
     """Add the rows of the training loop around a plan.
 
@@ -96,6 +124,7 @@ def with_loop(
         state: bytes of the optimizer's state.
         assumed: whether no optimizer is known, so that it is that of AdamW.
         gradients: bytes of gradients that may stay until the next step.
+        summed: bytes of gradients of one backward while those of another are added to them.
     """
     seen = When.RUN | When.BETWEEN
     return ledger.plus(
@@ -104,6 +133,7 @@ def with_loop(
         Row("outputs kept by the loop", outputs, "forecast", since=Since.LATER),
         Row("optimizer state", state, *_STATE[assumed], since=Since.LATER),
         Row("gradients kept by the loop", gradients, "forecast", moment=seen, since=Since.KEPT),
+        Row("gradients that are added up", summed, "forecast", moment=seen, since=Since.LATER),
         Row("scalars kept by the loop", _SCALARS, "guess", since=Since.LATER),
         Row("left by a capture", CAPTURE_SLACK - _SCALARS, "guess", since=Since.KEPT),
     )
@@ -126,6 +156,7 @@ class Refusal:
         grown: bytes held now and not when the step was planned first.
         in_pieces: whether the model is a sequence of graphs, of which later ones were not seen.
         returns: whether control goes to the caller between forward and backward.
+        unplanned: see `Expected`.
     """
 
     ledger: Ledger
@@ -134,6 +165,7 @@ class Refusal:
     grown: Bytes = 0
     in_pieces: bool = False
     returns: bool = True
+    unplanned: Bytes = 0
 
     def needed(self, plan: Bytes) -> Bytes:
         """Return the budget for a plan of so many bytes in all, in a loop of any order."""
@@ -159,6 +191,7 @@ class Refusal:
             row,
             bound=error.lower_bound - self.persistent + self.ledger.held() - RESERVE,
             op=error.op,
+            roomy=self.unplanned,
             instead="a smaller batch" if plan is None else "a smaller batch or a shorter sequence",
             notes=self._notes(plan),
         )

@@ -15,7 +15,7 @@ Gaps        What kernels take while they run is not seen: as much again as an op
 
 import weakref
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,17 +31,31 @@ _BACKWARD = 2
 """Of what the largest op reads and makes: what its backward reads and makes."""
 
 
+class Rehearsed(NamedTuple):
+    """Bytes of a call and its backward, gradients of parameters included.
+
+    Attributes:
+        seen: of storages that are alive at once.
+        enough: with what stands for kernels, a guess at a loss, and gaps between addresses.
+    """
+
+    seen: Bytes
+    enough: Bytes
+
+
 class _Counter:
     """Bytes of the storages that ops made, and that are alive; ``most`` has what stands for kernels in it.
 
     Attributes:
         live: see there.
+        peak: most that was alive.
         most: see there.
         largest: most that one op reads and makes.
     """
 
     def __init__(self) -> None:
         self.live: Bytes = 0
+        self.peak: Bytes = 0
         self.most: Bytes = 0
         self.largest: Bytes = 0
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -60,6 +74,7 @@ class _Counter:
             self.live += size
             self._known[key] = weakref.ref(storage, partial(self._gone, key, size))
         inside = sum(tensor.numel() * tensor.itemsize for tensor in (*read, *made)) if new else 0
+        self.peak = max(self.peak, self.live)
         self.most = max(self.most, self.live + inside)
         self.largest = max(self.largest, inside)
 
@@ -75,12 +90,8 @@ class _Counter:
             self.live -= size
 
 
-def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes | None:
-    """Find what a call and its backward take beside all that is there, with a guess at a loss.
-
-    Returns:
-        Bytes that are enough, gradients of parameters included; None = the call cannot be rehearsed.
-    """
+def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearsed | None:
+    """Find what a call and its backward take beside all that is there; None = it cannot be rehearsed."""
     random = RandomStates.now(model, args, kwargs)
     real = {id(one) for one in (*model.parameters(), *tensors_in((args, kwargs)))}
     try:
@@ -108,7 +119,7 @@ def _never(_: None) -> torch.Tensor:
     raise AssertionError("no backward follows")
 
 
-def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
+def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearsed:
     counter = _Counter()
     dropped = torch.autograd.graph.saved_tensors_hooks(counter.save, _never)
     with uncompiled(model), attributes_kept(model), ops_shown(counter.see), torch.enable_grad(), dropped:
@@ -120,10 +131,10 @@ def _taken_on_values(model: torch.nn.Module, args: Any, kwargs: Any) -> Bytes:
     gradients = sum(round_up(one.nbytes) for one in model.parameters() if one.requires_grad)
     backward = counter.live + gradients + _BACKWARD * counter.largest
     most = max(counter.most, loss, backward if trained else 0)
-    return most + most // _SPARE
+    return Rehearsed(max(counter.peak, backward if trained else 0), most + most // _SPARE)
 
 
-def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -> Bytes:
+def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -> Rehearsed:
     """Count a call and its backward, which ends at ``leaves``: a copied script module has the user's too."""
     counter = _Counter()
     for leaf in leaves:
@@ -139,4 +150,4 @@ def _taken(twin: torch.nn.Module, args: Any, kwargs: Any, leaves: list[torch.Ten
             tangents = [torch.empty_like(output) for output in trained]
             torch.autograd.backward(trained, tangents, inputs=leaves)
     most = max(counter.most, loss)
-    return most + most // _SPARE
+    return Rehearsed(counter.peak, most + most // _SPARE)

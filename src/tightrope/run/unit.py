@@ -28,7 +28,7 @@ from tightrope.run.contest import PAGED, Contest
 from tightrope.run.headroom import Headroom
 from tightrope.run.paging import Paging
 from tightrope.run.prepared import Prepared, Proof, prepare
-from tightrope.run.refusal import Refusal, itemised, with_loop
+from tightrope.run.refusal import Expected, Refusal, itemised, with_loop
 from tightrope.run.room import Room, cause_of
 from tightrope.run.running import Running
 from tightrope.run.status import StatusLine
@@ -67,29 +67,6 @@ class Settings:
     chunk: int | None = None
     pages: Paging | None = None
     fallback: str = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a refusal should know of the future.
-
-    Attributes:
-        gradients: bytes of gradients that may stay until the next step.
-        assumed: bytes of the state of AdamW, where no optimizer is known.
-        update: bytes of gradients that are not there yet, and of what the next update makes.
-        num_waiting: forwards that hold memory for a backward that did not run.
-        held_first: bytes that were held when the model was planned first; None = this is the first time.
-        least: a budget that is needed anyway.
-        in_pieces: whether graphs may follow that were not seen yet.
-    """
-
-    gradients: Bytes = 0
-    assumed: Bytes = 0
-    update: Bytes = 0
-    num_waiting: int = 0
-    held_first: Bytes | None = None
-    least: Bytes = 0
-    in_pieces: bool = False
 
 
 class _Known(NamedTuple):
@@ -425,6 +402,7 @@ class Unit:
                 outputs=headroom.outputs if first else 0,
                 state=expected.assumed,
                 gradients=expected.gradients,
+                summed=expected.summed,
             ),
             least=expected.least,
         )
@@ -435,6 +413,7 @@ class Unit:
             grown=0 if expected.held_first is None else max(room.held - expected.held_first, 0),
             in_pieces=expected.in_pieces,
             returns=len(self.graph.parts) > 1,
+            unplanned=expected.unplanned,
         )
 
     def _solve(self, available: Bytes) -> Plan:
