@@ -32,6 +32,34 @@ def test_a_family_is_run_in_processes_of_its_own(tmp_path: Path, capfd: pytest.C
     assert json.loads(path.read_text())["deep_equilibrium"]["said"] == "before"
 
 
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=slow) for name in ("jamba", "bamba", "zamba2", "deepseek_v3", "hubert")),
+        *(pytest.param(name, marks=slow) for name in ("jagged_nested", "qwen3_next", "informer")),
+        "packed_gru",
+    ],
+)
+def test_what_once_crashed_or_was_refused_trains_with_eager_s_bits(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "families.json"
+    run(["--only", name, "--budgets", "100%", "--json", str(path)], Console())
+    found = json.loads(path.read_text())[name]["runs"]["100%"]
+    assert found.get("bits") == "equal", found
+    assert found["kept"]
+
+
+@slow
+def test_second_derivatives_are_refused_in_words_that_say_what_works(tmp_path: Path) -> None:
+    path = tmp_path / "families.json"
+    run(["--only", "wgan_gp", "--budgets", "100%", "--json", str(path)], Console())
+    found = json.loads(path.read_text())["wgan_gp"]["runs"]["100%"]
+    assert found["refused"] == "TightropeError"
+    assert "For second derivatives use tightrope.replay(budget)" in found["said"]
+
+
 def row(**whole: Any) -> dict[str, Any]:
     trained = {
         "level": "L1", "graphs": 1, "bits": "equal", "kept": True, "as_forecast": True, "ratio": 1.0,

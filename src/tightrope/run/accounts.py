@@ -280,6 +280,8 @@ class Accounts:
             return "", None
         took = max(asked + self._grown(), charged // 2 if own else 0, _LEAST_MORE)
         found = max(budget, charged + asked + self.older) + took
+        likely = max(self._likely.values(), default=0)  # a plan may take so much of a larger budget
+        found = max(found, likely + took) if likely else found
         why, named = self.to_try(found)
         if named:
             return f"Try budget={named}: {why}.", named
