@@ -105,6 +105,7 @@ def assert_clipped_alike(one: tuple[Run, list[Any]], two: tuple[Run, list[Any]])
 
 
 @pytest.mark.few(3)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "clip"),
     [

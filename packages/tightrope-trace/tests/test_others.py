@@ -43,6 +43,7 @@ def test_many_nets_are_told_with_the_model_and_doubted_without_it(family: str) -
 
 
 @pytest.mark.few(1)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("family", "seed", "least"),
     [
