@@ -1,5 +1,6 @@
 """House rules for words: banned constructions, long sentences. `python -m tests.prose` checks the pages."""
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -101,6 +102,34 @@ def pages() -> list[Path]:
 def findings() -> list[Finding]:
     """Check every page."""
     return [one for page in pages() for one in check_page(page.read_text(), str(page.relative_to(ROOT)))]
+
+
+def sources() -> list[Path]:
+    """List the modules of the package and of its extras."""
+    return sorted([*(ROOT / "src").rglob("*.py"), *ROOT.glob("packages/*/src/**/*.py")])
+
+
+def wordings(node: ast.AST) -> list[str]:
+    """List the texts that an expression may be; what only a run tells is a piece of code."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.JoinedStr(values=parts):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in parts)
+            return [re.sub(r"`[^`]*`|\0", lambda found: f"`{found[0].strip('`')}`".replace("\0", "x"), text)]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [first + second for first in wordings(left) for second in wordings(right)]
+        case ast.IfExp(body=body, orelse=orelse):
+            return [*wordings(body), *wordings(orelse)]
+    return ["`x`"]
+
+
+def messages(path: Path) -> Iterator[tuple[int, str]]:
+    """List the texts that a module raises, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            given = [*node.exc.args, *(keyword.value for keyword in node.exc.keywords)]
+            yield from ((one.lineno, text) for one in given for text in wordings(one) if " " in text)
 
 
 def main() -> int:

@@ -2,12 +2,24 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer import Context
 
-from tests.prose import BANNED, MOST_WORDS, blocks, check, check_page, findings, sentences
+from tests.prose import (
+    BANNED,
+    MOST_WORDS,
+    ROOT,
+    blocks,
+    check,
+    check_page,
+    findings,
+    messages,
+    sentences,
+    sources,
+)
 
 BAD = {
     "The first plan takes it that outputs are not read.": "assumes",
@@ -89,3 +101,28 @@ def test_help_of_commands_keeps_the_rules() -> None:
     texts = [*helps("tightrope", get_command(app))]
     assert len(texts) > 80
     assert [str(one) for name, text in texts for one in check(text.partition("Examples:")[0], name)] == []
+
+
+RAISES = """
+def refuse(names, size, more):
+    if size:
+        raise ValueError(f"no room for {size!r:.20} in `{names[0]} now`: " + ("wait." if more else names))
+    raise SomeError(41, "too" " many.", hint=f"drop {names[0]}.") from None
+"""
+
+
+def test_messages_are_collected_with_lines_and_fields_as_code(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(RAISES)
+    start = "no room for `x` in `x now`: "
+    assert sorted(messages(module)) == [
+        (4, f"{start}`x`"), (4, f"{start}wait."), (5, "drop `x`."), (5, "too many.")
+    ]  # fmt: skip
+
+
+def test_messages_of_errors_are_plain() -> None:
+    texts = [
+        (f"{path.relative_to(ROOT)}:{line}", text) for path in sources() for line, text in messages(path)
+    ]
+    assert len(texts) > 900
+    assert [str(one) for where, text in texts for one in check(text, where)] == []

@@ -338,7 +338,7 @@ def test_a_process_leaves_with_3_and_one_line_when_nothing_fits(files: Files) ->
     found = run_process("plan", files[1], "--budget", "1KiB", "--json")
     assert found.code == 3
     assert json.loads(found.out)["feasible"] is False
-    assert found.err.startswith("tightrope: asked 1.00 KiB")
+    assert found.err.startswith("tightrope: the budget is 1.00 KiB")
 
 
 def test_the_package_runs_as_the_command_does() -> None:

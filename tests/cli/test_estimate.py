@@ -291,7 +291,7 @@ def test_the_command_names_the_largest_length(words: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--largest", "batch", "--batch", "1,2"), "give one or the other"),
+        (("--largest", "batch", "--batch", "1,2"), "Give one or the other"),
         (("--seq", "0"), "seq '0'"),
         (("--batch", str(10**15)), "batch '1000000000000000' is too large: give sizes of at most 2147483647"),
         (("--batch", "1," + 5000 * "9"), "is too large"),

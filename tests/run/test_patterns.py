@@ -58,7 +58,7 @@ def test_a_model_in_pieces_can_be_recorded_after_one_more_step_at_an_ample_budge
     for _ in range(3):
         train(model)
     assert "one by one (nothing is computed again" in tightrope.report(model).why
-    with pytest.raises(TightropeError, match="run another step, which makes it"), record_run(model):
+    with pytest.raises(TightropeError, match="Run another step, which makes it"), record_run(model):
         train(model)
     train(model)
     with record_run(model) as recording:

@@ -375,7 +375,7 @@ def test_wrong_uses_are_refused_with_the_next_step() -> None:
     refused("RMSprop cannot be part", optimizer=torch.optim.RMSprop(p))
     refused("LBFGS cannot be part.*tightrope.compile", optimizer=torch.optim.LBFGS(p))
     refused("returned no loss", lambda x, y: None)
-    refused("must return alone or first", lambda x, y: {"loss": fn(x, y)})
+    refused("must return the loss alone or first", lambda x, y: {"loss": fn(x, y)})
     refused("lr is a tensor", optimizer=SGD(p, lr=torch.tensor(0.1)))
     refused("fused=True", optimizer=AdamW(p, fused=True))
     refused('use "first", "graph", "eager", "always" or None', verify="ever")

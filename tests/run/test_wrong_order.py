@@ -126,8 +126,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"tangents": nn.Linear}, "tangents=the class Linear: give a list of tensors"),
         ({"tangents": (one for one in (1,))}, "tangents=<generator .*: give a list of tensors"),
         ({"tangents": [3]}, r"tangents\[0\]=3: give a tensor"),
-        ({"inputs": {"input 0": X.to("meta")}}, "'input 0' is .*'meta'.*give one like that"),
-        ({"inputs": {"input 0": X.to_sparse()}}, "'input 0' is .*sparse.*give one like that"),
+        ({"inputs": {"input 0": X.to("meta")}}, "'input 0' is .*'meta'.*Give one like that"),
+        ({"inputs": {"input 0": X.to_sparse()}}, "'input 0' is .*sparse.*Give one like that"),
     ],
 )
 def test_a_saved_step_refuses_what_it_cannot_run_on(file: Path, wrong: dict[str, Any], says: str) -> None:

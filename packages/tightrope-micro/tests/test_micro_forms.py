@@ -117,7 +117,7 @@ def test_no_core_takes_what_was_always_taken_and_unknown_ones_are_refused() -> N
     assert form_of(KernelForms().gelu(0.05, 0.05, 64)) is KernelForm.TABLE
     with pytest.raises(TightropeError, match="no costs of kernels are known for core 'z80'"):
         KernelForms("z80")
-    with pytest.raises(TightropeError, match="no core is named"):
+    with pytest.raises(TightropeError, match="no core is given"):
         KernelForms(floats=True)
 
 

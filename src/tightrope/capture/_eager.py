@@ -234,7 +234,7 @@ def _run_again(translator: Any, run: Callable[[Any], None]) -> None:
         answers.yes |= last | (answers.asked if place == answers.failed else {})
         answers.failed = place
         translator.speculation_log.clear()
-        raise exc.RestartAnalysis(restart_reason="asked whether it is compiled") from None
+        raise exc.RestartAnalysis(restart_reason="it checks whether it is compiled") from None
 
 
 def _kinds_of_contexts() -> tuple[Any, ...]:

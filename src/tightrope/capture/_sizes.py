@@ -247,8 +247,8 @@ def _given(value: Any, number: Callable[[Any], Any], memory: dict[int, torch.Ten
     shape, strides = ([_plain(size, number) for size in sizes] for sizes in (value.shape, value.stride()))
     if None in (*shape, *strides):
         raise CaptureError(
-            "an input looks into a larger tensor, with strides that change from call to call: hand over a "
-            "copy of its own, as .contiguous() makes it."
+            "an input is a view of a larger tensor, with strides that change from call to call. Pass a copy "
+            "of its own, as .contiguous() makes it."
         )
     storage = value.untyped_storage()
     start, length = _plain(value.storage_offset(), number), _plain(storage.nbytes(), number)

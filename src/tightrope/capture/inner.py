@@ -125,7 +125,7 @@ class Activations:
             TightropeError: always.
         """
         raise TightropeError(
-            "the gradient of an output of the model is wanted (by register_hook, retain_grad or "
+            "the gradient of a model output is wanted (by register_hook, retain_grad or "
             f"torch.autograd.grad), and another output is computed from it. {why}, so none was given. "
             "From now on the model is planned in parts that end at such outputs: run this step again."
         )

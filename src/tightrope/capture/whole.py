@@ -139,8 +139,8 @@ def trained_positions(program: Program) -> tuple[int, ...]:
     shapes = tangent_shapes(program)
     if len(shapes) != 1 or math.prod(shapes[0]) != 1:
         raise CaptureError(
-            f"the step has gradients to start from in shapes {shapes}: the function must return the loss, "
-            "a tensor with one element, first, and nothing else that depends on the parameters may be kept."
+            f"the backward of the step starts from gradients of shapes {shapes}. The function must return "
+            "the loss first, a tensor with one element, and keep nothing else that depends on parameters."
         )
     if len(captured.gradients) != len(captured.inputs):
         raise CaptureError(

@@ -112,8 +112,8 @@ def priced_program(target: str, built: Built, machine: Machine | None) -> Progra
 def _check_measurable(target: str, values: Sequence[Any]) -> None:
     if is_on_meta(values):
         raise TightropeError(
-            f"{target!r} has tensors on the meta device, so its ops cannot be measured: "
-            "name a machine (--machine) to take times from its table."
+            f"{target!r} has tensors on the meta device, so its ops cannot be measured. "
+            "Give a machine (--machine) to take times from its table."
         )
 
 

@@ -88,7 +88,7 @@ def estimate(
     if (batches or lengths) and (largest or curve or machines):
         raise TightropeError(
             "--batch and --seq give one row per size; --largest, --curve and --machines are about the inputs "
-            "as they are: give one or the other."
+            "as they are. Give one or the other."
         )
     profile = find_machine(machine) if machine is not None else None
     with StatusLine().slow(f"building the model of {shown(target)}"):

@@ -35,8 +35,9 @@ def _check_parameters(graph: Graph, asked: Bytes, whole: Bytes) -> None:
     held = sum(one.size for one in graph.storages if one.kind is Kind.PARAMETER)
     if asked < held:
         raise InfeasibleError(
-            f"asked {format_bytes(asked)}; the parameters alone take {format_bytes(held)} ({held} bytes), "
-            f"and the given order needs {format_bytes(whole)}: give more, up to {whole} bytes (100%).",
+            f"the budget is {format_bytes(asked)}; the parameters alone take {format_bytes(held)} "
+            f"({held} bytes), and the given order needs {format_bytes(whole)}. Give "
+            f"more, up to {whole} bytes (100%).",
             asked=asked,
             smallest_found=whole,
             lower_bound=held,

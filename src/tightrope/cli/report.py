@@ -70,8 +70,8 @@ def report(
     ghost = _trace(forecast, graph, machine, seconds=wanted) if forecast is not None else None
     if ghost is not None and ghost.summary.fingerprint != shown.summary.fingerprint:
         raise FingerprintError(
-            f"{str(forecast)!r} is of another graph than {str(run)!r}: a forecast is drawn behind a run of "
-            "its own plan; to compare two runs use --against."
+            f"{str(forecast)!r} is of another graph than {str(run)!r}. A forecast is drawn behind a run of "
+            "its own plan; use --against to compare two runs."
         )
     if ghost is not None and not shown.summary.curve:
         known = msgspec.structs.replace(shown.summary, curve=ghost.summary.curve, whole=ghost.summary.whole)

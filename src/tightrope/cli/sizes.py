@@ -120,7 +120,7 @@ def _check_memory(built: Built, axis: Axis, wanted: int, size: int) -> None:
     if bytes_ > memory:
         raise TightropeError(
             f"{axis} {wanted}: the inputs alone would take {format_bytes(bytes_)}, and this machine has "
-            f"{format_bytes(memory)}: give a smaller one, or let the function build everything on the meta "
+            f"{format_bytes(memory)}. Give a smaller one, or let the function build everything on the meta "
             "device."
         )
     if any(t.numel() // size * wanted > _MOST_ELEMENTS for t in tensors):

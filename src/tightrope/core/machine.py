@@ -148,7 +148,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not link.span or one // link.span == other // link.span:
                 return position
         raise TightropeError(
-            f"machine {self.name!r} has no link between devices {one} and {other}: add a [[links]] whose "
+            f"machine {self.name!r} has no link between devices {one} and {other}. Add a [[links]] whose "
             "span is 0 (all devices), with latency and bandwidth."
         )
 

@@ -104,7 +104,7 @@ def _check_model(model: torch.nn.Module) -> None:
     on = [name or "the model" for name, part in model.named_modules() if _checkpoints(part)]
     if on:
         raise TightropeError(
-            f"checkpointing is on in {on[0]} of this {type(model).__name__}: Tightrope plans what is "
+            f"checkpointing is on in {on[0]} of this {type(model).__name__}. Tightrope plans what is "
             f"recomputed under the budget, and cannot undo what was checkpointed. {_switch_off(model)}"
         )
 

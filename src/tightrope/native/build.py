@@ -92,8 +92,8 @@ def _cuda_headers() -> tuple[Path, ...]:
         folder = next((one for one in (chosen, *packages) if (one / header).is_file()), None)
         if folder is None:
             raise NativeError(
-                f"the headers of the CUDA runtime ({header}) were not found: set CUDA_HOME to the folder in "
-                "which CUDA is installed, or install the packages nvidia-cuda-runtime and nvidia-cuda-crt."
+                f"the headers of the CUDA runtime ({header}) were not found. Set CUDA_HOME to the folder of "
+                "CUDA, or install the packages nvidia-cuda-runtime and nvidia-cuda-crt."
             )
         found.append(folder)
     return tuple(dict.fromkeys(found))

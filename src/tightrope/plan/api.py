@@ -16,8 +16,8 @@ def whole_bytes(graph: Graph, machine: Machine | None = None) -> Bytes:
     """
     if any(storage.home for storage in graph.storages):
         raise TightropeError(
-            "the graph was made for a microcontroller, with weights in a slower tier: "
-            "tightrope micro compile plans such steps; for other planners use tightrope.capture."
+            "the graph was made for a microcontroller, with weights in a slower tier; "
+            "tightrope micro compile plans such steps. For other planners use tightrope.capture."
         )
     return graph.persistent + peak_bytes(lower(graph, base_schedule(graph), machine))
 

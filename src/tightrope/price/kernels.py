@@ -77,7 +77,7 @@ def resolve(target: str, *, allow: tuple[str, ...] | None = None) -> Kernel:
         raise TightropeError(f"{target} reaches beyond its tensors: it is not called from a plan.")
     if allow is not None and namespace not in (*_NAMESPACES, *allow):
         raise TightropeError(
-            f"{target} is of the library {namespace!r}: import that library and allow its ops by name."
+            f"{target} is of the library {namespace!r}: import that library and allow its namespace."
         )
     return _look_up(namespace, name, overload)
 

@@ -227,7 +227,7 @@ def _given(plan: Plan, graph: Graph | None, here: Graph) -> Graph:
     if not plan.fingerprint == graph.fingerprint == here.fingerprint:
         raise FingerprintError(
             f"the plan was made for graph {plan.fingerprint[:12]}, and this model is graph "
-            f"{here.fingerprint[:12]}: plan this model, with such inputs, on this version of torch."
+            f"{here.fingerprint[:12]}. Plan this model, with such inputs, on this version of torch."
         )
     if not plan.placed or any(isinstance(step, PageIn | PageOut) for step in plan.schedule.steps):
         raise TightropeError(
@@ -258,8 +258,8 @@ def _unit(planned: torch.nn.Module | TrainingStep) -> tuple[Calls, Unit, dict[st
         calls.steady.drop()
         never = calls.patterns.why_apart()
         raise TightropeError(
-            "the calls of this step were planned one by one so far, and a recording needs one plan: "
-            + (f"{never}. Raise the budget, or " if never else "run another step, which makes it, or ")
+            "the calls of this step were planned one by one so far, and a recording needs one plan"
+            + (f": {never}. Raise the budget, or " if never else ". Run another step, which makes it, or ")
             + "record it with record_eager, which needs none."
         )
     classes = {name: type(module).__name__ for name, module in model.named_modules()}

@@ -84,7 +84,7 @@ def parse_chunk(chunk: object, verify: object) -> int | None:
         refuse_argument("chunk", chunk, '"auto", False, or a number of chunks from 2')
     if verify in AS_EAGER:
         raise TightropeError(
-            f'verify="{verify}" compares bit for bit, and sums over chunks are equal within a tolerance: use '
+            f'verify="{verify}" compares bit for bit, and sums over chunks are equal within a tolerance. Use '
             'verify="graph", which compares within it, or chunk=False.'
         )
     return chunk
@@ -102,7 +102,7 @@ def check_switches(fuse: object, overwrite: object, verify: object) -> None:
     if fuse and verify in AS_EAGER:
         raise TightropeError(
             f'verify="{verify}" compares bit for bit, and fuse=True gives results that are equal within a '
-            'tolerance: use verify="graph", which compares within it, or compile without fuse=True.'
+            'tolerance. Use verify="graph", which compares within it, or compile without fuse=True.'
         )
 
 
@@ -130,7 +130,7 @@ def check_clip(clip_norm: object, norm_type: object, clip_value: object, optimiz
     if optimizer is None and value is not None:
         raise TightropeError(
             f"{name}={shown(value)} without an optimizer: give the optimizer too, or leave {name} out and "
-            "clip the gradients in .grad before you call optimizer.step()."
+            "clip the gradients in .grad before optimizer.step()."
         )
     return Clip(_number(clip_value), _number(clip_norm), float(norm_type))  # type: ignore[arg-type]
 

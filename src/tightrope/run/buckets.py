@@ -408,7 +408,7 @@ class Buckets:
         if missing := family.changing() - known.keys():
             names = [name for name, one in inputs if any(changes(s) and int(s) in missing for s in one)]
             raise TightropeError(
-                f"shapes={shape!r} says nothing of {', '.join(names)}: give shapes by name, such as "
+                f"shapes={shape!r} says nothing of {', '.join(names)}: give a shape per name, such as "
                 f"{{{inputs[0][0]!r}: {(1,) * len(inputs[0][1])}, {names[0]!r}: ...}}."
             )
         return tuple(known.get(at, size) for at, size in enumerate(family.program.sizes))

@@ -124,8 +124,8 @@ class Forms:
             if number == pending.turn.graph:
                 raise
             raise TightropeError(
-                f"a gradient came for an output that no loss read so far, and {error} Run the forward and "
-                "the backward again: they are planned for it now."
+                f"a gradient came for an output that no loss read so far: {error} Run the forward and "
+                "the backward again. They are planned for it now."
             ) from None
 
     def inputs_of_rest(self, unit: Unit, pending: Pending, number: int) -> list[Any]:

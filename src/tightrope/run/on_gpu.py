@@ -82,8 +82,8 @@ def refuse_uncaptured_on_gpu(device: torch.device, reason: str) -> None:
     """
     if device.type == "cuda":
         raise CaptureError(
-            f"this model on {device} is not planned: {reason} What runs elsewhere without a plan, levels 0 "
-            f"and E, does not run on a GPU. Set torch.cuda.set_per_process_memory_fraction for a limit alone."
+            f"this model on {device} is not planned: {reason} Levels 0 and E, which need no plan, run on "
+            "CPUs only. Set torch.cuda.set_per_process_memory_fraction for a limit alone."
         )
 
 
@@ -99,6 +99,6 @@ def refuse_other_device(graph: Graph, planned: torch.device) -> None:
         raise TightropeError(f"{name} is called with tensors on {' and '.join(gpus)}: use one GPU.")
     if (called.type, called.index or 0) != (planned.type, planned.index or 0):
         raise TightropeError(
-            f"{name} was compiled with its parameters on {planned}, and is called with tensors on {called}: "
-            "move it first, then call tightrope.compile."
+            f"{name} was compiled with its parameters on {planned}, and is called with tensors on {called}. "
+            "Move it first, then call tightrope.compile."
         )

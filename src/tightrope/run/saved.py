@@ -331,7 +331,7 @@ class SavedStep:
         looks, wanted = _looks(tensor), _looks(saved)
         if looks != wanted:
             raise TightropeError(
-                f"input {name!r} is {looks}; the step was planned for {wanted}: give one like that, or save "
+                f"input {name!r} is {looks}; the step was planned for {wanted}. Give one like that, or save "
                 "the step again with this one."
             )
         return tensor.detach()

@@ -339,8 +339,8 @@ def _host(reference: "weakref.ref[TrainingStep]", program: Program, real: Sequen
     assert owner is not None
     if not program.has_backward:
         raise CaptureError(
-            "the loss, which the function must return alone or first in a tuple, does not depend on any "
-            "parameter that requires a gradient."
+            "the loss does not depend on any parameter that requires a gradient. The function must return "
+            "the loss alone or first in a tuple."
         )
     return _StepGraph(owner, program, real)
 
@@ -354,7 +354,7 @@ def _parameters(program: Program, real: Sequence[Any], updates: Updates) -> dict
         if not isinstance(tensor, torch.nn.Parameter) and tensor not in groups:
             raise CaptureError(
                 f"an input of shape {tuple(tensor.shape)} requires a gradient and is no parameter: "
-                "detach it, or use tightrope.compile, which returns its gradient."
+                "detach it, or use tightrope.compile for its gradient."
             )
         if not tensor.numel():
             raise CaptureError("a parameter without elements requires a gradient: freeze it.")
@@ -398,7 +398,7 @@ def _detached(value: Any) -> Any:
 def _handed_out(result: Any) -> Any:
     if result is None:
         raise CaptureError(
-            "the function of the step returned no loss: it must return a tensor with one element, alone or "
+            "the function of the step returned no loss. It must return a tensor with one element, alone or "
             "first in a tuple."
         )
     return (result[0].detach(), *result[1:]) if isinstance(result, tuple) else result.detach()

@@ -87,7 +87,7 @@ class StretchCheck:
             op, view = made[worst]
             allowed = tolerance(found[worst].dtype)
             raise VerificationError(
-                f"{self.graph.op(op).describe()} runs fused with {len(fused.runs) - 1} others and gave "
-                f"{view.dtype} values that are {apart[worst] * allowed:.1e} of the largest one away from "
-                f"what its ops give; {allowed:.1e} is allowed. Nothing was returned: use fuse=False."
+                f"{self.graph.op(op).describe()} runs fused with {len(fused.runs) - 1} others. Its "
+                f"{view.dtype} values differ from those of its ops by {apart[worst] * allowed:.1e} of the "
+                f"largest one; {allowed:.1e} is allowed. Nothing was returned: use fuse=False."
             )

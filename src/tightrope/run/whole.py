@@ -270,7 +270,7 @@ class WholeStep:
             if has_gradient_hooks(parameter):
                 raise TightropeError(
                     f"parameter {self.label(parameter)!r} has a hook on its gradient, which a whole step "
-                    "would not call: remove it, or use tightrope.compile and optimizer.step()."
+                    "would not call. Remove it, or use tightrope.compile and optimizer.step()."
                 )
         for parameter in self._updated:
             if parameter.grad is not None:

@@ -173,7 +173,7 @@ class SecureMember:
         if self._opened.setdefault(of, what) != what:
             raise TightropeError(
                 f"party {self.name!r} gave its {self._opened[of]} share of {of!r} and will not give the "
-                f"{what} share too: both together open what {of!r} sent."
+                f"{what} share too. Both together open what {of!r} sent."
             )
         return self._shares[of, what]
 

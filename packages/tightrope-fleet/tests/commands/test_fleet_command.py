@@ -114,7 +114,7 @@ def test_names_of_candidates_reach_the_terminal_without_its_codes(tmp_path):
         ("candidate,value,predicted\na,1,inf\n", "line 2: predicted is 'inf'"),
         ("candidate,value\na,1\n\nb,2,3\n", "line 4: 3 values, and the header names 2 columns"),
         ("candidate,value\na\n", "line 2: 1 values"),
-        ("candidate,value\n,1\n", "line 2: no candidate is named"),
+        ("candidate,value\n,1\n", "line 2: the row has no candidate"),
         ("candidate,value,predicted\na,1,1\na,2,3\n", "line 3: 'a' is predicted as 3, and as 1 above"),
         ("candidate,value\na,\n", "line 2: no row has a value or a prediction"),
         ("candidate,value\n", "no rows below the header"),

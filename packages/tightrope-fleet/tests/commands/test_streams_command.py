@@ -75,5 +75,5 @@ def test_what_was_named_first_is_looked_up_first():
 def test_a_machine_that_was_left_out_is_asked_for():
     done = run("streams", "VR_gaming")
     assert done.code == 2
-    assert "no machine was named for 'VR_gaming'" in done.err
+    assert "no machine is given for 'VR_gaming'" in done.err
     assert "Dual_8K-WS_OS" in done.err

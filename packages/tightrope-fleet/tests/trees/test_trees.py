@@ -202,7 +202,7 @@ def test_bytes_over_columns_stay_within_their_forecast_and_limits_are_refused_at
     assert tight.promises[0].holds
     assert tight.params.bins < params.bins
     parties[1].fails_at = 1  # a training would end here
-    with pytest.raises(InfeasibleError, match=r"asked for 1000 B per party; .* take up to") as caught:
+    with pytest.raises(InfeasibleError, match=r"the limit is 1000 B per party; .* take up to") as caught:
         run_tree_job(parties, TreeJob(params, "columns", wire_limit=1000))
     parties[1].fails_at = None
     named = int(re.search(r"up to (\d+) B", str(caught.value)).group(1))

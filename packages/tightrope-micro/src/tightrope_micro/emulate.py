@@ -203,7 +203,7 @@ def _emulate(program: Path, here: Path, board: str, *, count: bool) -> str:
         if fault:
             address = int(words[8:16], 16)
             raise FenceError(
-                f"the emulated core touched 0x{address:08x}, which the fence keeps from it: an address or "
+                f"the emulated core touched 0x{address:08x}, which the fence keeps from it. An address or "
                 "the stack is outside the requested RAM.",
                 address=address,
             ) from error

@@ -89,8 +89,8 @@ def plan_step(
     economy = economy or Economy()
     if not machine.watts and (economy.joules is not None or economy.objective == "joules"):
         raise TightropeError(
-            f"machine {machine.name!r} does not tell its power (watts), so energy cannot be planned: "
-            "ask for seconds, or give a profile with watts."
+            f"machine {machine.name!r} does not tell its power (watts), so energy cannot be planned. "
+            "Ask for seconds, or give a profile with watts."
         )
     if len(machine.tiers) < 2:
         raise TightropeError(
@@ -98,7 +98,7 @@ def plan_step(
         )
     if ram > machine.tiers[0].bytes:
         raise TightropeError(
-            f"asked {ram} B of RAM; {machine.name!r} has {machine.tiers[0].bytes} B. Ask for less."
+            f"the budget is {ram} B of RAM; {machine.name!r} has {machine.tiers[0].bytes} B. Ask for less."
         )
     held = sum(storage.bytes for storage in graph.storages if storage.home)
     if held > machine.tiers[1].bytes:
@@ -119,7 +119,7 @@ def plan_step(
         least = error.smallest_found or error.lower_bound
         raise InfeasibleError(
             f"--ram {ram} B leaves {max(0, ram - beside)} B next to {stack} B of stack and {STATIC_BYTES} B "
-            f"of counters: {error} The next limit to try is {least + beside} B.",
+            f"of counters. The next limit to try is {least + beside} B: {error}",
             asked=ram, smallest_found=least + beside, lower_bound=error.lower_bound + beside, op=error.op,
         ) from error  # fmt: skip
     if tiled.whole is not graph or tiled.counts:

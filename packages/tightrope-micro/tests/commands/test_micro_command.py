@@ -93,7 +93,7 @@ def test_it_compiles_and_profiles_as_promised(train: Path, tmp_path: Path) -> No
         ("build", ("--ram", "2300", "--sparse"), 3, "The next limit to try is"),
         ("build", ("--ram", "6KiB", "--core", "cortex-m3"), 2, "give --integer with them"),
         ("block", ("--ram", "6KiB", "--integer", "--core", "z80"), 2, "are known for core 'z80'"),
-        ("block", ("--ram", "6KiB", "--integer", "--core", "none", "--float-kernels"), 2, "no core is named"),
+        ("block", ("--ram", "6KiB", "--integer", "--core", "none", "--float-kernels"), 2, "no core is given"),
     ],
 )
 def test_refusals_leave_no_folder(

@@ -32,7 +32,7 @@ def test_the_command_adds_the_waits_that_a_capacity_needs(tmp_path: Path) -> Non
         check_sharing(tree["streams"], [(0, 1)], tenants, [s["offset"] for s in tree["storages"]], arena=192)
     refused = run("place", file, "--capacity", "100", "--json")
     assert refused.code == 3
-    assert "asked for a capacity of 100 B" in refused.err + refused.out
+    assert "the capacity is 100 B" in refused.err + refused.out
 
 
 def test_a_name_that_ends_in_gz_is_compressed_and_read_again(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_needed_waits_are_enough_and_none_follows_from_the_others() -> None:
         for wait in waits:
             ended = closure(case.streams, [other for other in waits if other != wait])
             assert any(not ended[u][v] for u, v in wanted)
-            with pytest.raises(TightropeError, match="add the wait"):
+            with pytest.raises(TightropeError, match="Add the wait"):
                 check_streams(bare.with_waits(other for other in waits if other != wait))
             dropped += 1
     assert dropped > 200

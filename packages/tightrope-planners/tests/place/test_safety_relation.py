@@ -68,7 +68,7 @@ def test_dropping_any_needed_wait_is_refused_and_names_it() -> None:
             hazard = any(not ended[u][v] for s in case.storages for u, v in dependences(s))
             if hazard:
                 refused += 1
-                with pytest.raises(TightropeError, match=r"add the wait \(\d+, \d+\)"):
+                with pytest.raises(TightropeError, match=r"Add the wait \(\d+, \d+\)"):
                     check_streams(StreamGraph.of(case.streams, case.storages, rest))
             else:
                 check_streams(StreamGraph.of(case.streams, case.storages, rest))
@@ -82,7 +82,7 @@ def test_adding_the_waits_that_refusals_ask_for_ends_in_a_safe_graph() -> None:
             try:
                 check_streams(StreamGraph.of(case.streams, case.storages, waits))
             except TightropeError as error:
-                numbers = str(error).split("add the wait (")[1].rstrip(").").split(", ")
+                numbers = str(error).split("Add the wait (")[1].rstrip(").").split(", ")
                 waits.append((int(numbers[0]), int(numbers[1])))
                 assert waits[-1] in case.waits
             else:

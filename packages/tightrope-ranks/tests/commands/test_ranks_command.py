@@ -152,7 +152,7 @@ def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:
     [
         ("model", ["2"], "no sequence of layers"),
         ("two", ["2"], "called with tuple: give one tensor"),
-        ("build", ["8"], "which has devices = 4"),
+        ("build", ["8"], "has devices = 4"),
         ("build", ["2", "--batch", "1,2"], "No such option"),
         ("build", ["2", "--optimizer", "best"], "no optimizer 'best'"),
     ],

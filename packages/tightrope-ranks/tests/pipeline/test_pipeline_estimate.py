@@ -124,7 +124,7 @@ def test_what_is_too_long_to_try_is_said() -> None:
         ({"pipeline": 3}, r"pipeline=3 does not divide 8 ranks: give one of \[1, 2, 4\]"),
         ({"micro_batches": 1}, "micro_batches=1 cannot be divided .* multiple of 8"),
         ({"micro_batches": 0}, "micro_batches=0: give a whole number"),
-        ({"machine": cluster(4)}, "8 ranks on machine 'cluster', which has devices = 4"),
+        ({"machine": cluster(4)}, "8 ranks need as many devices; machine 'cluster' has devices = 4"),
         ({"machine": Machine("m", (RAM,), {"matmul": 1e9}, devices=8)}, "no link between devices"),
         ({"machine": Machine("m", (RAM,), devices=8, links=(BETWEEN,))}, "no flops.matmul"),
     ],

@@ -325,8 +325,8 @@ def scan(
     """
     if bytecode and not is_ours(environment.interpreter):
         raise TightropeError(
-            f"the packages are for {environment.interpreter}, and their byte code can be read by that "
-            "interpreter alone: run tightrope with it, or leave byte code out (--no-bytecode)."
+            f"the packages are for {environment.interpreter}, and only that interpreter can read their "
+            "byte code. Run tightrope with it, or leave byte code out (--no-bytecode)."
         )
     scanner = _Scanner(environment, allow, known, progress, digests=digests, unrecorded=unrecorded)
     return scanner.run(bytecode=bytecode, only=only)

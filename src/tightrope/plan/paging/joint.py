@@ -101,7 +101,7 @@ def _rescued(graph: Graph, budget: Bytes, machine: Machine, found: Bytes | None)
     bound, witness = lower_bound(graph)
     who = graph.ops[witness].describe() if witness >= 0 else "the caller's own storages"
     raise InfeasibleError(
-        f"asked {format_bytes(budget)}; smallest feasible found, with pages or without, "
+        f"the budget is {format_bytes(budget)}; smallest feasible found, with pages or without, "
         f"{format_bytes(min(known)) if known else 'none'} (proved >= {format_bytes(bound)}, whatever is "
         f"paged); largest step: {who}. Ask for more bytes, give pages more room, or take a smaller batch.",
         asked=budget, smallest_found=min(known, default=None), lower_bound=bound, op=who,

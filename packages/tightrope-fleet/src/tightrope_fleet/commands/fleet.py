@@ -289,5 +289,5 @@ def _measurements(table: Path, study: str, *, logs: bool) -> Any:
         return read_measurements(table, logs=logs)
     found = read_study(table, data, study=study)
     if logs and (found.maximize or min(value for _, value in found.looks) <= 0):
-        raise TightropeError("--logs takes values above 0 of which less is better: leave it out.")
+        raise TightropeError("--logs needs values above 0 that are minimized: leave it out.")
     return found

@@ -141,7 +141,7 @@ def _read(file: str, compress: float, since: int, seed: int) -> Any:
     trace = read_jobs(file, compress=compress, since=since)
     if not trace.items:
         raise TightropeError(
-            f"{file!r}: no jobs are left of its rows ({trace.num_left_out} left out): give rows below "
+            f"{file!r}: no jobs are left of its rows ({trace.num_left_out} left out). Give rows below "
             "the header, of jobs that end, fit a machine and begin after --since."
         )
     return trace

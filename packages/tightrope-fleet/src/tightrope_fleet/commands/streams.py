@@ -76,7 +76,7 @@ def streams(
         raise TightropeError(f"--policy {policy!r:.40}: take search, {', '.join(POLICIES)}.")
     if not machine:
         raise TightropeError(
-            f"no machine was named for {scenario!r:.40}: write one behind it: {', '.join(library.machines)}."
+            f"no machine is given for {scenario!r:.40}: write one behind it: {', '.join(library.machines)}."
         )
     board = library.machine(machine)
     if arena is not None:

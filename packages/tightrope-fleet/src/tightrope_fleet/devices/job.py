@@ -86,7 +86,7 @@ def run_fleet(
         )
     if limits.able is not None and not fits:
         raise TightropeError(
-            f"the limit able is {limits.able}, and which devices have room is known of a planned step alone: "
+            f"the limit able is {limits.able}, and no planned step tells which devices fit: "
             "add --step (fits=...), or leave --able-limit out."
         )
     due = run_rounds(devices, samples, plan)

@@ -72,7 +72,7 @@ def holding_factors(profile: FleetProfile, size: Bytes) -> tuple[float, ...]:
         most = max(profile.kinds, key=lambda kind: kind.bytes)
         raise InfeasibleError(
             f"no-go: the model has {size} bytes, and training may take {most.bytes} on {most.name!r:.60}, "
-            "the most of all kinds: give a smaller model, or devices with more memory.",
+            "the most of all kinds. Give a smaller model, or devices with more memory.",
             asked=most.bytes,
             lower_bound=size,
         )

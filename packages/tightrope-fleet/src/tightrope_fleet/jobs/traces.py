@@ -84,7 +84,7 @@ class JobTrace:
                 if size > most > 0:
                     raise TightropeError(
                         f"{self.source}, line {line}: job {item.name!r:.60} takes {size} of {name:.60}; a "
-                        f"machine has {most}: leave the job out, or take larger machines."
+                        f"machine has {most}. Leave the job out, or take larger machines."
                     )
 
 
@@ -146,7 +146,7 @@ def parse_jobs(text: str, name: str, *, compress: float = 1.0, since: int = 0) -
         if len(row) != len(header):
             raise TightropeError(
                 f"{name}, line {line}: {len(row)} values; the header names {len(header)} columns, "
-                f"{','.join(header)[:120]}: give one value per column, or name a column for each."
+                f"{','.join(header)[:120]}. Give one value per column, or name a column for each."
             )
     return _trace(_Table(name, header, rows), compress, since)
 

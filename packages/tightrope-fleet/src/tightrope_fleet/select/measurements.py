@@ -79,7 +79,9 @@ def read_measurements(path: str | Path, *, logs: bool = False) -> SelectMeasurem
     for line, row in _rows(path):
         at, name = f"{where}, line {line}", row["candidate"].strip()
         if not name:
-            raise TightropeError(f"{at}: no candidate is named: give each row the name of what was measured.")
+            raise TightropeError(
+                f"{at}: the row has no candidate: give each row the name of what was measured."
+            )
         if name not in numbers:
             numbers[name] = len(numbers)
             found.names.append(name)

@@ -37,8 +37,8 @@ def best_plan(case: StreamCase) -> Best:
     if case.compatible or case.machine.arena or case.num_requests > MOST_REQUESTS:
         raise TightropeError(
             f"{case.num_requests} requests, {case.rules} rules, arena {case.machine.arena}: the exact "
-            "method takes "
-            f"at most {MOST_REQUESTS} requests in strict rules without an arena; use plan_streams."
+            f"method takes at most {MOST_REQUESTS} requests in strict rules without an arena. "
+            "Use plan_streams."
         )
     return _Exhaustive(case).run()
 

@@ -111,15 +111,12 @@ def expand(
     """
     check_streams(scenario, machine)
     if horizon <= 0 or sum(horizon * model.fps / 1e9 for model in scenario.models) > MOST_FRAMES:
-        raise TightropeError(
-            f"horizon={horizon} ns: give a time above 0 in which at most {MOST_FRAMES} frames appear."
-        )
+        raise TightropeError(f"horizon={horizon} ns: give a time above 0, with at most {MOST_FRAMES} frames.")
     compatible = rules == "compatible"
     if compatible and machine.arena:
         raise TightropeError(
-            f"machine {machine.name!r:.60} has an arena of {machine.arena} bytes, and compatible rules "
-            "know none: "
-            "take strict rules, or leave the arena out."
+            f"machine {machine.name!r:.60} has an arena of {machine.arena} bytes, which compatible rules "
+            "do not support. Take strict rules, or leave the arena out."
         )
     spans = [_spans(model.fps, horizon, compatible) for model in scenario.models]
     names = [model.name for model in scenario.models]

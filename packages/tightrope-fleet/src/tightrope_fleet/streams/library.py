@@ -118,7 +118,7 @@ def parse_library(text: str, name: str) -> StreamLibrary:
         read = from_toml(text, _LibraryText, name)
     except TightropeError as error:
         raise TightropeError(
-            f"{error} A file of scenarios and machines has [[scenarios]] with name and models, [[machines]] "
+            f"{error} A file of scenarios has [[scenarios]] with name and models, [[machines]] "
             "with name and processors, and [kinds.NAME] with costs."
         ) from error
     try:

@@ -228,9 +228,8 @@ def _start(now: Moment, choice: tuple[int, int, int], measure: Measure | None) -
     if now.busy[p] is not None or f not in now.queues[m] or not now.ready(m, f) or leaving is None:
         name = now.case.scenario.models[m].name
         raise TightropeError(
-            f"frame {f} of {name!r} cannot start on processor {p} at {now.time:g}: it must be waiting and "
-            "ready, "
-            "the processor idle, and the arena roomy enough."
+            f"frame {f} of {name!r} cannot start on processor {p} at {now.time:g}. A frame must be "
+            "waiting and ready, its processor idle, and the arena must have room."
         )
     case = now.case
     now.resident.difference_update(leaving)

@@ -107,9 +107,8 @@ def run_tree_job(
         params, forecast = _with_bins(parties, job)
     elif job.wire_limit is not None and job.protection == "paillier":
         raise TightropeError(
-            "a wire limit with paillier: how many sums are sent depends on the rows, so nothing can be "
-            "promised; "
-            "leave it out, or use protection none."
+            "a wire limit cannot be promised with paillier: how many sums are sent depends on the rows. "
+            "Leave the limit out, or use protection none."
         )
     elif job.protection == "none":
         check_columns(parties, params, job.protection)
@@ -151,7 +150,7 @@ def _with_bins(parties: Sequence[PartyTable], job: TreeJob) -> tuple[Boosting, B
     assert limit is not None
     most = "up to " if job.split == "columns" else ""
     raise InfeasibleError(
-        f"asked for {format_bytes(limit)} per party; with 2 bins per feature "
+        f"the limit is {format_bytes(limit)} per party; with 2 bins per feature "
         f"{job.params.trees} trees take "
         f"{most}{smallest} B. Allow that much, or fewer trees, a smaller depth, or growth by "
         "leaf (leaves=).",

@@ -97,14 +97,13 @@ class PrivateChoice:
         if p.loss == "softmax" or p.stop or p.min_rows > 1:
             raise TightropeError(
                 "differential privacy holds for two classes or a number, without early stopping or a "
-                "smallest number of rows: leave out loss='softmax', stop and min_rows."
+                "smallest number of rows. Leave out loss='softmax', stop and min_rows."
             )
         if p.leaves or p.hessian != "one" or p.l2 <= 0 or p.child_weight > 0 or p.gamma > 0:
             raise TightropeError(
                 "differential privacy holds for leaves=0, hessian='one', l2 above 0, child_weight=0 "
-                "and gamma=0; "
-                f"leaves={p.leaves}, hessian={p.hessian!r}, l2={p.l2:g}, child_weight={p.child_weight:g} and "
-                f"gamma={p.gamma:g} were asked for."
+                f"and gamma=0. The settings are leaves={p.leaves}, hessian={p.hessian!r}, l2={p.l2:g}, "
+                f"child_weight={p.child_weight:g} and gamma={p.gamma:g}."
             )
         self._random = np.random.default_rng(self.privacy.seed)
 

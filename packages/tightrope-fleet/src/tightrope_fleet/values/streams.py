@@ -250,8 +250,8 @@ def _check_machine(scenario: StreamScenario, machine: StreamMachine) -> None:
             if model.weights + model.activations > machine.arena:
                 raise TightropeError(
                     f"{where}: model {model.name!r:.60} needs {model.weights + model.activations} bytes, "
-                    "and the "
-                    f"arena has {machine.arena}: give a larger arena, or plan the model into fewer bytes."
+                    f"and the arena has {machine.arena}. Give a larger arena, or plan the model "
+                    "into fewer bytes."
                 )
 
 

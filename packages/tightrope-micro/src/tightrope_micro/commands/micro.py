@@ -154,12 +154,12 @@ def _check_options(
         raise TightropeError("--sparse chooses what a step updates: leave out --infer and --integer.")
     if limits:
         raise TightropeError(
-            "--objective, --seconds and --joules are of a training step: leave them out with --infer and "
+            "--objective, --seconds and --joules are of a training step. Leave them out with --infer and "
             "--integer, which compute every op once where RAM allows it."
         )
     if not recompute:
         raise TightropeError(
-            "--no-recompute is of a training step: inference runs ops again only where activations have to "
+            "--no-recompute is of a training step. Inference runs ops again only where activations have to "
             "be paged; --no-pages leaves out both."
         )
 
@@ -219,8 +219,8 @@ def _inference(
     if kernels is not None:
         if not made.samples:
             raise TightropeError(
-                f"{target!r} returns no samples, from which ranges come: return (model, inputs, "
-                "samples), some hundred inputs like those that the device will get."
+                f"{target!r} returns no samples to calibrate ranges. Return (model, inputs, "
+                "samples): some hundred inputs like those that the device will get."
             )
         asked = {"auto": core_of(profile.name), "none": ""}
         core = asked.get(kernels[0], kernels[0])

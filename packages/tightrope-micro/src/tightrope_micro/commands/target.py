@@ -71,7 +71,7 @@ def build_calibrated(target: str) -> CalibratedNet:
             or any(v.shape != a.shape for v, a in zip(values, built.args, strict=True))
         ):
             raise TightropeError(
-                f"{target!r} must return (model, inputs, samples): tensors by position, and a list of inputs "
-                "like them, of the same shapes, from which the ranges of values come."
+                f"{target!r} must return (model, inputs, samples). Inputs are tensors by position; samples "
+                "are a list of such inputs, of the same shapes, to calibrate ranges."
             )
     return CalibratedNet(built.model, built.args, calls)

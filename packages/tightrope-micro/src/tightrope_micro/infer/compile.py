@@ -126,7 +126,7 @@ def compile_net(
     kept = max((rows_on_stack(one) for one in programs), default=0)
     if kept + _FRAMES > stack:
         raise TightropeError(
-            f"{stack} B of stack are kept; rows of a softmax or layer norm take {kept} B of it, and calls "
+            f"the stack has {stack} B; rows of a softmax or layer norm take {kept} B, and calls "
             f"{_FRAMES} B. Ask for a stack of {kept + _FRAMES} B."
         )
     try:
@@ -167,8 +167,8 @@ def _planned(graph: Graph, machine: Machine, ram: Bytes, stack: Bytes, *, pages:
     if any(isinstance(step, PageOut) for step in planned.plan.schedule.steps):
         if not pages:
             raise InfeasibleError(
-                f"within {ram} B of RAM, {stack} B of them for the stack, activations have to go to the "
-                "slower tier: allow pages, or ask for more RAM.",
+                f"activations do not fit into {ram} B of RAM, {stack} B of them for the stack. Allow pages "
+                "to the slower tier, or ask for more RAM.",
                 asked=ram,
             )
         return plan_step(graph, machine, ram=ram, stack=stack, tiles=False)

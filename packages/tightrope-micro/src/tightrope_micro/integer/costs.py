@@ -87,7 +87,7 @@ def check_core(core: str) -> None:
     """
     if core not in CORES:
         raise TightropeError(
-            f"no costs of kernels are known for core {core!r}: choose {', '.join(CORES)}, or none, which "
+            f"no costs of kernels are known for core {core!r}. Choose {', '.join(CORES)}, or none, which "
             "takes polynomials for softmax and layer norm and tables for GELU."
         )
 

@@ -41,7 +41,7 @@ class KernelForms:
             check_core(self.core)
         elif self.floats:
             raise TightropeError(
-                "float kernels are taken where they cost less on a core, and no core is named: name one of "
+                "float kernels are chosen by their cost on a core, and no core is given: give one of "
                 f"{', '.join(CORES)}."
             )
 

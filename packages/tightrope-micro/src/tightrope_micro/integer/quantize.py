@@ -440,10 +440,10 @@ def _refuse_far_off(found: Rescale, bounds: Whole, ratios: NDArray[np.float64], 
     worst, largest = int(off.argmax()), int(ratios.argmax())
     if off[worst] > _MOST_OFF:
         raise TightropeError(
-            f"narrow=True: {op.describe()}: all channels share one shift, and channel {worst}, whose unit "
-            f"(of its largest weight, or of a large bias) is {ratios[largest] / ratios[worst]:.3g} times "
-            f"smaller than that of channel {largest}, would be off by up to {off[worst]:.3g} of {most} "
-            "units. Leave narrow out, or scale the channels of that layer to like sizes, and those of the "
+            f"narrow=True: {op.describe()}: all channels share one shift, and channel {worst} would be off "
+            f"by up to {off[worst]:.3g} of {most} units. Its unit (of its largest weight, or of a large "
+            f"bias) is {ratios[largest] / ratios[worst]:.3g} times smaller than that of channel {largest}. "
+            "Leave narrow out, or scale the channels of that layer to like sizes, and those of the "
             "next one back."
         )
 

@@ -280,7 +280,7 @@ def _refuse(
     placed = f"; smallest found with addresses {found} B" if found is not None else ""
     who = "with what waits for later ops" if stay else "alone"
     raise InfeasibleError(
-        f"asked {budget} B for the arena; {op.describe()} {who} needs {need} B at once "
+        f"the arena has {budget} B; {op.describe()} {who} needs {need} B at once "
         f"({', '.join(parts)}){placed}. {'Allow pages, ask' if stay else 'Ask'} for more RAM, take a "
         "smaller layer or a smaller batch.",
         asked=budget, smallest_found=found, lower_bound=need, op=op.describe(),

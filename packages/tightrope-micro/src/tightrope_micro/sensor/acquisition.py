@@ -171,9 +171,8 @@ def write_acquisition(recording: Acquisition, encoding: Encoding, *, key: str | 
     signed = recording.protected.alg == "HS256"
     if signed and not key:
         raise AcquisitionError(
-            "a signature is over the bytes of a file, so another encoding has to be signed again: give the "
-            "key "
-            "(--key-file)."
+            "a signature covers the bytes of a file, so another encoding needs a new signature: give the "
+            "key (--key-file)."
         )
     blank = msgspec.structs.replace(recording, signature=_ZEROS) if signed else recording
     tree = msgspec.to_builtins(blank)

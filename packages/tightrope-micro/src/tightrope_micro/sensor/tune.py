@@ -187,11 +187,9 @@ def _sorted_out(
             for name in SensorForecast.__struct_fields__
         }
         raise InfeasibleError(
-            f"no pipeline of {len(every)} is within the limits: the smallest one takes {least['ram']} "
-            f"B of "
-            f"RAM, {least['rom']} B of ROM and {least['instructions']} instructions, not all of one "
-            f"pipeline. Ask "
-            "for more, or record windows of at least 62 rows.",
+            f"no pipeline of {len(every)} is within the limits. The smallest needs, not all of one pipeline, "
+            f"are {least['ram']} B of RAM, {least['rom']} B of ROM and {least['instructions']} instructions. "
+            "Ask for more, or record windows of at least 62 rows.",
             asked=limits.ram or 0,
             smallest_found=least["ram"],
         )

@@ -65,8 +65,8 @@ def place(
     if has_streams(file):
         if svg is not None or (minimize and asked is not None):
             raise TightropeError(
-                "ops on parallel streams: say --capacity (adds waits) or --minimize (adds none), and no "
-                "--svg, since they have no common time axis."
+                "ops on parallel streams take --capacity (adds waits) or --minimize (adds none), not both. "
+                "They have no common time axis for --svg."
             )
         streams(file, asked, seconds=seconds, seed=seed, output=output, json=json)
         return

@@ -186,7 +186,7 @@ class _CsvRows:
             if not (reached <= gap[0] < gap[1] <= end and 0 <= gap[2] <= gap[3] <= size):
                 raise TightropeError(
                     f"{self.path}, line {line}: gap {gap[0]}-{gap[1]} must lie in the lifetime, apart from "
-                    "other gaps, and what stays in use inside the buffer."
+                    "other gaps. What stays in use must lie inside the buffer."
                 )
             reached = gap[1]
             yield gap

@@ -134,8 +134,8 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
     check_outputs([asked.page], [Path(asked.target.partition(":")[0])])
     if asked.machine is None:
         raise TightropeError(
-            "--ranks needs --machine: a TOML profile with devices, [[links]] and [flops], from which times "
-            "and messages follow."
+            "--ranks needs --machine: a TOML profile with devices, [[links]] and [flops], to compute times "
+            "and messages."
         )
     from tightrope.cli.target import build
     from tightrope.run.status import StatusLine

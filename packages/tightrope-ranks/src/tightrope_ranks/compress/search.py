@@ -162,8 +162,8 @@ def _check(problem: ExchangeProblem) -> None:
     num = len(stream.sizes)
     if not 0 < num <= _MOST_GRADIENTS or not len(stream.names) == len(stream.compute) == num:
         raise TightropeError(
-            f"a stream with {len(stream.names)} names, {num} sizes and {len(stream.compute)} times: give one "
-            f"of each per gradient, at least one and at most {_MOST_GRADIENTS}."
+            f"the stream has {len(stream.names)} names, {num} sizes and {len(stream.compute)} times. Give "
+            f"one of each per gradient, for 1 to {_MOST_GRADIENTS} gradients."
         )
     costs = [x for one in codecs for x in (*one.encode, *one.wire, *one.decode)]
     if not codecs or any(len(one.sent) != num for one in codecs):

@@ -149,7 +149,7 @@ class SharedArenas:
         if whole + need > self.limit:
             raise PagingError(
                 f"{format_bytes(size)} are to be shared with a peer that has {format_bytes(self.live)} of "
-                f"{format_bytes(self.limit)}: drop tensors that came from it, or raise shared=."
+                f"{format_bytes(self.limit)}. Drop tensors that came from it, or raise shared=."
             )
         self.arenas.append(SharedArena(min(max(LEAST, need), self.limit - whole)))
         self.new.append(len(self.arenas) - 1)

@@ -133,4 +133,4 @@ def decode(data: bytes | memoryview) -> Letter:
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise TightropeError(f"a peer sent what is no letter: {error}.") from error
+        raise TightropeError(f"a peer sent no valid letter: {error}.") from error

@@ -45,8 +45,8 @@ def least_cuts(weights: Sequence[int], num: int) -> tuple[int, ...]:
     """
     if not 1 <= num <= len(weights):
         raise TightropeError(
-            f"{len(weights)} layers cannot be cut into {num} stages, each with a layer: give a number of "
-            f"stages from 1 to the number of layers."
+            f"{len(weights)} layers cannot be cut into {num} stages, each with a layer. Give a number of "
+            "stages from 1 to the number of layers."
         )
     equal = equal_cuts(len(weights), num)
     low, high = max(weights), largest_part(weights, equal)

@@ -179,8 +179,8 @@ def cut_model(
             notes = notes_on(unpriced, alone=not any(trained))
             return Segments(names, costs, _tied(layers), trained, notes)
     raise TightropeError(
-        f"a model of class {type(model).__name__} is no sequence of layers, so it cannot be cut into stages: "
-        "give a torch.nn.Module, or a list of at least one, each taking what the one before returns."
+        f"a model of class {type(model).__name__} is no sequence of layers, so it cannot be cut into stages. "
+        "Give a torch.nn.Module, or a list of at least one, each taking what the one before returns."
     )
 
 
@@ -300,8 +300,8 @@ def _checked(ranks: object, machine: Machine, micro_batches: object) -> int:
         raise TightropeError(f"ranks={shown(ranks)}: give a whole number from 1 to {MOST_RANKS}.")
     if ranks > machine.devices:
         raise TightropeError(
-            f"{ranks} ranks on machine {machine.name!r}, which has devices = {machine.devices}: give fewer "
-            "ranks, or a profile with as many devices and [[links]] between them."
+            f"{ranks} ranks need as many devices; machine {machine.name!r} has devices = {machine.devices}. "
+            "Give fewer ranks, or a profile with more devices and [[links]] between them."
         )
     count = 2 * ranks if micro_batches is None else micro_batches
     if not isinstance(count, int) or count < 1:

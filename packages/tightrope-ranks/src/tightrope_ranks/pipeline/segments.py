@@ -93,8 +93,8 @@ def list_of_layers(model: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:
     most = max((held for held, _ in lists.values()), default=0)
     if not most:
         raise TightropeError(
-            f"a model of class {type(model).__name__} is no sequence of layers, and has no Sequential or "
-            "ModuleList of at least two with parameters, so it cannot be cut into stages: put its layers "
+            f"a model of class {type(model).__name__} is no sequence of layers and cannot be cut into "
+            "stages. It has no Sequential or ModuleList of at least two with parameters: put its layers "
             "into one."
         )
     found = ((name, layers) for name, (held, layers) in lists.items() if 2 * held >= most)

@@ -72,7 +72,7 @@ def group_named(name: str, ranks: int) -> dist.ProcessGroup:
     group = _groups.get(name) or (dist.group.WORLD if name == WORLD and dist.is_initialized() else None)
     if group is None:
         raise TightropeError(
-            f"a collective of group {name!r} ran and no such group is known: call "
+            f"a collective of group {name!r} ran and no such group is known. Call "
             "torch.distributed.init_process_group, and name_group(name, group) for groups of your own."
         )
     if group.size() != ranks:

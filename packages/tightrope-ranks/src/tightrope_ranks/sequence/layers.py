@@ -103,7 +103,7 @@ class DividedLayer(nn.Module):
         if hidden % heads or heads % division.ranks or sequence % division.rows:
             raise TightropeError(
                 f"hidden={hidden}, heads={heads}, sequence={sequence} on {division.ranks} ranks: heads must "
-                "divide hidden, and ranks must divide heads and, in sequence mode, the sequence."
+                "divide hidden, and ranks must divide heads and, in sequence mode, sequence."
             )
         like: dict[str, Any] = {"dtype": dtype, "device": device}
         part = hidden // division.ranks

@@ -157,8 +157,8 @@ def agree(prepared: Prepared, group: str, ranks: int) -> None:
     dist.all_gather_object(lists, [meeting[:5] for meeting in meetings(prepared.executable)], group=members)
     other = next(rank for rank, calls in enumerate(lists) if calls != lists[0] or found[rank] != found[0])
     raise TightropeError(
-        f"ranks 0 and {other} hold different plans ({len(lists[0])} and {len(lists[other])} collectives): "
-        "call plan_rank on all of them with the same arguments, shapes and versions."
+        f"ranks 0 and {other} hold different plans ({len(lists[0])} and {len(lists[other])} collectives). "
+        "Call plan_rank on all of them with the same arguments, shapes and versions."
     )
 
 

@@ -63,7 +63,7 @@ def recorded(built: Built, wanted: RecordingRequest) -> Ran:
     model: Any = built.model
     if is_on_meta([*model.parameters(), *model.buffers(), *built.args, *built.kwargs.values()]):
         raise TightropeError(
-            f"{type(model).__name__} or its inputs lie on the meta device, so no step can run: build them "
+            f"{type(model).__name__} or its inputs lie on the meta device, so no step can run. Build them "
             "with values to record one. Without values, tightrope estimate sizes it."
         )
 

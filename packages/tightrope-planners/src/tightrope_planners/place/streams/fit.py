@@ -71,7 +71,7 @@ def fit_streams(
 
 def _missed(capacity: Bytes, smallest: Bytes, bound: Bytes) -> InfeasibleError:
     return InfeasibleError(
-        f"asked for a capacity of {format_bytes(capacity)} ({capacity} B); smallest arena found "
+        f"the capacity is {format_bytes(capacity)} ({capacity} B); smallest arena found "
         f"{smallest} B. Waits bring the live bytes down to {bound} B at best. Give more seconds, "
         f"or a capacity of {smallest} B.",
         asked=capacity,

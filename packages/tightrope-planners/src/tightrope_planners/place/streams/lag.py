@@ -123,7 +123,7 @@ def _refuse_impossible(search: "_LagSearch", every: list[Pair]) -> None:
     least = live_bound(search.relation(every))
     if least.bytes > search.capacity:
         raise InfeasibleError(
-            f"asked for a capacity of {format_bytes(search.capacity)} ({search.capacity} B); with every op "
+            f"the capacity is {format_bytes(search.capacity)} ({search.capacity} B); with every op "
             f"waiting for the one issued before it, {least} ({least.bytes} B). Recompute or "
             "page some of them.",
             asked=search.capacity,

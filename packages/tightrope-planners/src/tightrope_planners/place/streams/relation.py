@@ -102,7 +102,7 @@ def reuse_relation(graph: StreamGraph) -> Relation:
         >>> reuse_relation(StreamGraph.of([0, 1], [StreamStorage(64, 0, reads=(1,))]))
         Traceback (most recent call last):
         tightrope.core.errors.TightropeError: op 1 on stream 1 uses storage 0 (64 bytes, written by op 0 \
-on stream 0), and nothing orders it after op 0 on stream 0: add the wait (0, 1).
+on stream 0), and nothing orders it after op 0 on stream 0. Add the wait (0, 1).
     """
     clock = check_streams(graph)
     return relation_of(graph, clock, last_uses(graph))
@@ -129,7 +129,7 @@ def check_streams(graph: StreamGraph) -> Positions:
         storage, earlier, later = found
         raise TightropeError(
             f"op {later} on stream {graph.streams[later]} uses {storage_name(graph, storage)}, and nothing "
-            f"orders it after op {earlier} on stream {graph.streams[earlier]}: add the wait "
+            f"orders it after op {earlier} on stream {graph.streams[earlier]}. Add the wait "
             f"({earlier}, {later})."
         )
     return clock
