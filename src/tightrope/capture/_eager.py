@@ -23,7 +23,7 @@ import torch.fx
 
 from tightrope.capture._branches import known_branches
 from tightrope.capture._forbidden import forbidden_calls_known
-from tightrope.capture._guards import functions_keep_their_derivatives
+from tightrope.capture._guards import functions_keep_their_derivatives, overlaps_are_seen
 from tightrope.capture._norms import norms_laid_out
 from tightrope.capture._random import random_objects_left
 from tightrope.capture.for_all import ForAll
@@ -126,7 +126,7 @@ def _teaching() -> Iterator[None]:
             stack.enter_context(patch.object(kind, "dispatch_table", table))
         for change in (forbidden_calls_known, random_objects_left):
             stack.enter_context(change(_is_ours))
-        for more in (norms_laid_out, functions_keep_their_derivatives, _without_logs):
+        for more in (norms_laid_out, functions_keep_their_derivatives, overlaps_are_seen, _without_logs):
             stack.enter_context(more())
         yield
 

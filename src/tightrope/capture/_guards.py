@@ -3,18 +3,51 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
 import torch
 import torch.fx
 
 
-def overlapping(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """Positions of tensors of one memory that overlap another one, as AOTAutograd finds them."""
+def overlapping(tensors: Sequence[torch.Tensor], symbolic: bool = False) -> set[int]:
+    """Positions of tensors of one memory that overlap another one, as AOTAutograd finds them, or more.
+
+    It misses matrices whose rows lie equally far apart, where one begins some whole rows below the other.
+    """
     from torch._C._dynamo.guards import compute_overlapping_tensors
 
-    return compute_overlapping_tensors(list(tensors), symbolic=False)
+    found: set[int] = compute_overlapping_tensors(list(tensors), symbolic=symbolic)
+    matrices = [(at, one) for at, one in enumerate(tensors) if one.dim() == len(_MATRIX)]
+    for number, (at, one) in enumerate(matrices):
+        for other_at, other in matrices[:number]:
+            if not {at, other_at} <= found and _rows_meet(one, other):
+                found |= {at, other_at}
+    return found
+
+
+_MATRIX: Final = ("rows", "columns")
+
+
+def _rows_meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether rows of two matrices of one memory meet: rows lie equally far apart in both."""
+    first, second = sorted((one, other), key=lambda tensor: tensor.storage_offset())
+    apart = first.stride(0)
+    if apart != second.stride(0) or not first.stride(1) == second.stride(1) == 1:
+        return False
+    below = second.storage_offset() - first.storage_offset()
+    if not (apart and first.numel() and second.numel()):
+        return False
+    return bool(below // apart < first.size(0) and below % apart < first.size(1))
+
+
+@contextmanager
+def overlaps_are_seen() -> Iterator[None]:
+    """Let AOTAutograd know of all inputs of a trace that overlap."""
+    from torch._functorch._aot_autograd import input_output_analysis
+
+    with patch.object(input_output_analysis, "compute_overlapping_tensors", overlapping):
+        yield
 
 
 @contextmanager

@@ -94,7 +94,10 @@ PROBES: Final[dict[str, tuple[str, ...]]] = {
         "torch._C._functorch.peek_interpreter_stack",
         "torch._dynamo.variables.misc.AutogradFunctionVariable",
     ),
-    "overlaps": ("torch._C._dynamo.guards.compute_overlapping_tensors",),
+    "overlaps": (
+        "torch._C._dynamo.guards.compute_overlapping_tensors",
+        "torch._functorch._aot_autograd.input_output_analysis.compute_overlapping_tensors",
+    ),
     "forbidden calls": (
         "torch._dynamo.decorators.mark_static_address",
         "torch._dynamo.trace_rules.is_forbidden",

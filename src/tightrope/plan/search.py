@@ -13,6 +13,7 @@ Gaps        Placement does not steer the search except through the target.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Literal
 
 import msgspec
@@ -32,11 +33,22 @@ from tightrope.plan.schedule import expand, useful
 _QUICK_OPS: Final = 2_000
 """Largest graph whose time is bounded without being asked to: one linear program, at most about 0.1 s."""
 
+_WAITED_OPS: Final = 400
+"""A loop waits for the moves of so many ops at most: on 1,635 ops all of them found nothing faster."""
+
 
 def _effort(graph: Graph, bound: bool | None) -> bool | Literal["quick"]:
     if bound is None:
         return "quick" if len(graph.ops) <= _QUICK_OPS else False
     return bound
+
+
+def _waited_for(options: Options, graph: Graph, enough: float) -> Options:
+    """Search no longer than a loop would wait, if one does."""
+    if not enough:
+        return options
+    effort = min(1.0, _WAITED_OPS / max(len(graph.ops), 1))
+    return replace(options, effort=effort, enough_ns=int(enough * graph.base_ns))
 
 
 def solve(
@@ -76,7 +88,7 @@ def solve(
             literature does.
         bound: prove a bound on the time; None = only as far as it costs next to nothing.
         start: a plan of a graph with the same ops for other sizes, to begin from.
-        enough: a plan that recomputes for at most this share of the time of all ops ends the search.
+        enough: a loop waits: a plan that adds at most this share of the time of all ops ends the search.
 
     Returns:
         The fastest plan found.
@@ -99,9 +111,8 @@ def solve(
     if least is not None and budget < least.forecast.total and planner == "auto":
         raise _infeasible(graph, budget, least, order)
     watch = Watch(seconds=seconds, budget=budget, progress=progress)
-    near = int(enough * graph.base_ns)
-    options = Options(seed=seed, watch=watch, order=order, bound=_effort(graph, bound), enough_ns=near)
-    job = Job(graph, budget, machine, options, placed=placed)
+    options = Options(seed=seed, watch=watch, order=order, bound=_effort(graph, bound))
+    job = Job(graph, budget, machine, _waited_for(options, graph, enough), placed=placed)
     if cache is not None and (plan := cache.best(graph, budget=budget, placed=placed)) is not None:
         job.consider(plan)
         job.unplaced = pairs_of(graph, plan.schedule)

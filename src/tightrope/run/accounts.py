@@ -111,7 +111,7 @@ class Accounts:
         self._left: tuple[Bytes, str] = (-1, "")
         self._own: Bytes | None = None
         self._relief: Callable[[], bool] = lambda: False
-        self._grown: Callable[[], Bytes] = lambda: 0
+        self._grown: Callable[[], Bytes | None] = lambda: None
         if self.allocator is not None:  # only its requests are refused
             OutOfBudgetError.advise = partial(_advise)  # no method of the class
         self._budgets: weakref.WeakKeyDictionary[object, Bytes] = weakref.WeakKeyDictionary()
@@ -261,10 +261,10 @@ class Accounts:
             self._left = left, f"{text}the next forward leaves what it lacked."
         self.explain(self._left[1])
 
-    def watch_caller(self, relief: Callable[[], bool], grown: Callable[[], Bytes]) -> None:
+    def watch_caller(self, relief: Callable[[], bool], grown: Callable[[], Bytes | None]) -> None:
         """Let ``relief`` make room before code of the calling thread, outside of plans, is refused memory.
 
-        ``grown`` tells what that code took so far.
+        ``grown`` tells what that code took so far; None = no step is under way.
         """
         if self.allocator is not None:
             self._relief, self._grown = relief, grown
@@ -278,13 +278,14 @@ class Accounts:
         budget = own or self.budget
         if not budget:
             return "", None
-        took = max(asked + self._grown(), charged // 2 if own else 0, _LEAST_MORE)
-        found = max(budget, charged + asked + self.older) + took
-        likely = max(self._likely.values(), default=0)  # a plan may take so much of a larger budget
-        found = max(found, likely + took) if likely else found
-        why, named = self.to_try(found)
-        if named:
-            return f"Try budget={named}: {why}.", named
+        grown = self._grown()
+        took = max(asked + (grown or 0), charged // 2 if own else 0, _LEAST_MORE)
+        allowed = max(budget, charged + asked + self.older)
+        if self.enough > allowed:
+            return f"Try budget={self.enough}: by the shapes it is enough, and less may be.", self.enough
+        if grown is not None:  # of a larger budget, the plan may take as much as the step without one
+            allowed = max((allowed, *self._likely.values()))
+        found = allowed + took
         return (
             f"Try budget={found} next: it allows this request, and {took} bytes of what comes after it, "
             "which was not seen yet.",

@@ -489,9 +489,10 @@ class Calls:
             unit.close()
 
 
-def _grown() -> Bytes:
-    """The most that code of the caller took so far between the parts of the steps under way."""
-    return sum(max(calls._gaps.grown(), calls._gaps.growth) for calls in _ALL if calls._gaps is not None)
+def _grown() -> Bytes | None:
+    """The most that code of the caller took so far between the parts of the steps under way, if any is."""
+    found = [max(calls._gaps.grown(), calls._gaps.growth) for calls in _ALL if calls._gaps is not None]
+    return sum(found) if found else None
 
 
 def _relieve() -> bool:
