@@ -100,6 +100,7 @@ def test_help_lists_the_commands_of_the_core_without_plug_ins() -> None:
     assert not listed & set(KNOWN)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("words", [*((name,) for name in KNOWN), ("jobs", "--help")], ids=" ".join)
 def test_a_command_of_a_missing_plug_in_says_what_to_install(words: tuple[str, ...]) -> None:
     name, *_ = words
@@ -202,6 +203,7 @@ def test_the_core_knows_what_the_commands_of_a_plug_in_are_called(plugin: Path) 
     assert set(named) == {name for name, part in KNOWN.items() if part.distribution == plugin.name}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", PRESENT)
 def test_a_line_of_the_list_is_that_of_the_command(name: str) -> None:
     script = (

@@ -157,7 +157,7 @@ def test_brackets_in_module_names_are_printed_as_they_are(net: Path) -> None:
     assert "float32[scalar]" in run("estimate", f"{net}:build").out
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("machine", names())
 def test_every_machine_has_memory_and_rates(net: Path, machine: str) -> None:
     found = printed("estimate", f"{net}:meta", "--machine", machine, "--json")

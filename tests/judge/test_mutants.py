@@ -58,7 +58,7 @@ def test_the_interpreter_and_the_judge_accept_what_is_right() -> None:
         assert both(source, source.executable) == (None, "")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_wrong_is_refused(family: str) -> None:
     row = damage(sources(), family, 25, seed=1)

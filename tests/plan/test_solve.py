@@ -64,7 +64,7 @@ def test_the_smallest_plan_recomputes_from_far_back() -> None:
     assert solve(graph, budget=least.budget).forecast.total == least.budget
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @needs_compiler
 @pytest.mark.parametrize("seed", range(25))
 def test_annealing_equals_brute_force(seed: int) -> None:
@@ -85,7 +85,7 @@ def test_annealing_equals_brute_force(seed: int) -> None:
             assert ns == best or len(pairs) > most
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
 @pytest.mark.parametrize("planner", ["given", "greedy", "anneal"])
 def test_no_planner_beats_brute_force(planner: str, native: bool) -> None:

@@ -21,7 +21,7 @@ def points(graph: Graph) -> list[tuple[Bytes, Nanoseconds]]:
     return sorted(found)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_plan_takes_less_than_a_bound(seed: int) -> None:
     graph = oracles.writing_graph(seed, num_ops=8, parts=seed % 4 == 0)

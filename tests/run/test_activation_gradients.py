@@ -112,7 +112,7 @@ USES = [
 ]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("use", USES)
 def test_every_gradient_is_that_of_eager(use: Use) -> None:
     for dropout, view in ((0.0, False), (0.3, False)):

@@ -18,7 +18,7 @@ SHOWN = (
 """Cases that no other test shows; ``python -m benchmarks executable --only X1`` shows all."""
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_ran_was_judged_checked_and_reported(name: str) -> None:
     row = watch(name)

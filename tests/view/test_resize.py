@@ -22,7 +22,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
         yield found
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("width", [320, 500, 601, 768, 1000, 1001, 1200, 1201, 1920, 2560])
 def test_nothing_overlaps_at_widths_between(shown: Opened, width: int) -> None:
     shown.page.set_viewport_size({"width": width, "height": 700})

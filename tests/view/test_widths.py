@@ -90,7 +90,7 @@ def test_each_question_takes_at_most_two_actions_and_nothing_overlaps(
     assert shown.messages == []
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("tab", ["time", "save", "tables"])
 def test_nothing_overlaps_on_the_other_tabs(shown: Opened, tab: str) -> None:
     shown.page.click(f"#ask-{tab}")
