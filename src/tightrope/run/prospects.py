@@ -73,6 +73,8 @@ class Prospects:
         if not waiting:
             held = self.accounts.charged_at_mark() + self.accounts.hidden + calls[0].headroom.tangents
             self._held = max(self._held, held, calls[0].graph.persistent)
+            if not callable(self._share):
+                return  # nobody needs more, and while torch traces, parts of a divided model cannot be read
         state, beside = self.future.update()
         most = max(sum(call.unplanned for call in calls), self.future.gradients + beside)
         self.unplanned = whole = Room(0, self._held, state).ledger().needed(most)
