@@ -353,9 +353,8 @@ def play(name: str, way: str, budget: int, *, small: bool) -> dict[str, Any]:
         with HighWater(native) as water:
             values = list(LOOPS[name](start, small))
     except (tightrope.TightropeError, torch.OutOfMemoryError) as error:
-        named = getattr(error, "smallest_found", None) or getattr(error, "budget_to_try", None)
-        said = re.search(r"budget=(\d+)", str(error))
-        return {"named": named or (int(said[1]) if said else 0), "why": str(error).splitlines()[0]}
+        said = re.search(r"budget=(\d+)", str(error))  # the first that is to be tried
+        return {"named": int(said[1]) if said else 0, "why": str(error).splitlines()[0]}
     told = {"values": values, "first": ended[0] - began[0], "peak": water.bytes}
     if way == "tightrope":
         reports = [tightrope.report(model) for model in models[-2 if name == "gan" else -1 :]]

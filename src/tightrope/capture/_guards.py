@@ -9,24 +9,23 @@ from unittest.mock import patch
 import torch
 import torch.fx
 
+_MATRIX_DIMS: Final = 2
+
 
 def overlapping(tensors: Sequence[torch.Tensor], symbolic: bool = False) -> set[int]:
-    """Positions of tensors of one memory that overlap another one, as AOTAutograd finds them, or more.
+    """Positions of tensors of one memory that overlap another one: those that AOTAutograd finds, and more.
 
-    It misses matrices whose rows lie equally far apart, where one begins some whole rows below the other.
+    AOTAutograd misses matrices whose rows lie equally far apart, where one begins whole rows below the other.
     """
     from torch._C._dynamo.guards import compute_overlapping_tensors
 
     found: set[int] = compute_overlapping_tensors(list(tensors), symbolic=symbolic)
-    matrices = [(at, one) for at, one in enumerate(tensors) if one.dim() == len(_MATRIX)]
+    matrices = [(at, one) for at, one in enumerate(tensors) if one.dim() == _MATRIX_DIMS]
     for number, (at, one) in enumerate(matrices):
         for other_at, other in matrices[:number]:
             if not {at, other_at} <= found and _rows_meet(one, other):
                 found |= {at, other_at}
     return found
-
-
-_MATRIX: Final = ("rows", "columns")
 
 
 def _rows_meet(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -217,7 +217,7 @@ class EvictedSteps:
         self.observed = max(self.observed, found.charged)
 
     def _advise(self, asked: Bytes) -> tuple[str, Bytes | None]:
-        """Name a budget: in a forward one that is enough by the shapes, else one that allows a request."""
+        """Name a budget: in a step under way one by the shapes, else one that allows a request."""
         self._has_failed = True
         said = self._ledger(self.budget).written
         shapes, by_shapes = self._accounts.to_try(self.budget)

@@ -91,7 +91,7 @@ class _Counter:
 
 
 def rehearsed(model: torch.nn.Module, args: Any, kwargs: Any) -> Rehearsed | None:
-    """Find what a call and its backward take beside all that is there; None = it cannot be rehearsed."""
+    """Find what a call and its backward take in addition to what is there; None = it cannot be rehearsed."""
     random = RandomStates.now(model, args, kwargs)
     real = {id(one) for one in (*model.parameters(), *tensors_in((args, kwargs)))}
     try:
