@@ -255,6 +255,11 @@ def graphs(net: str, *clips: Clip) -> list[Graph]:
     return [graph_of(c.model, c.model, c.inputs, clip) for c, clip in zip(cases, clips, strict=True)]
 
 
+def evenly_priced(graph: Graph) -> Graph:
+    """Price every op alike: which plan is found does not hang on what was measured."""
+    return msgspec.structs.replace(graph, ops=tuple(msgspec.structs.replace(op, ns=1000) for op in graph.ops))
+
+
 def scaled(graph: Graph) -> dict[int, int]:
     """Gradients that are clipped by norm, and the op that scales each."""
     (factor,) = (op.creates[0] for op in graph.ops if op.target == "tightrope.clip_factor")
@@ -317,11 +322,11 @@ def test_clipping_by_norm_need_not_hold_all_gradients() -> None:
 @enforced
 @pytest.mark.slow
 def test_two_passes_are_found_where_no_single_gradient_is_worth_it() -> None:
-    plain, graph = graphs("gpt2", {}, {"clip_norm": 0.1})
+    plain, graph = (evenly_priced(one) for one in graphs("gpt2", {}, {"clip_norm": 0.1}))
     gradients = set(scaled(graph))
     held = sum(graph.storages[storage].size for storage in gradients)
     least = smallest(graph)
-    assert least.forecast.arena < 1.02 * held  # addresses depend on measured times, and may have gaps
+    assert least.forecast.arena < 1.02 * held  # addresses may have gaps
     assert least.forecast.arena < 1.3 * smallest(plain).forecast.arena
     run = [s.op for s in least.schedule.steps if isinstance(s, Compute)]
     makers = {op.id for op in graph.ops if set(op.creates) & gradients}
