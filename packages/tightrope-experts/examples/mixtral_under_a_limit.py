@@ -1,4 +1,4 @@
-"""Train a small Mixtral under 75 % of the bytes that it takes, while its routing goes from even to one expert."""
+"""Train a small Mixtral under 75 % of the bytes that it takes, while its routing changes."""
 
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
@@ -29,7 +29,8 @@ def main() -> None:
             print(f"step {step}: loss {loss.item():.4f}")
     found = tightrope.report(model)
     print(
-        f"{found.observed_total} of {found.budget} bytes: within the limit {found.observed_total <= found.budget}"
+        f"{found.observed_total} of {found.budget} bytes, within the limit: "
+        f"{found.observed_total <= found.budget}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a mixture of experts is, written down twice: a product per token and expert, and products of blocks."""
+"""A mixture of experts, written down twice: a product per token and expert, and products of blocks."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A mixture of experts that drops nothing and keeps little: its input, what goes into the activation, the routing."""
+"""A mixture of experts that drops nothing, and keeps its input, its routing and one row per choice."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,7 +25,7 @@ class _Experts(torch.autograd.Function):
     """The whole layer behind the router; see `mix`."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         chosen: Tensor,
@@ -39,16 +39,17 @@ class _Experts(torch.autograd.Function):
         transposed: bool,
     ) -> Tensor:
         before = spread(x, chosen, up, up_bias, rows, transposed)
-        made = gather(activation(before), chosen, gates, down, down_bias, rows, transposed)
+        made: Tensor = gather(activation(before), chosen, gates, down, down_bias, rows, transposed)
         ctx.save_for_backward(x, chosen, gates, up, down, before, down_bias)
         ctx.activation, ctx.rows, ctx.transposed = activation, rows, transposed
         ctx.biased = up_bias is not None
         return made
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         x, chosen, gates, up, down, before, down_bias = ctx.saved_tensors
-        hidden, pull = torch.func.vjp(ctx.activation, before)
+        taken: Any = torch.func.vjp(ctx.activation, before)
+        hidden, pull = taken
         of_hidden, of_gates, of_down, of_down_bias = gather_backward(
             grad.contiguous(), hidden, chosen, gates, down, down_bias, ctx.rows, ctx.transposed
         )
@@ -86,8 +87,8 @@ def mix(
         transposed: see there.
 
     Returns:
-        (T, M). No token is dropped. For a backward it keeps ``x``, ``chosen``, ``gates`` and ``T * k`` rows of
-        W numbers, whatever the routing.
+        (T, M). No token is dropped. For a backward it keeps ``x``, ``chosen``, ``gates`` and ``T * k`` rows
+        of W numbers, whatever the routing.
 
     Raises:
         TightropeError: shapes do not fit, a token chose an expert that there is not, or a gate is NaN.
@@ -184,7 +185,11 @@ class MoE(nn.Module):
         self.down_bias = nn.Parameter(torch.zeros(num_experts, dim)) if bias else None
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose experts for tokens (T, M): numbers (T, k) int64, ``E`` where a row is dropped, and gates (T, k)."""
+        """Choose experts of tokens (T, M).
+
+        Returns:
+            Numbers of experts (T, k) int64, ``E`` where a row is dropped, and gates (T, k).
+        """
         scores = self.router(tokens)
         if self.noise and self.training:
             scores = scores + self.noise * torch.randn_like(scores)

@@ -1,16 +1,14 @@
 """Products of rows with the weights of the experts that they go to, in bytes that no routing changes.
 
-Idea        A row is one pair of a token and an expert that it chose. Rows are sorted by expert, and within an
-            expert by choice and token. Every expert multiplies its own rows, at most ``rows`` at a time, in one
-            workspace of fixed size. So a step in which all tokens choose one expert takes the bytes of any
-            other step, and more rounds.
+Idea        A row is one pair of a token and an expert that it chose. Rows are sorted by expert, choice and
+            token. Every expert multiplies its own rows, at most ``rows`` at a time, in one workspace of
+            fixed size. So a step in which all tokens choose one expert takes the bytes of any other step.
 Guarantee   No row is dropped. Bytes made inside an op depend on shapes alone. For equal ``rows`` a result
             depends on nothing but the inputs, to the bit.
 Complexity  Two products of ``T * k`` rows each way, and one sort of ``T * k`` numbers per op.
-Gaps        An expert with fewer rows than ``rows`` makes a product of its own: many experts with few rows each
-            multiply small matrices. Weights of an expert are read once a round.
-Source      dropless products of MegaBlocks (MLSys 2023); gradients of gates without the experts' results, as in
-            SonicMoE
+Gaps        Every expert makes a product of its own: many experts with few rows multiply small matrices.
+            Weights of an expert are read once a round.
+Source      dropless products of MegaBlocks (MLSys 2023); gradients of gates without results, as in SonicMoE
 
     chosen (T, k)  --sort-->  rows of expert 0 | rows of expert 1 | ... | rows of no expert
 """
@@ -40,12 +38,19 @@ class _Routing(NamedTuple):
     tokens: Tensor
     counts: list[int]
 
-    def rounds(self, most: int) -> Iterator[tuple[int, int, int]]:
-        """Yield expert, first row and number of rows of every round."""
+    def clear(self, weights: Tensor) -> Tensor:
+        """Set the weights of experts without rows to 0, and return all."""
+        for expert, count in enumerate(self.counts):
+            if not count:
+                weights[expert].zero_()
+        return weights
+
+    def rounds(self, most: int) -> Iterator[tuple[int, int, int, bool]]:
+        """Yield expert, first row and number of rows of every round, and whether it is the expert's first."""
         start = 0
         for expert, count in enumerate(self.counts):
             for at in range(start, start + count, most):
-                yield expert, at, min(most, start + count - at)
+                yield expert, at, min(most, start + count - at), at == start
             start += count
 
 
@@ -64,6 +69,14 @@ def _routed(chosen: Tensor, num_experts: int) -> _Routing:
     rows = torch.sort(flat, stable=True).indices
     counts = torch.bincount(flat, minlength=num_experts + 1)[:num_experts].tolist()
     return _Routing(rows, rows % max(len(chosen), 1), counts)
+
+
+def _added(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
+    """Write a product, or add it to those of earlier rounds."""
+    if first:
+        torch.mm(left, right, out=total)
+    else:
+        total.addmm_(left, right)
 
 
 def _ones(like: Tensor, rows: int) -> Tensor:
@@ -99,7 +112,7 @@ def spread(
     made = x.new_empty(chosen.numel(), weights.shape[2 if transposed else 1])
     space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
     end = 0
-    for expert, at, count in routing.rounds(rows):
+    for expert, at, count, _ in routing.rounds(rows):
         end = at + count
         given = torch.index_select(x, 0, routing.tokens[at:end], out=space[:count])
         torch.mm(given, _weight(weights, expert, transposed), out=made[at:end])
@@ -120,13 +133,13 @@ def spread_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the tokens, the weights and the bias of `spread` (empty where it has none)."""
     routing = _routed(chosen, len(weights))
-    of_x, of_weights = torch.zeros_like(x), torch.zeros_like(weights)
+    of_x, of_weights = torch.zeros_like(x), routing.clear(torch.empty_like(weights))
     of_bias = weights.new_zeros((len(weights), grad.shape[1]) if biased else (0,))
     space, ones = x.new_empty(min(rows, chosen.numel()), x.shape[1]), _ones(grad, rows)
-    for expert, at, count in routing.rounds(rows):
+    for expert, at, count, first in routing.rounds(rows):
         tokens, came = routing.tokens[at : at + count], grad[at : at + count]
         given = torch.index_select(x, 0, tokens, out=space[:count])
-        _weight(of_weights, expert, transposed).addmm_(given.t(), came)
+        _added(_weight(of_weights, expert, transposed), given.t(), came, first=first)
         if biased:
             of_bias[expert].addmv_(came.t(), ones[:count])
         back = torch.mm(came, _weight(weights, expert, transposed).t(), out=space[:count])
@@ -176,7 +189,7 @@ def gather(
     made = hidden.new_zeros(len(chosen), width)
     space = hidden.new_empty(min(rows, chosen.numel()), width)
     sorted_gates = gates.t().reshape(-1)[routing.rows].to(hidden.dtype).unsqueeze(1)
-    for expert, at, count in routing.rounds(rows):
+    for expert, at, count, _ in routing.rounds(rows):
         found = space[:count]
         torch.mm(hidden[at : at + count], _weight(weights, expert, transposed), out=found)
         if bias is not None:
@@ -216,13 +229,13 @@ def gather_backward(
     needed.
     """
     routing = _routed(chosen, len(weights))
-    of_hidden, of_weights = torch.zeros_like(hidden), torch.zeros_like(weights)
+    of_hidden, of_weights = torch.zeros_like(hidden), routing.clear(torch.empty_like(weights))
     of_bias = torch.zeros_like(bias) if bias is not None else weights.new_empty(0)
     space = grad.new_empty(min(rows, chosen.numel()), grad.shape[1])
     product = hidden.new_empty(min(rows, chosen.numel()), hidden.shape[1])
     dots, ones = hidden.new_zeros(chosen.numel()), _ones(grad, rows)
     sorted_gates = gates.t().reshape(-1)[routing.rows].to(hidden.dtype).unsqueeze(1)
-    for expert, at, count in routing.rounds(rows):
+    for expert, at, count, first in routing.rounds(rows):
         here, weight = slice(at, at + count), _weight(weights, expert, transposed)
         came = torch.index_select(grad, 0, routing.tokens[here], out=space[:count])
         back = torch.mm(came, weight.t(), out=of_hidden[here])
@@ -231,7 +244,7 @@ def gather_backward(
             dots[here].addmv_(came, bias[expert])
         came.mul_(sorted_gates[here])
         back.mul_(sorted_gates[here])
-        _weight(of_weights, expert, transposed).addmm_(hidden[here].t(), came)
+        _added(_weight(of_weights, expert, transposed), hidden[here].t(), came, first=first)
         if bias is not None:
             of_bias[expert].addmv_(came.t(), ones[:count])
     of_gates = torch.empty_like(dots, dtype=gates.dtype).index_copy_(0, routing.rows, dots.to(gates.dtype))
