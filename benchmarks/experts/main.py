@@ -209,7 +209,7 @@ def quality(console: Console, num_steps: int) -> list[dict[str, Any]]:
             start = time.thread_time()
             optimizer.zero_grad()
             loss = functional.cross_entropy(head(experts(x)), y)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             spent.append(time.thread_time() - start)
             losses.append(loss.item())
