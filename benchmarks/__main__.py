@@ -75,6 +75,7 @@ _QUESTIONS = {
     "compress": _of_plugin("compress"),
     "fabric": _of_plugin("fabric"),
     "evict": _of_plugin("evict"),
+    "experts": _of_plugin("experts"),
     "fleet": _of_plugin("fleet"),
     "sequence": _of_plugin("sequence"),
     "ranks": _of_plugin("ranks"),

@@ -41,6 +41,7 @@ class PluginCommand(NamedTuple):
 
 
 KNOWN: Final = {
+    "experts": PluginCommand("experts", "Forecast the bytes of a layer of experts."),
     "fleet": PluginCommand("fleet", "Forecast federated training on a fleet, and run it."),
     "jobs": PluginCommand("fleet", "Place jobs whose ends are predicted."),
     "lock": PluginCommand("verify", "Write down what an environment holds."),

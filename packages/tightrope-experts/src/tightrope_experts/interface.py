@@ -1,0 +1,57 @@
+"""Experts of models of transformers: ``experts_implementation="tightrope"``.
+
+tightrope_experts.register()
+model = AutoModelForCausalLM.from_config(config, experts_implementation="tightrope")
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tightrope.core import TightropeError
+from tightrope_experts.layer import mix
+from tightrope_experts.products import ROWS
+
+NAME: Final = "tightrope"
+
+
+def register(rows: int = ROWS) -> None:
+    """Offer models of transformers these experts, under the name ``"tightrope"``.
+
+    Args:
+        rows: multiplied at once, at most.
+
+    Raises:
+        TightropeError: transformers is missing, or has no interface for experts.
+    """
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError as error:
+        raise TightropeError(
+            "transformers with an interface for experts is not installed: pip install 'transformers>=5'."
+        ) from error
+    if rows < 1:
+        raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
+
+    def forward(experts: torch.nn.Module, x: Tensor, chosen: Tensor, gates: Tensor) -> Tensor:
+        return _forward(experts, x, chosen, gates, rows)
+
+    ALL_EXPERTS_FUNCTIONS.register(NAME, forward)
+
+
+def _forward(experts: Any, x: Tensor, chosen: Tensor, gates: Tensor, rows: int) -> Tensor:
+    if experts.has_post_expert_norm:
+        raise TightropeError(
+            f"{type(experts).__name__} normalises each expert's result, which is not supported. Use "
+            'experts_implementation="grouped_mm".'
+        )
+    if experts.has_gate:
+        up, activation, name = experts.gate_up_proj, experts._apply_gate, "gate_up_proj_bias"
+    else:
+        up, activation, name = experts.up_proj, experts.act_fn, "up_proj_bias"
+    biases = (getattr(experts, name), experts.down_proj_bias) if experts.has_bias else (None, None)
+    return mix(
+        x, chosen, gates, up, experts.down_proj, activation,
+        biases=biases, rows=rows, transposed=experts.is_transposed,
+    )  # fmt: skip

@@ -1,0 +1,211 @@
+"""A mixture of experts that drops nothing, and keeps its input, its routing and one row per choice."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tightrope.core import TightropeError
+from tightrope_experts.capacity import capacity_of, limited
+from tightrope_experts.products import ROWS, gather, gather_backward, spread, spread_backward
+
+Activation = Callable[[Tensor], Tensor]
+"""Takes (rows, W) and returns (rows, H), row by row."""
+ACTIVATIONS: Final[dict[str, Activation]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "tanh": torch.tanh,
+}
+
+
+class _Experts(torch.autograd.Function):
+    """The whole layer behind the router; see `mix`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        chosen: Tensor,
+        gates: Tensor,
+        up: Tensor,
+        down: Tensor,
+        up_bias: Tensor | None,
+        down_bias: Tensor | None,
+        activation: Activation,
+        rows: int,
+        transposed: bool,
+    ) -> Tensor:
+        before = spread(x, chosen, up, up_bias, rows, transposed)
+        made: Tensor = gather(activation(before), chosen, gates, down, down_bias, rows, transposed)
+        ctx.save_for_backward(x, chosen, gates, up, down, before, down_bias)
+        ctx.activation, ctx.rows, ctx.transposed = activation, rows, transposed
+        ctx.biased = up_bias is not None
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, chosen, gates, up, down, before, down_bias = ctx.saved_tensors
+        taken: Any = torch.func.vjp(ctx.activation, before)
+        hidden, pull = taken
+        of_hidden, of_gates, of_down, of_down_bias = gather_backward(
+            grad.contiguous(), hidden, chosen, gates, down, down_bias, ctx.rows, ctx.transposed
+        )
+        (of_before,) = pull(of_hidden)
+        of_x, of_up, of_up_bias = spread_backward(
+            of_before.contiguous(), x, chosen, up, ctx.rows, ctx.transposed, ctx.biased
+        )
+        biases = (of_up_bias if ctx.biased else None, of_down_bias if down_bias is not None else None)
+        return of_x, None, of_gates, of_up, of_down, *biases, None, None, None
+
+
+def mix(
+    x: Tensor,
+    chosen: Tensor,
+    gates: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: Activation,
+    *,
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    rows: int = ROWS,
+    transposed: bool = False,
+) -> Tensor:
+    """Send tokens to the experts that they chose, and sum what comes back.
+
+    Args:
+        x: (T, M), floating point.
+        chosen: (T, k), int64; ``E`` = no expert.
+        gates: (T, k), what each choice counts.
+        up: (E, W, M), or (E, M, W) where ``transposed``.
+        down: (E, M, H), or (E, H, M) where ``transposed``.
+        activation: from (rows, W) to (rows, H), row by row, without parameters.
+        biases: of ``up`` (E, W) and ``down`` (E, M).
+        rows: multiplied at once, at most: less takes fewer bytes and more rounds.
+        transposed: see there.
+
+    Returns:
+        (T, M). No token is dropped. For a backward it keeps ``x``, ``chosen``, ``gates`` and ``T * k`` rows
+        of W numbers, whatever the routing.
+
+    Raises:
+        TightropeError: shapes do not fit, a token chose an expert that there is not, or a gate is NaN.
+
+    Example:
+        >>> x, chosen, gates = torch.ones(3, 4), torch.tensor([[0], [1], [1]]), torch.ones(3, 1)
+        >>> up, down = torch.ones(2, 5, 4), torch.ones(2, 4, 5)
+        >>> mix(x, chosen, gates, up, down, torch.relu).shape
+        torch.Size([3, 4])
+    """
+    width = up.shape[1 if transposed else 2]
+    if x.dim() != 2 or x.shape[1] != width:
+        raise TightropeError(
+            f"x has shape {tuple(x.shape)}. Experts take tokens of {width} numbers: (T, {width})."
+        )
+    if chosen.shape != gates.shape or chosen.dim() != 2 or len(chosen) != len(x):
+        raise TightropeError(
+            f"chosen has shape {tuple(chosen.shape)} and gates {tuple(gates.shape)}. Give both as "
+            f"({len(x)}, k), a row per token."
+        )
+    if len(up) != len(down) or rows < 1:
+        raise TightropeError(
+            f"up has {len(up)} experts, down {len(down)}, and rows={rows}. Give equal ones, and 1 row."
+        )
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
+        biases = tuple(None if one is None else one.to(dtype) for one in biases)  # type: ignore[assignment]
+    made: Tensor = _Experts.apply(  # type: ignore[no-untyped-call]
+        x, chosen, gates, up, down, *biases, activation, rows, transposed
+    )
+    return made
+
+
+class MoE(nn.Module):
+    """A layer of experts behind a router; a token goes to the ``k`` experts with the largest scores.
+
+    Args:
+        dim: numbers of a token, ``M``.
+        hidden: numbers inside an expert, ``H``.
+        num_experts: ``E``.
+        k: experts of a token.
+        activation: name in `ACTIVATIONS`, or a function without parameters.
+        gated: whether an expert multiplies the activation with a second product.
+        bias: whether products have a bias.
+        noise: standard deviation of what is added to scores while it trains.
+        capacity: factor; 0 drops nothing: see `tightrope_experts.capacity`.
+        rows: multiplied at once, at most.
+
+    Attributes:
+        router: scores of tokens, (T, E).
+        up, down: weights of all experts.
+
+    Raises:
+        TightropeError: numbers that do not fit together.
+
+    Example:
+        >>> layer = MoE(8, 16, num_experts=4, k=2)
+        >>> layer(torch.ones(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+
+    Source: dropless as MegaBlocks (MLSys 2023); capacities of Tutel (MLSys 2023).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        *,
+        num_experts: int,
+        k: int = 1,
+        activation: str | Activation = "silu",
+        gated: bool = True,
+        bias: bool = False,
+        noise: float = 0.0,
+        capacity: float = 0.0,
+        rows: int = ROWS,
+    ) -> None:
+        super().__init__()
+        if not 1 <= k <= num_experts:
+            raise TightropeError(f"k={k}: a token chooses 1 to {num_experts} experts.")
+        if isinstance(activation, str) and activation not in ACTIVATIONS:
+            raise TightropeError(
+                f"activation={activation!r}: give one of {', '.join(ACTIVATIONS)}, or a function."
+            )
+        capacity_of(capacity, num_experts, num_experts, k)
+        self.k, self.noise, self.capacity, self.rows, self.gated = k, noise, capacity, rows, gated
+        self.activation: Activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        wide = 2 * hidden if gated else hidden
+        self.router = nn.Linear(dim, num_experts, bias=False)
+        self.up = nn.Parameter(torch.empty(num_experts, wide, dim).uniform_(-1, 1) * dim**-0.5)
+        self.down = nn.Parameter(torch.empty(num_experts, dim, hidden).uniform_(-1, 1) * hidden**-0.5)
+        self.up_bias = nn.Parameter(torch.zeros(num_experts, wide)) if bias else None
+        self.down_bias = nn.Parameter(torch.zeros(num_experts, dim)) if bias else None
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose experts of tokens (T, M).
+
+        Returns:
+            Numbers of experts (T, k) int64, ``E`` where a row is dropped, and gates (T, k).
+        """
+        scores = self.router(tokens)
+        if self.noise and self.training:
+            scores = scores + self.noise * torch.randn_like(scores)
+        gates, chosen = torch.topk(scores.softmax(-1), self.k)
+        num_experts = len(self.up)
+        most = capacity_of(self.capacity, len(tokens), num_experts, self.k)
+        return limited(chosen, num_experts, most)[0], gates / gates.sum(-1, keepdim=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the experts of each token make of it: (..., M), as ``x``."""
+        tokens = x.reshape(-1, x.shape[-1])
+        chosen, gates = self.route(tokens)
+        biases = (self.up_bias, self.down_bias)
+        act = self._gated if self.gated else self.activation
+        return mix(tokens, chosen, gates, self.up, self.down, act, biases=biases, rows=self.rows).view_as(x)
+
+    def _gated(self, before: Tensor) -> Tensor:
+        gate, value = before.chunk(2, dim=-1)
+        return self.activation(gate) * value
