@@ -1,13 +1,12 @@
 """What the layers of a model take: measured here with the allocator that counts, or told from shapes alone.
 
 Idea        `measure_layers` runs one micro-batch through every layer, twice, forward and backward, and reads
-            the counters around each. `shape_layers` runs it on the meta device, where nothing is computed,
-            and counts what autograd keeps, and floating-point operations for a machine's rates.
+            the counters around each. `shape_layers` runs it on stand-ins without values, by the kernels that
+            the machine would run, counts what autograd keeps, and times ops by the machine's rates.
 Guarantee   Measured bytes are those of torch's allocator. From shapes: kept tensors to the byte, each storage
             once; nothing of what a kernel takes for itself.
 Gaps        From shapes, a backward takes twice its forward, without gradients of weights if all are frozen.
-            Dropout's masks are those of the meta device. Ops without a count of operations take none; those
-            that may be heavy are named to the caller.
+            Kernels are those of `kernels`, times those of `prices`.
 """
 
 import copy
@@ -15,39 +14,21 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.func import functional_call
 
-from tightrope.capture._eager import ops_shown
-from tightrope.capture._torch import is_overload
+from tightrope.capture._eager import ops_shown, tensors_in
+from tightrope.capture._torch import shapes_only, storage_key
 from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, round_up
 from tightrope.native.hook.allocator import allocator
+from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
+from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
 from tightrope_ranks.values.ranks import StageCost
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-_HEAVY: Final = (
-    "mv", "addmv", "dot", "vdot", "addr", "ger", "_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn",
-    "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_addmm_activation", "_int_mm",
-    "cholesky", "triangular_solve", "_pdist_forward", "_cdist_forward",
-)  # fmt: skip
-_HEAVY_STARTS: Final = ("_fft_", "linalg_", "_linalg_", "_sparse_", "_weight_int")
-"""Ops of ATen that compute sums of products, or as much."""
-
-
-def is_unpriced(op: Any) -> bool:
-    """Tell whether an op that may be heavy has no count of operations: some of ATen, and all from elsewhere.
-
-    >>> is_unpriced(torch.ops.aten.mv.default), is_unpriced(torch.ops.aten.mm.default)
-    (True, False)
-    """
-    if not is_overload(op) or op.overloadpacket in flop_registry:
-        return not is_overload(op)
-    name = op._schema.name.partition("::")[2]
-    return op.namespace not in ("aten", "prim", "prims") or name in _HEAVY or name.startswith(_HEAVY_STARTS)
 
 
 @contextmanager
@@ -169,21 +150,6 @@ def _with_state(
     )
 
 
-def matmul_rate(machine: Machine, dtype: torch.dtype) -> float:
-    """Operations per second of products in a dtype, or else in any.
-
-    Raises:
-        TightropeError: the machine has no such rate.
-    """
-    rate = machine.flops.get("matmul", 0.0)
-    if not rate:
-        raise TightropeError(
-            f"machine {machine.name!r} has no flops.matmul: times of layers follow from it. Add [flops] with "
-            "matmul = operations per second."
-        )
-    return machine.flops.get(f"matmul-{str(dtype).removeprefix('torch.')}", rate)
-
-
 def shape_layers(
     layers: Sequence[torch.nn.Module],
     example: torch.Tensor,
@@ -191,16 +157,17 @@ def shape_layers(
     *,
     states: float = 0.0,
     unpriced: set[str] | None = None,
+    autocast: torch.dtype | None = None,
 ) -> tuple[StageCost, ...]:
     """Tell what layers take from shapes alone; nothing is computed, and no memory is taken.
 
     Args:
         layers: each takes what the one before returns, a tensor.
         example: one micro-batch for the first, on any device.
-        machine: whose ``flops.matmul``, or that of the dtype of a layer's output, and memory bandwidth give
-            times.
+        machine: whose rates and memory bandwidth give times, and whose kind of device says which kernels run.
         states: what the optimizer keeps, in multiples of the parameters' bytes.
         unpriced: gets the names of ops that may be heavy and are taken to take no time.
+        autocast: dtype that every layer is run with under autocast; None = none.
 
     Raises:
         TightropeError: the machine has no rates.
@@ -208,47 +175,59 @@ def shape_layers(
     matmul_rate(machine, example.dtype)
     found: list[StageCost] = []
     names = set() if unpriced is None else unpriced
-
-    def note(op: Any, given: Any, result: Any) -> None:
-        del given, result
-        if is_unpriced(op):
-            names.add(str(op))
-
-    x = example.to("meta")
-    for position, layer in enumerate(layers):
-        meta = layer if all(p.is_meta for p in layer.parameters()) else copy.deepcopy(layer).to("meta")
-        given = x.detach()
-        if given.is_floating_point():
-            given = given.requires_grad_(position > 0)
-        kept: dict[int, Bytes] = {}
-
-        def keep(tensor: torch.Tensor, kept: dict[int, Bytes] = kept) -> torch.Tensor:
-            kept[tensor.untyped_storage()._cdata] = _size(tensor)
-            return tensor
-
-        skip = [given, *meta.parameters(), *meta.buffers()]
-        with (
-            left_alone(meta),
-            FlopCounterMode(display=False) as count,
-            ops_shown(note),
-            torch.autograd.graph.saved_tensors_hooks(keep, _same),
-        ):
-            output = _called(meta, given, position)
-        for tensor in (*skip, output):
-            kept.pop(tensor.untyped_storage()._cdata, None)
-        saved = sum(kept.values())
-        moved = (saved + _size(given) + _size(output)) / machine.tiers[0].read
-        rate = matmul_rate(machine, output.dtype)
-        ns = max(1, round(1e9 * (count.get_total_flops() / rate + moved)))
-        size = trained_bytes(meta)
-        cost = StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
-        last = position + 1 == len(layers)
-        found.append(_with_state(cost, meta, states, first=position == 0, last=last))
-        x = output
+    with shapes_only() as fake, kernels_of(machine.device):
+        x = twin(example, fake)
+        for position, layer in enumerate(layers):
+            given = x.detach()
+            if given.is_floating_point():
+                given = given.requires_grad_(position > 0)
+            with left_alone(layer), autocast_to(autocast):
+                cost, x = _shaped(layer, given, machine, position, fake, names)
+            last = position + 1 == len(layers)
+            found.append(_with_state(cost, layer, states, first=position == 0, last=last))
     return tuple(found)
 
 
-def _called(layer: torch.nn.Module, given: torch.Tensor, position: int) -> torch.Tensor:
+def _shaped(
+    layer: torch.nn.Module,
+    given: torch.Tensor,
+    machine: Machine,
+    position: int,
+    fake: Callable[[Any], Any],
+    unpriced: set[str],
+) -> tuple[StageCost, torch.Tensor]:
+    """Run one layer on stand-ins; return what it takes, and its output."""
+    named = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    twins = {name: twin(one, fake) for name, one in named.items()}
+    kept: dict[int, Bytes] = {}
+    made: set[int] = set()  # storages; others are the model's own
+    seconds, largest = 0.0, _size(given)
+
+    def see(op: Any, args: Any, result: Any) -> None:
+        nonlocal seconds, largest
+        seconds += op_seconds(machine, op, args, result)
+        made.update(map(storage_key, tensors_in(result)))
+        largest = max([largest, *map(_size, tensors_in(result))])
+        if is_unpriced(op):
+            unpriced.add(str(op))
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[storage_key(tensor)] = _size(tensor)
+        return tensor
+
+    with ops_shown(see), torch.autograd.graph.saved_tensors_hooks(keep, _same):
+        output = _called(layer, twins, given, position)
+    for tensor in (given, *twins.values(), output):
+        kept.pop(storage_key(tensor), None)
+    saved, ns = sum(size for key, size in kept.items() if key in made), max(1, round(1e9 * seconds))
+    size = trained_bytes(layer)
+    work = 2 * largest + size
+    return StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, work), output
+
+
+def _called(
+    layer: torch.nn.Module, twins: dict[str, torch.Tensor], given: torch.Tensor, position: int
+) -> torch.Tensor:
     """Call a layer on what the one before returned.
 
     Raises:
@@ -256,7 +235,7 @@ def _called(layer: torch.nn.Module, given: torch.Tensor, position: int) -> torch
     """
     name = f"layer {position} ({type(layer).__name__})"
     try:
-        output = layer(given)
+        output = functional_call(layer, twins, (given,))
     except Exception as error:
         first = str(error).strip().partition("\n")[0][:300]
         raise TightropeError(

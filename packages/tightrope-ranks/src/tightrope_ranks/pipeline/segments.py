@@ -6,12 +6,11 @@ Idea        The longest list of layers, among those with many parameters, cuts a
 Guarantee   Parameters, kept tensors and what segments hand on are counted to the byte, each storage once per
             segment. Nothing is computed, and hardly any memory is taken.
 Complexity  One forward.
-Gaps        Time is that of the operations and of moving what is kept, at the machine's rates; a backward
-            takes twice its forward. Code that asks whether its tensors have values goes the way that it has
+Gaps        Times are those of `prices`, kernels those of `kernels`; a backward takes twice its forward. Code that asks whether its tensors have values goes the way that it has
             for traces: models of transformers then make masks that a run may leave out. Numbers that autograd
             keeps (64 bytes each) are not seen. Work space is told from the largest tensor and the parameters.
-            Ops without a count of operations take no time: recurrent layers, products with vectors, Fourier
-            transforms and ops from outside of torch among them; those that may be heavy are noted. A layer
+            Recurrent layers, products with vectors, Fourier transforms and ops from outside of torch have no
+            count of operations; they are noted. A layer
             that is checkpointed counts as one that is not: its tensors are kept, and computed once. A second
             list of layers, such as that of an encoder beside a decoder, is not cut: it counts as before, or
             after, the layers. All that a frozen segment leaves out is the gradients of its weights.
@@ -27,13 +26,14 @@ from typing import Any, Final
 
 import torch
 from torch.func import functional_call
-from torch.utils.flop_counter import flop_registry
 
 from tightrope.capture._eager import ops_shown, tensors_in, with_tensors
 from tightrope.capture._torch import shapes_only, storage_key
 from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds, round_up
-from tightrope_ranks.pipeline.measure import is_unpriced, left_alone, matmul_rate
+from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
+from tightrope_ranks.pipeline.measure import left_alone
+from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
 from tightrope_ranks.values.ranks import StageCost
 
 _GIVEN: Final = -1
@@ -108,6 +108,7 @@ def segment_costs(
     *,
     machine: Machine,
     states: float = 0.0,
+    autocast: torch.dtype | None = None,
 ) -> Segments:
     r"""Tell what every layer of a model takes, from shapes alone.
 
@@ -115,8 +116,9 @@ def segment_costs(
         model: on any device, or on meta; its forward is one micro-batch's.
         args: of one call.
         kwargs: likewise.
-        machine: whose ``flops`` and memory bandwidth give times.
+        machine: whose rates and memory bandwidth give times, and whose kind of device says which kernels run.
         states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+        autocast: dtype that the forward is run with under autocast; None = none.
 
     Raises:
         TightropeError: the machine has no rates, the model no list of layers, its forward needs values, or
@@ -130,11 +132,11 @@ def segment_costs(
     """
     matmul_rate(machine, torch.float32)
     path, layers = list_of_layers(model)
-    with left_alone(model), shapes_only() as fake, ExitStack() as hooks:
+    with left_alone(model), shapes_only() as fake, kernels_of(machine.device), ExitStack() as hooks:
         parameters = dict(model.named_parameters())
         named = {**parameters, **dict(model.named_buffers())}
-        twins = {name: _twin(one, fake) for name, one in named.items()}
-        inputs = with_tensors((tuple(args), dict(kwargs or {})), lambda one: _twin(one, fake))
+        twins = {name: twin(one, fake) for name, one in named.items()}
+        inputs = with_tensors((tuple(args), dict(kwargs or {})), lambda one: twin(one, fake))
         watch = _Watch(machine, path, len(layers), twins, tensors_in(inputs))
         for name, one in parameters.items():
             watch.parameters[storage_key(twins[name])] = one.requires_grad
@@ -145,7 +147,8 @@ def segment_costs(
             ):
                 hooks.callback(handle.remove)
         try:
-            with ops_shown(watch.see), torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda one: one):
+            keeping = torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda one: one)
+            with ops_shown(watch.see), keeping, autocast_to(autocast):
                 output = functional_call(model, twins, *inputs)
         except TightropeError:
             raise
@@ -158,15 +161,6 @@ def segment_costs(
         found = watch.found(twins, states, alone=alone)
         del output
     return found
-
-
-def _twin(tensor: torch.Tensor, fake: Callable[[Any], Any]) -> torch.Tensor:
-    """A stand-in on the processor, so that the same kernels are chosen wherever the tensor is."""
-    if tensor.device.type == "cpu":
-        found: torch.Tensor = fake(tensor)
-        return found
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return made.requires_grad_(tensor.requires_grad)
 
 
 def _advice(error: Exception) -> str:
@@ -188,7 +182,7 @@ def notes_on(unpriced: Iterable[str], *, alone: bool) -> tuple[str, ...]:
     ()
     """
     ops = ", ".join(sorted(unpriced))
-    said = f"no count of operations is known for {ops}: they are taken to take no time, so times are too low"
+    said = f"no count of operations is known for {ops}: they are taken to move their bytes alone, so times are too low"
     return ((FORWARD_ALONE,) if alone else ()) + ((said,) if ops else ())
 
 
@@ -251,10 +245,9 @@ class _Watch:
         if new or op._schema.is_mutable:  # not a view
             mine.ops += 1
             mine.largest = max([mine.largest, *map(_size, new.values())])
+            mine.seconds += op_seconds(self.machine, op, given, result)
             if is_unpriced(op):
                 self.unpriced.add(str(op))
-            elif flops := _flops(op, given, result):
-                mine.seconds += flops / matmul_rate(self.machine, made[0].dtype)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note what autograd keeps."""
@@ -296,8 +289,7 @@ class _Watch:
         saved = sum(
             self.bytes[key] for key in mine.saved if self.maker[key] == k and self.last.get(key, k) == k
         )
-        moved = (saved + handed[k] + handed[k + 1]) / self.machine.tiers[0].read
-        ns: Nanoseconds = max(1, round(1e9 * (mine.seconds + moved)))
+        ns: Nanoseconds = max(1, round(1e9 * mine.seconds))
         held = {key: size for key, size in mine.used.items() if key in self.parameters}
         trained = self._trained(k)
         return StageCost(
@@ -316,16 +308,3 @@ class _Watch:
 
 def _size(tensor: torch.Tensor) -> Bytes:
     return round_up(tensor.untyped_storage().nbytes())
-
-
-def _is_attention(op: Any) -> bool:
-    return str(op._schema.name).startswith("aten::_scaled_dot_product_")
-
-
-def _flops(op: Any, given: Any, result: Any) -> float:
-    args, kwargs = given
-    if _is_attention(op):
-        query, key = tensors_in(args)[:2]
-        return 4.0 * query.numel() * key.shape[-2]
-    count = flop_registry.get(op.overloadpacket)
-    return float(count(*args, **(kwargs or {}), out_val=result)) if count else 0.0
