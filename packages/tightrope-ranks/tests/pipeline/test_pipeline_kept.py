@@ -1,7 +1,7 @@
 """What layers of many families keep, told from shapes, beside what the allocator counts when they run."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tightrope.core import Machine, Tier
 from tightrope_ranks.pipeline.measure import measure_layers, shape_layers
+from tightrope_ranks.pipeline.precision import PRECISIONS
 from tightrope_ranks.pipeline.segments import segment_costs
 
 ROWS, LENGTH, WIDTH, HEADS = 2, 128, 128, 4
@@ -199,7 +200,7 @@ LINES = ROWS * LENGTH * HEADS * 4
             torch.float32,
             4 * 4 * HIDDEN + LINES + 4 * LENGTH * LENGTH,
         ),
-        # masks of one byte: before the first layer, and behind the last, whose input is kept, and that of GELU
+        # masks of one byte; inputs of the layer and of GELU
         (FAMILIES["dropout"], torch.bfloat16, (1 + 2 + 2 + 1) * HIDDEN),
     ],
 )  # fmt: skip
@@ -232,7 +233,9 @@ def test_attention_called_by_any_name_is_fused() -> None:
 
 def test_autocast_is_told_as_the_layer_in_a_context() -> None:
     inside = shape_layers(between(lambda: Autocast(Gated())), torch.zeros(ROWS, LENGTH, WIDTH), HERE)[1]
-    told = shape_layers(between(Gated), torch.zeros(ROWS, LENGTH, WIDTH), HERE, autocast=torch.bfloat16)[1]
+    told = shape_layers(
+        between(Gated), torch.zeros(ROWS, LENGTH, WIDTH), HERE, precision=PRECISIONS["autocast"]
+    )[1]
     assert told.parameters == inside.parameters
     assert abs(told.saved - inside.saved) <= 2 * HIDDEN  # the input was narrow already
 

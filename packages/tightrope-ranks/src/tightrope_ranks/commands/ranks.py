@@ -23,6 +23,8 @@ Examples:
   tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --budget 40GiB
   tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --pipeline 8 --sharded --json
   tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --page ranks.html"""
+_EIGHT_BIT: Final = {"adam8bit": "adam", "adamw8bit": "adamw"}
+"""Optimizers that keep a byte per element of each state."""
 NOTE: Final = (
     "times are modelled and not measured: the profile's rates, reached in full, a backward twice its "
     "forward; gradients of replicas are summed in one ring per layer, over the slowest link that a group "
@@ -44,6 +46,7 @@ class AskedRanks:
     micro_batches: int | None
     sharded: bool
     page: Path | None = None
+    precision: str = "model"
 
 
 def register(app: typer.Typer) -> None:
@@ -64,8 +67,11 @@ def ranks(
         str | None, typer.Option(help="Bytes of a rank; default: the machine's memory.")
     ] = None,
     optimizer: Annotated[
-        str, typer.Option(help="none, sgd, momentum, adam or adamw: its state counts.")
+        str, typer.Option(help="none, sgd, momentum, adam[w] or adam[w]8bit: its state counts.")
     ] = "adamw",
+    precision: Annotated[
+        str, typer.Option(help="model, fp32, bf16, bf16-fp32-gradients or autocast: types of the step.")
+    ] = "model",
     pipeline: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Of the ranks for stages; the rest: replicas.")
     ] = None,
@@ -85,9 +91,11 @@ def ranks(
     from tightrope.cli.machines import find_machine
 
     check_outputs([page])
-    check_asked(budget, optimizer)
+    check_asked(budget, _EIGHT_BIT.get(optimizer, optimizer))
     profile = find_machine(machine) if machine is not None else None
-    asked = AskedRanks(target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page)
+    asked = AskedRanks(
+        target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page, precision
+    )
     answer_ranks(asked, json=json)
 
 
@@ -139,12 +147,16 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
         )
     from tightrope.cli.target import build
     from tightrope.run.status import StatusLine
+    from tightrope_ranks.pipeline.precision import precision_of
 
     status = StatusLine(lines=True)
     with StatusLine().slow(f"building the model of {shown(asked.target)}"):
         built = build(asked.target)
     from tightrope_ranks.pipeline.estimate import estimate_ranks
 
+    policy, optimizer = precision_of(asked.precision), asked.optimizer
+    if optimizer in _EIGHT_BIT:
+        policy, optimizer = policy.eight_bit(), _EIGHT_BIT[optimizer]
     with status.task(f"looking for a layout of {asked.ranks} ranks", 1) as tick:
         return estimate_ranks(
             built.model,
@@ -155,7 +167,8 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
             budget=asked.budget,
             pipeline=asked.pipeline,
             micro_batches=asked.micro_batches,
-            optimizer_states=STATES[asked.optimizer],
+            optimizer_states=STATES[optimizer],
+            precision=policy,
             sharded=asked.sharded,
             progress=tick,
         )

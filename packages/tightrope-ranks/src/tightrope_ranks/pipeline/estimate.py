@@ -26,6 +26,7 @@ from tightrope.core.units import Bytes, Nanoseconds, format_bytes, shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.emit import emitted
 from tightrope_ranks.pipeline.measure import shape_layers, trained_bytes
+from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision, precision_of
 from tightrope_ranks.pipeline.search import (
     PipelineOptions,
     PipelineTask,
@@ -153,6 +154,7 @@ def cut_model(
     machine: Machine,
     *,
     states: float = 0.0,
+    precision: Precision = AS_GIVEN,
 ) -> Segments:
     """Read a model as layers, with what each takes for one micro-batch.
 
@@ -161,7 +163,7 @@ def cut_model(
     """
     if not is_sequence(model) and isinstance(model, torch.nn.Module):
         args = tuple(example) if isinstance(example, tuple | list) else (example,)
-        return segment_costs(model, args, kwargs, machine=machine, states=states)
+        return segment_costs(model, args, kwargs, machine=machine, states=states, precision=precision)
     if isinstance(model, torch.nn.Sequential | torch.nn.ModuleList | list | tuple):
         layers = tuple(model)
         if layers and all(isinstance(one, torch.nn.Module) for one in layers):
@@ -174,8 +176,10 @@ def cut_model(
                 )
             names = tuple(f"layer {number}" for number in range(len(layers)))
             unpriced: set[str] = set()
-            costs = shape_layers(layers, example, machine, states=states, unpriced=unpriced)
-            trained = tuple(map(trained_bytes, layers))
+            costs = shape_layers(
+                layers, example, machine, states=states, unpriced=unpriced, precision=precision
+            )
+            trained = tuple(trained_bytes(one, precision) for one in layers)
             notes = notes_on(unpriced, alone=not any(trained))
             return Segments(names, costs, _tied(layers), trained, notes)
     raise TightropeError(
@@ -238,6 +242,7 @@ def estimate_ranks(
     pipeline: int | None = None,
     micro_batches: int | None = None,
     optimizer_states: float = 0.0,
+    precision: str | Precision = "model",
     sharded: bool = False,
     options: PipelineOptions | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -254,7 +259,10 @@ def estimate_ranks(
         budget: bytes per rank, or a share of a device's memory; None = all of it.
         pipeline: ranks that stages live on; None = what is fastest.
         micro_batches: of a step, over all replicas; None = twice the ranks.
-        optimizer_states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+        optimizer_states: how many states the optimizer keeps per parameter: 2 for Adam.
+        precision: types that layers compute in and of what is held: ``model`` (as it is), ``fp32``, ``bf16``
+            (with a copy in fp32 that the optimizer updates), ``bf16-fp32-gradients``, ``autocast``, or a
+            policy of your own.
         sharded: whether replicas divide parameters, gradients and state.
         options: of the search per layout; by default gradients are added up as one process does.
         progress: is called with layouts done, layouts, and what comes.
@@ -276,7 +284,9 @@ def estimate_ranks(
     """
     count = _checked(ranks, machine, micro_batches)
     limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget, whole=machine.tiers[0].bytes)
-    cut = cut_model(model, example, kwargs, machine, states=optimizer_states)
+    cut = cut_model(
+        model, example, kwargs, machine, states=optimizer_states, precision=precision_of(precision)
+    )
     wanted = layouts(ranks, len(cut.costs), count, pipeline)
     options = options or PipelineOptions(ascending=True, split=False, seconds=SECONDS)
     search = _Layouts(cut, machine, limit, sharded, options, balance=not is_sequence(model))

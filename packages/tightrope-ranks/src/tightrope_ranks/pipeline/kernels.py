@@ -6,8 +6,8 @@ Idea        Stand-ins of tensors lie on the processor, where torch chooses its f
 Guarantee   What is kept for attention is queries, keys, values, output and the logarithms of the sums; no
             scores, unless torch has no fused kernel for the call on that device.
 Complexity  As many ops as the forward has.
-Gaps        ``torch.autocast("cuda")`` inside of a model is off on stand-ins: give a precision instead. Padding of
-            odd head sizes, and cuDNN's attention and work spaces, are not seen.
+Gaps        ``torch.autocast("cuda")`` inside of a model is off on stand-ins: give a precision instead.
+            Padding of odd head sizes, cuDNN's attention, and what recurrent kernels reserve are not seen.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,18 +19,24 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-_ATTENTION: Final = F.scaled_dot_product_attention
+_ATTENTION: Final[Any] = F.scaled_dot_product_attention
 _DROPOUT: Final = F.dropout
 _MOST_FLASH: Final = 256
 """Elements of a head that the flash kernel takes."""
 
 
-def twin(tensor: torch.Tensor, fake: Callable[[Any], Any]) -> torch.Tensor:
-    """Make a stand-in on the processor, so that the same kernels are chosen wherever the tensor is."""
-    if tensor.device.type == "cpu":
+def twin(tensor: torch.Tensor, fake: Callable[[Any], Any], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Make a stand-in on the processor, so that the same kernels are chosen wherever the tensor is.
+
+    Args:
+        tensor: that it stands for.
+        fake: takes the values out of a tensor.
+        dtype: of the stand-in; None = the tensor's.
+    """
+    if tensor.device.type == "cpu" and dtype in (None, tensor.dtype):
         found: torch.Tensor = fake(tensor)
         return found
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="cpu")
     return made.requires_grad_(tensor.requires_grad)
 
 
@@ -47,7 +53,7 @@ def kernels_of(device: str) -> Iterator[None]:
     with (
         patch.object(F, "scaled_dot_product_attention", _attention),
         patch.object(F, "dropout", _dropout),
-        _OnCuda(),  # type: ignore[no-untyped-call]
+        _OnCuda(),
     ):
         yield
 

@@ -10,10 +10,10 @@ Gaps        From shapes, a backward takes twice its forward, without gradients o
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, round_up
 from tightrope.native.hook.allocator import allocator
 from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
+from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
 from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
 from tightrope_ranks.values.ranks import StageCost
 
@@ -53,9 +54,9 @@ def _plain(value: object) -> bool:
     return type(value) in (list, dict, set)
 
 
-def trained_bytes(layer: torch.nn.Module) -> Bytes:
-    """Sum the bytes of the parameters that get gradients."""
-    return sum(round_up(p.numel() * p.element_size()) for p in layer.parameters() if p.requires_grad)
+def trained_bytes(layer: torch.nn.Module, precision: Precision = AS_GIVEN) -> Bytes:
+    """Sum the bytes of the gradients of a layer's parameters."""
+    return sum(map(precision.gradient_bytes, layer.parameters()))
 
 
 def measure_layers(
@@ -132,21 +133,26 @@ def _size(tensor: torch.Tensor) -> Bytes:
 
 
 def _with_state(
-    cost: StageCost, layer: torch.nn.Module, states: float, *, first: bool, last: bool
+    cost: StageCost,
+    layer: torch.nn.Module,
+    states: float,
+    precision: Precision = AS_GIVEN,
+    *,
+    first: bool,
+    last: bool,
 ) -> StageCost:
-    size = sum(round_up(p.numel() * p.element_size()) for p in layer.parameters())
-    trained = trained_bytes(layer)
+    size = sum(map(precision.parameter_bytes, layer.parameters()))
     return StageCost(
         forward=cost.forward,
         backward=cost.backward,
-        weight=cost.weight if trained or not size else 0,
+        weight=cost.weight if trained_bytes(layer) or not size else 0,
         input=0 if first else cost.input,
         output=0 if last else cost.output,
         saved=cost.saved,
         half=cost.half,
         work=cost.work,
         parameters=size,
-        state=math.ceil(trained * (1 + states)),
+        state=sum(precision.state_bytes(one, states) for one in layer.parameters()),
     )
 
 
@@ -157,7 +163,7 @@ def shape_layers(
     *,
     states: float = 0.0,
     unpriced: set[str] | None = None,
-    autocast: torch.dtype | None = None,
+    precision: Precision = AS_GIVEN,
 ) -> tuple[StageCost, ...]:
     """Tell what layers take from shapes alone; nothing is computed, and no memory is taken.
 
@@ -167,7 +173,7 @@ def shape_layers(
         machine: whose rates and memory bandwidth give times, and whose kind of device says which kernels run.
         states: what the optimizer keeps, in multiples of the parameters' bytes.
         unpriced: gets the names of ops that may be heavy and are taken to take no time.
-        autocast: dtype that every layer is run with under autocast; None = none.
+        precision: types that layers compute in, and of what is held.
 
     Raises:
         TightropeError: the machine has no rates.
@@ -176,40 +182,45 @@ def shape_layers(
     found: list[StageCost] = []
     names = set() if unpriced is None else unpriced
     with shapes_only() as fake, kernels_of(machine.device):
-        x = twin(example, fake)
+        x = twin(example, fake, precision.computed(example))
         for position, layer in enumerate(layers):
             given = x.detach()
             if given.is_floating_point():
                 given = given.requires_grad_(position > 0)
-            with left_alone(layer), autocast_to(autocast):
-                cost, x = _shaped(layer, given, machine, position, fake, names)
+            with left_alone(layer), autocast_to(precision.autocast):
+                cost, x = _shaped(layer, given, position, _Target(machine, precision, fake, names))
             last = position + 1 == len(layers)
-            found.append(_with_state(cost, layer, states, first=position == 0, last=last))
+            found.append(_with_state(cost, layer, states, precision, first=position == 0, last=last))
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What layers are told for; ``fake`` takes the values out of tensors."""
+
+    machine: Machine
+    precision: Precision
+    fake: Callable[[Any], Any]
+    unpriced: set[str]
+
+
 def _shaped(
-    layer: torch.nn.Module,
-    given: torch.Tensor,
-    machine: Machine,
-    position: int,
-    fake: Callable[[Any], Any],
-    unpriced: set[str],
+    layer: torch.nn.Module, given: torch.Tensor, position: int, target: _Target
 ) -> tuple[StageCost, torch.Tensor]:
     """Run one layer on stand-ins; return what it takes, and its output."""
     named = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-    twins = {name: twin(one, fake) for name, one in named.items()}
+    twins = {name: twin(one, target.fake, target.precision.computed(one)) for name, one in named.items()}
     kept: dict[int, Bytes] = {}
     made: set[int] = set()  # storages; others are the model's own
     seconds, largest = 0.0, _size(given)
 
     def see(op: Any, args: Any, result: Any) -> None:
         nonlocal seconds, largest
-        seconds += op_seconds(machine, op, args, result)
+        seconds += op_seconds(target.machine, op, args, result)
         made.update(map(storage_key, tensors_in(result)))
         largest = max([largest, *map(_size, tensors_in(result))])
         if is_unpriced(op):
-            unpriced.add(str(op))
+            target.unpriced.add(str(op))
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept[storage_key(tensor)] = _size(tensor)
@@ -220,8 +231,7 @@ def _shaped(
     for tensor in (given, *twins.values(), output):
         kept.pop(storage_key(tensor), None)
     saved, ns = sum(size for key, size in kept.items() if key in made), max(1, round(1e9 * seconds))
-    size = trained_bytes(layer)
-    work = 2 * largest + size
+    work = 2 * largest + trained_bytes(layer, target.precision)
     return StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, work), output
 
 

@@ -1,9 +1,9 @@
 """What an op takes on a machine that is described by rates.
 
-Idea        The roofline: an op takes the longer of its operations at the rate of its kind and dtype, and of the
-            bytes that it reads and writes at the bandwidth of the memory.
+Idea        The roofline: an op takes the longer of its operations at the rate of its kind and dtype, and of
+            the bytes that it reads and writes at the bandwidth of the memory.
 Source      Williams et al. 2009; operations by torch's own counts.
-Guarantee   Rates are those of the profile; a share of them is reached where the profile's ``efficiency`` says so.
+Guarantee   Rates are those of the profile, and the shares of them that its ``efficiency`` says.
 Complexity  Constant per op.
 Gaps        Ops are priced one by one, as eager runs them: compiled ones that are fused move fewer bytes. Ops
             without a count of operations are taken to move bytes alone; those that may be heavy are named.
@@ -58,7 +58,7 @@ def matmul_rate(machine: Machine, dtype: torch.dtype) -> float:
 
 
 def op_seconds(machine: Machine, op: Any, given: Any, result: Any) -> float:
-    """Time an op, given its (arguments, keywords) and its result; views take nothing.
+    r"""Time an op, given its (arguments, keywords) and its result; views take nothing.
 
     >>> machine = Machine.parse('name="m"\nflops={matmul=1e3}\ntiers=[{name="ram",bytes=1024,read=1e6}]')
     >>> x = torch.empty(5, 10)

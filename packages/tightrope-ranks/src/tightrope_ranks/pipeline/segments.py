@@ -6,19 +6,19 @@ Idea        The longest list of layers, among those with many parameters, cuts a
 Guarantee   Parameters, kept tensors and what segments hand on are counted to the byte, each storage once per
             segment. Nothing is computed, and hardly any memory is taken.
 Complexity  One forward.
-Gaps        Times are those of `prices`, kernels those of `kernels`; a backward takes twice its forward. Code that asks whether its tensors have values goes the way that it has
-            for traces: models of transformers then make masks that a run may leave out. Numbers that autograd
-            keeps (64 bytes each) are not seen. Work space is told from the largest tensor and the parameters.
-            Recurrent layers, products with vectors, Fourier transforms and ops from outside of torch have no
-            count of operations; they are noted. A layer
-            that is checkpointed counts as one that is not: its tensors are kept, and computed once. A second
-            list of layers, such as that of an encoder beside a decoder, is not cut: it counts as before, or
-            after, the layers. All that a frozen segment leaves out is the gradients of its weights.
-            A tensor that passes over several segments counts between each of them, a parameter of several
-            segments in each, and the exchange of its gradients is not timed.
+Gaps        Times are those of `prices`, kernels those of `kernels`; a backward takes twice its forward.
+            Code that asks whether its tensors have values goes the way that it has for traces: models of
+            transformers then make masks that a run may leave out. Numbers that autograd keeps (64 bytes
+            each) are not seen. Work space is told from the largest tensor and the parameters. Recurrent
+            layers, products with vectors, Fourier transforms and ops from outside of torch have no count of
+            operations; they are noted. A layer that is checkpointed counts as one that is not: its tensors
+            are kept, and computed once. A second list of layers, such as that of an encoder beside a
+            decoder, is not cut: it counts as before, or after, the layers. All that a frozen segment leaves
+            out is the gradients of its weights. A tensor that passes over several segments counts between
+            each of them, a parameter of several segments in each, and the exchange of its gradients is not
+            timed.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -33,6 +33,7 @@ from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds, round_up
 from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
 from tightrope_ranks.pipeline.measure import left_alone
+from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
 from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
 from tightrope_ranks.values.ranks import StageCost
 
@@ -108,7 +109,7 @@ def segment_costs(
     *,
     machine: Machine,
     states: float = 0.0,
-    autocast: torch.dtype | None = None,
+    precision: Precision = AS_GIVEN,
 ) -> Segments:
     r"""Tell what every layer of a model takes, from shapes alone.
 
@@ -118,7 +119,7 @@ def segment_costs(
         kwargs: likewise.
         machine: whose rates and memory bandwidth give times, and whose kind of device says which kernels run.
         states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
-        autocast: dtype that the forward is run with under autocast; None = none.
+        precision: types that layers compute in, and of what is held.
 
     Raises:
         TightropeError: the machine has no rates, the model no list of layers, its forward needs values, or
@@ -135,11 +136,12 @@ def segment_costs(
     with left_alone(model), shapes_only() as fake, kernels_of(machine.device), ExitStack() as hooks:
         parameters = dict(model.named_parameters())
         named = {**parameters, **dict(model.named_buffers())}
-        twins = {name: twin(one, fake) for name, one in named.items()}
-        inputs = with_tensors((tuple(args), dict(kwargs or {})), lambda one: twin(one, fake))
+        twins = {name: twin(one, fake, precision.computed(one)) for name, one in named.items()}
+        given = (tuple(args), dict(kwargs or {}))
+        inputs = with_tensors(given, lambda one: twin(one, fake, precision.computed(one)))
         watch = _Watch(machine, path, len(layers), twins, tensors_in(inputs))
-        for name, one in parameters.items():
-            watch.parameters[storage_key(twins[name])] = one.requires_grad
+        for name in parameters:
+            watch.parameters.add(storage_key(twins[name]))
         for position, layer in enumerate(layers):
             for handle in (
                 layer.register_forward_pre_hook(watch.entering(position)),
@@ -148,7 +150,7 @@ def segment_costs(
                 hooks.callback(handle.remove)
         try:
             keeping = torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda one: one)
-            with ops_shown(watch.see), keeping, autocast_to(autocast):
+            with ops_shown(watch.see), keeping, autocast_to(precision.autocast):
                 output = functional_call(model, twins, *inputs)
         except TightropeError:
             raise
@@ -158,7 +160,7 @@ def segment_costs(
                 f"the forward of {type(model).__name__} fails on shapes alone: {said}. {_advice(error)}"
             ) from error
         alone = not any(one.requires_grad for one in tensors_in(output))
-        found = watch.found(twins, states, alone=alone)
+        found = watch.found(twins, states, precision, alone=alone)
         del output
     return found
 
@@ -182,7 +184,10 @@ def notes_on(unpriced: Iterable[str], *, alone: bool) -> tuple[str, ...]:
     ()
     """
     ops = ", ".join(sorted(unpriced))
-    said = f"no count of operations is known for {ops}: they are taken to move their bytes alone, so times are too low"
+    said = (
+        f"no count of operations is known for {ops}: they are taken to move their bytes alone, so times are "
+        "too low"
+    )
     return ((FORWARD_ALONE,) if alone else ()) + ((said,) if ops else ())
 
 
@@ -201,7 +206,7 @@ class _Watch:
         self.segments = [_Segment() for _ in range(num_layers + 2)]
         self.alive: list[Any] = []  # storages, so that their keys stay theirs
         self.weights = {storage_key(one): one for one in twins.values()}  # and buffers
-        self.parameters: dict[int, bool] = {}  # whether it is trained
+        self.parameters: set[int] = set()
         self.unpriced: set[str] = set()
         self.maker = dict.fromkeys(map(storage_key, inputs), _GIVEN)
         self.last: dict[int, int] = {}
@@ -257,7 +262,9 @@ class _Watch:
             self.last[key] = max(self.last.get(key, 0), self.now)
         return tensor
 
-    def found(self, twins: Mapping[str, torch.Tensor], states: float, *, alone: bool) -> Segments:
+    def found(
+        self, twins: Mapping[str, torch.Tensor], states: float, precision: Precision, *, alone: bool
+    ) -> Segments:
         """Put together what was seen."""
         num = len(self.segments)
         if self.next + 2 != num:
@@ -276,22 +283,26 @@ class _Watch:
         for key in (key for k in runs for key in self.segments[k].used):
             users[key] = users.get(key, 0) + 1
         shared = tuple(name for name, one in twins.items() if users.get(storage_key(one), 0) > 1)
-        costs = tuple(self._cost(k, handed, states) for k in runs)
-        trained = tuple(self._trained(k) for k in runs)
+        costs = tuple(self._cost(k, handed, states, precision) for k in runs)
+        trained = tuple(self._trained(k, precision) for k in runs)
         notes = notes_on(self.unpriced, alone=alone)
         return Segments(tuple(names[k] for k in runs), costs, shared, trained, notes)
 
-    def _trained(self, k: int) -> Bytes:
-        return sum(size for key, size in self.segments[k].used.items() if self.parameters.get(key, False))
+    def _trained(self, k: int, precision: Precision) -> Bytes:
+        return sum(precision.gradient_bytes(self.weights[key]) for key in self._parameters(k))
 
-    def _cost(self, k: int, handed: Sequence[Bytes], states: float) -> StageCost:
+    def _parameters(self, k: int) -> list[int]:
+        return [key for key in self.segments[k].used if key in self.parameters]
+
+    def _cost(self, k: int, handed: Sequence[Bytes], states: float, precision: Precision) -> StageCost:
         mine = self.segments[k]
         saved = sum(
             self.bytes[key] for key in mine.saved if self.maker[key] == k and self.last.get(key, k) == k
         )
         ns: Nanoseconds = max(1, round(1e9 * mine.seconds))
-        held = {key: size for key, size in mine.used.items() if key in self.parameters}
-        trained = self._trained(k)
+        held = sum(mine.used[key] for key in self._parameters(k))
+        trained = self._trained(k, precision)
+        state = sum(precision.state_bytes(self.weights[key], states) for key in self._parameters(k))
         return StageCost(
             forward=ns,
             backward=ns,
@@ -301,8 +312,8 @@ class _Watch:
             saved=saved,
             half=saved,
             work=2 * mine.largest + trained,
-            parameters=sum(held.values()),
-            state=math.ceil(trained * (1 + states)) + sum(mine.used.values()) - sum(held.values()),
+            parameters=held,
+            state=state + sum(mine.used.values()) - held,
         )
 
 
