@@ -145,6 +145,9 @@ def test_types_and_optimizers_change_what_is_held(here: tuple[str, list[str]]) -
 
     adam, narrow = held(), held("--precision", "bf16-fp32-gradients")
     assert (adam, narrow) == (16 * 64, 18 * 64)
+    divided = json.loads(run("ranks", f"{file}:build", *on, "4", "--json", "--sharded").out)
+    assert divided["sharded"]
+    assert divided["layers_computed_again"] == 0
     small = held("--precision", "bf16", "--optimizer", "adamw8bit")
     assert 10 * 64 <= small < 10.2 * 64
 

@@ -252,5 +252,5 @@ def test_shares_of_rates_lengthen_times() -> None:
     product = 2 * HIDDEN * WIDTH * 1e-3  # ns
     assert abs(slow[0] - whole[0] - product) < 0.01 * product
     assert slower[0] == slow[0]
-    assert abs(slower[1] - slow[1] - 9 * 4 * HIDDEN * LENGTH * 1e-3) < 0.01 * slower[1]
+    assert abs(slower[1] - slow[1] - 9 * 2 * HIDDEN * LENGTH * 1e-3) < 0.01 * slower[1]
     assert narrow[0] > 1e5 * (whole[0] - product)

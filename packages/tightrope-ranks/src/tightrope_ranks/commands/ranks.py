@@ -26,9 +26,9 @@ Examples:
 _EIGHT_BIT: Final = {"adam8bit": "adam", "adamw8bit": "adamw"}
 """Optimizers that keep a byte per element of each state."""
 NOTE: Final = (
-    "times are modelled and not measured: the profile's rates, reached in full, a backward twice its "
-    "forward; gradients of replicas are summed in one ring per layer, over the slowest link that a group "
-    "spans, once a step; kept tensors are exact, the kernels' own work space, a loss outside the model and "
+    "times are modelled and not measured: the profile's rates, or the shares of them that its efficiency "
+    "says, a backward twice its forward; gradients of replicas are summed in one ring per layer, over the "
+    "slowest link that a group spans, once a step, or per micro-batch where layers are gathered; kept tensors are exact, the kernels' own work space, a loss outside the model and "
     "the update are not included"
 )
 
@@ -187,7 +187,9 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
         "limit_bytes": found.limit,
         "pipeline_ranks": layout.pipeline,
         "replicas": layout.replicas,
-        "sharded": plan.work.sharded,
+        "sharded": plan.work.sharded or layout.by_layer,
+        "gathered_by_layer": layout.by_layer,
+        "layers_computed_again": layout.again,
         "micro_batches": layout.micro_batches * layout.replicas,
         "micro_batches_per_replica": layout.micro_batches,
         "stages": len(plan.work.stages),
@@ -232,11 +234,13 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
 def _print(found: "RanksEstimate") -> None:
     target, layout, plan = console(), found.layout, found.plan
     divided = ", parameters, gradients and state divided among them" if plan.work.sharded else ""
+    if layout.by_layer:
+        divided = ", parameters, gradients and state divided among them and gathered layer by layer"
     lines = (
         f"fits: {found.ranks} ranks as a pipeline of {layout.pipeline} times {layout.replicas} replicas"
         f"{divided}; limit {format_bytes(found.limit)} per rank on {plan.machine.name}",
         f"schedule: {plan.method}, {len(plan.work.stages)} stages, {layout.micro_batches} micro-batches per "
-        "replica",
+        f"replica, {layout.again} of {len(found.names)} layers computed again inside of their stages",
         f"time of a step: {format_time(plan.ns)}; with these stages none takes less than "
         f"{format_time(plan.ns_bound)}",
     )

@@ -2,7 +2,8 @@
 
 Idea        Stand-ins of tensors lie on the processor, where torch chooses its fused attention itself. For a
             machine with CUDA, attention becomes the kernel that it would be there, flash or memory-efficient,
-            and dropout the one that keeps a mask of one byte; autograd then keeps what it keeps there.
+            dropout the one that keeps a mask of one byte, and RMS norm the fused one; autograd then keeps
+            what it keeps there.
 Guarantee   What is kept for attention is queries, keys, values, output and the logarithms of the sums; no
             scores, unless torch has no fused kernel for the call on that device.
 Complexity  As many ops as the forward has.
@@ -10,7 +11,7 @@ Gaps        ``torch.autocast("cuda")`` inside of a model is off on stand-ins: gi
             Padding of odd head sizes, cuDNN's attention, and what recurrent kernels reserve are not seen.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 from unittest.mock import patch
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 _ATTENTION: Final[Any] = F.scaled_dot_product_attention
 _DROPOUT: Final = F.dropout
+_RMS_NORM: Final = F.rms_norm
 _MOST_FLASH: Final = 256
 """Elements of a head that the flash kernel takes."""
 
@@ -53,6 +55,7 @@ def kernels_of(device: str) -> Iterator[None]:
     with (
         patch.object(F, "scaled_dot_product_attention", _attention),
         patch.object(F, "dropout", _dropout),
+        patch.object(F, "rms_norm", _rms_norm),
         _OnCuda(),
     ):
         yield
@@ -63,8 +66,7 @@ class _OnCuda(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        ours = {_ATTENTION: _attention, _DROPOUT: _dropout, torch.dropout: _dropout}.get(func, func)
-        return ours(*args, **(kwargs or {}))
+        return _OURS.get(func, func)(*args, **(kwargs or {}))
 
 
 def _dropout(
@@ -93,10 +95,13 @@ def _attention(
     given: Any = (query, key, value)
     narrow = query.dtype in (torch.bfloat16, torch.float16)
     if query.dim() != 4 or (attn_mask is not None and attn_mask.requires_grad and enable_gqa):
-        return _ATTENTION(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        found: torch.Tensor = _ATTENTION(
+            *given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return found
     if narrow and attn_mask is None and query.shape[-1] == value.shape[-1] <= _MOST_FLASH:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        found: torch.Tensor = flash(*given, dropout_p, is_causal, scale=scale)[0]
+        found = flash(*given, dropout_p, is_causal, scale=scale)[0]
         return found
     if enable_gqa:
         times = query.shape[1] // key.shape[1]
@@ -109,6 +114,36 @@ def _attention(
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     found = efficient(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
     return found
+
+
+def _rms_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    del eps
+    found: torch.Tensor = _FusedRmsNorm.apply(input, weight, len(normalized_shape))  # type: ignore[no-untyped-call]
+    return found
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """Keeps input, weight and a number per row, and moves what the fused kernel moves; never run backward."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, num: int) -> torch.Tensor:
+        rows = torch.empty(*input.shape[: input.dim() - num], *[1] * num, dtype=torch.float32)
+        ctx.save_for_backward(input, weight, rows)
+        return input.neg() if weight is None else input.mul(weight)
+
+
+_OURS: Final[dict[Any, Any]] = {
+    _ATTENTION: _attention,
+    _DROPOUT: _dropout,
+    torch.dropout: _dropout,
+    _RMS_NORM: _rms_norm,
+    torch.rms_norm: _rms_norm,
+}
 
 
 def autocast_to(dtype: torch.dtype | None) -> Any:
