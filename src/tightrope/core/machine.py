@@ -116,8 +116,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         devices: how many there are, all alike.
         links: between them, the innermost first.
         groups: that collectives name.
-        efficiency: share of a rate that is reached, by kind of op (``matmul``, ``attention``) and for
-            ``memory``; 1 where nothing is said. Forecasts for many ranks use it.
+        efficiency: share of a rate that is reached: ``matmul``, ``attention``, ``memory``; 1 by default.
 
     Example:
         >>> Machine.parse('''

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from llama import llama
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.ranks.llama import llama
 from tightrope.core import DeviceLink, InfeasibleError, Machine, Tier
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks

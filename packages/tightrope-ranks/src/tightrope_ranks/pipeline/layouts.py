@@ -212,7 +212,7 @@ class LayoutSearch:
             self._search(min(left, key=lambda one: one.peak or 0).layout)
 
     def _search(self, layout: RankLayout) -> None:
-        found = self._planned(layout, self.options)
+        found = self.planned(layout, self.options)
         if isinstance(found, InfeasibleError):
             said = f"does not fit: no plan takes less than {format_bytes(smallest(self._task(layout)))}"
             self.tried.append(LayoutTried(layout, None, found.smallest_found, said))
@@ -227,20 +227,21 @@ class LayoutSearch:
         quick = replace(
             self.options, again=False, seconds=0.0, fold=False, shipped=False, listing=False, exact=False
         )
-        if not high or isinstance(self._planned(layout, quick), JointPlan):
+        if not high or isinstance(self.planned(layout, quick), JointPlan):
             return layout, None
-        found = self._planned(replace(layout, again=high), quick)
+        found = self.planned(replace(layout, again=high), quick)
         if isinstance(found, InfeasibleError):
             return layout, found.smallest_found
         quick = replace(quick, per_rank=(len(found.work.stages) // layout.pipeline,))
         low = 0
         while low + 1 < high:
             middle = (low + high) // 2
-            fits = isinstance(self._planned(replace(layout, again=middle), quick), JointPlan)
+            fits = isinstance(self.planned(replace(layout, again=middle), quick), JointPlan)
             low, high = (low, middle) if fits else (middle, high)
         return replace(layout, again=high), None
 
-    def _planned(self, layout: RankLayout, options: PipelineOptions) -> JointPlan | InfeasibleError:
+    def planned(self, layout: RankLayout, options: PipelineOptions) -> JointPlan | InfeasibleError:
+        """Plan one layout as it is, or say why there is no plan."""
         try:
             return plan_pipeline(self._task(layout), options)
         except InfeasibleError as error:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 SIZES: Final = {
     "8B": (32, 4096, 32, 8, 14336, 128256), "13B": (40, 5120, 40, 40, 13824, 32000),
+    "Llama 2 70B": (80, 8192, 64, 8, 28672, 32000),
     "70B": (80, 8192, 64, 8, 28672, 128256), "405B": (126, 16384, 128, 8, 53248, 128256),
 }  # fmt: skip
 """Layers, width, heads, heads of keys, inner width, vocabulary."""
