@@ -196,7 +196,7 @@ def estimate_ranks(
         TightropeError: a wrong argument, a model without a list of layers, a machine too small.
 
     Example:
-        >>> from tightrope.core import Tier
+        >>> from tightrope.core import DeviceLink, Tier
         >>> cluster = Machine(
         ...     "two nodes", (Tier("hbm", 2**30),), {"matmul": 1e12}, devices=8,
         ...     links=(DeviceLink("inside", 1e-5, 1e11, span=4), DeviceLink("between", 1e-4, 1e9, level=1)),
