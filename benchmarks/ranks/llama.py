@@ -28,7 +28,7 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         def heads(one: Tensor) -> Tensor:
-            return one.unflatten(-1, (-1, self.head)).transpose(1, 2)
+            return one.view(*one.shape[:-1], -1, self.head).transpose(1, 2)
 
         y = self.norm(x)
         q, k = (rotated(heads(one)) for one in (self.q(y), self.k(y)))
