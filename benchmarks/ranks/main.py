@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.micro.rows import Row, write
-from benchmarks.ranks import divided, forms, gpt, grid, mutants, real, timed, told
+from benchmarks.ranks import divided, forms, gpt, grid, mutants, published, real, timed, told
 
 _TIMED: dict[bool, list[Row]] = {}
 
@@ -31,7 +31,7 @@ BARS: dict[str, Callable[[bool], list[Row]]] = {
     "P5": forms.claims,
     "P6": forms.gathers,
 }
-BARS |= {"E1": told.rows_many, "E2": told.rows_bytes, "E3": told.rows_models}
+BARS |= {"E1": told.rows_many, "E2": told.rows_bytes, "E3": told.rows_models, "E4": published.rows_published}
 BARS |= {"S1": divided.rows}
 BARS |= {"X2": gpt.rows_limit, "X3": gpt.rows_killed}
 BARS |= {name: timed_row(name) for name in ("P2", "P7", "P8")}

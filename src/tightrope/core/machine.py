@@ -116,6 +116,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         devices: how many there are, all alike.
         links: between them, the innermost first.
         groups: that collectives name.
+        efficiency: share of a rate that is reached: ``matmul``, ``attention``, ``memory``; 1 by default.
 
     Example:
         >>> Machine.parse('''
@@ -133,6 +134,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: int = 1
     links: tuple[DeviceLink, ...] = ()
     groups: tuple[RankGroup, ...] = ()
+    efficiency: dict[str, float] = {}
 
     def link(self, one: int, other: int) -> int:
         """Find the innermost link that joins two devices.
@@ -232,6 +234,10 @@ def _check_rates(machine: Machine) -> None:
     rates = [rate for tier in machine.tiers for rate in (tier.read, tier.write)]
     if not all(0 < rate < math.inf for rate in (*rates, *machine.flops.values())):
         raise TightropeError(f"machine {machine.name!r}: read, write and flops must be finite and > 0.")
+    if not all(0 < share <= 1 for share in machine.efficiency.values()):
+        raise TightropeError(
+            f"machine {machine.name!r}: every share in efficiency must be above 0 and at most 1."
+        )
     costs = [cost for tier in machine.tiers for cost in (tier.latency, tier.joules_per_byte, tier.watts)]
     if not all(0 <= cost < math.inf for cost in (*costs, machine.watts)):
         raise TightropeError(

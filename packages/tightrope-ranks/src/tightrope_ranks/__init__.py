@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tightrope_ranks.pipeline.estimate import RanksEstimate
     from tightrope_ranks.pipeline.estimate import estimate_ranks as estimate
     from tightrope_ranks.pipeline.launch import run_ranks
+    from tightrope_ranks.pipeline.precision import Precision
     from tightrope_ranks.pipeline.run import PipelineRun
     from tightrope_ranks.pipeline.search import PipelineOptions
     from tightrope_ranks.pipeline.trace import ranks_trace
@@ -28,6 +29,7 @@ __getattr__ = lazily(
     {
         "PipelineOptions": "pipeline.search",
         "PipelineRun": "pipeline.run",
+        "Precision": "pipeline.precision",
         "RanksEstimate": "pipeline.estimate",
         "estimate": "pipeline.estimate:estimate_ranks",
         "plan": "pipeline.api",
@@ -39,6 +41,7 @@ __getattr__ = lazily(
 __all__ = [
     "PipelineOptions",
     "PipelineRun",
+    "Precision",
     "RanksEstimate",
     "estimate",
     "plan",

@@ -134,6 +134,24 @@ def test_notes_and_a_share_of_the_memory(here: tuple[str, list[str]]) -> None:
     assert said in " ".join(run("ranks", f"{file}:frozen", *on, "2").out.split())
 
 
+def test_types_and_optimizers_change_what_is_held(here: tuple[str, list[str]]) -> None:
+    file, on = here
+
+    def held(*options: str) -> int:
+        done = run("ranks", f"{file}:build", *on, "1", "--json", *options)
+        assert done.code == 0, done.err
+        (one,) = json.loads(done.out)["per_rank"]
+        return int(one["held_bytes"]) // (4 * 65)
+
+    adam, narrow = held(), held("--precision", "bf16-fp32-gradients")
+    assert (adam, narrow) == (16 * 64, 18 * 64)
+    divided = json.loads(run("ranks", f"{file}:build", *on, "4", "--json", "--sharded").out)
+    assert divided["sharded"]
+    assert divided["layers_computed_again"] == 0
+    small = held("--precision", "bf16", "--optimizer", "adamw8bit")
+    assert 10 * 64 <= small < 10.2 * 64
+
+
 def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:
     file, on = here
     asked = ("ranks", f"{file}:build", *on, "2", "--pipeline", "2", "--budget", "1KiB")
@@ -155,6 +173,7 @@ def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:
         ("build", ["8"], "has devices = 4"),
         ("build", ["2", "--batch", "1,2"], "No such option"),
         ("build", ["2", "--optimizer", "best"], "no optimizer 'best'"),
+        ("build", ["2", "--precision", "fp8"], "precision='fp8': give one of model, fp32, bf16"),
     ],
 )
 def test_errors_leave_with_two(

@@ -5,13 +5,10 @@ import torch
 
 from tightrope.core import DeviceLink, InfeasibleError, Machine, Tier, TightropeError
 from tightrope_ranks.judge.ranks import judge_ranks
-from tightrope_ranks.pipeline.estimate import RankLayout as Layout
-from tightrope_ranks.pipeline.estimate import (
-    RanksEstimate,
-    estimate_ranks,
-    exchanged,
-    ring_ns,
-)
+from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks
+from tightrope_ranks.pipeline.inside import ring_ns
+from tightrope_ranks.pipeline.layouts import RankLayout as Layout
+from tightrope_ranks.pipeline.layouts import exchanged
 from tightrope_ranks.pipeline.measure import shape_layers
 from tightrope_ranks.pipeline.search import PipelineOptions
 

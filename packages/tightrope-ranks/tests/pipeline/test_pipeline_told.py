@@ -9,8 +9,9 @@ from torch import nn
 
 from tightrope.core import DeviceLink, Machine, Tier, TightropeError
 from tightrope_ranks.pipeline.cuts import least_cuts
-from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks, is_sequence, ring_ns
-from tightrope_ranks.pipeline.measure import is_unpriced
+from tightrope_ranks.pipeline.estimate import RanksEstimate, estimate_ranks, is_sequence
+from tightrope_ranks.pipeline.inside import ring_ns
+from tightrope_ranks.pipeline.prices import is_unpriced
 from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.segments import FORWARD_ALONE, segment_costs
 

@@ -23,11 +23,13 @@ Examples:
   tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --budget 40GiB
   tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --pipeline 8 --sharded --json
   tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --page ranks.html"""
+_EIGHT_BIT: Final = {"adam8bit": "adam", "adamw8bit": "adamw"}
+"""Optimizers that keep a byte per element of each state."""
 NOTE: Final = (
-    "times are modelled and not measured: the profile's rates, reached in full, a backward twice its "
-    "forward; gradients of replicas are summed in one ring per layer, over the slowest link that a group "
-    "spans, once a step; kept tensors are exact, the kernels' own work space, a loss outside the model and "
-    "the update are not included"
+    "times are modelled and not measured: the profile's rates, or the shares of them that its efficiency "
+    "says, a backward twice its forward; gradients of replicas are summed in one ring per layer, over the "
+    "slowest link that a group spans, once a step, or per micro-batch where layers are gathered; kept "
+    "tensors are exact, the kernels' own work space, a loss outside the model and the update are not included"
 )
 
 
@@ -44,6 +46,7 @@ class AskedRanks:
     micro_batches: int | None
     sharded: bool
     page: Path | None = None
+    precision: str = "model"
 
 
 def register(app: typer.Typer) -> None:
@@ -64,8 +67,11 @@ def ranks(
         str | None, typer.Option(help="Bytes of a rank; default: the machine's memory.")
     ] = None,
     optimizer: Annotated[
-        str, typer.Option(help="none, sgd, momentum, adam or adamw: its state counts.")
+        str, typer.Option(help="none, sgd, momentum, adam[w] or adam[w]8bit: its state counts.")
     ] = "adamw",
+    precision: Annotated[
+        str, typer.Option(help="model, fp32, bf16, bf16-fp32-gradients or autocast: types of the step.")
+    ] = "model",
     pipeline: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Of the ranks for stages; the rest: replicas.")
     ] = None,
@@ -85,9 +91,11 @@ def ranks(
     from tightrope.cli.machines import find_machine
 
     check_outputs([page])
-    check_asked(budget, optimizer)
+    check_asked(budget, _EIGHT_BIT.get(optimizer, optimizer))
     profile = find_machine(machine) if machine is not None else None
-    asked = AskedRanks(target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page)
+    asked = AskedRanks(
+        target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page, precision
+    )
     answer_ranks(asked, json=json)
 
 
@@ -139,12 +147,16 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
         )
     from tightrope.cli.target import build
     from tightrope.run.status import StatusLine
+    from tightrope_ranks.pipeline.precision import precision_of
 
     status = StatusLine(lines=True)
     with StatusLine().slow(f"building the model of {shown(asked.target)}"):
         built = build(asked.target)
     from tightrope_ranks.pipeline.estimate import estimate_ranks
 
+    policy, optimizer = precision_of(asked.precision), asked.optimizer
+    if optimizer in _EIGHT_BIT:
+        policy, optimizer = policy.eight_bit(), _EIGHT_BIT[optimizer]
     with status.task(f"looking for a layout of {asked.ranks} ranks", 1) as tick:
         return estimate_ranks(
             built.model,
@@ -155,7 +167,8 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
             budget=asked.budget,
             pipeline=asked.pipeline,
             micro_batches=asked.micro_batches,
-            optimizer_states=STATES[asked.optimizer],
+            optimizer_states=STATES[optimizer],
+            precision=policy,
             sharded=asked.sharded,
             progress=tick,
         )
@@ -174,7 +187,9 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
         "limit_bytes": found.limit,
         "pipeline_ranks": layout.pipeline,
         "replicas": layout.replicas,
-        "sharded": plan.work.sharded,
+        "sharded": plan.work.sharded or layout.by_layer,
+        "gathered_by_layer": layout.by_layer,
+        "layers_computed_again": layout.again,
         "micro_batches": layout.micro_batches * layout.replicas,
         "micro_batches_per_replica": layout.micro_batches,
         "stages": len(plan.work.stages),
@@ -219,11 +234,13 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
 def _print(found: "RanksEstimate") -> None:
     target, layout, plan = console(), found.layout, found.plan
     divided = ", parameters, gradients and state divided among them" if plan.work.sharded else ""
+    if layout.by_layer:
+        divided = ", parameters, gradients and state divided among them and gathered layer by layer"
     lines = (
         f"fits: {found.ranks} ranks as a pipeline of {layout.pipeline} times {layout.replicas} replicas"
         f"{divided}; limit {format_bytes(found.limit)} per rank on {plan.machine.name}",
         f"schedule: {plan.method}, {len(plan.work.stages)} stages, {layout.micro_batches} micro-batches per "
-        "replica",
+        f"replica, {layout.again} of {len(found.names)} layers computed again inside of their stages",
         f"time of a step: {format_time(plan.ns)}; with these stages none takes less than "
         f"{format_time(plan.ns_bound)}",
     )

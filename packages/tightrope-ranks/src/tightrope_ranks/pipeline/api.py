@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from tightrope.core import DeviceLink, Machine, TightropeError, parse_bytes
@@ -69,15 +70,7 @@ def plan(
         raise TightropeError(f"micro_batches={shown(micro_batches)}: give a whole number of at least 1.")
     machine = machine or Machine.here()
     if not machine.links:
-        machine = Machine(
-            machine.name,
-            machine.tiers,
-            machine.flops,
-            machine.watts,
-            machine.device,
-            ranks * replicas,
-            (LOOPBACK,),
-        )
+        machine = msgspec.structs.replace(machine, devices=ranks * replicas, links=(LOOPBACK,))
     if machine.flops or target is None or loss is None:
         costs = shape_layers(layers, example, machine, states=optimizer_states)
     else:

@@ -13,68 +13,26 @@ Gaps        Times are modelled. Replicas are alike and on time; their sums are r
             parameters are left out of sums of gradients; a backward through frozen layers alone is timed.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import torch
 
-from tightrope.core import DeviceLink, InfeasibleError, Machine, TightropeError, parse_bytes
-from tightrope.core.units import Bytes, Nanoseconds, format_bytes, shown
+from tightrope.core import Machine, TightropeError, parse_bytes
+from tightrope.core.units import Bytes, Nanoseconds, shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.emit import emitted
+from tightrope_ranks.pipeline.layouts import LayoutSearch, LayoutTried, RankLayout, layouts
 from tightrope_ranks.pipeline.measure import shape_layers, trained_bytes
-from tightrope_ranks.pipeline.search import (
-    PipelineOptions,
-    PipelineTask,
-    cuts_of,
-    plan_pipeline,
-    smallest,
-    staged,
-)
+from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision, precision_of
+from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.segments import Segments, notes_on, segment_costs
-from tightrope_ranks.values.ranks import JointPlan, StageCost
+from tightrope_ranks.values.ranks import JointPlan
 
 MOST_RANKS: Final = 1024
-WIDEST: Final = 16_384
-"""Pipeline ranks times micro-batches of one replica that are tried."""
 SECONDS: Final = 2.0
 """Of search, per layout."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankLayout:
-    """How ranks are divided.
-
-    Attributes:
-        pipeline: P, ranks that stages live on.
-        replicas: R, ranks that do the same on other data; rank p of the pipeline is devices p R to
-            p R + R - 1.
-        micro_batches: of a step, per replica.
-    """
-
-    pipeline: int
-    replicas: int
-    micro_batches: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutTried:
-    """What was found for a layout.
-
-    Attributes:
-        layout: which.
-        ns: of a step; None = no plan was found.
-        peak: most bytes of a rank; of the smallest plan found where none fits; None = not searched.
-        said: why there is none, or how the plan was found.
-    """
-
-    layout: RankLayout
-    ns: Nanoseconds | None
-    peak: Bytes | None
-    said: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +47,8 @@ class RankTake:
         held: bytes that it holds all the time.
         compute_ns: time that it computes.
         again: forwards that it computes again.
-        exchange_ns: time of gathering parameters once and summing gradients, on a stream of their own.
+        exchange_ns: time of gathering parameters once and summing gradients, on a stream of their own; 0
+            where layers do that whenever they run.
     """
 
     rank: int
@@ -153,6 +112,7 @@ def cut_model(
     machine: Machine,
     *,
     states: float = 0.0,
+    precision: Precision = AS_GIVEN,
 ) -> Segments:
     """Read a model as layers, with what each takes for one micro-batch.
 
@@ -161,7 +121,7 @@ def cut_model(
     """
     if not is_sequence(model) and isinstance(model, torch.nn.Module):
         args = tuple(example) if isinstance(example, tuple | list) else (example,)
-        return segment_costs(model, args, kwargs, machine=machine, states=states)
+        return segment_costs(model, args, kwargs, machine=machine, states=states, precision=precision)
     if isinstance(model, torch.nn.Sequential | torch.nn.ModuleList | list | tuple):
         layers = tuple(model)
         if layers and all(isinstance(one, torch.nn.Module) for one in layers):
@@ -174,8 +134,10 @@ def cut_model(
                 )
             names = tuple(f"layer {number}" for number in range(len(layers)))
             unpriced: set[str] = set()
-            costs = shape_layers(layers, example, machine, states=states, unpriced=unpriced)
-            trained = tuple(map(trained_bytes, layers))
+            costs = shape_layers(
+                layers, example, machine, states=states, unpriced=unpriced, precision=precision
+            )
+            trained = tuple(trained_bytes(one, precision) for one in layers)
             notes = notes_on(unpriced, alone=not any(trained))
             return Segments(names, costs, _tied(layers), trained, notes)
     raise TightropeError(
@@ -193,40 +155,6 @@ def _tied(layers: Sequence[torch.nn.Module]) -> tuple[str, ...]:
     return tuple(names[0] for names in users.values() if len(names) > 1)
 
 
-def layouts(ranks: int, num_layers: int, micro_batches: int, pipeline: int | None) -> list[RankLayout]:
-    """List the layouts of so many ranks.
-
-    Raises:
-        TightropeError: there is none; says why, and what there is.
-
-    >>> [one.pipeline for one in layouts(8, 4, 16, None)]
-    [1, 2, 4]
-    """
-    if pipeline is not None:
-        if pipeline > num_layers:
-            raise TightropeError(
-                f"pipeline={pipeline}: a stage needs a layer, and the model has {num_layers}. Give at most "
-                f"{num_layers}; the other ranks become replicas."
-            )
-        if pipeline < 1 or ranks % pipeline:
-            divisors = [p for p in range(1, ranks + 1) if ranks % p == 0 and p <= num_layers]
-            raise TightropeError(
-                f"pipeline={pipeline} does not divide {ranks} ranks: give one of {divisors}."
-            )
-    chosen = range(1, min(ranks, num_layers) + 1) if pipeline is None else (pipeline,)
-    found = [
-        RankLayout(p, ranks // p, micro_batches * p // ranks)
-        for p in chosen
-        if ranks % p == 0 and micro_batches % (ranks // p) == 0
-    ]
-    if not found:
-        raise TightropeError(
-            f"micro_batches={micro_batches} cannot be divided among the replicas of {ranks} ranks of "
-            f"{num_layers} layers: give a multiple of {ranks}."
-        )
-    return found
-
-
 def estimate_ranks(
     model: object,
     example: torch.Tensor | tuple[Any, ...],
@@ -238,6 +166,7 @@ def estimate_ranks(
     pipeline: int | None = None,
     micro_batches: int | None = None,
     optimizer_states: float = 0.0,
+    precision: str | Precision = "model",
     sharded: bool = False,
     options: PipelineOptions | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -254,7 +183,10 @@ def estimate_ranks(
         budget: bytes per rank, or a share of a device's memory; None = all of it.
         pipeline: ranks that stages live on; None = what is fastest.
         micro_batches: of a step, over all replicas; None = twice the ranks.
-        optimizer_states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+        optimizer_states: how many states the optimizer keeps per parameter: 2 for Adam.
+        precision: types that layers compute in and of what is held: ``model`` (as it is), ``fp32``, ``bf16``
+            (with a copy in fp32 that the optimizer updates), ``bf16-fp32-gradients``, ``autocast``, or a
+            policy of your own.
         sharded: whether replicas divide parameters, gradients and state.
         options: of the search per layout; by default gradients are added up as one process does.
         progress: is called with layouts done, layouts, and what comes.
@@ -264,7 +196,7 @@ def estimate_ranks(
         TightropeError: a wrong argument, a model without a list of layers, a machine too small.
 
     Example:
-        >>> from tightrope.core import Tier
+        >>> from tightrope.core import DeviceLink, Tier
         >>> cluster = Machine(
         ...     "two nodes", (Tier("hbm", 2**30),), {"matmul": 1e12}, devices=8,
         ...     links=(DeviceLink("inside", 1e-5, 1e11, span=4), DeviceLink("between", 1e-4, 1e9, level=1)),
@@ -276,14 +208,17 @@ def estimate_ranks(
     """
     count = _checked(ranks, machine, micro_batches)
     limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget, whole=machine.tiers[0].bytes)
-    cut = cut_model(model, example, kwargs, machine, states=optimizer_states)
+    cut = cut_model(
+        model, example, kwargs, machine, states=optimizer_states, precision=precision_of(precision)
+    )
     wanted = layouts(ranks, len(cut.costs), count, pipeline)
     options = options or PipelineOptions(ascending=True, split=False, seconds=SECONDS)
-    search = _Layouts(cut, machine, limit, sharded, options, balance=not is_sequence(model))
+    search = LayoutSearch(cut, machine, limit, sharded, options, balance=not is_sequence(model))
     for number, layout in enumerate(wanted):
         if progress is not None:
             progress(number, len(wanted), f"{layout.pipeline} x {layout.replicas}")
         search.look(layout)
+    search.search_smallest()
     if search.best is None:
         raise search.refusal(ranks)
     layout, plan = search.best
@@ -307,122 +242,6 @@ def _checked(ranks: object, machine: Machine, micro_batches: object) -> int:
     if not isinstance(count, int) or count < 1:
         raise TightropeError(f"micro_batches={shown(micro_batches)}: give a whole number of at least 1.")
     return count
-
-
-def ring_ns(link: DeviceLink, size: Bytes, replicas: int, *, rounds: int) -> Nanoseconds:
-    """Time a ring over replicas: one round gathers or reduces in parts, two sum and hand out.
-
-    >>> ring_ns(DeviceLink("link", latency=1e-6, bandwidth=1e9), 4000, 4, rounds=2)
-    12000
-    """
-    if replicas == 1 or not size:
-        return 0
-    steps = rounds * (replicas - 1)
-    return math.ceil(steps * (1e9 * link.latency + 1e9 * size / (replicas * link.bandwidth)))
-
-
-def exchanged(
-    costs: Sequence[StageCost],
-    machine: Machine,
-    layout: RankLayout,
-    *,
-    sharded: bool,
-    trained: Sequence[Bytes] | None = None,
-) -> tuple[StageCost, ...]:
-    """Add what replicas exchange: per layer a ring over the slowest link that one of their groups spans.
-
-    Gradients are those of ``trained`` bytes per layer; None = of all parameters.
-    """
-    if trained is None:
-        trained = [cost.parameters for cost in costs]
-    size = layout.replicas
-    if size == 1:
-        return tuple(costs)
-    number = max(machine.link(p * size, p * size + size - 1) for p in range(layout.pipeline))
-    link, rounds = machine.links[number], 1 if sharded else 2
-    return tuple(
-        msgspec.structs.replace(
-            cost,
-            gather=ring_ns(link, cost.parameters, size, rounds=1) if sharded else 0,
-            reduce=ring_ns(link, gradients, size, rounds=rounds),
-        )
-        for cost, gradients in zip(costs, trained, strict=True)
-    )
-
-
-class _Layouts:
-    """The best layout so far."""
-
-    def __init__(
-        self,
-        cut: Segments,
-        machine: Machine,
-        limit: Bytes,
-        sharded: bool,
-        options: PipelineOptions,
-        *,
-        balance: bool,
-    ) -> None:
-        self.balance = balance
-        self.cut, self.machine, self.limit = cut, machine, limit
-        self.sharded, self.options = sharded, options
-        self.tried: list[LayoutTried] = []
-        self.best: tuple[RankLayout, JointPlan] | None = None
-
-    def look(self, layout: RankLayout) -> None:
-        """Search for a plan of a layout."""
-        wide = layout.pipeline * layout.micro_batches
-        if wide > WIDEST:
-            said = f"not tried: {layout.pipeline} ranks times {layout.micro_batches} micro-batches > {WIDEST}"
-            self.tried.append(LayoutTried(layout, None, None, said))
-            return
-        task = self._task(layout)
-        try:
-            plan = plan_pipeline(task, self.options)
-        except InfeasibleError as error:
-            said = f"does not fit: no plan takes less than {format_bytes(smallest(task))}"
-            self.tried.append(LayoutTried(layout, None, error.smallest_found, said))
-            return
-        peak = max(rank.peak for rank in plan.ranks)
-        self.tried.append(LayoutTried(layout, plan.ns, peak, plan.method))
-        if self.best is None or plan.ns < self.best[1].ns:
-            self.best = layout, plan
-
-    def _task(self, layout: RankLayout) -> PipelineTask:
-        return PipelineTask(
-            exchanged(self.cut.costs, self.machine, layout, sharded=self.sharded, trained=self.cut.trained),
-            self.machine,
-            layout.pipeline,
-            layout.micro_batches,
-            self.limit,
-            layout.replicas,
-            self.sharded and layout.replicas > 1,
-            self.balance,
-        )
-
-    def cuts(self, layout: RankLayout, plan: JointPlan) -> tuple[int, ...]:
-        """Say where the stages of a plan begin, and the number of layers."""
-        task, owners = self._task(layout), plan.work.owners
-        return next(
-            cuts
-            for cuts in cuts_of(task, len(owners))
-            if staged(task, owners, cuts).stages == plan.work.stages
-        )
-
-    def refusal(self, ranks: int) -> TightropeError:
-        """Say what is too little, and the smallest that was found."""
-        found = [(one.peak, one.layout) for one in self.tried if one.peak is not None]
-        if not found:
-            return TightropeError(f"{self.tried[0].said}: give fewer micro-batches, or a shorter pipeline.")
-        least, layout = min(found, key=lambda one: one[0])
-        return InfeasibleError(
-            f"{format_bytes(self.limit)} per rank is too little for {ranks} ranks: the smallest plan found "
-            f"takes {format_bytes(least)} per rank ({least} bytes), with a pipeline of {layout.pipeline} and "
-            f"{layout.replicas} replicas. Give that much, more layers to divide, smaller micro-batches, or "
-            "divide parameters among replicas (sharded).",
-            asked=self.limit,
-            smallest_found=least,
-        )
 
 
 def _takes(plan: JointPlan, rank: int, cuts: Sequence[int]) -> RankTake:

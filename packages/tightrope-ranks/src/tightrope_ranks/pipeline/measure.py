@@ -1,53 +1,35 @@
 """What the layers of a model take: measured here with the allocator that counts, or told from shapes alone.
 
 Idea        `measure_layers` runs one micro-batch through every layer, twice, forward and backward, and reads
-            the counters around each. `shape_layers` runs it on the meta device, where nothing is computed,
-            and counts what autograd keeps, and floating-point operations for a machine's rates.
+            the counters around each. `shape_layers` runs it on stand-ins without values, by the kernels that
+            the machine would run, counts what autograd keeps, and times ops by the machine's rates.
 Guarantee   Measured bytes are those of torch's allocator. From shapes: kept tensors to the byte, each storage
             once; nothing of what a kernel takes for itself.
 Gaps        From shapes, a backward takes twice its forward, without gradients of weights if all are frozen.
-            Dropout's masks are those of the meta device. Ops without a count of operations take none; those
-            that may be heavy are named to the caller.
+            Kernels are those of `kernels`, times those of `prices`.
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.func import functional_call
 
-from tightrope.capture._eager import ops_shown
-from tightrope.capture._torch import is_overload
+from tightrope.capture._eager import ops_shown, tensors_in
+from tightrope.capture._torch import shapes_only, storage_key
 from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, round_up
 from tightrope.native.hook.allocator import allocator
+from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
+from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
+from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
 from tightrope_ranks.values.ranks import StageCost
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-_HEAVY: Final = (
-    "mv", "addmv", "dot", "vdot", "addr", "ger", "_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn",
-    "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_addmm_activation", "_int_mm",
-    "cholesky", "triangular_solve", "_pdist_forward", "_cdist_forward",
-)  # fmt: skip
-_HEAVY_STARTS: Final = ("_fft_", "linalg_", "_linalg_", "_sparse_", "_weight_int")
-"""Ops of ATen that compute sums of products, or as much."""
-
-
-def is_unpriced(op: Any) -> bool:
-    """Tell whether an op that may be heavy has no count of operations: some of ATen, and all from elsewhere.
-
-    >>> is_unpriced(torch.ops.aten.mv.default), is_unpriced(torch.ops.aten.mm.default)
-    (True, False)
-    """
-    if not is_overload(op) or op.overloadpacket in flop_registry:
-        return not is_overload(op)
-    name = op._schema.name.partition("::")[2]
-    return op.namespace not in ("aten", "prim", "prims") or name in _HEAVY or name.startswith(_HEAVY_STARTS)
 
 
 @contextmanager
@@ -72,9 +54,9 @@ def _plain(value: object) -> bool:
     return type(value) in (list, dict, set)
 
 
-def trained_bytes(layer: torch.nn.Module) -> Bytes:
-    """Sum the bytes of the parameters that get gradients."""
-    return sum(round_up(p.numel() * p.element_size()) for p in layer.parameters() if p.requires_grad)
+def trained_bytes(layer: torch.nn.Module, precision: Precision = AS_GIVEN) -> Bytes:
+    """Sum the bytes of the gradients of a layer's parameters."""
+    return sum(map(precision.gradient_bytes, layer.parameters()))
 
 
 def measure_layers(
@@ -151,37 +133,27 @@ def _size(tensor: torch.Tensor) -> Bytes:
 
 
 def _with_state(
-    cost: StageCost, layer: torch.nn.Module, states: float, *, first: bool, last: bool
+    cost: StageCost,
+    layer: torch.nn.Module,
+    states: float,
+    precision: Precision = AS_GIVEN,
+    *,
+    first: bool,
+    last: bool,
 ) -> StageCost:
-    size = sum(round_up(p.numel() * p.element_size()) for p in layer.parameters())
-    trained = trained_bytes(layer)
+    size = sum(map(precision.parameter_bytes, layer.parameters()))
     return StageCost(
         forward=cost.forward,
         backward=cost.backward,
-        weight=cost.weight if trained or not size else 0,
+        weight=cost.weight if trained_bytes(layer) or not size else 0,
         input=0 if first else cost.input,
         output=0 if last else cost.output,
         saved=cost.saved,
         half=cost.half,
         work=cost.work,
         parameters=size,
-        state=math.ceil(trained * (1 + states)),
+        state=sum(precision.state_bytes(one, states) for one in layer.parameters()),
     )
-
-
-def matmul_rate(machine: Machine, dtype: torch.dtype) -> float:
-    """Operations per second of products in a dtype, or else in any.
-
-    Raises:
-        TightropeError: the machine has no such rate.
-    """
-    rate = machine.flops.get("matmul", 0.0)
-    if not rate:
-        raise TightropeError(
-            f"machine {machine.name!r} has no flops.matmul: times of layers follow from it. Add [flops] with "
-            "matmul = operations per second."
-        )
-    return machine.flops.get(f"matmul-{str(dtype).removeprefix('torch.')}", rate)
 
 
 def shape_layers(
@@ -191,16 +163,17 @@ def shape_layers(
     *,
     states: float = 0.0,
     unpriced: set[str] | None = None,
+    precision: Precision = AS_GIVEN,
 ) -> tuple[StageCost, ...]:
     """Tell what layers take from shapes alone; nothing is computed, and no memory is taken.
 
     Args:
         layers: each takes what the one before returns, a tensor.
         example: one micro-batch for the first, on any device.
-        machine: whose ``flops.matmul``, or that of the dtype of a layer's output, and memory bandwidth give
-            times.
+        machine: whose rates and memory bandwidth give times, and whose kind of device says which kernels run.
         states: what the optimizer keeps, in multiples of the parameters' bytes.
         unpriced: gets the names of ops that may be heavy and are taken to take no time.
+        precision: types that layers compute in, and of what is held.
 
     Raises:
         TightropeError: the machine has no rates.
@@ -208,47 +181,63 @@ def shape_layers(
     matmul_rate(machine, example.dtype)
     found: list[StageCost] = []
     names = set() if unpriced is None else unpriced
-
-    def note(op: Any, given: Any, result: Any) -> None:
-        del given, result
-        if is_unpriced(op):
-            names.add(str(op))
-
-    x = example.to("meta")
-    for position, layer in enumerate(layers):
-        meta = layer if all(p.is_meta for p in layer.parameters()) else copy.deepcopy(layer).to("meta")
-        given = x.detach()
-        if given.is_floating_point():
-            given = given.requires_grad_(position > 0)
-        kept: dict[int, Bytes] = {}
-
-        def keep(tensor: torch.Tensor, kept: dict[int, Bytes] = kept) -> torch.Tensor:
-            kept[tensor.untyped_storage()._cdata] = _size(tensor)
-            return tensor
-
-        skip = [given, *meta.parameters(), *meta.buffers()]
-        with (
-            left_alone(meta),
-            FlopCounterMode(display=False) as count,
-            ops_shown(note),
-            torch.autograd.graph.saved_tensors_hooks(keep, _same),
-        ):
-            output = _called(meta, given, position)
-        for tensor in (*skip, output):
-            kept.pop(tensor.untyped_storage()._cdata, None)
-        saved = sum(kept.values())
-        moved = (saved + _size(given) + _size(output)) / machine.tiers[0].read
-        rate = matmul_rate(machine, output.dtype)
-        ns = max(1, round(1e9 * (count.get_total_flops() / rate + moved)))
-        size = trained_bytes(meta)
-        cost = StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
-        last = position + 1 == len(layers)
-        found.append(_with_state(cost, meta, states, first=position == 0, last=last))
-        x = output
+    with shapes_only() as fake, kernels_of(machine.device):
+        x = twin(example, fake, precision.computed(example))
+        for position, layer in enumerate(layers):
+            given = x.detach()
+            if given.is_floating_point():
+                given = given.requires_grad_(position > 0)
+            with left_alone(layer), autocast_to(precision.autocast):
+                cost, x = _shaped(layer, given, position, _Target(machine, precision, fake, names))
+            last = position + 1 == len(layers)
+            found.append(_with_state(cost, layer, states, precision, first=position == 0, last=last))
     return tuple(found)
 
 
-def _called(layer: torch.nn.Module, given: torch.Tensor, position: int) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What layers are told for; ``fake`` takes the values out of tensors."""
+
+    machine: Machine
+    precision: Precision
+    fake: Callable[[Any], Any]
+    unpriced: set[str]
+
+
+def _shaped(
+    layer: torch.nn.Module, given: torch.Tensor, position: int, target: _Target
+) -> tuple[StageCost, torch.Tensor]:
+    """Run one layer on stand-ins; return what it takes, and its output."""
+    named = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    twins = {name: twin(one, target.fake, target.precision.computed(one)) for name, one in named.items()}
+    kept: dict[int, Bytes] = {}
+    made: set[int] = set()  # storages; others are the model's own
+    seconds, largest = 0.0, _size(given)
+
+    def see(op: Any, args: Any, result: Any) -> None:
+        nonlocal seconds, largest
+        seconds += op_seconds(target.machine, op, args, result)
+        made.update(map(storage_key, tensors_in(result)))
+        largest = max([largest, *map(_size, tensors_in(result))])
+        if is_unpriced(op):
+            target.unpriced.add(str(op))
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[storage_key(tensor)] = _size(tensor)
+        return tensor
+
+    with ops_shown(see), torch.autograd.graph.saved_tensors_hooks(keep, _same):
+        output = _called(layer, twins, given, position)
+    for tensor in (given, *twins.values(), output):
+        kept.pop(storage_key(tensor), None)
+    saved, ns = sum(size for key, size in kept.items() if key in made), max(1, round(1e9 * seconds))
+    work = 2 * largest + trained_bytes(layer, target.precision)
+    return StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, work), output
+
+
+def _called(
+    layer: torch.nn.Module, twins: dict[str, torch.Tensor], given: torch.Tensor, position: int
+) -> torch.Tensor:
     """Call a layer on what the one before returned.
 
     Raises:
@@ -256,7 +245,7 @@ def _called(layer: torch.nn.Module, given: torch.Tensor, position: int) -> torch
     """
     name = f"layer {position} ({type(layer).__name__})"
     try:
-        output = layer(given)
+        output = functional_call(layer, twins, (given,))
     except Exception as error:
         first = str(error).strip().partition("\n")[0][:300]
         raise TightropeError(

@@ -6,20 +6,19 @@ Idea        The longest list of layers, among those with many parameters, cuts a
 Guarantee   Parameters, kept tensors and what segments hand on are counted to the byte, each storage once per
             segment. Nothing is computed, and hardly any memory is taken.
 Complexity  One forward.
-Gaps        Time is that of the operations and of moving what is kept, at the machine's rates; a backward
-            takes twice its forward. Code that asks whether its tensors have values goes the way that it has
-            for traces: models of transformers then make masks that a run may leave out. Numbers that autograd
-            keeps (64 bytes each) are not seen. Work space is told from the largest tensor and the parameters.
-            Ops without a count of operations take no time: recurrent layers, products with vectors, Fourier
-            transforms and ops from outside of torch among them; those that may be heavy are noted. A layer
-            that is checkpointed counts as one that is not: its tensors are kept, and computed once. A second
-            list of layers, such as that of an encoder beside a decoder, is not cut: it counts as before, or
-            after, the layers. All that a frozen segment leaves out is the gradients of its weights.
-            A tensor that passes over several segments counts between each of them, a parameter of several
-            segments in each, and the exchange of its gradients is not timed.
+Gaps        Times are those of `prices`, kernels those of `kernels`; a backward takes twice its forward.
+            Code that asks whether its tensors have values goes the way that it has for traces: models of
+            transformers then make masks that a run may leave out. Numbers that autograd keeps (64 bytes
+            each) are not seen. Work space is told from the largest tensor and the parameters. Recurrent
+            layers, products with vectors, Fourier transforms and ops from outside of torch have no count of
+            operations; they are noted. A layer that is checkpointed counts as one that is not: its tensors
+            are kept, and computed once. A second list of layers, such as that of an encoder beside a
+            decoder, is not cut: it counts as before, or after, the layers. All that a frozen segment leaves
+            out is the gradients of its weights. A tensor that passes over several segments counts between
+            each of them, a parameter of several segments in each, and the exchange of its gradients is not
+            timed.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,13 +26,15 @@ from typing import Any, Final
 
 import torch
 from torch.func import functional_call
-from torch.utils.flop_counter import flop_registry
 
 from tightrope.capture._eager import ops_shown, tensors_in, with_tensors
 from tightrope.capture._torch import shapes_only, storage_key
 from tightrope.core import Machine, TightropeError
 from tightrope.core.units import Bytes, Nanoseconds, round_up
-from tightrope_ranks.pipeline.measure import is_unpriced, left_alone, matmul_rate
+from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
+from tightrope_ranks.pipeline.measure import left_alone
+from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
+from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
 from tightrope_ranks.values.ranks import StageCost
 
 _GIVEN: Final = -1
@@ -108,6 +109,7 @@ def segment_costs(
     *,
     machine: Machine,
     states: float = 0.0,
+    precision: Precision = AS_GIVEN,
 ) -> Segments:
     r"""Tell what every layer of a model takes, from shapes alone.
 
@@ -115,8 +117,9 @@ def segment_costs(
         model: on any device, or on meta; its forward is one micro-batch's.
         args: of one call.
         kwargs: likewise.
-        machine: whose ``flops`` and memory bandwidth give times.
+        machine: whose rates and memory bandwidth give times, and whose kind of device says which kernels run.
         states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+        precision: types that layers compute in, and of what is held.
 
     Raises:
         TightropeError: the machine has no rates, the model no list of layers, its forward needs values, or
@@ -130,14 +133,15 @@ def segment_costs(
     """
     matmul_rate(machine, torch.float32)
     path, layers = list_of_layers(model)
-    with left_alone(model), shapes_only() as fake, ExitStack() as hooks:
+    with left_alone(model), shapes_only() as fake, kernels_of(machine.device), ExitStack() as hooks:
         parameters = dict(model.named_parameters())
         named = {**parameters, **dict(model.named_buffers())}
-        twins = {name: _twin(one, fake) for name, one in named.items()}
-        inputs = with_tensors((tuple(args), dict(kwargs or {})), lambda one: _twin(one, fake))
+        twins = {name: twin(one, fake, precision.computed(one)) for name, one in named.items()}
+        given = (tuple(args), dict(kwargs or {}))
+        inputs = with_tensors(given, lambda one: twin(one, fake, precision.computed(one)))
         watch = _Watch(machine, path, len(layers), twins, tensors_in(inputs))
-        for name, one in parameters.items():
-            watch.parameters[storage_key(twins[name])] = one.requires_grad
+        for name in parameters:
+            watch.parameters.add(storage_key(twins[name]))
         for position, layer in enumerate(layers):
             for handle in (
                 layer.register_forward_pre_hook(watch.entering(position)),
@@ -145,7 +149,8 @@ def segment_costs(
             ):
                 hooks.callback(handle.remove)
         try:
-            with ops_shown(watch.see), torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda one: one):
+            keeping = torch.autograd.graph.saved_tensors_hooks(watch.keep, lambda one: one)
+            with ops_shown(watch.see), keeping, autocast_to(precision.autocast):
                 output = functional_call(model, twins, *inputs)
         except TightropeError:
             raise
@@ -155,18 +160,9 @@ def segment_costs(
                 f"the forward of {type(model).__name__} fails on shapes alone: {said}. {_advice(error)}"
             ) from error
         alone = not any(one.requires_grad for one in tensors_in(output))
-        found = watch.found(twins, states, alone=alone)
+        found = watch.found(twins, states, precision, alone=alone)
         del output
     return found
-
-
-def _twin(tensor: torch.Tensor, fake: Callable[[Any], Any]) -> torch.Tensor:
-    """A stand-in on the processor, so that the same kernels are chosen wherever the tensor is."""
-    if tensor.device.type == "cpu":
-        found: torch.Tensor = fake(tensor)
-        return found
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return made.requires_grad_(tensor.requires_grad)
 
 
 def _advice(error: Exception) -> str:
@@ -188,7 +184,10 @@ def notes_on(unpriced: Iterable[str], *, alone: bool) -> tuple[str, ...]:
     ()
     """
     ops = ", ".join(sorted(unpriced))
-    said = f"no count of operations is known for {ops}: they are taken to take no time, so times are too low"
+    said = (
+        f"no count of operations is known for {ops}: they are taken to move their bytes alone, so times are "
+        "too low"
+    )
     return ((FORWARD_ALONE,) if alone else ()) + ((said,) if ops else ())
 
 
@@ -207,7 +206,7 @@ class _Watch:
         self.segments = [_Segment() for _ in range(num_layers + 2)]
         self.alive: list[Any] = []  # storages, so that their keys stay theirs
         self.weights = {storage_key(one): one for one in twins.values()}  # and buffers
-        self.parameters: dict[int, bool] = {}  # whether it is trained
+        self.parameters: set[int] = set()
         self.unpriced: set[str] = set()
         self.maker = dict.fromkeys(map(storage_key, inputs), _GIVEN)
         self.last: dict[int, int] = {}
@@ -251,10 +250,9 @@ class _Watch:
         if new or op._schema.is_mutable:  # not a view
             mine.ops += 1
             mine.largest = max([mine.largest, *map(_size, new.values())])
+            mine.seconds += op_seconds(self.machine, op, given, result)
             if is_unpriced(op):
                 self.unpriced.add(str(op))
-            elif flops := _flops(op, given, result):
-                mine.seconds += flops / matmul_rate(self.machine, made[0].dtype)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note what autograd keeps."""
@@ -264,7 +262,9 @@ class _Watch:
             self.last[key] = max(self.last.get(key, 0), self.now)
         return tensor
 
-    def found(self, twins: Mapping[str, torch.Tensor], states: float, *, alone: bool) -> Segments:
+    def found(
+        self, twins: Mapping[str, torch.Tensor], states: float, precision: Precision, *, alone: bool
+    ) -> Segments:
         """Put together what was seen."""
         num = len(self.segments)
         if self.next + 2 != num:
@@ -283,23 +283,26 @@ class _Watch:
         for key in (key for k in runs for key in self.segments[k].used):
             users[key] = users.get(key, 0) + 1
         shared = tuple(name for name, one in twins.items() if users.get(storage_key(one), 0) > 1)
-        costs = tuple(self._cost(k, handed, states) for k in runs)
-        trained = tuple(self._trained(k) for k in runs)
+        costs = tuple(self._cost(k, handed, states, precision) for k in runs)
+        trained = tuple(self._trained(k, precision) for k in runs)
         notes = notes_on(self.unpriced, alone=alone)
         return Segments(tuple(names[k] for k in runs), costs, shared, trained, notes)
 
-    def _trained(self, k: int) -> Bytes:
-        return sum(size for key, size in self.segments[k].used.items() if self.parameters.get(key, False))
+    def _trained(self, k: int, precision: Precision) -> Bytes:
+        return sum(precision.gradient_bytes(self.weights[key]) for key in self._parameters(k))
 
-    def _cost(self, k: int, handed: Sequence[Bytes], states: float) -> StageCost:
+    def _parameters(self, k: int) -> list[int]:
+        return [key for key in self.segments[k].used if key in self.parameters]
+
+    def _cost(self, k: int, handed: Sequence[Bytes], states: float, precision: Precision) -> StageCost:
         mine = self.segments[k]
         saved = sum(
             self.bytes[key] for key in mine.saved if self.maker[key] == k and self.last.get(key, k) == k
         )
-        moved = (saved + handed[k] + handed[k + 1]) / self.machine.tiers[0].read
-        ns: Nanoseconds = max(1, round(1e9 * (mine.seconds + moved)))
-        held = {key: size for key, size in mine.used.items() if key in self.parameters}
-        trained = self._trained(k)
+        ns: Nanoseconds = max(1, round(1e9 * mine.seconds))
+        held = sum(mine.used[key] for key in self._parameters(k))
+        trained = self._trained(k, precision)
+        state = sum(precision.state_bytes(self.weights[key], states) for key in self._parameters(k))
         return StageCost(
             forward=ns,
             backward=ns,
@@ -309,23 +312,10 @@ class _Watch:
             saved=saved,
             half=saved,
             work=2 * mine.largest + trained,
-            parameters=sum(held.values()),
-            state=math.ceil(trained * (1 + states)) + sum(mine.used.values()) - sum(held.values()),
+            parameters=held,
+            state=state + sum(mine.used.values()) - held,
         )
 
 
 def _size(tensor: torch.Tensor) -> Bytes:
     return round_up(tensor.untyped_storage().nbytes())
-
-
-def _is_attention(op: Any) -> bool:
-    return str(op._schema.name).startswith("aten::_scaled_dot_product_")
-
-
-def _flops(op: Any, given: Any, result: Any) -> float:
-    args, kwargs = given
-    if _is_attention(op):
-        query, key = tensors_in(args)[:2]
-        return 4.0 * query.numel() * key.shape[-2]
-    count = flop_registry.get(op.overloadpacket)
-    return float(count(*args, **(kwargs or {}), out_val=result)) if count else 0.0
