@@ -68,6 +68,17 @@ def left_alone(model: torch.nn.Module) -> Iterator[None]:
                 holder.extend(content) if isinstance(holder, list) else holder.update(content)
 
 
+@contextmanager
+def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put back what a forward writes to buffers, such as running averages."""
+    before = [(one, one.detach().clone()) for one in model.buffers()]
+    try:
+        yield
+    finally:
+        for one, value in before:
+            one.data.copy_(value)
+
+
 def _plain(value: object) -> bool:
     return type(value) in (list, dict, set)
 
@@ -93,17 +104,23 @@ def measure_layers(
         target: for the loss.
         loss: of the last layer's output and the target.
         states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+
+    Returns:
+        Costs per layer; one without anything to train before or in it has no backward.
+
+    Raises:
+        TightropeError: a layer fails, returns something else than a tensor, or stops the gradients of those
+            before; or nothing is trained.
     """
     found: list[StageCost] = []
-    x = example
+    x = example.detach()
     for position, layer in enumerate(layers):
         last = position + 1 == len(layers)
         before = [p.grad for p in layer.parameters()]
         for _ in range(2):  # the first run makes the gradients that the second one adds to
-            given = x.detach()
-            if given.is_floating_point():
-                given = given.clone().requires_grad_(position > 0)
-            cost, output = _measured(layer, given, target if last else None, loss)
+            given = x.detach().clone().requires_grad_(x.requires_grad)
+            with buffers_kept(layer):
+                cost, output = _measured(layer, given, position, target if last else None, loss)
         for parameter, grad in zip(layer.parameters(), before, strict=True):
             parameter.grad = grad
         found.append(_with_state(cost, layer, states, first=position == 0, last=last))
@@ -112,13 +129,13 @@ def measure_layers(
 
 
 def _measured(
-    layer: torch.nn.Module, given: torch.Tensor, target: torch.Tensor | None, loss: Loss
+    layer: torch.nn.Module, given: torch.Tensor, position: int, target: torch.Tensor | None, loss: Loss
 ) -> tuple[StageCost, torch.Tensor]:
     hook = allocator()
     start = hook.stats().heap_live
     hook.reset_peaks()
     begin = time.thread_time_ns()
-    output = layer(given)
+    output = _called(layer, given, position)
     result = output if target is None else loss(output, target)
     forward = time.thread_time_ns() - begin
     kept = hook.stats().heap_live - start
@@ -127,8 +144,12 @@ def _measured(
     before = hook.stats().heap_live
     hook.reset_peaks()
     begin = time.thread_time_ns()
-    result.backward(along)
-    backward = time.thread_time_ns() - begin
+    if target is not None and not result.requires_grad:
+        raise TightropeError("the loss needs no gradient: nothing is trained. Give parameters that need one.")
+    backward = 0
+    if result.requires_grad:
+        result.backward(along)
+        backward = max(2, time.thread_time_ns() - begin)
     came = _size(given) if given.requires_grad else 0
     spare = max(spare, hook.stats().heap_peak - before - came)
     own = _size(output) if target is None else 0
@@ -143,7 +164,7 @@ def _measured(
         saved,
         max(0, spare),
     )
-    return cost, output.detach()
+    return cost, output.detach().requires_grad_(output.requires_grad)
 
 
 def _size(tensor: torch.Tensor) -> Bytes:
@@ -214,12 +235,11 @@ def shape_layers(
         if is_unpriced(op):
             names.add(str(op))
 
-    x = example.to("meta")
+    alone = not any(p.requires_grad for layer in layers for p in layer.parameters())
+    x = example.detach().to("meta")
     for position, layer in enumerate(layers):
         meta = layer if all(p.is_meta for p in layer.parameters()) else copy.deepcopy(layer).to("meta")
-        given = x.detach()
-        if given.is_floating_point():
-            given = given.requires_grad_(position > 0)
+        given = x.detach().requires_grad_(x.requires_grad or (alone and position > 0 and _divisible(x)))
         kept: dict[int, Bytes] = {}
 
         def keep(tensor: torch.Tensor, kept: dict[int, Bytes] = kept) -> torch.Tensor:
@@ -241,7 +261,8 @@ def shape_layers(
         rate = matmul_rate(machine, output.dtype)
         ns = max(1, round(1e9 * (count.get_total_flops() / rate + moved)))
         size = trained_bytes(meta)
-        cost = StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
+        back = ns if output.requires_grad or alone else 0
+        cost = StageCost(ns, back, back, _size(given), _size(output), saved, saved, 2 * _size(output) + size)
         last = position + 1 == len(layers)
         found.append(_with_state(cost, meta, states, first=position == 0, last=last))
         x = output
@@ -261,11 +282,21 @@ def _called(layer: torch.nn.Module, given: torch.Tensor, position: int) -> torch
         first = str(error).strip().partition("\n")[0][:300]
         raise TightropeError(
             f"{name} fails on a tensor of shape {tuple(given.shape)}: {type(error).__name__}: {first}. Each "
-            "layer must take the tensor that the one before returns, on shapes alone."
+            f"layer must take the tensor that the one before returns{', on shapes alone' * given.is_meta}."
         ) from error
     if not isinstance(output, torch.Tensor):
         raise TightropeError(f"{name} returns {type(output).__name__}: a layer must return one tensor.")
+    if given.requires_grad and not output.requires_grad:
+        raise TightropeError(
+            f"{name} returns a tensor without a gradient: the layers before it would not be trained. Freeze "
+            "them with requires_grad_(False), or let the gradient through."
+        )
     return output
+
+
+def _divisible(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _same(tensor: Any) -> Any:
