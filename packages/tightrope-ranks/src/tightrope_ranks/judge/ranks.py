@@ -6,10 +6,10 @@ Idea        Every rank goes on as far as it can; a wait stops it until the other
             who goes first (Kahn 1974), so one walk stands for all.
 Guarantee   A plan that passes computes every stage for every micro-batch, forward and backward, once
             (forwards again only where their values were let go), on the values that the work says; adds every
-            gradient up once and reduces it once, over the right group, and sums those of tied parameters; has a receive for every send, of the
-            same value, bytes, link and order; never changes or ends what is being sent, nor reads what has
-            not come; holds on no rank more than its limit, and at most its forecast; leaves nothing behind;
-            and takes the time that is forecast.
+            gradient up once and reduces it once, over the right group, and sums those of tied parameters; has
+            a receive for every send, of the same value, bytes, link and order; never changes or ends what is
+            being sent, nor reads what has not come; holds on no rank more than its limit, and at most its
+            forecast; leaves nothing behind; and takes the time that is forecast.
 Complexity  Linear in the instructions.
 Gaps        What a stage computes inside is not looked at; replicas are taken to do the same at the same time.
 """

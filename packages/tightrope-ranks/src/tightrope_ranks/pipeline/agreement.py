@@ -57,17 +57,17 @@ class Agreement:
             return ""
         if not given or given[0] is None:
             return f"no {name} was given; give a batch"
-        shape = tuple(given[0].shape)
+        shape, count = tuple(given[0].shape), self.count
         planned = self.work.shapes[which] if len(self.work.shapes) > which else ()
-        rows = {one.shape[0] if one is not None and one.dim() else 0 for one in given}
-        if planned:
-            wanted = (planned[0] * self.count, *planned[1:])
-            return "" if shape == wanted else (
-                f"the {name} has shape {shape}; {self.count} micro-batches of the planned shape {planned} make "
-                f"{wanted}. Drop or fill a last batch, or plan anew"
+        wanted = (planned[0] * count, *planned[1:]) if planned else shape
+        if shape != wanted:
+            return (
+                f"the {name} has shape {shape}; {count} micro-batches of the planned {planned} make {wanted}. "
+                "Drop or fill a last batch, or plan anew"
             )
-        if any(not one or one % self.count for one in rows):
-            return f"the {name} has {rows} rows, which do not divide into {self.count} micro-batches of one size"
+        rows = [one.shape[0] if one is not None and one.dim() else 0 for one in given]
+        if any(not one or one % count for one in rows):
+            return f"the {name} has {rows} rows, which do not divide into {count} micro-batches"
         return ""
 
     def _agree(self, call: int, said: str, inputs: Given, target: Given) -> tuple[int, int]:

@@ -91,8 +91,8 @@ def plan(
             costs = measure_layers(layers, example, target, loss, states=optimizer_states)
     if sharded and tied.names:
         raise TightropeError(
-            f"{tied.names[0][1]} is a parameter of several layers, which sharded=True cannot keep equal. Give "
-            "each layer its own, or leave out sharded."
+            f"{tied.names[0][1]} is a parameter of several layers, which sharded=True cannot keep equal. "
+            "Give each layer its own, or leave out sharded."
         )
     task = PipelineTask(
         costs,

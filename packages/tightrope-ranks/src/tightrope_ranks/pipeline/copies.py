@@ -12,12 +12,12 @@ from tightrope_ranks.values.ranks import StageWork, Tie
 
 
 class TiedCopies:
-    """This rank's copies of the parameters that stages share.
+    """A rank's copies of the parameters that stages share.
 
     Args:
         work: whose ties they are.
-        ties: numbers of those that this rank sums.
-        stages: of this rank.
+        ties: numbers of those that the rank sums.
+        stages: of the rank.
         group: of the ranks.
 
     Raises:

@@ -1,7 +1,7 @@
 """Forwards alone, over all ranks.
 
-Idea        Micro-batches go through the stages in groups of as many as there are ranks, so that all ranks have
-            something to do. A message says its shape first: a batch may have any number of rows.
+Idea        Micro-batches go through the stages in groups of as many as there are ranks, so that all ranks
+            have something to do. A message says its shape first: a batch may have any number of rows.
 Guarantee   Nothing of it stays in the stages of training steps. All ranks follow one order of (group, stage,
             micro-batch), and only receives wait, so none waits for ever.
 Complexity  At most two groups of messages are kept at a time.

@@ -121,9 +121,7 @@ class PipelineRun:
             self.agreement.on_step(inputs if first else None, (target,) if last else None, missing)
             self.book.begin()
             with self.copies.summed():
-                losses = losses_of(
-                    self.runtime, *(inputs if first else ()), target=target if last else None
-                )
+                losses = losses_of(self.runtime, *(inputs if first else ()), target=target if last else None)
                 self.book.end()
         return losses
 
@@ -144,7 +142,10 @@ class PipelineRun:
             tightrope.OutOfBudgetError: see `step`.
         """
         with self._guarded(), torch.no_grad():
-            given = (inputs if 0 in self.parts else None, (target,) if self.last and target is not None else None)
+            given = (
+                inputs if 0 in self.parts else None,
+                (target,) if self.last and target is not None else None,
+            )
             count = self.agreement.on_evaluation(*given)
             outputs = forward_only(self.plan.work, self.parts, inputs, count, self.group, self.device)
             if not self.last or target is None or self.loss is None:

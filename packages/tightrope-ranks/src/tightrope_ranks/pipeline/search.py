@@ -144,9 +144,7 @@ def staged(task: PipelineTask, owners: tuple[int, ...], cuts: Sequence[int] = ()
         for k in range(num)
     )
     frozen = sum(cut <= task.frozen for cut in cuts[1:])
-    return StageWork(
-        stages, owners, task.num_micro, task.replicas, task.sharded, frozen, ties, task.shapes
-    )
+    return StageWork(stages, owners, task.num_micro, task.replicas, task.sharded, frozen, ties, task.shapes)
 
 
 def cuts_of(task: PipelineTask, num: int) -> tuple[tuple[int, ...], ...]:
