@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tightrope.core import TightropeError
@@ -213,12 +214,15 @@ def _train(modules: Iterable[nn.Module], on: bool) -> None:
 
 
 def on_rank(rank: int, num_ranks: int, given: list[tuple[Program, JointPlan]]) -> list[list[Seen]]:
-    """Run programs on this rank; return what is there after each call."""
-    del num_ranks
-    found = []
+    """Run programs on this rank, or on the first ranks alone; return what is there after each call."""
+    groups = {count: dist.new_group(range(count)) for count in range(2, num_ranks + 1)}
+    found: list[list[Seen]] = []
     for program, made in given:
+        if rank >= program.ranks:
+            found.append([])
+            continue
         mine = {s: one for s, one in enumerate(stages(program, made)) if s in made.work.local(rank)}
-        run, seen = PipelineRun(made, mine, loss), []
+        run, seen = PipelineRun(made, mine, loss, group=groups[program.ranks]), []
         for call, what in enumerate(program.calls):
             rows, said = program.micro * ROWS, ""
             results: list[torch.Tensor] = []

@@ -62,8 +62,8 @@ class Agreement:
         wanted = (planned[0] * count, *planned[1:]) if planned else shape
         if shape != wanted:
             return (
-                f"the {name} has shape {shape}; {count} micro-batches of the planned {planned} make {wanted}. "
-                "Drop or fill a last batch, or plan anew"
+                f"the {name} has shape {shape}; {count} micro-batches of the planned {planned} make "
+                f"{wanted}. Drop or fill a last batch, or plan anew"
             )
         rows = [one.shape[0] if one is not None and one.dim() else 0 for one in given]
         if any(not one or one % count for one in rows):

@@ -148,7 +148,7 @@ def _measured(
         raise TightropeError("the loss needs no gradient: nothing is trained. Give parameters that need one.")
     backward = 0
     if result.requires_grad:
-        result.backward(along)
+        result.backward(along)  # type: ignore[no-untyped-call]
         backward = max(2, time.thread_time_ns() - begin)
     came = _size(given) if given.requires_grad else 0
     spare = max(spare, hook.stats().heap_peak - before - came)

@@ -3,11 +3,11 @@
 Idea        The judge walks the plan of all ranks; then every rank gives its own stages and actions to the
             runtime, and holds its allocator to its limit while a step runs.
 Guarantee   Nothing runs that the judge refused. No rank's allocator goes above its limit: a request that
-            would raises `tightrope.OutOfBudgetError`, a `torch.OutOfMemoryError`. Backwards in ascending order
-            of the micro-batches add gradients up as one process does, to the bit: one that divides every loss
-            by their number, and adds to the gradients that are there. Gradients of parameters that several
-            stages share are within rounding of that. All ranks refuse a batch of other shapes before anything
-            runs. What another rank's end causes is a `RankError`.
+            would raises `tightrope.OutOfBudgetError`, a `torch.OutOfMemoryError`. Backwards in ascending
+            order of the micro-batches add gradients up as one process does, to the bit: one that divides
+            every loss by their number, and adds to the gradients that are there. Gradients of parameters
+            that several stages share are within rounding of that. All ranks refuse a batch of other shapes
+            before anything runs. What another rank's end causes is a `RankError`.
 Gaps        The limit counts what torch's CPU allocator hands out; buffers of the transport are not torch's.
 """
 
@@ -142,11 +142,9 @@ class PipelineRun:
             tightrope.OutOfBudgetError: see `step`.
         """
         with self._guarded(), torch.no_grad():
-            given = (
-                inputs if 0 in self.parts else None,
-                (target,) if self.last and target is not None else None,
+            count = self.agreement.on_evaluation(
+                inputs if 0 in self.parts else None, (target,) if self.last else None
             )
-            count = self.agreement.on_evaluation(*given)
             outputs = forward_only(self.plan.work, self.parts, inputs, count, self.group, self.device)
             if not self.last or target is None or self.loss is None:
                 return outputs

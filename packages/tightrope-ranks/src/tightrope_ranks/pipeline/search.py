@@ -29,7 +29,7 @@ from tightrope_ranks.pipeline.listing import ListRule, filled, list_orders
 from tightrope_ranks.pipeline.lower import lower
 from tightrope_ranks.pipeline.simulate import DeadlockError, simulate
 from tightrope_ranks.pipeline.starts import bare, shipped
-from tightrope_ranks.pipeline.tied import TiedParameters, with_room
+from tightrope_ranks.pipeline.tied import NOTHING_TIED, TiedParameters, with_room
 from tightrope_ranks.pipeline.wire import with_wires
 from tightrope_ranks.values.ranks import JointPlan, StageCost, StageWork
 
@@ -94,7 +94,7 @@ class PipelineTask:
     sharded: bool = False
     balance: bool = False
     frozen: int = 0
-    tied: TiedParameters = TiedParameters()
+    tied: TiedParameters = NOTHING_TIED
     shapes: tuple[tuple[int, ...], ...] = ()
 
 

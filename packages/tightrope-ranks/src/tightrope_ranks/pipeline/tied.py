@@ -1,20 +1,21 @@
 """Parameters that several layers use, as the output head of a language model uses its embedding.
 
-Idea        Layers that share a `torch.nn.Parameter` may come into stages on different ranks, each with a copy.
-            Behind the last backward the gradients of the copies are summed (`TiedCopies`), so that equal
-            optimizers keep the copies equal.
+Idea        Layers that share a `torch.nn.Parameter` may come into stages on different ranks, each with a
+            copy. Behind the last backward the gradients of the copies are summed (`TiedCopies`), so that
+            equal optimizers keep the copies equal.
 Guarantee   Every copy gets the same gradient: the sum over its stages, of which the last one comes first.
             Within a stage autograd sums as one process does.
 Complexity  Linear in the parameters.
-Gaps        One process sums per micro-batch over all uses; sums per stage round differently. To have its bits,
-            every micro-batch would send a gradient of the size of the parameter. The time of the sum is not
-            in the forecast. A parameter counts once per layer that uses it.
+Gaps        One process sums per micro-batch over all uses; sums per stage round differently. To have its
+            bits, every micro-batch would send a gradient of the size of the parameter. The time of the sum is
+            not in the forecast. A parameter counts once per layer that uses it.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
+from typing import Final
 
 import msgspec
 import torch
@@ -40,14 +41,16 @@ class TiedParameters:
 
     def between(self, cuts: Sequence[int]) -> tuple[Tie, ...]:
         """Say what is tied between stages that begin at ``cuts``."""
-        bounds = zip(cuts, cuts[1:], strict=False)
-        stages = [list(dict.fromkeys(chain(*self.layers[begin:end]))) for begin, end in bounds]
+        stages = [list(dict.fromkeys(chain(*self.layers[a:b]))) for a, b in pairwise(cuts)]
         found = []
         for (number, name), size in zip(self.names, self.sizes, strict=True):
             users = tuple(stage for stage, own in enumerate(stages) if number in own)
             if len(users) > 1:
                 found.append(Tie(name, size, users, tuple(stages[one].index(number) for one in users)))
         return tuple(found)
+
+
+NOTHING_TIED: Final = TiedParameters()
 
 
 def with_room(cost: StageCost, ties: Sequence[Tie]) -> StageCost:
