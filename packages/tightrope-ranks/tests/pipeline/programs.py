@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tightrope.core import TightropeError
+from tightrope.native.hook.allocator import allocator
 from tightrope_ranks import PipelineOptions, PipelineRun, plan
 from tightrope_ranks.pipeline import breadth_first, looped, lower, with_wires
 from tightrope_ranks.values.ranks import JointPlan
@@ -316,3 +317,50 @@ def _shared(program: Program, made: JointPlan, cut: list[nn.Sequential]) -> list
         if len(copies) > 1:
             found.append([p for r in ranks for s, p in copies.items() if made.work.owners[s] == r])
     return found
+
+
+def refusals(rank: int, num_ranks: int, given: list[tuple[Program, JointPlan]]) -> dict[str, str]:
+    """Do what is wrong on ranks 0 and 1; return what is said."""
+    pair, own = dist.new_group([0, 1]), [dist.new_group([one]) for one in range(num_ranks)][rank]
+    found: dict[str, str] = {}
+    if rank > 1:
+        return found
+    program, made = given[0]
+    x, y = data(program, 0, program.micro * ROWS)
+
+    def tried(name: str, call: Callable[[], Any]) -> None:
+        try:
+            found[name] = f"done: {len(call())}"
+        except (TightropeError, torch.OutOfMemoryError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+
+    def run(**more: Any) -> PipelineRun:
+        mine = {s: one for s, one in enumerate(stages(program, made)) if s in made.work.local(rank)}
+        return PipelineRun(made, mine, group=pair, **more)
+
+    one = run(loss=loss)
+    tried("rows of the input", lambda: one.step(x[:-1], target=y))
+    tried("rows of the target", lambda: one.step(x, target=y[1:]))
+    tried("width", lambda: one.step(x[:, 1:], target=y))
+    tried("no input", lambda: one.step(target=y))
+    tried("no target", lambda: one.step(x))
+    tried("two calls", lambda: one.step(x, target=y) if rank else one.evaluate(x, target=y))
+    tried("no rows", lambda: one.evaluate(x[:0], target=y))
+    tried("other rows", lambda: one.evaluate(x, target=y[1:]))
+    tried("no loss", lambda: run().step(x, target=y))
+    tried("loss of the last stage", lambda: run(loss=loss if one.last else None).step(x, target=y))
+    tried("few rows", lambda: one.evaluate(x[:1], target=y[:1]))
+    wide, rows = nn.Linear(512, 512), torch.randn(8, 512)
+    alone_ = plan([wide], rows[:4], rows[:4], loss, ranks=1, micro_batches=2)
+    held = PipelineRun(alone_, {0: wide}, loss, group=own)
+    held.step(rows, target=rows)
+    held.limit = allocator().stats().charged + 4096
+    tried("limit", lambda: held.step(rows, target=rows))
+    held.limit = None
+    tried("behind the limit", lambda: held.step(rows, target=rows))
+    return found
+
+
+def both(rank: int, num_ranks: int, given: list[tuple[Program, JointPlan]], wrong: Any) -> Any:
+    """Run programs, and do what is wrong, in one start of the processes."""
+    return on_rank(rank, num_ranks, given), refusals(rank, num_ranks, wrong)

@@ -113,20 +113,23 @@ class Tried:
 
 
 def merged(layers: Sequence[StageCost]) -> StageCost:
-    """Put layers that follow each other into one stage: what one hands to the next is kept, too.
+    """Put layers that follow each other into one stage; what one hands to the next is kept, too.
+
+    A layer without a backward, frozen with all before it, keeps nothing.
 
     >>> merged((StageCost(1, 2, output=8, saved=5), StageCost(1, 2, input=8, saved=5))).saved
     18
     """
+    passing = [0, *(0 if one.backward or one.weight else one.input for one in layers[1:])]  # to frozen ones
     return StageCost(
         forward=sum(one.forward for one in layers),
         backward=sum(one.backward for one in layers),
         weight=sum(one.weight for one in layers),
         input=layers[0].input,
         output=layers[-1].output,
-        saved=sum(one.saved for one in layers) + sum(one.output for one in layers[:-1]),
+        saved=sum(one.saved for one in layers) + sum(one.output for one in layers[:-1]) - sum(passing),
         half=sum(one.half for one in layers),
-        work=max(one.work for one in layers),
+        work=max(one.work + more for one, more in zip(layers, passing, strict=True)),
         parameters=sum(one.parameters for one in layers),
         state=sum(one.state for one in layers),
         gather=sum(one.gather for one in layers),
