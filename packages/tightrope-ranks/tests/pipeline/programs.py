@@ -10,13 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tightrope.core import TightropeError
+from tightrope.core import DeviceLink, Machine, Tier, TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope_ranks import PipelineOptions, PipelineRun, plan
 from tightrope_ranks.pipeline import breadth_first, looped, lower, with_wires
 from tightrope_ranks.values.ranks import JointPlan
 
 WIDTH, WORDS, ROWS, RATE = 6, 11, 2, 0.25
+CLUSTER = Machine(
+    "cluster",
+    (Tier("hbm", 2**30, read=1e12),),
+    {"matmul": 1e12},
+    links=(DeviceLink("link", 1e-6, 1e9),),
+    devices=8,
+)
 Seen: TypeAlias = dict[str, Any]
 
 
@@ -175,7 +182,14 @@ def planned(program: Program) -> JointPlan:
         seconds=0.0,
     )
     made = plan(
-        layers(program), x, y, loss, ranks=program.ranks, micro_batches=program.micro, options=options
+        layers(program),
+        x,
+        y,
+        loss,
+        ranks=program.ranks,
+        micro_batches=program.micro,
+        machine=CLUSTER if program.seed % 2 == 0 else None,
+        options=options,
     )
     if program.again and made.work.owners == looped(program.ranks, program.per_rank):
         orders = with_wires(made.work, breadth_first(program.ranks, program.per_rank, program.micro))

@@ -94,14 +94,14 @@ def test_the_judge_refuses_plans_that_do_not_sum_what_is_tied_once_at_the_end() 
     found = made(tied())
 
     def at(code: list[Any]) -> int:
-        return next(k for k, one in enumerate(code) if isinstance(one, Collective))
+        return next(k for k, one in enumerate(code) if isinstance(one, Collective) and "TIED" in one.what)
 
     def other(code: list[Any], **new: Any) -> list[Any]:
         return [*code[: at(code)], msgspec.structs.replace(code[at(code)], **new), *code[at(code) + 1 :]]
 
     wrong: dict[str, Callable[[list[Any]], list[Any]]] = {
         "never sums the gradients of 0.weight": lambda c: c[: at(c)] + c[at(c) + 2 :],
-        "in use, or again": lambda c: c[: at(c) + 2] + c[at(c) :],
+        "in use, again": lambda c: c[: at(c) + 2] + c[at(c) :],
         "before all have come": lambda c: [*c[:5], *c[at(c) : at(c) + 2], *c[5 : at(c)], *c[at(c) + 2 :]],
         "of this rank": lambda c: other(c, group=1, what="1TIED"),
         "leaves buffers": lambda c: c[: at(c) + 1] + c[at(c) + 2 :],
@@ -112,6 +112,10 @@ def test_the_judge_refuses_plans_that_do_not_sum_what_is_tied_once_at_the_end() 
                 judge_ranks(changed(found, change, rank))
     with pytest.raises(JudgeError, match="other work"):
         judge_ranks(msgspec.structs.replace(found, work=msgspec.structs.replace(found.work, ties=())))
+    layer = nn.Linear(8, 8)
+    both = made([layer, nn.Linear(8, 8), nn.Linear(8, 8), layer], replicas=2, machine=CLUSTER)
+    with pytest.raises(JudgeError, match="not in order"):
+        judge_ranks(changed(both, lambda c: [*c[: at(c)], *c[at(c) + 2 :][:2], *c[at(c) :][:2], c[-1]]))
 
 
 @pytest.mark.parametrize("machine", [None, CLUSTER])

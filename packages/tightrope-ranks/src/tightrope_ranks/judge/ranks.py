@@ -291,8 +291,12 @@ class _Rank:
         whole = mine and all(len(self.summed[s]) == self.work.num_micro_batches for s in mine)
         if not whole or one.kind != "all_reduce" or one.source != one.target or one.ns:
             self.fail("sums no gradients of a tied parameter of this rank, or before all have come")
-        if held.value != ("A", mine[0], -1) or held.until is not None or one.group in self.tied:
-            self.fail(f"sums {held.value} of tied parameter {one.group}, in use, or again")
+        if (
+            held.value != ("A", mine[0], -1)
+            or held.until is not None
+            or one.group <= max(self.tied, default=-1)
+        ):
+            self.fail(f"sums {held.value} of tied parameter {one.group}, in use, again, or not in order")
         if self.work.replicas > 1 and not self.reduced.issuperset(mine):
             self.fail("sums gradients of a tied parameter before those of replicas are reduced")
         self.tied.add(one.group)

@@ -307,17 +307,22 @@ def runtime(
         orders: actions of every rank, messages included.
         num_micro: micro-batches.
         loss: of output and target, on the rank of the last stage.
-        frozen: first stages, which get no gradients; torch wants to be told to receive them all the same.
+        frozen: first stages, which get no gradients; torch wants to be told to receive them all the same,
+            where they would come from another rank.
     """
     probe()
     kind: Any = torch.distributed.pipelining.schedules._PipelineScheduleRuntime
     made = kind(list(stages), num_micro, loss_fn=loss, scale_grads=False)  # it divides earlier gradients too
+    owners = {one.stage: rank for rank, row in enumerate(orders) for one in row}
     actions = {
         rank: [
             torch_action(action)
             for one in row
-            for action in ([one._replace(kind="RECV_B")] if one.stage < frozen and one.kind in "BI" else [])
-            + [one]
+            for action in (
+                [one._replace(kind="RECV_B"), one]
+                if one.kind in "BI" and one.stage < frozen and owners[one.stage + 1] != rank
+                else [one]
+            )
         ]
         for rank, row in enumerate(orders)
     }

@@ -239,7 +239,7 @@ def shape_layers(
     x = example.detach().to("meta")
     for position, layer in enumerate(layers):
         meta = layer if all(p.is_meta for p in layer.parameters()) else copy.deepcopy(layer).to("meta")
-        given = x.detach().requires_grad_(x.requires_grad or (alone and position > 0 and _divisible(x)))
+        given = x.detach().requires_grad_(x.requires_grad or (alone and position > 0 and _differentiable(x)))
         kept: dict[int, Bytes] = {}
 
         def keep(tensor: torch.Tensor, kept: dict[int, Bytes] = kept) -> torch.Tensor:
@@ -294,7 +294,7 @@ def _called(layer: torch.nn.Module, given: torch.Tensor, position: int) -> torch
     return output
 
 
-def _divisible(tensor: torch.Tensor) -> bool:
+def _differentiable(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
