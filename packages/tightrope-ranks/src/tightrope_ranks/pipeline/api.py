@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import torch
 
 from tightrope.core import DeviceLink, Machine, TightropeError, parse_bytes
@@ -10,7 +11,7 @@ from tightrope.core.units import shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.measure import Loss, measure_layers, shape_layers
 from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, smallest, staged
-from tightrope_ranks.pipeline.tied import buffers_unshared, tied_parameters
+from tightrope_ranks.pipeline.tied import TiedParameters, buffers_unshared, tied_parameters
 from tightrope_ranks.values.ranks import JointPlan
 
 LOOPBACK = DeviceLink("loopback", latency=2e-4, bandwidth=1e9)
@@ -70,30 +71,13 @@ def plan(
     count = 2 * ranks if micro_batches is None else micro_batches
     if not isinstance(count, int) or count < 1:
         raise TightropeError(f"micro_batches={shown(micro_batches)}: give a whole number of at least 1.")
-    if not any(one.requires_grad for layer in layers for one in layer.parameters()):
-        raise TightropeError("no layer has a parameter that needs a gradient: there is nothing to train.")
-    tied = tied_parameters(layers)
-    machine = machine or Machine.here()
-    if not machine.links:
-        machine = Machine(
-            machine.name,
-            machine.tiers,
-            machine.flops,
-            machine.watts,
-            machine.device,
-            ranks * replicas,
-            (LOOPBACK,),
-        )
+    tied = _tied(layers, sharded=sharded)
+    machine = _linked(machine or Machine.here(), ranks * replicas)
     with buffers_unshared(layers):
         if machine.flops or target is None or loss is None:
             costs = shape_layers(layers, example, machine, states=optimizer_states)
         else:
             costs = measure_layers(layers, example, target, loss, states=optimizer_states)
-    if sharded and tied.names:
-        raise TightropeError(
-            f"{tied.names[0][1]} is a parameter of several layers, which sharded=True cannot keep equal. "
-            "Give each layer its own, or leave out sharded."
-        )
     task = PipelineTask(
         costs,
         machine,
@@ -111,6 +95,26 @@ def plan(
     found = plan_pipeline(task, options or PipelineOptions(ascending=True, split=False))
     judge_ranks(found)
     return found
+
+
+def _linked(machine: Machine, devices: int) -> Machine:
+    """Give a machine without links those between processes of one host."""
+    if machine.links:
+        return machine
+    return msgspec.structs.replace(machine, devices=devices, links=(LOOPBACK,))
+
+
+def _tied(layers: Sequence[torch.nn.Module], *, sharded: bool) -> TiedParameters:
+    """Find what layers share, and refuse what cannot be trained."""
+    if not any(one.requires_grad for layer in layers for one in layer.parameters()):
+        raise TightropeError("no layer has a parameter that needs a gradient: there is nothing to train.")
+    tied = tied_parameters(layers)
+    if sharded and tied.names:
+        raise TightropeError(
+            f"{tied.names[0][1]} is a parameter of several layers, which sharded=True cannot keep equal. "
+            "Give each layer its own, or leave out sharded."
+        )
+    return tied
 
 
 __all__ = ["LOOPBACK", "plan", "smallest"]
