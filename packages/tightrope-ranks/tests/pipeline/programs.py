@@ -209,7 +209,7 @@ def _update(modules: Iterable[nn.Module]) -> None:
     with torch.no_grad():
         for one in {id(p): p for module in modules for p in module.parameters()}.values():
             if one.grad is not None:
-                one -= RATE * one.grad
+                one.sub_(RATE * one.grad)
 
 
 def _state(modules: Mapping[int, nn.Module]) -> Seen:
