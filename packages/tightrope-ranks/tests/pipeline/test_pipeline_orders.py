@@ -8,7 +8,8 @@ import pytest
 from benchmarks.ranks import units
 from benchmarks.ranks.mutants import MISTAKES, claims, halves, mistaken, refused, right_plan
 from tightrope.core import PlanFileError
-from tightrope_ranks.judge.ranks import judge_ranks, step_bound
+from tightrope_ranks.judge.bound import step_bound
+from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline import (
     Action,
     DeadlockError,

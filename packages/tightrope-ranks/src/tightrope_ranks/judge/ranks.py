@@ -6,10 +6,10 @@ Idea        Every rank goes on as far as it can; a wait stops it until the other
             who goes first (Kahn 1974), so one walk stands for all.
 Guarantee   A plan that passes computes every stage for every micro-batch, forward and backward, once
             (forwards again only where their values were let go), on the values that the work says; adds every
-            gradient up once and reduces it once, over the right group; has a receive for every send, of the
-            same value, bytes, link and order; never changes or ends what is being sent, nor reads what has
-            not come; holds on no rank more than its limit, and at most its forecast; leaves nothing behind;
-            and takes the time that is forecast.
+            gradient up once and reduces it once, over the right group, and sums those of tied parameters; has
+            a receive for every send, of the same value, bytes, link and order; never changes or ends what is
+            being sent, nor reads what has not come; holds on no rank more than its limit, and at most its
+            forecast; leaves nothing behind; and takes the time that is forecast.
 Complexity  Linear in the instructions.
 Gaps        What a stage computes inside is not looked at; replicas are taken to do the same at the same time.
 """
@@ -36,6 +36,7 @@ from tightrope.core import (
 )
 from tightrope.core.executable import ARENA, CALLER
 from tightrope.core.units import Bytes, Nanoseconds
+from tightrope_ranks.judge.bound import step_bound
 from tightrope_ranks.values.ranks import JointPlan, StageCost, StageWork
 
 Value: TypeAlias = tuple[str, int, int]
@@ -95,39 +96,6 @@ def judge_ranks(plan: JointPlan) -> RanksVerdict:
         raise JudgeError(f"the plan claims a bound of {plan.ns_bound} ns; {step_bound(plan)} ns follow.")
     sent = [message for channel in wires.channels.values() for message in channel.sent]
     return RanksVerdict(ns, tuple(rank.peak for rank in ranks), len(sent), sum(one.bytes for one in sent))
-
-
-def step_bound(plan: JointPlan) -> Nanoseconds:
-    """Prove a time below which no plan of this work on this machine exists.
-
-    A rank computes all that is its own one after the other; before, some micro-batch goes through the stages
-    in front of its first one, and after its last input gradient that goes back through them.
-    """
-    work, bound = plan.work, 0
-    device = [owner * work.replicas for owner in work.owners]
-
-    def hop(stage: int) -> int:
-        if device[stage] == device[stage + 1]:
-            return 0
-        link = plan.machine.links[plan.machine.link(device[stage], device[stage + 1])]
-        return link.message_ns(work.stages[stage].output)
-
-    count = work.num_micro_batches
-    there = [0]
-    for stage, cost in enumerate(work.stages[:-1]):
-        there.append(there[-1] + cost.forward + hop(stage))
-    back = [0]
-    for stage, cost in enumerate(work.stages[:-1]):
-        back.append(back[-1] + cost.backward + hop(stage))
-    for rank in range(work.num_ranks):
-        own = [work.stages[stage] for stage in work.local(rank)]
-        first = work.local(rank)[0]
-        busy = count * sum(cost.forward + cost.backward + cost.weight for cost in own)
-        weights = count * sum(cost.weight for cost in own)
-        # gradients of parameters may come while others still go back
-        bound = max(bound, there[first] + busy - weights + max(weights, back[first]))
-    last = work.stages[-1]
-    return max(bound, there[-1] + last.forward + last.backward + back[-1])
 
 
 @dataclass(slots=True)
@@ -190,6 +158,7 @@ class _Rank:
         self.done: set[tuple[str, int, int]] = set()
         self.summed: dict[int, set[int]] = {stage: set() for stage in plan.work.local(number)}
         self.reduced: set[int] = set()
+        self.tied: set[int] = set()
         self.given: list[Value] = [(k, s, -1) for s in plan.work.local(number) for k in "PA"]
         if self.code.graph != plan.work.fingerprint:
             self.fail("is made for other work")
@@ -315,7 +284,28 @@ class _Rank:
             channel.free = begin + link.message_ns(sent.bytes) - round(1e9 * link.latency)
             channel.ends.append(begin + link.message_ns(sent.bytes))
 
+    def _tied(self, one: Collective) -> None:
+        """Take one sum of the gradients of a parameter that several stages use."""
+        held, ties = self._buffer(one.target), self.work.ties
+        mine = [s for s in ties[one.group].stages if s in self.summed] if one.group < len(ties) else []
+        whole = mine and all(len(self.summed[s]) == self.work.num_micro_batches for s in mine)
+        if not whole or one.kind != "all_reduce" or one.source != one.target or one.ns:
+            self.fail("sums no gradients of a tied parameter of this rank, or before all have come")
+        if (
+            held.value != ("A", mine[0], -1)
+            or held.until is not None
+            or one.group <= max(self.tied, default=-1)
+        ):
+            self.fail(f"sums {held.value} of tied parameter {one.group}, in use, again, or not in order")
+        if self.work.replicas > 1 and not self.reduced.issuperset(mine):
+            self.fail("sums gradients of a tied parameter before those of replicas are reduced")
+        self.tied.add(one.group)
+        held.until, held.then = self.now, held.value
+
     def _collective(self, one: Collective) -> None:
+        if one.what == f"{one.group}TIED":
+            self._tied(one)
+            return
         source, target = self._buffer(one.source), self._buffer(one.target)
         stage = source.value[1]
         if any(held.sending >= 0 or held.coming or held.until is not None for held in (source, target)):
@@ -461,6 +451,9 @@ class _Rank:
                 self.fail(f"has gradients of {len(summed)} of {count} micro-batches of stage {stage}")
             if self.work.replicas > 1 and stage not in self.reduced:
                 self.fail(f"never reduces the gradients of stage {stage}")
+        for number, tie in enumerate(self.work.ties):
+            if number not in self.tied and not self.summed.keys().isdisjoint(tie.stages):
+                self.fail(f"never sums the gradients of {tie.name}, which stages {tie.stages} use")
         if any(held.space != CALLER or held.coming or held.until is not None for held in self.held.values()):
             self.fail("leaves buffers or transfers behind")
         if self.mine.peak != self.peak:
@@ -478,10 +471,11 @@ def _rule(
     given: list[Value] = [("F", stage - 1, micro)] if stage else []
     parameters: Value = ("G" if work.sharded else "P", stage, -1)
     total: Value = ("D" if work.sharded else "A", stage, -1)
-    back: list[Value] = [] if last else [("B", stage + 1, micro)]
+    back: list[Value] = [] if last or stage < work.frozen else [("B", stage + 1, micro)]
     output: list[tuple[Value, Bytes]] = [(("F", stage, micro), cost.output)]
     saved: list[tuple[Value, Bytes]] = [(("S", stage, micro), cost.saved)]
-    gradient: list[tuple[Value, Bytes]] = [(("B", stage, micro), cost.input)] if stage else []
+    trained = stage > work.frozen  # whether anything before is
+    gradient: list[tuple[Value, Bytes]] = [(("B", stage, micro), cost.input)] if trained else []
     if kind == "forward":
         return [*given, parameters], output + (saved if kept else []), cost.forward
     if kind == "recompute":

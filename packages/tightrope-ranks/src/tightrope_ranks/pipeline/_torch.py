@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from tightrope.core import TightropeError
 from tightrope_ranks.pipeline.generate import gpipe, one_f_one_b
 from tightrope_ranks.pipeline.language import Action, Orders, read_action
+from tightrope_ranks.pipeline.measure import buffers_kept
 
 _SINGLE: Final = ("GPipe", "1F1B")
 SCHEDULES: Final = (
@@ -45,6 +46,7 @@ _NEEDED: Final = (
     (
         PipelineStage,
         (
+            "_forward_metadata_inference",
             "_setup_forward_recv_info",
             "_setup_backward_recv_info",
             "forward_maybe_with_nosync",
@@ -186,6 +188,7 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
         num_stages: of all ranks.
         book: of the rank, shared by its stages.
         again: micro-batches whose forward is computed again.
+        scale: that the loss is divided by before its backward.
         device: where it runs.
         group: of the ranks of this pipeline.
     """
@@ -198,11 +201,16 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
         *,
         book: SendBook,
         again: frozenset[int] = frozenset(),
+        scale: int = 1,
         device: torch.device,
         group: Any = None,
     ) -> None:
         super().__init__(submodule, stage, num_stages, device, group=group)
-        self.book, self.again_at, self._chunk = book, again, -1
+        self.book, self.again_at, self.scale, self._chunk = book, again, scale, -1
+
+    def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
+        with buffers_kept(self.submod):  # torch runs a micro-batch that no process runs
+            return super()._forward_metadata_inference(*args, **kwargs)
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(num_microbatches, has_backward)
@@ -259,16 +267,29 @@ class PlannedStage(PipelineStage):  # type: ignore[misc, unused-ignore]
         self._chunk = -1
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: torch.Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
         self.book.before_compute()
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        trains, back = (any(t.requires_grad for t in some) for some in self.fwd_cache[bwd_chunk_id])
+        whole = full_backward or not (self.is_first or back)
+        if not trains and not self.is_last:  # frozen, and all before
+            self.bwd_cache[bwd_chunk_id] = (None,) * len(self.fwd_cache.pop(bwd_chunk_id)[1])
+        else:
+            scaled = loss if loss is None or self.scale == 1 else loss / self.scale
+            super().backward_one_chunk(bwd_chunk_id, scaled, whole, last_backward)
         if not self.is_last:
             self._drop([self.grad_recv_info[bwd_chunk_id]])
         self.book.wait(f"{self.stage_index}F{bwd_chunk_id}")
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.book.before_compute()
-        return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if bwd_chunk_id in self.backward_state:
+            super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 def runtime(
@@ -277,7 +298,7 @@ def runtime(
     num_micro: int,
     loss: Callable[..., torch.Tensor] | None,
     *,
-    scale_grads: bool = True,
+    frozen: int = 0,
 ) -> Any:
     """Give a schedule with its messages to torch's runtime.
 
@@ -286,12 +307,25 @@ def runtime(
         orders: actions of every rank, messages included.
         num_micro: micro-batches.
         loss: of output and target, on the rank of the last stage.
-        scale_grads: whether gradients are divided by the number of micro-batches.
+        frozen: first stages, which get no gradients; torch wants to be told to receive them all the same,
+            where they would come from another rank.
     """
     probe()
     kind: Any = torch.distributed.pipelining.schedules._PipelineScheduleRuntime
-    made = kind(list(stages), num_micro, loss_fn=loss, scale_grads=scale_grads)
-    actions = {rank: [torch_action(one) for one in row] for rank, row in enumerate(orders)}
+    made = kind(list(stages), num_micro, loss_fn=loss, scale_grads=False)  # it divides earlier gradients too
+    owners = {one.stage: rank for rank, row in enumerate(orders) for one in row}
+    actions = {
+        rank: [
+            torch_action(action)
+            for one in row
+            for action in (
+                [one._replace(kind="RECV_B"), one]
+                if one.kind in "BI" and one.stage < frozen and owners[one.stage + 1] != rank
+                else [one]
+            )
+        ]
+        for rank, row in enumerate(orders)
+    }
     made._prepare_schedule_with_comms(actions, format="compute_comms")
     return made
 

@@ -1,6 +1,7 @@
 """The way in: a model as layers, a number of ranks and a budget per rank give a plan of all ranks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -10,6 +11,7 @@ from tightrope.core.units import shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.measure import Loss, measure_layers, shape_layers
 from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, smallest, staged
+from tightrope_ranks.pipeline.tied import TiedParameters, buffers_unshared, tied_parameters
 from tightrope_ranks.values.ranks import JointPlan
 
 LOOPBACK = DeviceLink("loopback", latency=2e-4, bandwidth=1e9)
@@ -53,7 +55,8 @@ def plan(
 
     Raises:
         InfeasibleError: no plan was found; says the smallest that was.
-        TightropeError: a wrong argument, quoted.
+        TightropeError: a wrong argument, quoted; a layer that returns something else than one tensor, or
+            stops gradients; nothing to train; tied parameters with ``sharded``.
 
     Example:
         >>> layers = [torch.nn.Linear(8, 8) for _ in range(4)]
@@ -68,20 +71,50 @@ def plan(
     count = 2 * ranks if micro_batches is None else micro_batches
     if not isinstance(count, int) or count < 1:
         raise TightropeError(f"micro_batches={shown(micro_batches)}: give a whole number of at least 1.")
-    machine = machine or Machine.here()
-    if not machine.links:
-        machine = msgspec.structs.replace(machine, devices=ranks * replicas, links=(LOOPBACK,))
-    if machine.flops or target is None or loss is None:
-        costs = shape_layers(layers, example, machine, states=optimizer_states)
-    else:
-        costs = measure_layers(layers, example, target, loss, states=optimizer_states)
-    task = PipelineTask(costs, machine, ranks, count, 0, replicas, sharded)
+    tied = _tied(layers, sharded=sharded)
+    machine = _linked(machine or Machine.here(), ranks * replicas)
+    with buffers_unshared(layers):
+        if machine.flops or target is None or loss is None:
+            costs = shape_layers(layers, example, machine, states=optimizer_states)
+        else:
+            costs = measure_layers(layers, example, target, loss, states=optimizer_states)
+    task = PipelineTask(
+        costs,
+        machine,
+        ranks,
+        count,
+        replicas=replicas,
+        sharded=sharded,
+        frozen=next((k for k, one in enumerate(costs) if one.backward or one.weight), 0),
+        tied=tied,
+        shapes=(tuple(example.shape), *([] if target is None else [tuple(target.shape)])),
+    )
     if budget is not None:
         whole = staged(task, (0,) * 1).held(0) if isinstance(budget, str) and "%" in budget else None
-        task = PipelineTask(costs, machine, ranks, count, parse_bytes(budget, whole=whole), replicas, sharded)
+        task = replace(task, budget=parse_bytes(budget, whole=whole))
     found = plan_pipeline(task, options or PipelineOptions(ascending=True, split=False))
     judge_ranks(found)
     return found
+
+
+def _linked(machine: Machine, devices: int) -> Machine:
+    """Give a machine without links those between processes of one host."""
+    if machine.links:
+        return machine
+    return msgspec.structs.replace(machine, devices=devices, links=(LOOPBACK,))
+
+
+def _tied(layers: Sequence[torch.nn.Module], *, sharded: bool) -> TiedParameters:
+    """Find what layers share, and refuse what cannot be trained."""
+    if not any(one.requires_grad for layer in layers for one in layer.parameters()):
+        raise TightropeError("no layer has a parameter that needs a gradient: there is nothing to train.")
+    tied = tied_parameters(layers)
+    if sharded and tied.names:
+        raise TightropeError(
+            f"{tied.names[0][1]} is a parameter of several layers, which sharded=True cannot keep equal. "
+            "Give each layer its own, or leave out sharded."
+        )
+    return tied
 
 
 __all__ = ["LOOPBACK", "plan", "smallest"]

@@ -25,11 +25,13 @@ class Orderly:
         actions: in order.
         waits: messages to wait for before the computation of that number.
         again: (stage, micro-batch) whose forward is computed again.
+        ties: of the work, whose gradients are summed behind the step.
     """
 
     actions: tuple[Action, ...]
     waits: Mapping[int, Sequence[str]]
     again: frozenset[tuple[int, int]]
+    ties: tuple[int, ...] = ()
 
 
 def orders_of(plan: JointPlan) -> Orders:
@@ -45,6 +47,7 @@ def emitted(work: StageWork, mine: RankPlan) -> Orderly:
     sending: dict[int, str] = {}
     gathered: dict[int, int] = {}
     computed = 0
+    ties: list[int] = []
     for one in mine.executable.instructions:
         match one:
             case Run():
@@ -67,6 +70,8 @@ def emitted(work: StageWork, mine: RankPlan) -> Orderly:
                 actions.append(Action(there, f"RECV_{made.kind}", made.micro_batch))
             case Sync(buffer) if buffer in sending:
                 waits.setdefault(computed, []).append(sending.pop(buffer))
+            case Collective(group=group, what=what) if what == f"{group}TIED":
+                ties.append(group)
             case Collective(kind, _, target, _, what):
                 actions.append(read_action(what))
                 if kind == "all_gather":
@@ -79,4 +84,4 @@ def emitted(work: StageWork, mine: RankPlan) -> Orderly:
     for stage in work.local(mine.rank):  # torch divides gradients by the number of micro-batches there
         if stage not in reduced:
             actions.append(Action(stage, "REDUCE_GRAD"))
-    return Orderly(tuple(actions), waits, frozenset(again))
+    return Orderly(tuple(actions), waits, frozenset(again), tuple(ties))

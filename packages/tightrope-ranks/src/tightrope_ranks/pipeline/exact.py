@@ -9,7 +9,7 @@ Guarantee   No order of these computations takes less than ``ns_bound``: what is
             posted, gradients that wait to be sent) only adds time and bytes. The order returned was simulated
             with its messages; where it takes ``ns_bound``, it is proved best, to the bit of one process.
 Complexity  Exponential; meant for up to about a hundred computations.
-Gaps        One placement, nothing computed again, no divided parameters.
+Gaps        One placement, nothing computed again, no divided parameters, no frozen stages.
 """
 
 from collections.abc import Iterator
@@ -90,11 +90,11 @@ def exact_orders(
         6
     """
     count = len(work.stages) * work.num_micro_batches * (3 if split else 2)
-    if work.sharded or count > MOST:
+    other = ", with divided parameters" if work.sharded else ", with frozen stages" if work.frozen else ""
+    if other or count > MOST:
         raise TightropeError(
-            f"exact orders of {count} computations{', with divided parameters' if work.sharded else ''}: at "
-            f"most {MOST} without divided parameters are searched. Leave out exact, or take fewer "
-            "micro-batches."
+            f"exact orders of {count} computations{other}: at most {MOST} without divided parameters and "
+            "frozen stages are searched. Leave out exact, or take fewer micro-batches."
         )
     model = _OrderModel(work, machine, budget, split)
     with Worker() as worker:

@@ -99,6 +99,10 @@ class _Books:
         self._leave(None)
         for buffer in sorted(self.unsynced):
             self.out.append(Sync(buffer))
+        for number, tie in enumerate(self.work.ties):
+            if mine := [stage for stage in tie.stages if self.work.owners[stage] == self.rank]:
+                buffer = self.of["A", mine[0], -1]
+                self.out += [Collective("all_reduce", buffer, buffer, number, f"{number}TIED"), Sync(buffer)]
         self.out.append(Return(-1))
         spaces = tuple(Space(name, ROOM, device=self.machine.device) for name in ("caller", "arena", "heap"))
         return Executable(
@@ -262,11 +266,11 @@ class _Books:
         stage, kind, micro = action
         cost, whole = self.work.stages[stage], kind == "B"
         reads = [*given, self.of["F", stage, micro], self.of["S", stage, micro]]
-        if stage + 1 < len(self.work.stages):
+        if self.work.hands_back(stage + 1):
             reads.append(self.of["B", stage + 1, micro])
         if whole:
             reads.append(self._accumulator(stage))
-        makes = [self._alloc("B", stage, micro, cost.input)] if stage else []
+        makes = [self._alloc("B", stage, micro, cost.input)] if self.work.hands_back(stage) else []
         if not whole:
             makes.append(self._alloc("H", stage, micro, cost.half))
         self._run(
@@ -279,7 +283,7 @@ class _Books:
         if stage and self.work.owners[stage - 1] != self.rank:
             self._release("F", stage - 1, micro)
         self._release("F", stage, micro)
-        if stage + 1 < len(self.work.stages):
+        if self.work.hands_back(stage + 1):
             self._release("B", stage + 1, micro)
         self._release("S", stage, micro)
 

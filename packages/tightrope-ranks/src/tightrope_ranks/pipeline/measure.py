@@ -50,6 +50,17 @@ def left_alone(model: torch.nn.Module) -> Iterator[None]:
                 holder.extend(content) if isinstance(holder, list) else holder.update(content)
 
 
+@contextmanager
+def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put back what a forward writes to buffers, such as running averages."""
+    before = [(one, one.detach().clone()) for one in model.buffers()]
+    try:
+        yield
+    finally:
+        for one, value in before:
+            one.data.copy_(value)
+
+
 def _plain(value: object) -> bool:
     return type(value) in (list, dict, set)
 
@@ -75,17 +86,23 @@ def measure_layers(
         target: for the loss.
         loss: of the last layer's output and the target.
         states: what the optimizer keeps, in multiples of the parameters' bytes: 2 for Adam.
+
+    Returns:
+        Costs per layer; one without anything to train before or in it has no backward.
+
+    Raises:
+        TightropeError: a layer fails, returns something else than a tensor, or stops the gradients of those
+            before; or nothing is trained.
     """
     found: list[StageCost] = []
-    x = example
+    x = example.detach()
     for position, layer in enumerate(layers):
         last = position + 1 == len(layers)
         before = [p.grad for p in layer.parameters()]
         for _ in range(2):  # the first run makes the gradients that the second one adds to
-            given = x.detach()
-            if given.is_floating_point():
-                given = given.clone().requires_grad_(position > 0)
-            cost, output = _measured(layer, given, target if last else None, loss)
+            given = x.detach().clone().requires_grad_(x.requires_grad)
+            with buffers_kept(layer):
+                cost, output = _measured(layer, given, position, target if last else None, loss)
         for parameter, grad in zip(layer.parameters(), before, strict=True):
             parameter.grad = grad
         found.append(_with_state(cost, layer, states, first=position == 0, last=last))
@@ -94,13 +111,13 @@ def measure_layers(
 
 
 def _measured(
-    layer: torch.nn.Module, given: torch.Tensor, target: torch.Tensor | None, loss: Loss
+    layer: torch.nn.Module, given: torch.Tensor, position: int, target: torch.Tensor | None, loss: Loss
 ) -> tuple[StageCost, torch.Tensor]:
     hook = allocator()
     start = hook.stats().heap_live
     hook.reset_peaks()
     begin = time.thread_time_ns()
-    output = layer(given)
+    output = _called(layer, given, position)
     result = output if target is None else loss(output, target)
     forward = time.thread_time_ns() - begin
     kept = hook.stats().heap_live - start
@@ -109,8 +126,12 @@ def _measured(
     before = hook.stats().heap_live
     hook.reset_peaks()
     begin = time.thread_time_ns()
-    result.backward(along)
-    backward = time.thread_time_ns() - begin
+    if target is not None and not result.requires_grad:
+        raise TightropeError("the loss needs no gradient: nothing is trained. Give parameters that need one.")
+    backward = 0
+    if result.requires_grad:
+        result.backward(along)  # type: ignore[no-untyped-call]
+        backward = max(2, time.thread_time_ns() - begin)
     came = _size(given) if given.requires_grad else 0
     spare = max(spare, hook.stats().heap_peak - before - came)
     own = _size(output) if target is None else 0
@@ -125,7 +146,7 @@ def _measured(
         saved,
         max(0, spare),
     )
-    return cost, output.detach()
+    return cost, output.detach().requires_grad_(output.requires_grad)
 
 
 def _size(tensor: torch.Tensor) -> Bytes:
@@ -181,14 +202,15 @@ def shape_layers(
     matmul_rate(machine, example.dtype)
     found: list[StageCost] = []
     names = set() if unpriced is None else unpriced
+    alone = not any(p.requires_grad for layer in layers for p in layer.parameters())
     with shapes_only() as fake, kernels_of(machine.device):
-        x = twin(example, fake, precision.computed(example))
+        x = twin(example, fake, precision.computed(example)).detach()
         for position, layer in enumerate(layers):
-            given = x.detach()
-            if given.is_floating_point():
-                given = given.requires_grad_(position > 0)
+            given = x.detach().requires_grad_(
+                x.requires_grad or (alone and position > 0 and _differentiable(x))
+            )
             with left_alone(layer), autocast_to(precision.autocast):
-                cost, x = _shaped(layer, given, position, _Target(machine, precision, fake, names))
+                cost, x = _shaped(layer, given, position, _Target(machine, precision, fake, names, alone))
             last = position + 1 == len(layers)
             found.append(_with_state(cost, layer, states, precision, first=position == 0, last=last))
     return tuple(found)
@@ -196,12 +218,18 @@ def shape_layers(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What layers are told for; ``fake`` takes the values out of tensors."""
+    """What layers are told for.
+
+    Attributes:
+        fake: takes the values out of tensors.
+        alone: whether no layer trains, so that each is taken to have a backward.
+    """
 
     machine: Machine
     precision: Precision
     fake: Callable[[Any], Any]
     unpriced: set[str]
+    alone: bool
 
 
 def _shaped(
@@ -232,7 +260,8 @@ def _shaped(
         kept.pop(storage_key(tensor), None)
     saved, ns = sum(size for key, size in kept.items() if key in made), max(1, round(1e9 * seconds))
     work = 2 * largest + trained_bytes(layer, target.precision)
-    return StageCost(ns, ns, ns, _size(given), _size(output), saved, saved, work), output
+    back = ns if output.requires_grad or target.alone else 0
+    return StageCost(ns, back, back, _size(given), _size(output), saved, saved, work), output
 
 
 def _called(
@@ -250,11 +279,21 @@ def _called(
         first = str(error).strip().partition("\n")[0][:300]
         raise TightropeError(
             f"{name} fails on a tensor of shape {tuple(given.shape)}: {type(error).__name__}: {first}. Each "
-            "layer must take the tensor that the one before returns, on shapes alone."
+            f"layer must take the tensor that the one before returns{', on shapes alone' * given.is_meta}."
         ) from error
     if not isinstance(output, torch.Tensor):
         raise TightropeError(f"{name} returns {type(output).__name__}: a layer must return one tensor.")
+    if given.requires_grad and not output.requires_grad:
+        raise TightropeError(
+            f"{name} returns a tensor without a gradient: the layers before it would not be trained. Freeze "
+            "them with requires_grad_(False), or let the gradient through."
+        )
     return output
+
+
+def _differentiable(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _same(tensor: Any) -> Any:

@@ -3,8 +3,11 @@
 Idea        The judge walks the plan of all ranks; then every rank gives its own stages and actions to the
             runtime, and holds its allocator to its limit while a step runs.
 Guarantee   Nothing runs that the judge refused. No rank's allocator goes above its limit: a request that
-            would raises `torch.OutOfMemoryError`. Backwards in ascending order of the micro-batches add
-            gradients up as one process does, to the bit. What another rank's end causes is a `RankError`.
+            would raises `tightrope.OutOfBudgetError`, a `torch.OutOfMemoryError`. Backwards in ascending
+            order of the micro-batches add gradients up as one process does, to the bit: one that divides
+            every loss by their number, and adds to the gradients that are there. Gradients of parameters
+            that several stages share are within rounding of that. All ranks refuse a batch of other shapes
+            before anything runs. What another rank's end causes is a `RankError`.
 Gaps        The limit counts what torch's CPU allocator hands out; buffers of the transport are not torch's.
 """
 
@@ -19,7 +22,10 @@ from tightrope.core import RankError, TightropeError
 from tightrope.core.units import Bytes
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline._torch import PlannedStage, SendBook, losses_of, runtime
+from tightrope_ranks.pipeline.agreement import Agreement
+from tightrope_ranks.pipeline.copies import TiedCopies
 from tightrope_ranks.pipeline.emit import emitted, orders_of
+from tightrope_ranks.pipeline.evaluate import forward_only
 from tightrope_ranks.values.ranks import JointPlan
 
 
@@ -32,7 +38,7 @@ class PipelineRun:
         loss: of output and target of a micro-batch, where the last stage is.
         group: of the ranks; None = all.
         limit: bytes that this rank's allocator may hand out; None = none but the machine's.
-        scale_grads: divide gradients by the number of micro-batches.
+        scale_grads: divide losses by the number of micro-batches before their backwards.
         kind: of stage, e.g. one that counts.
 
     Raises:
@@ -59,8 +65,15 @@ class PipelineRun:
             raise TightropeError(
                 f"rank {rank} was given stages {sorted(stages)}; by the plan it has {plan.work.local(rank)}."
             )
+        for stage in range(plan.work.frozen):
+            if stage in stages and any(one.requires_grad for one in stages[stage].parameters()):
+                raise TightropeError(
+                    f"stage {stage} has parameters to train; it was frozen when the plan was made: plan anew."
+                )
         mine = emitted(plan.work, plan.ranks[rank])
-        self.rank, self.limit, self.plan = rank, limit, plan
+        self.copies = TiedCopies(plan.work, mine.ties, stages, group)
+        self.rank, self.limit, self.plan, self.group = rank, limit, plan, group
+        self.parts, self.device = dict(sorted(stages.items())), torch.device(plan.machine.device)
         self.book = SendBook(mine.waits)
         self.stages = [
             kind(
@@ -69,17 +82,24 @@ class PipelineRun:
                 len(plan.work.stages),
                 book=self.book,
                 again=frozenset(micro for where, micro in mine.again if where == stage),
-                device=torch.device(plan.machine.device),
+                scale=plan.work.num_micro_batches if scale_grads else 1,
+                device=self.device,
                 group=group,
             )
-            for stage, module in sorted(stages.items())
+            for stage, module in self.parts.items()
         ]
+        self.loss, self.last = loss, len(plan.work.stages) - 1 in stages
         self.runtime = runtime(
-            self.stages, orders_of(plan), plan.work.num_micro_batches, loss, scale_grads=scale_grads
+            self.stages,
+            orders_of(plan),
+            plan.work.num_micro_batches,
+            loss or _no_loss,  # torch runs no backward where there is none
+            frozen=plan.work.frozen,
         )
+        self.agreement = Agreement(plan.work, group, self.device)
 
     def step(self, *inputs: torch.Tensor, target: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """Run forwards and backwards of one batch; gradients are in ``.grad`` then.
+        """Run forwards and backwards of one batch; its gradients are added to ``.grad``.
 
         Args:
             inputs: the whole batch, where stage 0 is.
@@ -89,34 +109,79 @@ class PipelineRun:
             The losses of the micro-batches, where the last stage is; else nothing.
 
         Raises:
+            TightropeError: on every rank, before anything runs: the batch does not divide into micro-batches
+                of the planned shapes, or a rank gives no input, target or loss where it has to.
             RankError: another rank ended or left.
-            torch.OutOfMemoryError: this rank's limit does not hold what it does.
+            tightrope.OutOfBudgetError: this rank's limit does not hold what it does; it is a
+                `torch.OutOfMemoryError`.
         """
-        self.book.begin()
-        with self._limited():
-            try:
-                losses = losses_of(self.runtime, *inputs, target=target)
+        first, last = 0 in self.parts, self.last
+        with self._guarded():
+            missing = "a loss" if last and self.loss is None else ""
+            self.agreement.on_step(inputs if first else None, (target,) if last else None, missing)
+            self.book.begin()
+            with self.copies.summed():
+                losses = losses_of(self.runtime, *(inputs if first else ()), target=target if last else None)
                 self.book.end()
-            except torch.OutOfMemoryError:
-                raise
+        return losses
+
+    def evaluate(self, *inputs: torch.Tensor, target: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Run forwards alone, without gradients; modules stay in the mode they are in.
+
+        Args:
+            inputs: a whole batch of any number of rows, where stage 0 is.
+            target: likewise, where the last stage is; None = outputs are returned.
+
+        Returns:
+            Where the last stage is, the losses of the micro-batches, or without target or loss their outputs;
+            else nothing. There are fewer micro-batches than planned where there are fewer rows.
+
+        Raises:
+            TightropeError: on every rank, before anything runs: inputs or rows of the target are missing.
+            RankError: another rank ended or left.
+            tightrope.OutOfBudgetError: see `step`.
+        """
+        with self._guarded(), torch.no_grad():
+            count = self.agreement.on_evaluation(
+                inputs if 0 in self.parts else None, (target,) if self.last else None
+            )
+            outputs = forward_only(self.plan.work, self.parts, inputs, count, self.group, self.device)
+            if not self.last or target is None or self.loss is None:
+                return outputs
+            targets = target.tensor_split(count)
+            return [self.loss(one, wanted) for one, wanted in zip(outputs, targets, strict=True)]
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Hold the limit, and say which errors are those of other ranks."""
+        with contextlib.ExitStack() as stack:
+            if self.limit is not None:
+                from tightrope.native.hook.allocator import allocator
+
+                stack.enter_context(allocator().limited(self.limit))
+            try:
+                yield
             except RuntimeError as error:
+                if (refused := _refused(error)) is not None:
+                    raise refused from None
                 if not _of_transport(error):
                     raise
                 raise RankError(
                     f"rank {self.rank}: another rank ended or left in mid-step "
                     f"({_first_line(error)}). Start all ranks again from the last checkpoint."
                 ) from error
-        return losses
 
-    @contextlib.contextmanager
-    def _limited(self) -> Iterator[None]:
-        if self.limit is None:
-            yield
-            return
-        from tightrope.native.hook.allocator import allocator
 
-        with allocator().limited(self.limit):
-            yield
+def _no_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Stand in for the loss on ranks that compute none."""
+    raise AssertionError("a rank without the last stage computes no loss")
+
+
+def _refused(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """Find a refusal of the allocator in what caused an error: torch wraps those of forwards."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__
+    return error
 
 
 def _of_transport(error: BaseException | None) -> bool:

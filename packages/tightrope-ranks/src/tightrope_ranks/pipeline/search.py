@@ -29,6 +29,7 @@ from tightrope_ranks.pipeline.listing import ListRule, filled, list_orders
 from tightrope_ranks.pipeline.lower import lower
 from tightrope_ranks.pipeline.simulate import DeadlockError, simulate
 from tightrope_ranks.pipeline.starts import bare, shipped
+from tightrope_ranks.pipeline.tied import NOTHING_TIED, TiedParameters, with_room
 from tightrope_ranks.pipeline.wire import with_wires
 from tightrope_ranks.values.ranks import JointPlan, StageCost, StageWork
 
@@ -79,6 +80,9 @@ class PipelineTask:
         replicas: of every rank.
         sharded: whether parameters, gradients and state are divided among them.
         balance: cut layers into stages of about equal times, or bytes, instead of equal numbers of layers.
+        frozen: first layers without anything to train.
+        tied: parameters that several layers use.
+        shapes: see `StageWork`.
     """
 
     layers: tuple[StageCost, ...]
@@ -89,6 +93,9 @@ class PipelineTask:
     replicas: int = 1
     sharded: bool = False
     balance: bool = False
+    frozen: int = 0
+    tied: TiedParameters = NOTHING_TIED
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +113,23 @@ class Tried:
 
 
 def merged(layers: Sequence[StageCost]) -> StageCost:
-    """Put layers that follow each other into one stage: what one hands to the next is kept, too.
+    """Put layers that follow each other into one stage; what one hands to the next is kept, too.
+
+    A layer without a backward, frozen with all before it, keeps nothing.
 
     >>> merged((StageCost(1, 2, output=8, saved=5), StageCost(1, 2, input=8, saved=5))).saved
     18
     """
+    passing = [0, *(0 if one.backward or one.weight else one.input for one in layers[1:])]  # to frozen ones
     return StageCost(
         forward=sum(one.forward for one in layers),
         backward=sum(one.backward for one in layers),
         weight=sum(one.weight for one in layers),
         input=layers[0].input,
         output=layers[-1].output,
-        saved=sum(one.saved for one in layers) + sum(one.output for one in layers[:-1]),
+        saved=sum(one.saved for one in layers) + sum(one.output for one in layers[:-1]) - sum(passing),
         half=sum(one.half for one in layers),
-        work=max(one.work for one in layers),
+        work=max(one.work + more for one, more in zip(layers, passing, strict=True)),
         parameters=sum(one.parameters for one in layers),
         state=sum(one.state for one in layers),
         gather=sum(one.gather for one in layers),
@@ -131,8 +141,13 @@ def staged(task: PipelineTask, owners: tuple[int, ...], cuts: Sequence[int] = ()
     """Cut the layers into stages: where `cuts_of` says so, or of equal numbers of layers."""
     num = len(owners)
     cuts = cuts or equal_cuts(len(task.layers), num)
-    stages = tuple(merged(task.layers[cuts[k] : cuts[k + 1]]) for k in range(num))
-    return StageWork(stages, owners, task.num_micro, task.replicas, task.sharded)
+    ties = task.tied.between(cuts)
+    stages = tuple(
+        with_room(merged(task.layers[cuts[k] : cuts[k + 1]]), [one for one in ties if k in one.stages])
+        for k in range(num)
+    )
+    frozen = sum(cut <= task.frozen for cut in cuts[1:])
+    return StageWork(stages, owners, task.num_micro, task.replicas, task.sharded, frozen, ties, task.shapes)
 
 
 def cuts_of(task: PipelineTask, num: int) -> tuple[tuple[int, ...], ...]:
@@ -229,7 +244,8 @@ def bound(work: StageWork, machine: Machine) -> Nanoseconds:
         if one != other:
             link = machine.links[machine.link(one * work.replicas, other * work.replicas)]
             hop = link.message_ns(cost.output)
-        there, back = there + cost.forward + hop, back + cost.backward + hop
+        there += cost.forward + hop
+        back += cost.backward + (hop if work.hands_back(stage + 1) else 0)
     return found
 
 
@@ -277,7 +293,7 @@ class _PipelineSearch:
     def _exact(self, work: StageWork) -> None:
         """Try the best order of a placement, where there are few enough to look at all."""
         kinds = 3 if self.options.split else 2
-        if work.sharded or len(work.stages) * work.num_micro_batches * kinds > MOST:
+        if work.sharded or work.frozen or len(work.stages) * work.num_micro_batches * kinds > MOST:
             return
         found = exact_orders(
             work,

@@ -174,7 +174,7 @@ class _Clock:
                 needs.append((stage - 1, "F", micro) if local else (stage, "RECV_F", micro))
         else:
             needs.append((stage, "F", micro))
-            if stage + 1 < len(owners):
+            if self.work.hands_back(stage + 1):
                 local = owners[stage + 1] == owners[stage]
                 needs.append((stage + 1, "B", micro) if local else (stage, "RECV_B", micro))
         found = [self.done.get(need) for need in needs]
@@ -287,12 +287,12 @@ class Count:
             return
         if (stage, micro) in again:
             self._change(cost.saved)
-        makes = cost.input if stage else 0
+        makes = cost.input if self.work.hands_back(stage) else 0
         half = cost.half if kind == "I" else 0
         self._change(makes + half)
         self._inside(cost.work)
         gone = cost.saved + cost.output
-        gone += cost.output if stage + 1 < len(owners) else 0  # the gradient that came
+        gone += cost.output if self.work.hands_back(stage + 1) else 0  # the gradient that came
         gone += cost.input if stage and owners[stage - 1] != owners[stage] else 0
         self.live -= gone
 

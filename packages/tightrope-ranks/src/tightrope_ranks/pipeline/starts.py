@@ -13,7 +13,7 @@ from typing import Final
 
 from tightrope.core import TightropeError
 from tightrope_ranks.pipeline.generate import folded, looped
-from tightrope_ranks.pipeline.language import COMPUTE, Orders
+from tightrope_ranks.pipeline.language import COMPUTE, Action, Orders
 from tightrope_ranks.values.ranks import StageWork
 
 MOST: Final = 8192
@@ -43,9 +43,16 @@ def shipped(work: StageWork) -> Iterator[tuple[str, Orders]]:
         names = _FOLDED
     for name in names:
         try:
-            yield name, torch_orders(name, ranks, per_rank, work.num_micro_batches, sharded=work.sharded)
+            orders = torch_orders(name, ranks, per_rank, work.num_micro_batches, sharded=work.sharded)
         except TightropeError:
             continue  # torch has no such schedule for these numbers
+        yield name, tuple(tuple(action for action in row if _moves(work, action)) for row in orders)
+
+
+def _moves(work: StageWork, action: Action) -> bool:
+    """Tell whether an action is anything: there are no gradients between frozen stages."""
+    stage, kind, _ = action
+    return work.hands_back(stage + (kind == "RECV_B")) if kind in ("SEND_B", "RECV_B") else True
 
 
 def bare(orders: Orders) -> Orders:

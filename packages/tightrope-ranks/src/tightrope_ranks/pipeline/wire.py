@@ -52,7 +52,7 @@ def message_of(work: StageWork, action: Action) -> Action | None:
     owners = work.owners
     if kind == "F" and stage + 1 < len(owners) and owners[stage + 1] != owners[stage]:
         return Action(stage, "SEND_F", micro)
-    if kind in "BI" and stage > 0 and owners[stage - 1] != owners[stage]:
+    if kind in "BI" and work.hands_back(stage) and owners[stage - 1] != owners[stage]:
         return Action(stage, "SEND_B", micro)
     return None
 

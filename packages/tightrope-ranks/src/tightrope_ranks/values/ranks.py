@@ -68,6 +68,22 @@ class StageCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reduce: Nanoseconds = 0
 
 
+class Tie(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter that several stages use: each has a copy, whose gradients are summed behind the step.
+
+    Attributes:
+        name: for people.
+        bytes: of the parameter.
+        stages: that use it, ascending.
+        places: per stage, which of ``list(stage.parameters())`` it is.
+    """
+
+    name: str
+    bytes: Bytes
+    stages: tuple[int, ...]
+    places: tuple[int, ...]
+
+
 class StageWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A training step of a model in stages.
 
@@ -77,6 +93,10 @@ class StageWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         num_micro_batches: that the batch is cut into.
         replicas: ranks that do the same as each rank here, on other data.
         sharded: whether parameters, gradients and state are divided among the replicas.
+        frozen: first stages without anything to train: their backwards compute nothing, and neither they nor
+            the stage behind them hand a gradient back.
+        ties: parameters that several stages use.
+        shapes: of one micro-batch's input and target, as far as they are known.
     """
 
     stages: tuple[StageCost, ...]
@@ -84,6 +104,9 @@ class StageWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_micro_batches: int
     replicas: int = 1
     sharded: bool = False
+    frozen: int = 0
+    ties: tuple[Tie, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -102,6 +125,14 @@ class StageWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         (1, 3)
         """
         return tuple(stage for stage, owner in enumerate(self.owners) if owner == rank)
+
+    def hands_back(self, stage: int) -> bool:
+        """Tell whether a stage hands a gradient to the one before.
+
+        >>> [StageWork((StageCost(1, 0), StageCost(1, 1)), (0, 1), 1, frozen=1).hands_back(k) for k in (0, 1)]
+        [False, False]
+        """
+        return self.frozen < stage < len(self.stages)
 
     def held(self, rank: int) -> Bytes:
         """Bytes that a rank holds all the time."""
@@ -176,6 +207,26 @@ def check_work(work: StageWork, where: str = "stage work: $") -> None:
     for position, (one, after) in enumerate(zip(work.stages, work.stages[1:], strict=False)):
         if one.output != after.input:
             refuse(f"{where}.stages[{position}].output", one.output, "the input of the next stage")
+    _check_parts(work, where)
+
+
+def _check_parts(work: StageWork, where: str) -> None:
+    """Check what is frozen and what is tied."""
+    within(work.frozen, f"{where}.frozen", high=len(work.stages) - 1)
+    for position, cost in enumerate(work.stages[: work.frozen]):
+        if cost.backward or cost.weight:
+            refuse(f"{where}.stages[{position}].backward", cost.backward, "0: this stage is frozen")
+    few(work.ties, f"{where}.ties", most=MAX_STAGES)
+    if work.ties and work.sharded:
+        refuse(f"{where}.ties", len(work.ties), "none: replicas divide the parameters")
+    for position, tie in enumerate(work.ties):
+        within(tie.bytes, f"{where}.ties[{position}].bytes")
+        stages = tie.stages
+        if len(stages) < 2 or list(stages) != sorted({*stages} & {*range(work.frozen, len(work.stages))}):
+            refuse(f"{where}.ties[{position}].stages", stages, "two stages or more, ascending, none frozen")
+        if len(tie.places) != len(stages) or any(not 0 <= place < 2**31 for place in tie.places):
+            refuse(f"{where}.ties[{position}].places", tie.places, "one place per stage")
+    few(work.shapes, f"{where}.shapes", most=2)
 
 
 def check_joint(plan: JointPlan) -> None:
