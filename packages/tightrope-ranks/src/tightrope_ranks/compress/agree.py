@@ -3,6 +3,7 @@
 Every function here is called by all ranks at the same place, through their queues.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -29,6 +30,20 @@ _TOLERANCE: Final = 0.01
 _REFUSED: Final = "rank 0 found no plan within the limits; its message names what is possible."
 
 
+def equal_on_all(value: str, queue: MessageQueue, group: Group) -> bool:
+    """Say whether all ranks came here with one value.
+
+    Args:
+        value: of this rank.
+        queue: of this rank.
+        group: of the model.
+    """
+    number = zlib.crc32(value.encode())
+    most = torch.tensor([number, -number])
+    wait(queue, lambda: distributed.all_reduce(most, distributed.ReduceOp.MAX, group), "a comparison")
+    return int(most[0]) == -int(most[1])
+
+
 def slowest_stream(
     names: Sequence[str],
     counts: Sequence[int],
@@ -45,7 +60,7 @@ def slowest_stream(
         ends: of buckets.
         times: seconds of the forward, and from there until each bucket was ready, on this rank.
         queue: of this rank.
-        group: of all ranks.
+        group: of the model.
     """
     slowest = torch.tensor(times, dtype=torch.float64)
     most = distributed.ReduceOp.MAX
@@ -67,7 +82,7 @@ def shared_plans(
     Args:
         make: plans, at least one; called on rank 0.
         queue: of this rank.
-        group: of all ranks.
+        group: of the model.
 
     Raises:
         TightropeError: no plan keeps the limits.
