@@ -124,8 +124,7 @@ class GradientExchange:
         named = list(model.module.named_parameters())
         self._names = {id(parameter): name for name, parameter in named}
         self._number = {name: number for number, (name, _) in enumerate(named)}
-        members = distributed.get_process_group_ranks(model.process_group)
-        self._group = distributed.new_group(members, backend="gloo", use_local_synchronization=True)
+        self._group = agree.own_group(model.process_group)
         self._ranks = distributed.get_world_size(self._group)
         said = repr((self.codecs, limits, feedback, trials, list(self._counts.items())))
         if not agree.equal_on_all(said, queue, self._group):
@@ -166,7 +165,7 @@ class GradientExchange:
         """
         done = self.plan is not None and not self.trying
         state = ExchangeState(
-            distributed.get_rank(self._group),
+            self._group.rank(),
             self._ranks,
             self._step,
             self.problem if done else None,
@@ -187,7 +186,7 @@ class GradientExchange:
             PlanFileError: it is no state, or one of another model, rank, step or set of codecs.
             JudgeError: its plan breaks a limit of this exchange.
         """
-        found, residuals = read_state(state, distributed.get_rank(self._group), self._ranks)
+        found, residuals = read_state(state, self._group.rank(), self._ranks)
         found = check_fit(found, residuals, self._counts, self.codecs, self.limits)
         if residuals and not self.feedback:
             raise PlanFileError("The state has residuals, which feedback=False ignores. Use feedback=True.")

@@ -2,6 +2,7 @@
 
 Idea        A state is a JSON text (step, problem, plan, rank) and the residuals of this rank. All is checked
             before anything is changed.
+Guarantee   A state that is accepted is of this rank, of as many ranks, and of the gradients of this
             model; its plan keeps the limits and passes the judge.
 Complexity  Linear in gradients; residuals are copied.
 Gaps        No resharding: another number of ranks is refused.
