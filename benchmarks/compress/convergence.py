@@ -110,7 +110,8 @@ def trained(
     for _ in range(steps):
         x, y = batch(generator, 64)
         update.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
+        away: Any = functional.cross_entropy(model(x), y)
+        away.backward()
         update.step()
         schedule.step()
     exchange.close()
@@ -141,6 +142,8 @@ def main() -> None:
         for seed in range(given.seeds):
             plain, ours = (trained(net, optimizer, seed, given.num, one) for one in (("none",), None))
             found.append({"pair": pair, "seed": seed, "plain": plain, "ours": ours})
+            if given.rank == 0:
+                print(json.dumps(found[-1]), flush=True)
     if given.rank == 0:
         print(json.dumps({"rows": found, "seconds": time.perf_counter() - start}))
     distributed.barrier()

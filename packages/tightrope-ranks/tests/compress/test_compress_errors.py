@@ -111,7 +111,11 @@ def _planted(rank: int, folder: str) -> None:
         model = DistributedDataParallel(net(), bucket_cap_mb=0.02)
         exchange = compress_gradients(model, error=limit, trials=1, link=Link(rate=1e6))
         ran: set[str] = set()
-        train(model, 40, 0, lambda step, ran=ran, one=exchange: ran.update(row[2] for row in one.log))
+
+        def note(step: int, ran: set[str] = ran, one: hook.GradientExchange = exchange) -> None:
+            ran.update(row[2] for row in one.log)
+
+        train(model, 40, 0, note)
         assert exchange.problem is not None
         assert not exchange.trying
         assert {row[2] for row in exchange.log} == {chosen}

@@ -45,7 +45,7 @@ def own_group(group: Group) -> Group:
     """
     store, rank, ranks = group.get_group_store(), group.rank(), group.size()
     number = store.add(f"tightrope/num_exchanges/{rank}", 1)
-    mine = distributed.PrefixStore(f"tightrope/exchange/{number}", store)
+    mine = distributed.PrefixStore(f"tightrope/exchange/{number}", store)  # type: ignore[attr-defined]
     found: Any = distributed.ProcessGroupGloo(mine, rank, ranks, _CONNECT)
     return cast("Group", found)
 
