@@ -26,7 +26,7 @@ def conv() -> tuple[nn.Module, _Batch]:
 
     def batch(generator: torch.Generator, num: int) -> tuple[Tensor, Tensor]:
         y = torch.randint(10, (num,), generator=generator)
-        return 0.1 * means[y] + torch.randn(num, 3, 16, 16, generator=generator), y
+        return 0.25 * means[y] + torch.randn(num, 3, 16, 16, generator=generator), y
 
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1),
