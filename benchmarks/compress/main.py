@@ -1,6 +1,6 @@
 """Run it: ``python -m benchmarks compress [--only C1,C4.timed] [--quick] [--json FILE]``.
 
-C1 to C3 are simulated; C4 to C7 run real ranks over gloo, C4 and C5 in network namespaces of their own behind
+C1 to C3 are simulated; C4 to C8 run real ranks over gloo, C4 and C5 in network namespaces of their own behind
 a token bucket (needs root). C4 and C5 have parts that can be asked for alone: a few minutes each.
 """
 
@@ -27,6 +27,7 @@ BARS: Final[dict[str, Callable[[bool], list[Row]]]] = {
     "C5.1000": partial(ranks.c5, "1 Gbit/s"),
     "C6": ranks.c6,
     "C7": ranks.c7,
+    "C8": ranks.c8,
 }
 
 

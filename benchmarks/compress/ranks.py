@@ -1,4 +1,4 @@
-"""C4 to C7: real ranks over gloo; C4 and C5 on a network that is slow by a token bucket per node."""
+"""C4 to C8: real ranks over gloo; C4 and C5 on a network that is slow by a token bucket per node."""
 
 import json
 from functools import cache
@@ -164,5 +164,26 @@ def c7(quick: bool = False) -> list[Row]:
             "real ranks",
             passed == [num] * 3,
             "PowerSGD hook of torch hangs with more than one bucket, so C4 runs it with one",
+        )
+    ]
+
+
+def c8(quick: bool = False) -> list[Row]:
+    """Final losses with the default codecs at 200 Mbit/s, against those without any."""
+    arguments = [f"--num={200 if quick else 400}", f"--seeds={1 if quick else 3}"]
+    text = run_ranks("benchmarks.compress.convergence", [None] * 2, arguments, seconds=1800)
+    rows = json.loads(text.strip().splitlines()[-1])["rows"]
+    more = [one["ours"]["loss"] / one["plain"]["loss"] - 1 for one in rows]
+    slower = max(one["ours"]["ms"] / one["plain"]["ms"] - 1 for one in rows)
+    says = ", ".join(
+        f"{one['pair']} {one['plain']['loss']:.4f} {part:+.2%} ({'+'.join(one['ours']['codecs'])})"
+        for one, part in zip(rows, more, strict=True)
+    )
+    return [
+        Row(
+            "C8",
+            "default codecs: final loss within 2 % of that without, on conv, transformer and embedding nets",
+            f"loss without, and with: {says}; steps at most {slower:+.0%}; real ranks, link in user space",
+            max(more) <= 0.02,
         )
     ]

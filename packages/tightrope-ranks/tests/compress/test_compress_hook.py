@@ -3,59 +3,24 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+from compress_workers import divided, join, net, start, train
+from torch import distributed
 from torch.multiprocessing.spawn import start_processes
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tightrope.core import RankError
-from tightrope_ranks.compress import Link, compress_gradients, seconds_of
-from tightrope_ranks.compress.forecast import sent_of
+from tightrope_ranks.compress import Link, compress_gradients
 from tightrope_ranks.compress.hook import WATCHED, GradientExchange
 from tightrope_ranks.judge.compress import check_queues
-from tightrope_ranks.values.exchange import ExchangePlan, Message
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(4)]
-    return nn.Sequential(*blocks, nn.Linear(64, 4))
-
-
-def train(
-    model: Any, steps: int, rank: int, after: Callable[[int], None] = lambda step: None
-) -> list[Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(steps):
-        x = torch.randn(32, 64, generator=generator)
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), x[:, :4].argmax(1)).backward()
-        optimizer.step()
-        after(step)
-    return [one.detach().clone() for one in model.parameters()]
-
-
-def divided(exchange: GradientExchange, ends: tuple[int, ...], codec: str) -> ExchangePlan:
-    problem = exchange.problem
-    assert problem is not None
-    messages = tuple(Message(end, codec) for end in ends)
-    return ExchangePlan(messages, seconds_of(problem, messages), sent_of(problem, messages), 0.0, "given")
-
-
-def _join(rank: int, folder: str, ranks: int) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
 
 
 def _equal_to_ddp(rank: int, folder: str) -> None:
-    _join(rank, folder, 2)
+    join(rank, folder, 2)
     plain = DistributedDataParallel(net(), bucket_cap_mb=0.02)
     expected = train(plain, 10, rank)
     model = DistributedDataParallel(net(), bucket_cap_mb=0.02)
@@ -74,7 +39,7 @@ def _equal_to_ddp(rank: int, folder: str) -> None:
 
 def _regrouped(rank: int, folder: str) -> None:
     """Divisions change what travels when, and no bit; residuals stay with their parameters."""
-    _join(rank, folder, 2)
+    join(rank, folder, 2)
     found = []
     for changes in (False, True):
         model = DistributedDataParallel(net(), bucket_cap_mb=0.02)
@@ -106,7 +71,7 @@ def _regrouped(rank: int, folder: str) -> None:
 
 
 def _lost(rank: int, folder: str) -> None:
-    _join(rank, folder, 3)
+    join(rank, folder, 3)
     model = DistributedDataParallel(net(), bucket_cap_mb=0.02)
     exchange = compress_gradients(model, codecs=("none", "sign"), timeout=8)
 
@@ -126,17 +91,13 @@ def _lost(rank: int, folder: str) -> None:
     os._exit(0)  # the group cannot be left in order any more
 
 
-def _start(run: Callable[[int, str], None], folder: Path, ranks: int) -> None:
-    start_processes(run, (str(folder),), nprocs=ranks)  # type: ignore[no-untyped-call]
-
-
 def test_messages_without_a_codec_train_to_the_bit_like_ddp(tmp_path: Path) -> None:
-    _start(_equal_to_ddp, tmp_path, 2)
+    start(_equal_to_ddp, tmp_path, 2)
 
 
 @pytest.mark.slow
 def test_other_divisions_give_equal_bits_and_queues_agree(tmp_path: Path) -> None:
-    _start(_regrouped, tmp_path, 2)
+    start(_regrouped, tmp_path, 2)
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 Every function here is called by all ranks at the same place, through their queues.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Final
+from datetime import timedelta
+from typing import Any, Final, cast
 
 import torch
 from torch import distributed
@@ -26,7 +28,40 @@ _DOUBT: Final = 0.15
 _NOISE: Final = 0.1
 """Of the seconds of one step, relative, until steps of a plan have told."""
 _TOLERANCE: Final = 0.01
+_CONNECT: Final = timedelta(minutes=30)
+"""For ranks to meet, as in torch; messages have the time-out of the queue."""
 _REFUSED: Final = "rank 0 found no plan within the limits; its message names what is possible."
+
+
+def own_group(group: Group) -> Group:
+    """Connect the ranks of a group once more, for messages that no other collective of theirs waits for.
+
+    Only the ranks of the group call it. ``distributed.new_group`` would not do: it is for all ranks of the
+    world, and with ``use_local_synchronization=True`` it waits for ever where ranks have made different
+    numbers of groups.
+
+    Args:
+        group: of a model.
+    """
+    store, rank, ranks = group.get_group_store(), group.rank(), group.size()
+    number = store.add(f"tightrope/num_exchanges/{rank}", 1)
+    mine = distributed.PrefixStore(f"tightrope/exchange/{number}", store)  # type: ignore[attr-defined]
+    found: Any = distributed.ProcessGroupGloo(mine, rank, ranks, _CONNECT)
+    return cast("Group", found)
+
+
+def equal_on_all(value: str, queue: MessageQueue, group: Group) -> bool:
+    """Say whether all ranks came here with one value.
+
+    Args:
+        value: of this rank.
+        queue: of this rank.
+        group: of the model.
+    """
+    number = zlib.crc32(value.encode())
+    most = torch.tensor([number, -number])
+    wait(queue, lambda: distributed.all_reduce(most, distributed.ReduceOp.MAX, group), "a comparison")
+    return int(most[0]) == -int(most[1])
 
 
 def slowest_stream(
@@ -45,7 +80,7 @@ def slowest_stream(
         ends: of buckets.
         times: seconds of the forward, and from there until each bucket was ready, on this rank.
         queue: of this rank.
-        group: of all ranks.
+        group: of the model.
     """
     slowest = torch.tensor(times, dtype=torch.float64)
     most = distributed.ReduceOp.MAX
@@ -67,14 +102,14 @@ def shared_plans(
     Args:
         make: plans, at least one; called on rank 0.
         queue: of this rank.
-        group: of all ranks.
+        group: of the model.
 
     Raises:
         TightropeError: no plan keeps the limits.
     """
     plans: list[ExchangePlan] = []
     error: TightropeError | None = None
-    if distributed.get_rank(group) == 0:
+    if group.rank() == 0:
         try:
             plans = make()
         except TightropeError as refused:

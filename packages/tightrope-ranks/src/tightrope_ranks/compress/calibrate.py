@@ -15,7 +15,7 @@ from statistics import median
 from typing import Final
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from tightrope.core import Bytes
 from tightrope_ranks.compress.codecs import CODECS, Codec, Encoded, Group, exchange
@@ -27,6 +27,8 @@ _SMALL: Final[Bytes] = 64 * 1024
 _SECONDS: Final = 0.25
 """Of the larger message."""
 _MOST: Final[Bytes] = 16 * 2**20
+_MOST_ERROR: Final = 1e6
+"""Of a codec, relative; what is not finite counts as this."""
 
 
 def calibrate(
@@ -38,7 +40,7 @@ def calibrate(
         counts: numbers in each gradient.
         names: of codecs.
         queue: that messages will go through.
-        group: of all ranks, which have to call this together.
+        group: of the model's ranks, which have to call this together.
     """
     ranks = distributed.get_world_size(group)
     codecs = [CODECS[name] for name in names]
@@ -61,6 +63,54 @@ def calibrate(
         )
         for codec, row in zip(codecs, table.tolist(), strict=True)
     )
+
+
+def relative_errors(
+    names: Sequence[str],
+    given: Sequence[Tensor],
+    exact: Sequence[Tensor],
+    ids: Sequence[int],
+    step: int,
+    queue: MessageQueue,
+    group: Group,
+) -> list[float]:
+    """Measure how far the mean that each codec delivers is from the exact mean.
+
+    The difference is relative to the size of the mean, or of the mean of as large gradients of random
+    directions, where that is larger: what differs between ranks often cancels in a bias of few numbers. The
+    gradient that is farthest off counts. Residuals are not used.
+
+    Args:
+        names: of codecs.
+        given: gradients of this rank.
+        exact: their means over the ranks.
+        ids: numbers of the gradients, for random rounding.
+        step: seed, likewise.
+        queue: of this rank.
+        group: of the model; all its ranks call this together.
+
+    Returns:
+        One figure per codec, equal on all ranks.
+    """
+    ranks = distributed.get_world_size(group)
+    squares = _squares(given)
+    wait(queue, lambda: distributed.all_reduce(squares, group=group), "sizes of gradients")
+    scale = torch.maximum(_squares(exact), squares / ranks**2)
+    found = []
+    for name in names:
+        encoded = CODECS[name].encode(given, None, ids, step, ranks)
+        wait(queue, partial(exchange, encoded, group), f"gradients by {name}")
+        got = [torch.empty_like(one) for one in given]
+        CODECS[name].decode(encoded, got, ranks)
+        off = _squares([one - other for one, other in zip(got, exact, strict=True)])
+        found.append(torch.where(off == 0, 0.0, off / scale).sqrt().max())
+    errors = torch.stack(found).nan_to_num(_MOST_ERROR).clamp(max=_MOST_ERROR)
+    wait(queue, lambda: distributed.all_reduce(errors, distributed.ReduceOp.MAX, group), "errors of codecs")
+    return list(errors.tolist())
+
+
+def _squares(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in tensors]).square()
 
 
 def wait(queue: MessageQueue, send: Callable[[], object], what: str, sent: Bytes = 0) -> None:

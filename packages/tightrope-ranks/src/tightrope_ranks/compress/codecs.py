@@ -172,6 +172,12 @@ CODECS: Final[Mapping[str, Codec]] = {
     )
 }
 """All codecs, by name."""
+DEFAULT_CODECS: Final = ("none", "bf16")
+"""Each number arrives within a part of 2^-8 or so, however large it is, in all of the training. Not so by
+``fp16`` (numbers below 6e-8 vanish, those above 65,504 are infinite, which may first happen late) nor by the
+codecs with a scale per block (small numbers drown next to large ones)."""
+MOST_ERROR: Final = 0.01
+"""Relative error above which a default codec is not chosen; see `calibrate.relative_errors`."""
 
 
 def exchange(encoded: Encoded, group: Group | None) -> None:

@@ -7,41 +7,47 @@ Idea        DDP hands over its buckets as they become ready. A few steps are wat
             message is encoded in the thread of the backward as soon as its last gradient is there,
             and goes into the one queue of the rank. The hook of the last bucket waits for the messages in
             order and decodes.
+            All of this is among the ranks of the model's own group; its first rank is rank 0 here.
 Guarantee   All ranks start the same collectives in the same order, whatever the buckets: none waits for ever.
             When the backward is over nothing is on its way. What arrives does not depend on how messages are
             divided, for equal codecs (`tightrope_ranks.compress.codecs`); residuals belong to parameters.
 Complexity  A few Python calls per bucket and message.
 Gaps        A gradient counts as ready when its bucket is: messages may join buckets and divide them, but DDP
-            has to be made with small ones (``bucket_cap_mb``) for a plan to be free. CPU tensors of 32-bit
-            floats.
+            has to be made with small ones (``bucket_cap_mb``) for a plan to be free. Dense gradients of
+            32-bit floats on the CPU.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, distributed
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from tightrope.core import TightropeError
+from tightrope.core import PlanFileError, TightropeError
 from tightrope.core.work import WorkEvent, WorkTrace
 from tightrope_ranks.compress import agree
-from tightrope_ranks.compress.calibrate import calibrate
-from tightrope_ranks.compress.codecs import CODECS, Encoded, exchange
+from tightrope_ranks.compress.accepts import accepted
+from tightrope_ranks.compress.calibrate import calibrate, relative_errors
+from tightrope_ranks.compress.codecs import CODECS, DEFAULT_CODECS, MOST_ERROR, Encoded, exchange
 from tightrope_ranks.compress.queue import Link, MessageQueue, Ticket
 from tightrope_ranks.compress.refine import Rehearsal, StepSeen, compared, rehearsed
+from tightrope_ranks.compress.resume import check_fit, read_state
 from tightrope_ranks.compress.search import plan_exchange
 from tightrope_ranks.judge.compress import check_exchange
 from tightrope_ranks.values.exchange import (
     ExchangeLimits,
     ExchangePlan,
     ExchangeProblem,
+    ExchangeState,
     Message,
+    dump_state,
 )
 
 WATCHED: Final = 4
@@ -63,10 +69,19 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Backward:
-    """What came of one backward so far."""
+    """What came of one backward so far.
 
-    names: list[str] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
+    Attributes:
+        order: of the gradients in messages: as planned, or as they came.
+        num_next: how many of `order` came without a gap.
+        tensors: what came, in the order in which it came, by name.
+        given: copies of them as they were before they were sent, where errors are measured.
+    """
+
+    order: Sequence[str] = ()
+    num_next: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    given: list[Tensor] = field(default_factory=list)
     ready: list[tuple[float, int]] = field(default_factory=list)
     futures: list[tuple[Future[Tensor], Tensor]] = field(default_factory=list)
     sent: list[_Sent] = field(default_factory=list)
@@ -105,18 +120,26 @@ class GradientExchange:
         self.sent = 0
         self.log: list[tuple[int, int, str, int]] = []
         self.residuals: dict[str, Tensor] = {}
-        self._ids: dict[int, int] = {}
-        self._names: dict[int, str] = {}
-        for number, (name, parameter) in enumerate(model.module.named_parameters()):
-            self._names[id(parameter)], self._ids[id(parameter)] = name, number
-        self._number = {self._names[key]: number for key, number in self._ids.items()}
-        self._group = distributed.new_group(backend="gloo")
+        self._counts = accepted(model)
+        named = list(model.module.named_parameters())
+        self._names = {id(parameter): name for name, parameter in named}
+        self._number = {name: number for number, (name, _) in enumerate(named)}
+        self._group = agree.own_group(model.process_group)
         self._ranks = distributed.get_world_size(self._group)
+        said = repr((self.codecs, limits, feedback, trials, list(self._counts.items())))
+        if not agree.equal_on_all(said, queue, self._group):
+            queue.close()
+            raise TightropeError(
+                "The ranks of the model called compress_gradients with different models or arguments. Give "
+                "the same ones on every rank."
+            )
         self._step = 0
+        self._moved = False
+        self._rough = any(name != "none" for name in self.codecs)
         self._begun = self._forward_ended = 0.0
         self._now = _Backward()
         self._last = _Backward()
-        self._watched: list[tuple[tuple[str, ...], tuple[float, ...]]] = []
+        self._watched: list[tuple[tuple[str, ...], tuple[float, ...], list[float]]] = []
         model.register_forward_pre_hook(self._note_start)
         model.register_forward_hook(self._note_end)
 
@@ -130,6 +153,53 @@ class GradientExchange:
             raise TightropeError("no step has been watched yet: train a few steps before a plan is given.")
         check_exchange(self.problem, plan)
         self.plan, self._rehearsal, self._contest = plan, None, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank goes on from: residuals, the number of steps, and the plan.
+
+        Every rank has its own state. The tensors are those in use, as in an optimizer's state. While plans
+        are compared the state has no plan: steps are watched anew after it was loaded.
+
+        Returns:
+            ``exchange``, a JSON text, and ``residuals``: one float32 tensor per gradient, by name.
+        """
+        done = self.plan is not None and not self.trying
+        state = ExchangeState(
+            self._group.rank(),
+            self._ranks,
+            self._step,
+            self.problem if done else None,
+            self.plan if done else None,
+        )
+        return {"exchange": dump_state(state).decode(), "residuals": dict(self.residuals)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, with the bits of a run that was not interrupted where the state has a plan.
+
+        Every rank of the model calls it between the same steps, with its own state. Nothing has changed where
+        it is refused.
+
+        Args:
+            state: of `state_dict`, of this rank.
+
+        Raises:
+            PlanFileError: it is no state, or one of another model, rank, step or set of codecs.
+            JudgeError: its plan breaks a limit of this exchange.
+        """
+        found, residuals = read_state(state, self._group.rank(), self._ranks)
+        found = check_fit(found, residuals, self._counts, self.codecs, self.limits)
+        if residuals and not self.feedback:
+            raise PlanFileError("The state has residuals, which feedback=False ignores. Use feedback=True.")
+        shared = dump_state(replace(found, rank=0)).decode()
+        if not agree.equal_on_all(shared, self.queue, self._group):
+            raise PlanFileError(
+                "The ranks loaded states of different steps. Load one checkpoint on all ranks."
+            )
+        self._step, self.problem, self.plan = found.step, found.problem, found.plan
+        self.residuals = {name: rest.clone() for name, rest in residuals.items()}
+        self._rehearsal = self._contest = None
+        self._watched.clear()
+        self.seconds.clear()
 
     @property
     def trying(self) -> bool:
@@ -156,11 +226,14 @@ class GradientExchange:
         num = len(self.problem.stream.sizes)
         seen = f"{median(self.seconds) * 1e3:.1f} ms" if self.seconds else "nothing yet"
         codecs = sorted({message.codec for message in self.plan.messages})
+        errors = ", ".join(f"{one.name} {one.error:.2g}" for one in self.problem.codecs)
+        limit = self.limits.error
         return (
             f"{num} gradients in {len(self.plan.messages)} messages, {', '.join(codecs)} "
             f"({self.plan.method}, at most {self.plan.gap:.1%} above the bound)\n"
             f"step: forecast {self.plan.seconds * 1e3:.1f} ms, observed {seen}\n"
-            f"sent per rank: forecast {self.plan.sent} bytes, observed {self.sent}"
+            f"sent per rank: forecast {self.plan.sent} bytes, observed {self.sent}\n"
+            f"relative errors: {errors}; {'any' if limit is None else f'at most {limit:g}'} allowed"
         )
 
     def close(self) -> None:
@@ -184,28 +257,38 @@ class GradientExchange:
                 "in float32 there, or use a hook of torch."
             )
         parameters = bucket.parameters()
-        now.names += [self._names[id(one)] for one in parameters]
-        now.tensors += buffer.split([one.numel() for one in parameters])
+        parts = buffer.split([one.numel() for one in parameters])
+        now.tensors.update(zip((self._names[id(one)] for one in parameters), parts, strict=True))
         now.ready.append((time.perf_counter(), len(now.tensors)))
         future: Future[Tensor] = Future()
         now.futures.append((future, buffer))
-        planned = self.plan.messages if self.plan is not None else ()
-        while len(now.sent) < len(planned) and planned[len(now.sent)].end <= len(now.tensors):
+        planned: tuple[Message, ...] = ()
+        if self.plan is not None and self.problem is not None:
+            planned, now.order = self.plan.messages, self.problem.stream.names
+        elif self._rough:
+            now.given += [one.clone() for one in parts]
+        while now.num_next < len(now.order) and now.order[now.num_next] in now.tensors:
+            now.num_next += 1
+        while len(now.sent) < len(planned) and planned[len(now.sent)].end <= now.num_next:
             self._send(planned[len(now.sent)])
         if bucket.is_last():
             if not planned:
-                self._send(Message(len(now.tensors), "none"))
+                now.order = tuple(now.tensors)
+                self._send(Message(len(now.order), "none"))
             self._finish()
         return future
 
     def _send(self, message: Message) -> None:
         now, codec = self._now, CODECS[message.codec]
         start = now.sent[-1].message.end if now.sent else 0
-        tensors, names = now.tensors[start : message.end], now.names[start : message.end]
+        names = now.order[start : message.end]
+        tensors = [now.tensors[name] for name in names]
         begun = time.perf_counter()
-        rests = [self._residual(*one) for one in zip(names, tensors, strict=True)] if self.feedback else None
+        rests = None
+        if self.feedback and codec.feedback:
+            rests = [self._residual(*one) for one in zip(names, tensors, strict=True)]
         ids = [self._number[name] for name in names]
-        encoded = codec.encode(tensors, rests if codec.feedback else None, ids, self._step, self._ranks)
+        encoded = codec.encode(tensors, rests, ids, self._step, self._ranks)
         ended = time.perf_counter()
         what = f"message {len(now.sent)} of step {self._step} (gradients {start} to {message.end - 1})"
         sent = sum(codec.sent(one.numel(), self._ranks) for one in tensors)
@@ -239,33 +322,42 @@ class GradientExchange:
         self.seconds.append(time.perf_counter() - self._begun)
         self._step += 1
         self._last = now
-        stale = self.problem is not None and tuple(now.names) != self.problem.stream.names
-        if stale:  # DDP made its buckets anew: messages stay a division, and are planned again
+        moved = self.problem is not None and tuple(now.tensors) != self.problem.stream.names
+        if moved and self._moved:  # DDP made its buckets anew: messages are planned again
             self.plan = self.problem = self._rehearsal = self._contest = None
+        self._moved = moved
         self._compare()
         if self.plan is None:
             self._watch()
 
     def _watch(self) -> None:
         now = self._now
-        names = tuple(now.names)
+        names = tuple(now.tensors)
         times = (self._forward_ended - self._begun, *(at - self._forward_ended for at, _ in now.ready))
         if self._watched and self._watched[-1][0] != names:
             self._watched.clear()
-        self._watched.append((names, times))
+        errors = [0.0] * len(self.codecs)
+        if now.given:
+            ids = [self._number[name] for name in names]
+            exact = list(now.tensors.values())
+            errors = relative_errors(self.codecs, now.given, exact, ids, self._step, self.queue, self._group)
+            now.given = []
+        self._watched.append((names, times, errors))
         if len(self._watched) < WATCHED or self._step <= WATCHED:
             return
-        rows = [row for _, row in self._watched[1:]]  # the first one warms up
+        rows = [row for _, row, _ in self._watched[1:]]  # the first one warms up
+        worst = [max(some) for some in zip(*(one for *_, one in self._watched), strict=True)]
         self._watched.clear()
-        self._agree([median(row[at] for row in rows) for at in range(len(times))])
+        self._agree([median(row[at] for row in rows) for at in range(len(times))], worst)
 
-    def _agree(self, times: Sequence[float]) -> None:
+    def _agree(self, times: Sequence[float], errors: Sequence[float]) -> None:
         """Measure, plan and judge, together with the other ranks."""
-        now, counts = self._now, [one.numel() for one in self._now.tensors]
+        now, counts = self._now, [one.numel() for one in self._now.tensors.values()]
         stream = agree.slowest_stream(
-            now.names, counts, [end for _, end in now.ready], times, self.queue, self._group
+            list(now.tensors), counts, [end for _, end in now.ready], times, self.queue, self._group
         )
         costs = calibrate(counts, self.codecs, self.queue, self._group)
+        costs = tuple(replace(one, error=error) for one, error in zip(costs, errors, strict=True))
         self.problem = problem = ExchangeProblem(stream, costs, self.limits)
         if self.trials:
             rehearsal = Rehearsal(self._shared(lambda: rehearsed(problem, self._choose)))
@@ -320,7 +412,8 @@ class GradientExchange:
 def compress_gradients(
     model: DistributedDataParallel,
     *,
-    codecs: Sequence[str] = ("none", "fp16", "sign"),
+    codecs: Sequence[str] | None = None,
+    error: float | None = None,
     seconds: float | None = None,
     sent: int | None = None,
     link: Link | None = None,
@@ -331,13 +424,17 @@ def compress_gradients(
 ) -> GradientExchange:
     """Send the gradients of a model in planned messages, each by the codec that the plan chose for it.
 
-    Call it on every rank, once, after wrapping the model. The first steps send everything as it is; then the
-    ranks measure, plan, compare plans in steps that train like any other, and go on with the fastest.
+    Call it on every rank of the model's process group, once, after wrapping the model; ranks of other groups
+    take no part. The first steps send everything as it is; then the ranks measure, plan, compare plans in
+    steps that train like any other, and go on with the fastest.
 
     Args:
         model: wrapped; with small buckets (``bucket_cap_mb=0.25``), which the plan joins.
         codecs: that the plan may choose from; see `tightrope_ranks.compress.CODECS`. Those that lose in
-            time are never chosen; ``("none",)`` alone keeps every bit.
+            time are never chosen; ``("none",)`` alone keeps every bit. Default: ``none`` and ``bf16``, as the
+            others may end at another loss.
+        error: largest relative error of a codec, measured against the exact mean in the first steps; one
+            above it never runs. Default: 0.01 for the default codecs, any for those that are named.
         seconds: limit of the step (forward and backward).
         sent: limit of the bytes that one rank sends in a step.
         link: to hold the messages to a rate in user space; default: the network as it is.
@@ -351,7 +448,8 @@ def compress_gradients(
         What watches and sends, with a report.
 
     Raises:
-        TightropeError: a codec that there is not.
+        TightropeError: a codec that there is not, ranks that differ, or a model with sparse gradients, mixed
+            precision, or parameters that are not float32 on the CPU.
         InfeasibleError: in the step in which the ranks plan: no plan keeps the limits.
         RankError: in a backward: another rank ended.
 
@@ -363,15 +461,17 @@ def compress_gradients(
 
     Source: `tightrope_ranks.compress.search`.
     """
-    unknown = next((name for name in codecs if name not in CODECS), None)
-    if unknown is not None or not codecs:
+    names = DEFAULT_CODECS if codecs is None else tuple(codecs)
+    unknown = next((name for name in names if name not in CODECS), None)
+    if unknown is not None or not names:
         raise TightropeError(f"codecs={codecs!r}: {unknown!r} is no codec; there are {', '.join(CODECS)}.")
-    if not isinstance(model, DistributedDataParallel):
-        raise TightropeError(f"model is a {type(model).__name__}: wrap it in DistributedDataParallel first.")
+    if error is not None and not error >= 0:
+        raise TightropeError(f"error={error!r}: give a relative error of 0 or more, as 0.01.")
+    accepted(model)
     state = GradientExchange(
         model,
-        codecs=codecs,
-        limits=ExchangeLimits(seconds, sent),
+        codecs=names,
+        limits=ExchangeLimits(seconds, sent, MOST_ERROR if codecs is None and error is None else error),
         queue=MessageQueue(link=link, timeout=timeout),
         choose=choose,
         feedback=feedback,

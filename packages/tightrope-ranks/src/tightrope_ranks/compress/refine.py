@@ -97,7 +97,7 @@ class Rehearsal:
             problem: that the plans are of.
             ends: of the buckets.
             queue: of this rank.
-            group: of all ranks.
+            group: of the model.
         """
         steps = [list(accumulate(step.backward[1:])) for some in self._seen for step in some]
         before = median(step.backward[0] for some in self._seen for step in some)

@@ -21,6 +21,8 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from msgspec.structs import replace
+
 from tightrope.core import Bytes, InfeasibleError, TightropeError
 from tightrope.native.interface import missing
 from tightrope_ranks.compress.fallback import best_messages as best_in_python
@@ -62,7 +64,8 @@ def plan_exchange(problem: ExchangeProblem, *, exact: bool = True, native: bool 
 
     Source: `tightrope_ranks.compress.search`.
     """
-    _check(problem)
+    check_problem(problem)
+    problem = _accurate(problem)
     native = native and not missing("fusion")
     messages, method = _start(problem)
     bound = lower_bound(problem)
@@ -157,7 +160,27 @@ def _searched(
     return None if found is None else [Message(end, problem.codecs[codec].name) for end, codec in found]
 
 
-def _check(problem: ExchangeProblem) -> None:
+def _accurate(problem: ExchangeProblem) -> ExchangeProblem:
+    """Leave out the codecs whose error is above the limit."""
+    limit = problem.limits.error
+    if limit is None:
+        return problem
+    codecs = tuple(one for one in problem.codecs if one.error <= limit)
+    if not codecs:
+        best = min(problem.codecs, key=lambda one: one.error)
+        raise InfeasibleError(
+            f"A relative error of at most {limit:g} is allowed; {best.name!r}, the most exact codec, has "
+            f"{best.error:.3g}. Allow a larger error, or the codec 'none'."
+        )
+    return replace(problem, codecs=codecs)
+
+
+def check_problem(problem: ExchangeProblem) -> None:
+    """Refuse a problem whose parts do not fit together.
+
+    Raises:
+        TightropeError: says which.
+    """
     stream, codecs = problem.stream, problem.codecs
     num = len(stream.sizes)
     if not 0 < num <= _MOST_GRADIENTS or not len(stream.names) == len(stream.compute) == num:
@@ -165,7 +188,7 @@ def _check(problem: ExchangeProblem) -> None:
             f"the stream has {len(stream.names)} names, {num} sizes and {len(stream.compute)} times. Give "
             f"one of each per gradient, for 1 to {_MOST_GRADIENTS} gradients."
         )
-    costs = [x for one in codecs for x in (*one.encode, *one.wire, *one.decode)]
+    costs = [x for one in codecs for x in (*one.encode, *one.wire, *one.decode, one.error)]
     if not codecs or any(len(one.sent) != num for one in codecs):
         raise TightropeError(
             f"codecs {[one.name for one in codecs]}: give one or more, each with {num} sizes."
@@ -173,4 +196,4 @@ def _check(problem: ExchangeProblem) -> None:
     if len({one.name for one in codecs}) != len(codecs):
         raise TightropeError(f"codecs {[one.name for one in codecs]}: each may be given once.")
     if not all(math.isfinite(x) and x >= 0 for x in (*costs, *stream.compute, *stream.sizes, stream.before)):
-        raise TightropeError("seconds and bytes of an exchange must be finite and >= 0.")
+        raise TightropeError("seconds, bytes and errors of an exchange must be finite and >= 0.")

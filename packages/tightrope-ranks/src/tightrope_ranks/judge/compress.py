@@ -39,6 +39,12 @@ def check_exchange(problem: ExchangeProblem, plan: ExchangePlan, *, exhaustive: 
     if plan.sent != sent:
         raise JudgeError(f"exchange: the plan claims {plan.sent} bytes sent; its messages have {sent}.")
     limits = problem.limits
+    rough = next((one for one in chosen if not _exact_enough(problem, one)), None)
+    if rough is not None:
+        raise JudgeError(
+            f"exchange: codec {rough.name!r} has a relative error of {rough.error!r}; the limit is "
+            f"{limits.error!r}."
+        )
     if limits.sent is not None and sent > limits.sent:
         raise JudgeError(f"exchange: {sent} bytes are sent; the limit is {limits.sent}.")
     if limits.seconds is not None and seconds > limits.seconds * (1 + _CLOSE):
@@ -92,6 +98,10 @@ def _chosen(problem: ExchangeProblem, plan: ExchangePlan) -> list[CodecCost]:
     return [codecs[message.codec] for message in plan.messages]
 
 
+def _exact_enough(problem: ExchangeProblem, codec: CodecCost) -> bool:
+    return problem.limits.error is None or codec.error <= problem.limits.error
+
+
 def _play(problem: ExchangeProblem, ends: Sequence[int], chosen: Sequence[CodecCost]) -> tuple[float, int]:
     stream = problem.stream
     processor = stream.before
@@ -115,7 +125,8 @@ def _play(problem: ExchangeProblem, ends: Sequence[int], chosen: Sequence[CodecC
 
 def _best(problem: ExchangeProblem) -> float:
     """The seconds of the fastest plan that sends no more than the limit."""
-    num, codecs = len(problem.stream.sizes), problem.codecs
+    num = len(problem.stream.sizes)
+    codecs = [one for one in problem.codecs if _exact_enough(problem, one)]
     if (len(codecs) + 1) ** (num - 1) * len(codecs) > _MOST_PLANS:
         raise JudgeError(f"exchange: {num} gradients have too many plans to play them all.")
     best = math.inf
