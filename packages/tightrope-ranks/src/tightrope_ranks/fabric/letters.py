@@ -1,6 +1,6 @@
 """What goes through a socket: typed letters in MessagePack; tensors lie in shared memory beside them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
@@ -166,13 +166,21 @@ def divided(value: Any, leaves: tuple[type, ...]) -> tuple[msgspec.Raw, list[Any
 
 def joined(value: Any, leaves: Sequence[Any]) -> Any:
     """Put leaves back where their marks are."""
-    if isinstance(value, list):
-        return [joined(one, leaves) for one in value]
+
+    def leaf(one: Any) -> Any:
+        marked = isinstance(one, msgspec.msgpack.Ext) and one.code == _MARK
+        return leaves[int.from_bytes(one.data, "big")] if marked else one
+
+    return changed(value, leaf)
+
+
+def changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change what lies inside lists, tuples and dicts; tuples become lists, as on the way to another node."""
+    if isinstance(value, list | tuple):
+        return [changed(one, change) for one in value]
     if isinstance(value, dict):
-        return {key: joined(one, leaves) for key, one in value.items()}
-    if isinstance(value, msgspec.msgpack.Ext) and value.code == _MARK:
-        return leaves[int.from_bytes(value.data, "big")]
-    return value
+        return {key: changed(one, change) for key, one in value.items()}
+    return change(value)
 
 
 def flat(items: Iterable[Item]) -> Iterator[SingleItem | PlainItem]:

@@ -1,31 +1,32 @@
 """One node: it sends calls, and answers those of others whenever it waits.
 
-Idea        One socket per peer, one thread per node. Who waits for an answer serves every call that arrives
-            meanwhile, so nodes may call each other in circles. A tensor is copied once, into memory shared
+Idea        One socket per peer. A letter is sent without waiting: what a full socket does not take is queued.
+            Who waits serves every call that arrives meanwhile, so nodes may call each other in circles; of
+            several threads that wait, one reads (`SocketTurns`). A tensor is copied once, into memory shared
             with the peer; a result that was given, and that its node let go of, is not copied (`Peer`).
 Guarantee   A call ends: with its result, with the error of the other node, after its time-out, or when the
-            peer ends, which the kernel tells at once by closing its socket, however it ended.
+            peer ends, which the kernel tells at once by closing its socket, however it ended. Whatever a peer
+            sends, a node goes on: a letter that is wrong is answered with an error, or dropped and counted.
 Complexity  One letter each way per call; one copy per tensor and direction, none where a function returns
             what it was given and keeps nothing of it.
-Gaps        A function that never returns blocks its node; its callers end by their time-outs.
+Gaps        A function that never returns blocks its thread; its callers end by their time-outs. A thread that
+            serves a call looks at its own time-out when the function has returned.
 """
 
-import array
 import itertools
 import math
 import os
 import select
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import Tensor
 
 from tightrope.core import Bytes, PagingError, RankError, TightropeError
+from tightrope_ranks.fabric.incoming import IncomingCall, ServingDepth
 from tightrope_ranks.fabric.letters import (
     LETTER,
     HandleItem,
@@ -53,22 +54,6 @@ _QUEUED: Final[Bytes] = 4 * LETTER
 """Bytes of letters that wait for room in a socket, from which on calls wait, too."""
 _DEEP: Final = 32
 """Calls that one thread serves, each while the one before it waits; more wait until one has ended."""
-_CONTROL: Final = socket.CMSG_SPACE(64 * 4)
-_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-
-
-@dataclass(slots=True)
-class IncomingCall:
-    """A call of a peer that waits to be served."""
-
-    peer: Peer
-    letter: Letter
-    given: list[Any]
-
-    def take(self) -> list[Any]:
-        """Return the arguments, which are nowhere else then."""
-        given, self.given = self.given, []
-        return given
 
 
 class FabricNode:
@@ -97,7 +82,7 @@ class FabricNode:
         self._calls = itertools.count(1)
         self._incoming: deque[IncomingCall] = deque()
         self._turns = SocketTurns()
-        self._thread = threading.local()
+        self._thread = ServingDepth()
         self._by_socket = {peer.link.fileno(): peer for peer in self.peers.values()}
         for file in self._by_socket:
             self._turns.add(file)
@@ -192,7 +177,10 @@ class FabricNode:
 
     def lives(self, node: int) -> bool:
         """Tell whether a node lives, as far as the kernel has told by now; takes in what has arrived."""
-        self._read_letters(0.0)
+        with self._turns.lock:
+            free = self._turns.begin(0.0)
+        if free:
+            self._read_letters(0.0)
         return node == self.number or (node in self.peers and self.peers[node].alive)
 
     def _called(
@@ -214,8 +202,7 @@ class FabricNode:
         peer = self._living(node)
         deadline = time.monotonic() + (limit or 0.0)
         if limit is not None and peer.queued > _QUEUED:
-            gone_on = self.pump(lambda: peer.queued <= _QUEUED or not peer.alive, limit)
-            if not gone_on:
+            if not self.pump(lambda: peer.queued <= _QUEUED or not peer.alive, limit):
                 raise late(name, node, limit)
         while True:
             try:
@@ -282,28 +269,29 @@ class FabricNode:
             timeout: seconds; None = any.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        lock, turns = self._turns.lock, self._turns
         while True:
-            with self._turns.lock:
+            with lock:
                 if done() if done is not None else self.stopped:
                     return True
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return False
-                wait = left if not self._untold() else _IDLE if left is None else min(_IDLE, left)
                 call = self._next_incoming()
+                if call is None:
+                    wait = left if not self._untold() else _IDLE if left is None else min(_IDLE, left)
+                    if not turns.begin(wait):
+                        continue
             if call is None:
                 self._read_letters(wait)
             else:
                 self._serve(call)
 
     def _read_letters(self, wait: float | None) -> None:
-        """Take in what arrives within some seconds; where another thread does, wait until it has."""
-        with self._turns.lock:
-            if not self._turns.begin(wait):
-                return
-            writing = [peer.link.fileno() for peer in self.peers.values() if peer.queued]
+        """Take in what arrives within some seconds, in one's turn."""
         try:
-            ready = self._turns.poll(writing, wait)
+            queued = [file for file, peer in self._by_socket.items() if peer.queued]
+            ready = self._turns.poll(queued, wait)
             for file, events in ready:
                 self._attend(self._by_socket[file], events)
             if not ready:
@@ -313,11 +301,14 @@ class FabricNode:
 
     def _next_incoming(self) -> IncomingCall | None:
         """The next call to serve, unless this thread already serves many, one within the other."""
-        deep = getattr(self._thread, "depth", 0) >= _DEEP
-        return None if deep or not self._incoming else self._incoming.popleft()
+        if not self._incoming or self._thread.depth >= _DEEP:
+            return None
+        return self._incoming.popleft()
 
     def _untold(self) -> bool:
-        return bool(self._let_go) or any(peer.untold for peer in self.peers.values())
+        if self._let_go:
+            return True
+        return any(blocks for peer in self.peers.values() for blocks in peer.freed.values())
 
     def tell(self) -> None:
         """Tell peers what nobody here needs any more."""
@@ -327,7 +318,7 @@ class FabricNode:
                 self.count(owner, key, self.number, -1)
             for peer in self.peers.values():
                 peer.settle_own()
-                if peer.alive and peer.untold:
+                if peer.alive and any(peer.freed.values()):
                     self.send(peer, Letter(LetterKind.FREED))
 
     def count(self, owner: int, key: int, holder: int, change: int) -> None:
@@ -342,10 +333,9 @@ class FabricNode:
 
     def send(self, peer: Peer, letter: Letter) -> None:
         """Send a letter, with what is free, and the descriptors of new arenas; or queue it, and go on."""
-        new = peer.own.new
-        arenas = tuple((number, peer.own.arenas[number].size) for number in new)
-        freed = peer.take_freed()
-        if arenas or freed:
+        new, freed = peer.own.new, peer.take_freed()
+        if new or freed:
+            arenas = tuple((number, peer.own.arenas[number].size) for number in new)
             letter = Letter(
                 letter.kind, letter.number, letter.name, letter.items, letter.single, arenas, freed
             )
@@ -358,8 +348,11 @@ class FabricNode:
             for number, block in freed:  # the next letter tells them
                 peer.freed[number].append(block)
             raise
-        peer.own.new = []
-        if not peer.post(data, [peer.own.arenas[number].descriptor for number in new]):
+        descriptors: Sequence[int] = ()
+        if new:
+            descriptors = [peer.own.arenas[number].descriptor for number in new]
+            peer.own.new = []
+        if not peer.post(data, descriptors):
             self._turns.ring()  # whoever polls waits for room from now on
 
     def _attend(self, peer: Peer, events: int) -> None:
@@ -369,32 +362,23 @@ class FabricNode:
                 peer.flush()
         if not events & ~select.POLLOUT:
             return
-        try:
-            size, control, flags, _ = peer.link.recvmsg_into([self._read], _CONTROL, _FLAGS)
-        except BlockingIOError:
-            return
-        except OSError:
-            size, control, flags, events = 0, [], 0, select.POLLHUP
+        size, descriptors, whole = peer.received(self._read)
         with self._turns.lock:
-            if not size and events & (select.POLLHUP | select.POLLERR):
+            if size < 0 or (not size and events & (select.POLLHUP | select.POLLERR)):
                 self._lost(peer)
-            elif peer.alive:
-                self._take_in(peer, self._read[:size], control, flags)
+            elif peer.alive and whole is not None:
+                self._take_in(peer, self._read[:size], descriptors, whole)
 
-    def _take_in(
-        self, peer: Peer, data: memoryview, control: Sequence[tuple[int, int, bytes]], flags: int
-    ) -> None:
+    def _take_in(self, peer: Peer, data: memoryview, descriptors: Sequence[int], whole: bool) -> None:
         """Do what a letter says; one that is none is answered with an error, or counted."""
-        descriptors = [
-            one for _, _, raw in control for one in array.array("i", raw[: len(raw) // 4 * 4]).tolist()
-        ]
         try:
             letter = decode(data)
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(descriptors) != len(letter.arenas):
+            if not whole or len(descriptors) != len(letter.arenas):
                 raise TightropeError("it is not whole.")
-            for (number, size), descriptor in zip(letter.arenas, descriptors, strict=True):
-                peer.add_arena(number, size, descriptor)
-            peer.drop_freed(letter.freed)
+            if descriptors:
+                peer.add_arenas(letter.arenas, descriptors)
+            if letter.freed:
+                peer.drop_freed(letter.freed)
             self._obey(peer, letter)
         except Exception as error:  # a peer may send anything; this node goes on
             self._refuse(peer, heading(data), error)
@@ -437,7 +421,7 @@ class FabricNode:
 
     def _serve(self, call: IncomingCall) -> None:
         peer, letter = call.peer, call.letter
-        self._thread.depth = getattr(self._thread, "depth", 0) + 1
+        self._thread.depth += 1
         try:
             try:
                 items, single = self._answer(call)
@@ -483,9 +467,7 @@ class FabricNode:
         peer.alive = False
         self._turns.remove(peer.link.fileno())
         self.references.forget(peer.number)
-        replies, peer.replies = peer.replies, {}
-        for reply in replies.values():
-            reply.end(None, RankError(f"node {peer.number} ended during {reply.name!r}."), lost=True)
+        peer.end_all(lambda name: f"node {peer.number} ended during {name!r}.", lost=True)
         peer.close()
 
     # --- the end
@@ -496,9 +478,7 @@ class FabricNode:
             self.stopped = True
             self._incoming.clear()
             for peer in self.peers.values():
-                replies, peer.replies = peer.replies, {}
-                for reply in replies.values():
-                    reply.end(None, RankError(f"{reply.name!r} on node {peer.number} did not end: {why}."))
+                peer.end_all(lambda name: f"{name!r} did not end: {why}.")
             self._turns.ring()
 
     def stop_all(self) -> None:

@@ -1,8 +1,8 @@
 """What a call carries, as items of a letter and back.
 
-Idea        A tensor is copied to where the peer reads it, a handle goes as its number, all else as MessagePack.
-            A list or dict with tensors or handles inside goes as itself, with a mark in place of each of them,
-            and they follow as items of their own.
+Idea        A tensor is copied to where the peer reads it, a handle goes as its number, all else as
+            MessagePack. A list or dict with tensors or handles inside goes as itself, with a mark in place
+            of each of them, and they follow as items of their own.
 Guarantee   Tensors inside lists and dicts are copied and owned as those that stand alone. Items of a letter
             that is refused leave no memory behind.
 """

@@ -1,8 +1,9 @@
 """Another node as this one sees it: its socket, and the memory that both share.
 
-Idea        A letter that the socket does not take waits in a queue, and the node goes on. A tensor that is sent is copied once, into a block of this node's memory,
-            where the peer reads it. A result that the peer's function was given, and that nobody there has
-            any more, comes back with its block, uncopied.
+Idea        A letter that the socket does not take waits in a queue, and the node goes on. A tensor that is
+            sent is copied once, into a block of this node's memory, where the peer reads it. A result that
+            the peer's function was given, and that nobody there has any more, comes back with its block,
+            uncopied.
 Guarantee   What a function is given, it alone has, and what a call returns, its caller alone has: either may
             write into it. (`SharedWindow` is memory of both, and says so.) What a peer names is looked at
             before it is read: a place outside the memory that both share, or a block that it was not lent,
@@ -14,14 +15,14 @@ import ctypes
 import errno
 import socket
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 import torch
 from torch import Tensor
 
-from tightrope.core import Bytes, TightropeError
+from tightrope.core import Bytes, RankError, TightropeError
 from tightrope.core.units import ALIGNMENT, shown
 from tightrope_ranks.fabric.arena import SharedArena, SharedArenas
 from tightrope_ranks.fabric.letters import DTYPES, LETTER, NAMES, InlineItem, Item, NestItem, PlaceItem, flat
@@ -31,6 +32,10 @@ from tightrope_ranks.fabric.window import SharedWindow
 _SMALL: Bytes = 2048
 """Bytes of a tensor that goes in the letter."""
 _FULL: Final = frozenset((errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS, errno.EINTR))
+_SEND: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_RECEIVE: Final = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
+_CUT: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_CONTROL: Final = socket.CMSG_SPACE(64 * 4)
 _MOST_ARENAS: Final = 2**16
 
 
@@ -78,6 +83,12 @@ class Peer:
             one.clear()
         self.link.close()
 
+    def end_all(self, said: Callable[[str], str], *, lost: bool = False) -> None:
+        """End the calls to it that are under way with an error, whose text is made from their names."""
+        replies, self.replies = self.replies, {}
+        for reply in replies.values():
+            reply.end(None, RankError(said(reply.name)), lost=lost)
+
     # --- letters
 
     def post(self, data: bytes, descriptors: Sequence[int]) -> bool:
@@ -93,6 +104,19 @@ class Peer:
         while self._queue and self._sent(*self._queue[0]):
             self.queued -= len(self._queue.popleft()[0])
 
+    def received(self, buffer: memoryview) -> tuple[int, Sequence[int], bool | None]:
+        """Read a letter: its bytes (-1: the socket broke), descriptors, whether it is whole (None: none came)."""
+        try:
+            size, control, flags, _ = self.link.recvmsg_into([buffer], _CONTROL, _RECEIVE)
+        except BlockingIOError:
+            return 0, (), None
+        except OSError:
+            return -1, (), None
+        descriptors = control and [
+            one for _, _, raw in control for one in array.array("i", raw[: len(raw) // 4 * 4]).tolist()
+        ]
+        return size, descriptors, not flags & _CUT
+
     def clear(self) -> None:
         """Forget what is queued."""
         self._queue.clear()
@@ -106,7 +130,7 @@ class Peer:
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         )
         try:
-            self.link.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self.link.sendmsg([data], rights, _SEND)
         except OSError as error:
             if error.errno in _FULL:
                 return False
@@ -115,16 +139,17 @@ class Peer:
 
     # --- blocks
 
-    def add_arena(self, number: int, size: Bytes, descriptor: int) -> None:
-        """Take in memory that the peer shares; the descriptor stays the caller's.
+    def add_arenas(self, arenas: Sequence[tuple[int, Bytes]], descriptors: Sequence[int]) -> None:
+        """Take in memory that the peer shares, by number and size; the descriptors stay the caller's.
 
         Raises:
-            TightropeError: the number is taken, or the memory is not what the peer says.
+            TightropeError: a number is taken, or memory is not what the peer says.
         """
-        if number in self.theirs or not 0 <= number < _MOST_ARENAS:
-            raise TightropeError(f"node {self.number} shared another arena {number}.")
-        self.theirs[number] = SharedArena(size, descriptor)
-        self.freed[number] = deque()
+        for (number, size), descriptor in zip(arenas, descriptors, strict=True):
+            if number in self.theirs or not 0 <= number < _MOST_ARENAS:
+                raise TightropeError(f"node {self.number} shared another arena {number}.")
+            self.theirs[number] = SharedArena(size, descriptor)
+            self.freed[number] = deque()
 
     def drop_freed(self, freed: Iterable[tuple[int, int]]) -> None:
         """Let go of blocks that the peer no longer reads.
@@ -144,16 +169,11 @@ class Peer:
 
     def take_freed(self) -> tuple[tuple[int, int], ...]:
         """Blocks of the peer that nobody here reads any more."""
-        if not self.untold:
+        if not any(self.freed.values()):
             return ()
         return tuple(
             (number, blocks.popleft()) for number, blocks in self.freed.items() for _ in range(len(blocks))
         )
-
-    @property
-    def untold(self) -> bool:
-        """Whether there are such blocks."""
-        return any(self.freed.values())
 
     def gone(self, arena: int) -> deque[int]:
         """Where own blocks of an arena are put when nobody here reads them any more."""
@@ -195,7 +215,7 @@ class Peer:
                     return PlaceItem(True, number, block, at, NAMES[value.dtype], tuple(value.shape))
         return self.packed(value)
 
-    def settled(self, items: Iterable[Item]) -> tuple[Item, ...]:
+    def settled(self, items: Sequence[Item]) -> tuple[Item, ...]:
         """Return results as they go: those in blocks of the peer with their blocks, or copied.
 
         To be called when whoever made the results has let go of them. A block that somebody here still reads
@@ -205,17 +225,16 @@ class Peer:
             PagingError: more is shared with the peer than may be.
         """
         found: list[Item] = []
-        todo = deque(items)
         try:
-            while todo:
-                item = todo.popleft()
+            for item in items:
                 if isinstance(item, NestItem):
                     item = msgspec.structs.replace(item, inner=self.settled(item.inner))
                 elif isinstance(item, PlaceItem) and item.own:
                     item = self._given_back(item)
                 found.append(item)
         except TightropeError:  # blocks of the peer that were not reached are still among those to be told
-            rest = [one for one in flat(todo) if not (isinstance(one, PlaceItem) and one.own)]
+            todo = flat(items[len(found) + 1 :])
+            rest = [one for one in todo if not (isinstance(one, PlaceItem) and one.own)]
             self.undo([*found, *rest])
             raise
         return tuple(found)

@@ -10,7 +10,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 
 Ready = list[tuple[int, int]]
 """Descriptors and the events that they have."""
@@ -30,60 +30,61 @@ class SocketTurns:
         self._asleep = 0
         self._polling = False
         self._poll = select.poll()
-        self._events: dict[int, int] = {}
+        self._writing: set[int] = set()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.POLLIN)
 
     def add(self, file: int) -> None:
         """Poll a socket from now on."""
-        self._events[file] = select.POLLIN
         self._poll.register(file, select.POLLIN)
 
     def remove(self, file: int) -> None:
         """Poll a socket no longer; by the thread that has the turn."""
-        del self._events[file]
+        self._writing.discard(file)
         self._poll.unregister(file)
 
     def begin(self, wait: float | None) -> bool:
-        """Take the turn, with the lock held; where another thread has it, sleep until it ends and return False.
+        """Take the turn; where another thread has it, sleep until it ends. Tell whether it was taken.
+
+        The lock is held before and afterwards.
 
         Args:
             wait: seconds to sleep at most; None = any.
         """
-        if not self._polling:
-            self._polling = True
-            return True
-        self._asleep += 1
+        self._asleep += 1  # before the look, as `end` looks after it: one of both sees the other
         try:
+            if not self._polling:
+                self._polling = True
+                return True
             self._news.wait(wait)
         finally:
             self._asleep -= 1
         return False
 
-    def poll(self, writing: Iterable[int], wait: float | None) -> Ready:
+    def poll(self, writing: Collection[int], wait: float | None) -> Ready:
         """Wait for events, in one's turn.
 
         Args:
             writing: sockets that letters wait for: until they take more, too.
             wait: seconds at most; None = any.
         """
-        wanted = set(writing)
-        for file, events in self._events.items():
-            now = select.POLLIN | select.POLLOUT if file in wanted else select.POLLIN
-            if now != events:
-                self._events[file] = now
-                self._poll.modify(file, now)
+        if writing or self._writing:
+            for file in self._writing.symmetric_difference(writing):
+                self._poll.modify(file, select.POLLIN | (select.POLLOUT if file in writing else 0))
+            self._writing = set(writing)
         ready = self._poll.poll(None if wait is None else wait * 1e3)
-        if any(file == self._bell for file, _ in ready):
-            os.eventfd_read(self._bell)
-            ready = [one for one in ready if one[0] != self._bell]
+        for number, (file, _) in enumerate(ready):
+            if file == self._bell:
+                os.eventfd_read(self._bell)
+                del ready[number]
+                break
         return ready
 
     def end(self) -> None:
         """Give the turn back, and wake those that sleep."""
-        with self.lock:
-            self._polling = False
-            if self._asleep:
+        self._polling = False
+        if self._asleep:
+            with self.lock:
                 self._news.notify_all()
 
     def ring(self) -> None:
