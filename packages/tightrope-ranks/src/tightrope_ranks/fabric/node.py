@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 from torch import Tensor
 
 from tightrope.core import Bytes, PagingError, RankError, TightropeError
@@ -110,11 +111,8 @@ class FabricNode:
     def call_async(self, node: int, name: str, *arguments: Any) -> Reply:
         """Begin a call; `Reply.wait` ends it.
 
-        Where more waits to be sent than the node takes, this serves others until there is room.
-
-        Raises:
-            RankError: the node ended, or there was no room within the time-out of this node.
-            TightropeError: an argument cannot be sent.
+        Where more waits to be sent than the node takes, this serves others until there is room; a RankError
+        says that there was none within the time-out of this node.
         """
         return self._begin(LetterKind.CALL, node, name, arguments, self.timeout)
 
@@ -201,9 +199,9 @@ class FabricNode:
             return reply
         peer = self._living(node)
         deadline = time.monotonic() + (limit or 0.0)
-        if limit is not None and peer.queued > _QUEUED:
-            if not self.pump(lambda: peer.queued <= _QUEUED or not peer.alive, limit):
-                raise late(name, node, limit)
+        full = limit is not None and peer.queued > _QUEUED
+        if full and not self.pump(lambda: peer.queued <= _QUEUED or not peer.alive, limit):
+            raise late(name, node, limit or 0.0)
         while True:
             try:
                 return self._begun(kind, node, name, arguments)
@@ -336,9 +334,7 @@ class FabricNode:
         new, freed = peer.own.new, peer.take_freed()
         if new or freed:
             arenas = tuple((number, peer.own.arenas[number].size) for number in new)
-            letter = Letter(
-                letter.kind, letter.number, letter.name, letter.items, letter.single, arenas, freed
-            )
+            letter = msgspec.structs.replace(letter, arenas=arenas, freed=freed)
         try:
             data = encode(letter)
             if len(data) > peer.most:

@@ -92,14 +92,15 @@ class ItemPacking:
             TightropeError: an item names what is not there; the blocks of the others are told to be free.
         """
         found: list[Any] = []
-        wrong: list[Exception] = []
+        wrong: list[str] = []  # no errors, whose frames would keep the values
         for item in items:
             try:
                 found.append(self._unpacked(peer, item))
             except Exception as error:  # whatever is wrong with one, the blocks of the others are let go of
-                wrong.append(error)
+                wrong.append(str(error))
         if wrong:
-            raise TightropeError(f"node {peer.number} sent a value that cannot be: {wrong[0]}") from wrong[0]
+            found.clear()
+            raise TightropeError(f"node {peer.number} sent a value that cannot be: {wrong[0]}")
         return found
 
     def _undo_handles(self, peer: Peer, items: Iterable[Item]) -> None:

@@ -105,16 +105,18 @@ class Peer:
             self.queued -= len(self._queue.popleft()[0])
 
     def received(self, buffer: memoryview) -> tuple[int, Sequence[int], bool | None]:
-        """Read a letter: its bytes (-1: the socket broke), descriptors, whether it is whole (None: none came)."""
+        """Read a letter: bytes (-1: the socket broke), descriptors, whether it is whole (None: none came)."""
         try:
             size, control, flags, _ = self.link.recvmsg_into([buffer], _CONTROL, _RECEIVE)
         except BlockingIOError:
             return 0, (), None
         except OSError:
             return -1, (), None
-        descriptors = control and [
-            one for _, _, raw in control for one in array.array("i", raw[: len(raw) // 4 * 4]).tolist()
-        ]
+        descriptors: Sequence[int] = (
+            ()
+            if not control
+            else [one for _, _, raw in control for one in array.array("i", raw[: len(raw) // 4 * 4]).tolist()]
+        )
         return size, descriptors, not flags & _CUT
 
     def clear(self) -> None:
