@@ -111,8 +111,7 @@ class FabricNode:
     def call_async(self, node: int, name: str, *arguments: Any) -> Reply:
         """Begin a call; `Reply.wait` ends it.
 
-        Where more waits to be sent than the node takes, this serves others until there is room; a RankError
-        says that there was none within the time-out of this node.
+        Where too much waits to be sent, this serves others until there is room, or the time is over.
         """
         return self._begin(LetterKind.CALL, node, name, arguments, self.timeout)
 
@@ -412,8 +411,6 @@ class FabricNode:
                 if peer.number != 0:
                     raise TightropeError(f"node {peer.number} may not stop a node.")
                 self.stop(f"node {self.number} was stopped")
-            case LetterKind.FREED:
-                pass
 
     def _serve(self, call: IncomingCall) -> None:
         peer, letter = call.peer, call.letter
