@@ -52,7 +52,6 @@ WRONG = {
     "beyond the arena": place(False, 7, 0, 0, 2**40),
     "negative length": place(False, 7, 0, 0, -4, -4),
     "lengths that overflow": place(False, 7, 0, 0, 2**62, 2**62, 0),
-    "too many dimensions": place(False, 7, 0, 0, *[1] * 100),
     "not aligned": place(False, 7, 0, 1, 4),
     "no such dtype": place(False, 7, 0, 0, 4, dtype="float3"),
     "few bytes": InlineItem(b"123", "float32", (1,)),
