@@ -1,4 +1,4 @@
-"""R1, R3 and R5: how fast calls and pages are, and what is left after many calls and a killed node.
+"""R1, R3, R5 and R6: how fast calls and pages are, and what is left after many calls and a killed node.
 
 Layer: real processes on one host.
 """
@@ -13,7 +13,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from benchmarks.fabric.peers import Echo, grpc_missing, grpc_pickle, torch_rpc
+from benchmarks.fabric.peers import Echo, doubled, grpc_missing, grpc_pickle, returned, torch_rpc
 from benchmarks.micro.rows import Row
 from tightrope.core import RankError, format_bytes
 from tightrope_ranks.fabric import RemoteMemory, SharedFabric
@@ -63,7 +63,8 @@ def r1(quick: bool = False) -> list[Row]:
     with ExitStack() as stack:
         fabric = stack.enter_context(SharedFabric(2))
         echoes: dict[str, Echo] = {"fabric": lambda value: fabric.call(1, "tightrope.echo", value)}
-        echoes["torch RPC"] = stack.enter_context(torch_rpc())
+        over_rpc = stack.enter_context(torch_rpc())
+        echoes["torch RPC"] = over_rpc(returned)
         if not grpc_missing():
             echoes["gRPC"] = stack.enter_context(grpc_pickle())
         for size in _SIZES:
@@ -90,6 +91,51 @@ def r1(quick: bool = False) -> list[Row]:
                 )
             )
     return rows
+
+
+def r6(quick: bool = False) -> list[Row]:
+    """A function that computes a new tensor, with results let go of and kept, in turns with torch RPC."""
+    _prefer()
+    rows = []
+    turns = 20 if quick else 60
+    with SharedFabric(2, modules=_MODULES) as fabric, torch_rpc() as over_rpc:
+        calls: dict[str, Echo] = {
+            "fabric": lambda value: fabric.call(1, "bench.double", value),
+            "torch RPC": over_rpc(doubled),
+        }
+        for size in (2**16, 2**20):
+            for keeps in (False, True):
+                found = _computed(calls, size, turns, keeps)
+                ours, rpc = found["fabric"], found["torch RPC"]
+                rows.append(
+                    Row(
+                        f"R6, {format_bytes(size)}, {'kept' if keeps else 'let go of'}",
+                        ">= 1.5x torch RPC",
+                        f"{ours * 1e6:.0f} us, {rpc / ours:.1f}x torch RPC; x * 2, real processes, medians",
+                        rpc / ours >= 1.5,
+                        f"torch RPC {rpc * 1e6:.0f} us",
+                    )
+                )
+    return rows
+
+
+def _computed(calls: Mapping[str, Echo], size: int, turns: int, keeps: bool) -> dict[str, float]:
+    """Median seconds of a call of each, in three turns; all results of a turn are kept, or none."""
+    value = torch.randn(size // 4)
+    seen: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(3):
+        for name, call in calls.items():
+            kept = [call(value), call(value)]
+            if not torch.equal(kept[0], value * 2):
+                raise RuntimeError(f"{name} returned something else")
+            for _ in range(turns):
+                start = time.perf_counter()
+                found = call(value)
+                seen[name].append(time.perf_counter() - start)
+                if keeps:
+                    kept.append(found)
+                del found
+    return {name: median(seconds) for name, seconds in seen.items()}
 
 
 def r3(quick: bool = False) -> list[Row]:

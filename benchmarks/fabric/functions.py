@@ -32,3 +32,9 @@ def left() -> list[int]:
     node = this_node()
     node.pump(lambda: False, 0.1)
     return [len(node.references), sum(peer.own.live for peer in node.peers.values())]
+
+
+@register("bench.double")
+def double(value: Tensor) -> Tensor:
+    """Return a new tensor: what a function that computes does."""
+    return value * 2

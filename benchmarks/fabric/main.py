@@ -15,6 +15,7 @@ BARS: Final[dict[str, Callable[[bool], list[Row]]]] = {
     "R3": calls.r3,
     "R4": lines.r4,
     "R5": calls.r5,
+    "R6": calls.r6,
 }
 
 

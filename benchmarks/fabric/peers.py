@@ -52,15 +52,20 @@ def returned(value: Tensor) -> Tensor:
     return value
 
 
+def doubled(value: Tensor) -> Tensor:
+    """Return a new tensor: what a function that computes does."""
+    return value * 2
+
+
 @contextmanager
-def torch_rpc() -> Iterator[Echo]:
-    """Yield an echo over torch RPC as it comes."""
+def torch_rpc() -> Iterator[Callable[[Echo], Echo]]:
+    """Yield what calls a function over torch RPC as it comes."""
     from torch.distributed import rpc
 
     port = free_port()
     with served("rpc", port):
         _join_rpc(port, 0)
-        yield lambda value: rpc.rpc_sync("node1", returned, (value,))
+        yield lambda function: lambda value: rpc.rpc_sync("node1", function, (value,))
         rpc.shutdown()
 
 

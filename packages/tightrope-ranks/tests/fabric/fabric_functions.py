@@ -122,3 +122,37 @@ def linear(seed: int, *widths: int) -> nn.Module:
 def table(seed: int, rows: int, width: int) -> nn.Module:
     torch.manual_seed(seed)
     return nn.EmbeddingBag(rows, width, mode="sum")
+
+
+@register("test.total")
+def total(ones: list[Tensor]) -> float:
+    return sum(float(one.double().sum()) for one in ones)
+
+
+@register("test.flood")
+def flood(node: int, seed: int, num: int, most: int) -> int:
+    from test_fabric_flood import flood as begin_all
+
+    return begin_all(this_node(), node, seed, num, most)
+
+
+@register("test.nested")
+def nested(given: dict[str, Any]) -> dict[str, Any]:
+    small, inner = given["a"]
+    (kept,) = given["h"]
+    return {"double": [small * 2, {"same": inner["b"]}], "handle": kept, "n": inner["n"]}
+
+
+@register("test.zero_all")
+def zero_all(ones: list[Tensor]) -> list[Tensor]:
+    return [one.zero_() for one in ones]
+
+
+@register("test.fail_with")
+def fail_with(given: Any) -> None:
+    raise ValueError(f"no such thing in {len(given)}")
+
+
+@register("test.refused")
+def refused() -> list[int]:
+    return [peer.refused for peer in this_node().peers.values()]

@@ -144,7 +144,7 @@ def test_a_call_that_cannot_be_sent_leaves_nothing() -> None:
         for given in (object(), torch.empty(1, device="meta"), "x" * 2**21):
             with pytest.raises(TightropeError, match=r"sent|Send"):
                 fabric.call(1, "test.add", one, given)
-            assert not fabric.node._replies
+            assert not fabric.node.peers[1].replies
         assert torch.equal(fabric.call(1, "test.add", one, 1.0), one + 1)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tightrope.core import RankError, TightropeError
 from tightrope_ranks.fabric import basic
+from tightrope_ranks.fabric.letters import changed
 from tightrope_ranks.fabric.references import References, RemoteTensor
 from tightrope_ranks.fabric.registry import function_of
 
@@ -41,7 +42,10 @@ class LocalFabric:
         self._let_go()
         if not 0 <= node < self.num:
             raise TightropeError(f"there is no node {node}; there are {list(range(self.num))}.")
-        given = [self.fetch(one) if isinstance(one, RemoteTensor) else one for one in arguments]
+        given = [
+            changed(one, lambda value: self.fetch(value) if isinstance(value, RemoteTensor) else value)
+            for one in arguments
+        ]
         try:
             found = function_of(name)(*given)
         except Exception as error:  # as from another process

@@ -1,5 +1,6 @@
 """What goes through a socket: typed letters in MessagePack; tensors lie in shared memory beside them."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
@@ -69,7 +70,24 @@ class PlainItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     value: Any
 
 
-Item: TypeAlias = PlaceItem | InlineItem | HandleItem | PlainItem
+SingleItem: TypeAlias = PlaceItem | InlineItem | HandleItem
+_MARK: Final = 1
+"""Code of the extension that stands for a tensor or handle inside lists and dicts."""
+
+
+class NestItem(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="n"):
+    """Lists and dicts with tensors or handles inside.
+
+    Attributes:
+        value: the lists and dicts, with a mark in place of each tensor or handle; see `divided`.
+        inner: tensors and handles, in the order of their marks.
+    """
+
+    value: Any
+    inner: tuple[SingleItem, ...]
+
+
+Item: TypeAlias = SingleItem | PlainItem | NestItem
 LETTER: Final = 2**20
 """Bytes of a letter, at most."""
 
@@ -119,9 +137,70 @@ def encode(letter: Letter) -> bytes:
     except (TypeError, OverflowError, RecursionError) as error:
         raise TightropeError(
             f"{shown(letter.items)} cannot be sent ({error}): give tensors, handles, numbers, text, bytes, "
-            "lists "
-            "or dicts of these values."
+            "lists or dicts of these values."
         ) from error
+
+
+def divided(value: Any, leaves: tuple[type, ...]) -> tuple[msgspec.Raw, list[Any]]:
+    """Return a value in MessagePack with a mark in place of each leaf, and the leaves.
+
+    Raises:
+        TightropeError: a value in it is none that can be sent.
+    """
+    found: list[Any] = []
+
+    def mark(one: Any) -> Any:
+        if not isinstance(one, leaves):
+            raise TypeError(f"of type {type(one).__name__}")
+        found.append(one)
+        return msgspec.msgpack.Ext(_MARK, (len(found) - 1).to_bytes(4, "big"))
+
+    try:
+        return msgspec.Raw(msgspec.msgpack.Encoder(enc_hook=mark).encode(value)), found
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise TightropeError(
+            f"{shown(value)} cannot be sent ({error}): give tensors, handles, numbers, text, bytes, lists or "
+            "dicts of these values."
+        ) from error
+
+
+def joined(value: Any, leaves: Sequence[Any]) -> Any:
+    """Put leaves back where their marks are."""
+
+    def leaf(one: Any) -> Any:
+        marked = isinstance(one, msgspec.msgpack.Ext) and one.code == _MARK
+        return leaves[int.from_bytes(one.data, "big")] if marked else one
+
+    return changed(value, leaf)
+
+
+def changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Change what lies inside lists, tuples and dicts; tuples become lists, as on the way to another node."""
+    if isinstance(value, list | tuple):
+        return [changed(one, change) for one in value]
+    if isinstance(value, dict):
+        return {key: changed(one, change) for key, one in value.items()}
+    return change(value)
+
+
+def flat(items: Iterable[Item]) -> Iterator[SingleItem | PlainItem]:
+    """List items, those inside lists and dicts instead of the whole."""
+    for item in items:
+        if isinstance(item, NestItem):
+            yield from item.inner
+        else:
+            yield item
+
+
+def heading(data: bytes | memoryview) -> tuple[int, int] | None:
+    """Return kind and number of a letter that `decode` refuses; None where it has none."""
+    try:
+        found = msgspec.msgpack.decode(data)
+    except Exception:  # a peer may send any bytes
+        return None
+    if isinstance(found, list) and len(found) >= 2 and all(type(one) is int for one in found[:2]):
+        return found[0], found[1]
+    return None
 
 
 def decode(data: bytes | memoryview) -> Letter:
@@ -132,5 +211,7 @@ def decode(data: bytes | memoryview) -> Letter:
     """
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (
+        Exception
+    ) as error:  # a peer may send any bytes: text, keys and times in them raise errors of theirs
         raise TightropeError(f"a peer sent no valid letter: {error}.") from error

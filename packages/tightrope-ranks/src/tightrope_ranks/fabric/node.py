@@ -1,18 +1,21 @@
 """One node: it sends calls, and answers those of others whenever it waits.
 
-Idea        One socket per peer, one thread per node. Who waits for an answer serves every call that arrives
-            meanwhile, so nodes may call each other in circles. A tensor is copied once, into memory shared
+Idea        One socket per peer. A letter is sent without waiting: what a full socket does not take is queued.
+            Who waits serves every call that arrives meanwhile, so nodes may call each other in circles; of
+            several threads that wait, one reads (`SocketTurns`). A tensor is copied once, into memory shared
             with the peer; a result that was given, and that its node let go of, is not copied (`Peer`).
 Guarantee   A call ends: with its result, with the error of the other node, after its time-out, or when the
-            peer ends, which the kernel tells at once by closing its socket, however it ended.
+            peer ends, which the kernel tells at once by closing its socket, however it ended. Whatever a peer
+            sends, a node goes on: a letter that is wrong is answered with an error, or dropped and counted.
 Complexity  One letter each way per call; one copy per tensor and direction, none where a function returns
             what it was given and keeps nothing of it.
-Gaps        A function that never returns blocks its node; its callers end by their time-outs.
+Gaps        A function that never returns blocks its thread; its callers end by their time-outs. A thread that
+            serves a call looks at its own time-out when the function has returned.
 """
 
-import array
 import itertools
 import math
+import os
 import select
 import socket
 import time
@@ -20,60 +23,38 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 from torch import Tensor
 
-from tightrope.core import Bytes, RankError, TightropeError
+from tightrope.core import Bytes, PagingError, RankError, TightropeError
+from tightrope_ranks.fabric.incoming import IncomingCall, ServingDepth
 from tightrope_ranks.fabric.letters import (
     LETTER,
     HandleItem,
-    InlineItem,
     Item,
     Letter,
     LetterKind,
-    PlaceItem,
     PlainItem,
     decode,
     encode,
+    heading,
 )
+from tightrope_ranks.fabric.packing import ItemPacking
 from tightrope_ranks.fabric.peer import Peer
 from tightrope_ranks.fabric.references import References, RemoteTensor
 from tightrope_ranks.fabric.registry import function_of
+from tightrope_ranks.fabric.reply import Reply, late
+from tightrope_ranks.fabric.turns import SocketTurns
 from tightrope_ranks.fabric.window import SharedWindow
 
 SHARED: Final[Bytes] = 4 * 2**30
 """Bytes that a node shares with one peer, at most."""
 _IDLE: Final = 0.02
 """Seconds after which what is free is told to peers that are not written to anyway."""
-
-
-class Reply:
-    """A call under way."""
-
-    def __init__(self, node: "FabricNode", peer: int, name: str) -> None:
-        self._node, self._peer, self._name = node, peer, name
-        self.value: Any = None
-        self.error: RankError | None = None
-        self.done = self.lost = False
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Return the result, serving others meanwhile.
-
-        Args:
-            timeout: seconds; None = that of the node.
-
-        Raises:
-            RankError: the function raised, the node ended, or the time is over.
-        """
-        limit = self._node.seconds(timeout)
-        if not self._node.pump(lambda: self.done, limit):
-            raise RankError(
-                f"{self._name!r} on node {self._peer} took more than {limit:g} s. Give it more (timeout=), "
-                "or end "
-                "that node."
-            )
-        if self.error is not None:
-            raise self.error
-        return self.value
+_QUEUED: Final[Bytes] = 4 * LETTER
+"""Bytes of letters that wait for room in a socket, from which on calls wait, too."""
+_DEEP: Final = 32
+"""Calls that one thread serves, each while the one before it waits; more wait until one has ended."""
 
 
 class FabricNode:
@@ -98,12 +79,14 @@ class FabricNode:
         self.peers = {peer: Peer(peer, link, shared) for peer, link in links.items()}
         self.references = References()
         self._let_go: deque[tuple[int, int]] = deque()
+        self._packing = ItemPacking(number, (number, *links), self.references, self._let_go, self.count)
         self._calls = itertools.count(1)
-        self._replies: dict[tuple[int, int], Reply] = {}
-        self._poll = select.poll()
+        self._incoming: deque[IncomingCall] = deque()
+        self._turns = SocketTurns()
+        self._thread = ServingDepth()
         self._by_socket = {peer.link.fileno(): peer for peer in self.peers.values()}
         for file in self._by_socket:
-            self._poll.register(file, select.POLLIN)
+            self._turns.add(file)
         self.stopped = False
         self._read = memoryview(bytearray(LETTER + 4096))  # one for all letters: new memory costs 20 us each
 
@@ -123,12 +106,14 @@ class FabricNode:
                 raises on this node comes as it is.
             TightropeError: the time-out is no number.
         """
-        limit = self.seconds(timeout)
-        return self.call_async(node, name, *arguments).wait(limit)
+        return self._called(LetterKind.CALL, node, name, arguments, timeout)
 
     def call_async(self, node: int, name: str, *arguments: Any) -> Reply:
-        """Begin a call; `Reply.wait` ends it."""
-        return self._begin(LetterKind.CALL, node, name, arguments)
+        """Begin a call; `Reply.wait` ends it.
+
+        Where too much waits to be sent, this serves others until there is room, or the time is over.
+        """
+        return self._begin(LetterKind.CALL, node, name, arguments, self.timeout)
 
     def call_each(
         self, nodes: Iterable[int], name: str, *arguments: Any, timeout: float | None = None
@@ -149,7 +134,7 @@ class FabricNode:
         """
         limit = self.seconds(timeout)
         replies = {
-            node: self.call_async(node, name, *arguments)
+            node: self._begin(LetterKind.CALL, node, name, arguments)
             for node in nodes
             if node not in self.peers or self.lives(node)
         }
@@ -158,8 +143,7 @@ class FabricNode:
 
     def remote(self, node: int, name: str, *arguments: Any, timeout: float | None = None) -> RemoteTensor:
         """Call a function that returns one tensor, which stays there; return its handle."""
-        limit = self.seconds(timeout)
-        found = self._begin(LetterKind.KEEP, node, name, arguments).wait(limit)
+        found = self._called(LetterKind.KEEP, node, name, arguments, timeout)
         if not isinstance(found, RemoteTensor):
             raise TightropeError(f"{name!r} on node {node} returned no tensor: only tensors can stay there.")
         return found
@@ -181,36 +165,71 @@ class FabricNode:
             RankError: the node ended.
             PagingError: that is more than may be shared with it.
         """
-        peer = self._living(node)
-        peer.settle_own()
-        number, block = peer.own.take(size)
-        data = peer.own.arenas[number].tensor(block, size, peer.gone(number))
+        with self._turns.lock:
+            peer = self._living(node)
+            peer.settle_own()
+            number, block = peer.own.take(size)
+            data = peer.own.arenas[number].tensor(block, size, peer.gone(number))
         return SharedWindow(node, number, block, data)
 
     def lives(self, node: int) -> bool:
         """Tell whether a node lives, as far as the kernel has told by now; takes in what has arrived."""
-        for file, _ in self._poll.poll(0):
-            self._take_in(self._by_socket[file])
+        with self._turns.lock:
+            free = self._turns.begin(0.0)
+        if free:
+            self._read_letters(0.0)
         return node == self.number or (node in self.peers and self.peers[node].alive)
 
-    def _begin(self, kind: LetterKind, node: int, name: str, arguments: Sequence[Any]) -> Reply:
-        reply = Reply(self, node, name)
+    def _called(
+        self, kind: LetterKind, node: int, name: str, arguments: Sequence[Any], timeout: float | None
+    ) -> Any:
+        limit = self.seconds(timeout)
+        deadline = time.monotonic() + limit
+        return self._begin(kind, node, name, arguments, limit).until(deadline, limit)
+
+    def _begin(
+        self, kind: LetterKind, node: int, name: str, arguments: Sequence[Any], limit: float | None = None
+    ) -> Reply:
+        """Begin a call; ``limit`` are the seconds to wait for room, None = do without."""
         if node == self.number:
+            reply = Reply(self, node, name)
             found = function_of(name)(*arguments)
-            reply.value = self._handle(found) if kind == LetterKind.KEEP else found
-            reply.done = True
+            reply.end(self._handle(found) if kind == LetterKind.KEEP else found, None)
             return reply
         peer = self._living(node)
-        number = next(self._calls)
-        letter = Letter(kind, number, name, self._all_packed(peer, arguments))
-        self._replies[node, number] = reply  # before it is sent: sending may tell that the peer ended
-        try:
-            self.send(peer, letter)
-        except TightropeError:
-            del self._replies[node, number]
-            self._undo(peer, letter.items)
-            raise
+        deadline = time.monotonic() + (limit or 0.0)
+        full = limit is not None and peer.queued > _QUEUED
+        if full and not self.pump(lambda: peer.queued <= _QUEUED or not peer.alive, limit):
+            raise late(name, node, limit or 0.0)
+        while True:
+            try:
+                return self._begun(kind, node, name, arguments)
+            except PagingError:  # calls under way give memory back
+                if limit is None or not peer.replies or time.monotonic() >= deadline:
+                    raise
+                self._wait_for_memory(peer, deadline)
+
+    def _begun(self, kind: LetterKind, node: int, name: str, arguments: Sequence[Any]) -> Reply:
+        with self._turns.lock:
+            peer = self._living(node)
+            reply, number = Reply(self, node, name), next(self._calls)
+            letter = Letter(kind, number, name, self._packing.pack(peer, arguments))
+            try:
+                self.send(peer, letter)
+            except TightropeError:
+                self._packing.undo(peer, letter.items)
+                raise
+            peer.replies[number] = reply
         return reply
+
+    def _wait_for_memory(self, peer: Peer, deadline: float) -> None:
+        before = peer.own.num_drops
+
+        def room() -> bool:
+            peer.settle_own()
+            return peer.own.num_drops != before or not peer.replies
+
+        self.pump(room, min(_IDLE, deadline - time.monotonic()))
 
     def seconds(self, timeout: float | None) -> float:
         """Return a time-out; None = that of the node.
@@ -224,7 +243,8 @@ class FabricNode:
         return limit
 
     def _handle(self, value: Tensor) -> RemoteTensor:
-        return RemoteTensor(self.number, self.references.keep(value, self.number), self._let_go)
+        with self._turns.lock:
+            return RemoteTensor(self.number, self.references.keep(value, self.number), self._let_go)
 
     def _living(self, node: int) -> Peer:
         peer = self.peers.get(node)
@@ -232,6 +252,8 @@ class FabricNode:
             raise TightropeError(f"there is no node {node}; there are {sorted((*self.peers, self.number))}.")
         if not peer.alive:
             raise RankError(f"node {node} ended.")
+        if self.stopped:
+            raise RankError(f"node {self.number} was stopped, and calls no other.")
         return peer
 
     # --- waiting
@@ -244,32 +266,57 @@ class FabricNode:
             timeout: seconds; None = any.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not (done() if done is not None else self.stopped):
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            wait = left if not self._untold() else _IDLE if left is None else min(_IDLE, left)
-            ready = self._poll.poll(None if wait is None else wait * 1e3)
-            for file, _ in ready:
-                self._take_in(self._by_socket[file])
+        lock, turns = self._turns.lock, self._turns
+        while True:
+            with lock:
+                if done() if done is not None else self.stopped:
+                    return True
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                call = self._next_incoming()
+                if call is None:
+                    wait = left if not self._untold() else _IDLE if left is None else min(_IDLE, left)
+                    if not turns.begin(wait):
+                        continue
+            if call is None:
+                self._read_letters(wait)
+            else:
+                self._serve(call)
+
+    def _read_letters(self, wait: float | None) -> None:
+        """Take in what arrives within some seconds, in one's turn."""
+        try:
+            queued = [file for file, peer in self._by_socket.items() if peer.queued]
+            ready = self._turns.poll(queued, wait)
+            for file, events in ready:
+                self._attend(self._by_socket[file], events)
             if not ready:
                 self.tell()
-        return True
+        finally:
+            self._turns.end()
+
+    def _next_incoming(self) -> IncomingCall | None:
+        """The next call to serve, unless this thread already serves many, one within the other."""
+        if not self._incoming or self._thread.depth >= _DEEP:
+            return None
+        return self._incoming.popleft()
 
     def _untold(self) -> bool:
         if self._let_go:
             return True
-        return any(blocks for one in self.peers.values() for blocks in one.freed)
+        return any(blocks for peer in self.peers.values() for blocks in peer.freed.values())
 
     def tell(self) -> None:
         """Tell peers what nobody here needs any more."""
-        while self._let_go:
-            owner, key = self._let_go.popleft()
-            self.count(owner, key, self.number, -1)
-        for peer in self.peers.values():
-            peer.settle_own()
-            if peer.alive and any(peer.freed):
-                self.send(peer, Letter(LetterKind.FREED))
+        with self._turns.lock:
+            while self._let_go:
+                owner, key = self._let_go.popleft()
+                self.count(owner, key, self.number, -1)
+            for peer in self.peers.values():
+                peer.settle_own()
+                if peer.alive and any(peer.freed.values()):
+                    self.send(peer, Letter(LetterKind.FREED))
 
     def count(self, owner: int, key: int, holder: int, change: int) -> None:
         """Change the count of a node's handles on a tensor, where it is kept."""
@@ -282,161 +329,169 @@ class FabricNode:
     # --- letters
 
     def send(self, peer: Peer, letter: Letter) -> None:
-        """Send a letter, with what is free, and the descriptors of new arenas."""
-        new = peer.own.new
-        arenas = tuple((number, peer.own.arenas[number].size) for number in new)
-        freed = peer.take_freed()
-        if arenas or freed:
-            letter = Letter(
-                letter.kind, letter.number, letter.name, letter.items, letter.single, arenas, freed
-            )
+        """Send a letter, with what is free, and the descriptors of new arenas; or queue it, and go on."""
+        new, freed = peer.own.new, peer.take_freed()
+        if new or freed:
+            arenas = tuple((number, peer.own.arenas[number].size) for number in new)
+            letter = msgspec.structs.replace(letter, arenas=arenas, freed=freed)
         try:
             data = encode(letter)
-            if len(data) > LETTER:
-                said = f"{len(data)} bytes of plain values; at most {LETTER}. Send a tensor of bytes."
+            if len(data) > peer.most:
+                said = f"{len(data)} bytes of plain values; at most {peer.most}. Send a tensor of bytes."
                 raise TightropeError(f"{letter.name!r}: {said}")
         except TightropeError:
             for number, block in freed:  # the next letter tells them
                 peer.freed[number].append(block)
             raise
-        peer.own.new = []
-        descriptors = [peer.own.arenas[number].descriptor for number in new]
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if new else []
-        try:
-            peer.link.sendmsg([data], rights)
-        except OSError:  # it ended; who waits is told when its socket is read
-            self._lost(peer)
+        descriptors: Sequence[int] = ()
+        if new:
+            descriptors = [peer.own.arenas[number].descriptor for number in new]
+            peer.own.new = []
+        if not peer.post(data, descriptors):
+            self._turns.ring()  # whoever polls waits for room from now on
 
-    def _take_in(self, peer: Peer) -> None:
-        try:
-            size, rights, _, _ = peer.link.recvmsg_into([self._read], socket.CMSG_SPACE(64 * 4))
-        except OSError:
-            size, rights = 0, []
-        if not size:
-            self._lost(peer)
+    def _attend(self, peer: Peer, events: int) -> None:
+        """Write what is queued to a socket that has room, and read one letter from one that has it."""
+        if events & select.POLLOUT:
+            with self._turns.lock:
+                peer.flush()
+        if not events & ~select.POLLOUT:
             return
-        letter = decode(self._read[:size])
-        descriptors = [
-            one for _, _, raw in rights for one in array.array("i", raw[: len(raw) // 4 * 4]).tolist()
-        ]
-        for (_, size), descriptor in zip(letter.arenas, descriptors, strict=True):
-            peer.add_arena(size, descriptor)
-        for number, block in letter.freed:
-            peer.own.arenas[number].drop(block)
-        self._obey(peer, letter)
+        size, descriptors, whole = peer.received(self._read)
+        with self._turns.lock:
+            if size < 0 or (not size and events & (select.POLLHUP | select.POLLERR)):
+                self._lost(peer)
+            elif peer.alive and whole is not None:
+                self._take_in(peer, self._read[:size], descriptors, whole)
+
+    def _take_in(self, peer: Peer, data: memoryview, descriptors: Sequence[int], whole: bool) -> None:
+        """Do what a letter says; one that is none is answered with an error, or counted."""
+        try:
+            letter = decode(data)
+            if not whole or len(descriptors) != len(letter.arenas):
+                raise TightropeError("it is not whole.")
+            if descriptors:
+                peer.add_arenas(letter.arenas, descriptors)
+            if letter.freed:
+                peer.drop_freed(letter.freed)
+            self._obey(peer, letter)
+        except Exception as error:  # a peer may send anything; this node goes on
+            self._refuse(peer, heading(data), error)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _refuse(self, peer: Peer, head: tuple[int, int] | None, error: Exception) -> None:
+        peer.refused += 1
+        kind, number = head or (-1, 0)
+        said = f"node {self.number} cannot read the letter: {error}"[:2000]
+        if kind in (LetterKind.CALL, LetterKind.KEEP) and 0 <= number < 2**63:
+            self.send(peer, Letter(LetterKind.ERROR, number, said))
+        elif kind in (LetterKind.RESULT, LetterKind.ERROR) and number in peer.replies:
+            peer.replies.pop(number).end(None, RankError(f"the answer of node {peer.number}: {said}"))
 
     def _obey(self, peer: Peer, letter: Letter) -> None:
         match letter.kind:
             case LetterKind.CALL | LetterKind.KEEP:
-                self._serve(peer, letter)
+                given = self._packing.unpack(peer, letter.items)
+                if not self.stopped:
+                    self._incoming.append(IncomingCall(peer, letter, given))
             case LetterKind.RESULT:
-                values = [self._unpacked(peer, item) for item in letter.items]
-                self._end((peer.number, letter.number), values[0] if letter.single else tuple(values), None)
+                values = self._packing.unpack(peer, letter.items)
+                self._end(peer, letter, values[0] if letter.single else tuple(values), None)
             case LetterKind.ERROR:
-                error = RankError(f"node {peer.number}: {letter.name}")
-                self._end((peer.number, letter.number), None, error)
+                self._end(peer, letter, None, RankError(f"node {peer.number}: {letter.name}"))
             case LetterKind.COUNT:
                 key, holder, change = (item.value for item in letter.items if isinstance(item, PlainItem))
+                if not all(type(one) is int for one in (key, holder, change)):
+                    raise TightropeError(f"node {peer.number} counts what is no number.")
                 if holder == self.number or self.peers[holder].alive:  # the handles of others are forgotten
                     self.references.count(key, holder, change)
             case LetterKind.STOP:
-                self.stopped = True
-            case LetterKind.FREED:
-                pass
+                if peer.number != 0:
+                    raise TightropeError(f"node {peer.number} may not stop a node.")
+                self.stop(f"node {self.number} was stopped")
 
-    def _serve(self, peer: Peer, letter: Letter) -> None:
+    def _serve(self, call: IncomingCall) -> None:
+        peer, letter = call.peer, call.letter
+        self._thread.depth += 1
         try:
-            items, single = self._answer(peer, letter)
-            if not peer.alive:  # it ended meanwhile
+            try:
+                items, single = self._answer(call)
+                with self._turns.lock:
+                    if not peer.alive:  # it ended meanwhile
+                        return
+                    settled = self._packing.settle(peer, items)
+                result = Letter(LetterKind.RESULT, letter.number, items=settled, single=single)
+            except Exception as error:  # the caller gets it, whatever it is; this node goes on
+                result = _failed(letter, error)
+        finally:
+            self._thread.depth -= 1
+        with self._turns.lock:
+            if not peer.alive:
                 return
-            result = Letter(LetterKind.RESULT, letter.number, items=peer.settled(items), single=single)
-        except Exception as error:  # the caller gets it, whatever it is; this node goes on
-            result = _failed(letter, error)
-        if not peer.alive:
-            return
-        try:
-            self.send(peer, result)
-        except TightropeError as error:
-            self._undo(peer, result.items)
-            self.send(peer, _failed(letter, error))
+            try:
+                self.send(peer, result)
+            except TightropeError as error:
+                self._packing.undo(peer, result.items)
+                self.send(peer, _failed(letter, error))
 
-    def _answer(self, peer: Peer, letter: Letter) -> tuple[tuple[Item, ...], bool]:
+    def _answer(self, call: IncomingCall) -> tuple[tuple[Item, ...], bool]:
         """Run the function; when this returns, nothing here has what it was given and returned."""
-        found = function_of(letter.name)(*[self._unpacked(peer, item) for item in letter.items])
-        if letter.kind == LetterKind.KEEP:
-            kept = isinstance(found, Tensor)
-            key = self.references.keep(found, peer.number) if kept else 0
-            return (HandleItem(self.number, key) if kept else PlainItem(None),), True
-        single = not isinstance(found, tuple | list)
-        if not peer.alive:
-            return (), single
-        return self._all_packed(peer, [found] if single else found, result=True), single
+        peer = call.peer
+        found = function_of(call.letter.name)(*call.take())
+        with self._turns.lock:
+            if call.letter.kind == LetterKind.KEEP:
+                kept = isinstance(found, Tensor)
+                key = self.references.keep(found, peer.number) if kept else 0
+                return (HandleItem(self.number, key) if kept else PlainItem(None),), True
+            single = not isinstance(found, tuple | list)
+            if not peer.alive:
+                return (), single
+            return self._packing.pack(peer, [found] if single else found, result=True), single
 
-    def _end(self, call: tuple[int, int], value: Any, error: RankError | None) -> None:
-        reply = self._replies.pop(call, None)
-        if reply is not None:
-            reply.value, reply.error, reply.done = value, error, True
+    def _end(self, peer: Peer, letter: Letter, value: Any, error: RankError | None) -> None:
+        reply = peer.replies.pop(letter.number, None)
+        if reply is None:
+            raise TightropeError(f"there is no call {letter.number}.")
+        reply.end(value, error)
 
     def _lost(self, peer: Peer) -> None:
-        if not peer.alive:
-            return
         peer.alive = False
-        self._poll.unregister(peer.link.fileno())
+        self._turns.remove(peer.link.fileno())
         self.references.forget(peer.number)
-        for call in [call for call in self._replies if call[0] == peer.number]:
-            name = self._replies[call]._name
-            self._replies[call].lost = True
-            self._end(call, None, RankError(f"node {peer.number} ended during {name!r}."))
+        peer.end_all(lambda name: f"node {peer.number} ended during {name!r}.", lost=True)
         peer.close()
 
-    # --- values
+    # --- the end
 
-    def _packed(self, peer: Peer, value: Any, *, result: bool = False) -> Item:
-        if isinstance(value, Tensor):
-            return peer.packed_result(value) if result else peer.packed(value)
-        if isinstance(value, RemoteTensor):
-            if value.owner != peer.number:
-                self.count(value.owner, value.key, peer.number, 1)
-            return HandleItem(value.owner, value.key)
-        if isinstance(value, SharedWindow):
-            if value.node != peer.number:
-                return self._packed(peer, value.data)
-            peer.own.arenas[value.arena].hold(value.block)
-            return PlaceItem(False, value.arena, value.block, value.block, "uint8", (value.data.numel(),))
-        return PlainItem(value)
+    def stop(self, why: str) -> None:
+        """Serve no longer, and end the calls that are under way with an error."""
+        with self._turns.lock:
+            self.stopped = True
+            self._incoming.clear()
+            for peer in self.peers.values():
+                peer.end_all(lambda name: f"{name!r} did not end: {why}.")
+            self._turns.ring()
 
-    def _all_packed(self, peer: Peer, values: Iterable[Any], *, result: bool = False) -> tuple[Item, ...]:
-        items: list[Item] = []
-        try:
-            for value in values:
-                items.append(self._packed(peer, value, result=result))
-        except TightropeError:
-            self._undo(peer, [one for one in items if not (isinstance(one, PlaceItem) and one.own)])
-            raise
-        return tuple(items)
-
-    def _undo(self, peer: Peer, items: Sequence[Item]) -> None:
-        peer.undo(items)
-        for item in items:
-            if isinstance(item, HandleItem) and item.owner != peer.number:
-                self.count(item.owner, item.key, peer.number, -1)
-
-    def _unpacked(self, peer: Peer, item: Item) -> Any:
-        if isinstance(item, PlaceItem | InlineItem):
-            return peer.unpacked(item)
-        if isinstance(item, PlainItem):
-            return item.value
-        if item.owner == self.number:
-            return self.references.get(item.key)
-        return RemoteTensor(item.owner, item.key, self._let_go)
+    def stop_all(self) -> None:
+        """Stop this node, and tell all others to stop."""
+        self.stop("the fabric was closed")
+        with self._turns.lock:
+            for peer in self.peers.values():
+                if peer.alive:
+                    peer.clear()
+                    self.send(peer, Letter(LetterKind.STOP))
 
     def close(self) -> None:
         """Close all sockets; peers see that this node ended."""
-        for peer in self.peers.values():
-            if peer.alive:
-                peer.alive = False
-                peer.close()
-        self.stopped = True
+        self.stop(f"node {self.number} was closed")
+        with self._turns.lock:
+            self._turns.close()
+            for peer in self.peers.values():
+                if peer.alive:
+                    peer.alive = False
+                    peer.close()
 
 
 def _failed(letter: Letter, error: Exception) -> Letter:

@@ -18,12 +18,14 @@ from typing import Any
 
 from tightrope.core import Bytes, RankError, TightropeError
 from tightrope_ranks.fabric import basic, current
-from tightrope_ranks.fabric.letters import Letter, LetterKind
-from tightrope_ranks.fabric.node import SHARED, FabricNode, Reply
+from tightrope_ranks.fabric.node import SHARED, FabricNode
 from tightrope_ranks.fabric.references import RemoteTensor
+from tightrope_ranks.fabric.reply import Reply
 from tightrope_ranks.fabric.window import SharedWindow
 
 _PACKAGE = Path(__file__).parents[3]
+_LOOK = 0.005
+"""Seconds between two looks at whether processes ended."""
 
 
 class SharedFabric:
@@ -85,7 +87,7 @@ class SharedFabric:
         return self.node.call(node, name, *arguments, timeout=timeout)
 
     def call_async(self, node: int, name: str, *arguments: Any) -> Reply:
-        """Begin a call; `Reply.wait` ends it."""
+        """Begin a call; `Reply.wait` ends it; see `FabricNode.call_async`."""
         return self.node.call_async(node, name, *arguments)
 
     def call_each(
@@ -111,17 +113,20 @@ class SharedFabric:
         return self.node.lives(node)
 
     def close(self, seconds: float = 5.0) -> None:
-        """Stop all nodes, those that do not stop by force."""
-        for peer in self.node.peers.values():
-            if peer.alive:
-                self.node.send(peer, Letter(LetterKind.STOP))
+        """Stop all nodes, those that do not stop within the seconds by force.
+
+        Calls that are under way end with an error.
+        """
         deadline = time.monotonic() + seconds
-        for process in self.processes:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self.node.stop_all()
+        while living := [one for one in self.processes if one.poll() is None]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self.node.pump(lambda: False, min(_LOOK, left))
+        for process in living:
+            process.kill()
+            process.wait()
         self.node.close()
 
     def __enter__(self) -> "SharedFabric":
