@@ -117,7 +117,7 @@ def _measured(
     start = hook.stats().heap_live
     hook.reset_peaks()
     begin = time.thread_time_ns()
-    output = _called(layer, given, position)
+    output = _called(layer, {}, given, position)
     result = output if target is None else loss(output, target)
     forward = time.thread_time_ns() - begin
     kept = hook.stats().heap_live - start
