@@ -85,7 +85,7 @@ class Pushed(MoE):
     """Experts whose router can be pushed to some of them."""
 
     def __init__(self, rows: int) -> None:
-        super().__init__(48, 32, num_experts=8, k=2, rows=rows)
+        super().__init__(48, 32, num_experts=8, k=2, bias=True, rows=rows)
         self.push: Tensor
         self.register_buffer("push", torch.zeros(8))
 

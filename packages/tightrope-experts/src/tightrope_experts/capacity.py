@@ -43,7 +43,7 @@ def capacity_of(factor: float, num_tokens: int, num_experts: int, num_choices: i
 def load_of(chosen: Tensor, num_experts: int) -> Tensor:
     """Count the rows of each expert, (E,) int64; ``chosen`` is (T, k)."""
     return torch.zeros(num_experts + 1, dtype=torch.int64, device=chosen.device).scatter_add_(
-        0, chosen.reshape(-1), torch.ones_like(chosen).reshape(-1)
+        0, chosen.reshape(-1).long(), torch.ones(chosen.numel(), dtype=torch.int64, device=chosen.device)
     )[:num_experts]
 
 
@@ -54,7 +54,7 @@ def places_of(chosen: Tensor, num_experts: int) -> Tensor:
         >>> places_of(torch.tensor([[0, 1], [0, 1], [1, 0]]), 2).tolist()
         [[0, 1], [1, 2], [0, 2]]
     """
-    flat = chosen.t().reshape(-1)
+    flat = chosen.t().reshape(-1).long()
     order = torch.sort(flat, stable=True).indices
     load = load_of(chosen, num_experts + 1)
     starts = (load.cumsum(0) - load)[flat[order]]
@@ -80,6 +80,7 @@ def limited(chosen: Tensor, num_experts: int, capacity: int | None) -> tuple[Ten
                 [2],
                 [1]]), tensor([1, 0]))
     """
+    chosen = chosen.long()
     if capacity is None:
         return chosen, chosen.new_zeros(num_experts)
     lost = (load_of(chosen, num_experts) - capacity).clamp(min=0)

@@ -1,5 +1,6 @@
 """A mixture of experts that drops nothing, and keeps its input, its routing and one row per choice."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -39,7 +40,9 @@ class _Experts(torch.autograd.Function):
         transposed: bool,
     ) -> Tensor:
         before = spread(x, chosen, up, up_bias, rows, transposed)
-        made: Tensor = gather(activation(before), chosen, gates, down, down_bias, rows, transposed)
+        with torch.autocast(x.device.type, enabled=False):
+            hidden = activation(before)
+        made: Tensor = gather(hidden, chosen, gates, down, down_bias, rows, transposed)
         ctx.save_for_backward(x, chosen, gates, up, down, before, down_bias)
         ctx.activation, ctx.rows, ctx.transposed = activation, rows, transposed
         ctx.biased = up_bias is not None
@@ -48,8 +51,9 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, chosen, gates, up, down, before, down_bias = ctx.saved_tensors
-        taken: Any = torch.func.vjp(ctx.activation, before)
-        hidden, pull = taken
+        with torch.autocast(before.device.type, enabled=False):
+            taken: Any = torch.func.vjp(ctx.activation, before)
+            hidden, pull = taken
         of_hidden, of_gates, of_down, of_down_bias = gather_backward(
             grad.contiguous(), hidden, chosen, gates, down, down_bias, ctx.rows, ctx.transposed
         )
@@ -59,6 +63,73 @@ class _Experts(torch.autograd.Function):
         )
         biases = (of_up_bias if ctx.biased else None, of_down_bias if down_bias is not None else None)
         return of_x, None, of_gates, of_up, of_down, *biases, None, None, None
+
+
+def sizes_of(up: Tensor, down: Tensor, *, transposed: bool) -> tuple[int, int, int, int]:
+    """Return the numbers of a token, of a row before and behind the activation, and of a result.
+
+    Raises:
+        TightropeError: the weights do not belong together.
+    """
+    if up.dim() != 3 or down.dim() != 3 or len(up) != len(down) or not len(up):
+        raise TightropeError(
+            f"up has shape {tuple(up.shape)} and down {tuple(down.shape)}. Give three dimensions each, and a "
+            "matrix per expert in both."
+        )
+    rows, columns = (2, 1) if transposed else (1, 2)
+    return up.shape[columns], up.shape[rows], down.shape[columns], down.shape[rows]
+
+
+_CHECKED: "weakref.WeakKeyDictionary[Any, set[Any]]" = weakref.WeakKeyDictionary()
+"""Owners of activations, and what was checked of them."""
+_ROWS: Final = 3
+
+
+def check_activation(activation: Activation, *, before: tuple[int, int], like: Tensor) -> None:
+    """Call an activation twice on a few rows, the first time that it is seen.
+
+    Args:
+        activation: looked at; random states stay as they are.
+        before: numbers of a row before and behind it.
+        like: with the type and device of rows.
+
+    Raises:
+        TightropeError: it is random, writes over its input, or returns other rows.
+    """
+    owner = getattr(activation, "__self__", None)
+    owner = owner if isinstance(owner, nn.Module) else activation
+    key = (getattr(activation, "__name__", ""), before, like.dtype, like.device)
+    try:
+        known = _CHECKED.setdefault(owner, set())
+    except TypeError:  # nothing refers weakly to it: it is checked in every call
+        known = set()
+    if key in known:
+        return
+    rows = torch.linspace(-2, 2, _ROWS * before[0]).view(_ROWS, -1).to(like)
+    kept = rows.clone()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast(like.device.type, enabled=False):
+        torch.manual_seed(0)
+        first = activation(rows)
+        same = torch.equal(rows, kept)
+        torch.manual_seed(1)
+        second = activation(kept.clone())
+    said = ""
+    if not same:
+        said = "It writes over its input: leave out inplace=True."
+    elif first.shape != (_ROWS, before[1]) or first.dtype != rows.dtype:
+        said = (
+            f"For rows of {before[0]} numbers in {rows.dtype} it returns {tuple(first.shape)} in "
+            f"{first.dtype}. It must return rows of {before[1]} numbers in the same type."
+        )
+    elif not torch.equal(first, second):
+        said = (
+            "It is random, and the backward computes it again. Put dropout in front of the experts or behind."
+        )
+    if said:
+        raise TightropeError(
+            f"The activation {getattr(activation, '__name__', activation)!s} does not fit. {said}"
+        )
+    known.add(key)
 
 
 def mix(
@@ -81,7 +152,8 @@ def mix(
         gates: (T, k), what each choice counts.
         up: (E, W, M), or (E, M, W) where ``transposed``.
         down: (E, M, H), or (E, H, M) where ``transposed``.
-        activation: from (rows, W) to (rows, H), row by row, without parameters.
+        activation: from (rows, W) to (rows, H), row by row, without parameters or randomness. It runs
+            outside of autocast, and once more in the backward.
         biases: of ``up`` (E, W) and ``down`` (E, M).
         rows: multiplied at once, at most: less takes fewer bytes and more rounds.
         transposed: see there.
@@ -99,32 +171,52 @@ def mix(
         >>> mix(x, chosen, gates, up, down, torch.relu).shape
         torch.Size([3, 4])
     """
-    width = up.shape[1 if transposed else 2]
-    if x.dim() != 2 or x.shape[1] != width:
+    given, wide, hidden, result = sizes_of(up, down, transposed=transposed)
+    if x.dim() != 2 or x.shape[1] != given:
         raise TightropeError(
-            f"x has shape {tuple(x.shape)}. Experts take tokens of {width} numbers: (T, {width})."
+            f"x has shape {tuple(x.shape)}. Experts take tokens of {given} numbers: (T, {given})."
         )
-    if chosen.shape != gates.shape or chosen.dim() != 2 or len(chosen) != len(x):
+    if chosen.shape != gates.shape or chosen.dim() != 2 or len(chosen) != len(x) or not chosen.shape[1]:
         raise TightropeError(
             f"chosen has shape {tuple(chosen.shape)} and gates {tuple(gates.shape)}. Give both as "
-            f"({len(x)}, k), a row per token."
+            f"({len(x)}, k), a row per token, with k of at least 1."
         )
-    if len(up) != len(down) or rows < 1:
+    if chosen.is_floating_point() or chosen.dtype == torch.bool or not gates.is_floating_point():
         raise TightropeError(
-            f"up has {len(up)} experts, down {len(down)}, and rows={rows}. Give equal ones, and 1 row."
+            f"chosen is {chosen.dtype} and gates are {gates.dtype}. Give int64 and a floating-point type."
         )
-    if torch.is_autocast_enabled(x.device.type):
+    for name, bias, width in zip(("up", "down"), biases, (wide, result), strict=True):
+        if bias is not None and bias.shape != (len(up), width):
+            raise TightropeError(
+                f"The bias of {name} has shape {tuple(bias.shape)}. Give rows of experts: ({len(up)}, {width})."
+            )
+    if rows < 1:
+        raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
+    up_bias, down_bias = biases
+    if torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, up.dtype, down.dtype):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, up, down = x.to(dtype), up.to(dtype), down.to(dtype)
-        biases = tuple(None if one is None else one.to(dtype) for one in biases)  # type: ignore[assignment]
+        up_bias, down_bias = (None if one is None else one.to(dtype) for one in biases)
+    floats = {one.dtype for one in (x, up, down, up_bias, down_bias) if one is not None}
+    if len(floats) > 1 or not x.is_floating_point():
+        raise TightropeError(
+            f"x, weights and biases are {', '.join(sorted(map(str, floats)))}. Give one floating-point type, "
+            "or use autocast."
+        )
+    if not torch.compiler.is_compiling():
+        check_activation(activation, before=(wide, hidden), like=x)
     made: Tensor = _Experts.apply(  # type: ignore[no-untyped-call]
-        x, chosen, gates, up, down, *biases, activation, rows, transposed
+        x, chosen.long(), gates, up, down, up_bias, down_bias, activation, rows, transposed
     )
     return made
 
 
 class MoE(nn.Module):
     """A layer of experts behind a router; a token goes to the ``k`` experts with the largest scores.
+
+    Gates are the softmax of all scores, of which the ``k`` largest are divided by their sum. An expert
+    computes ``down @ (activation(a) * b)`` of ``a, b = (up @ token).chunk(2)``, and without a gate
+    ``down @ activation(up @ token)``.
 
     Args:
         dim: numbers of a token, ``M``.
@@ -135,7 +227,7 @@ class MoE(nn.Module):
         gated: whether an expert multiplies the activation with a second product.
         bias: whether products have a bias.
         noise: standard deviation of what is added to scores while it trains.
-        capacity: factor; 0 drops nothing: see `tightrope_experts.capacity`.
+        capacity: factor; 0 drops nothing, and a negative one is a cap: see `tightrope_experts.capacity`.
         rows: multiplied at once, at most.
 
     Attributes:
@@ -168,12 +260,17 @@ class MoE(nn.Module):
         rows: int = ROWS,
     ) -> None:
         super().__init__()
+        for name, size in (("dim", dim), ("hidden", hidden), ("num_experts", num_experts)):
+            if size < 1:
+                raise TightropeError(f"{name}={size}: give a whole number of at least 1.")
         if not 1 <= k <= num_experts:
             raise TightropeError(f"k={k}: a token chooses 1 to {num_experts} experts.")
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             raise TightropeError(
                 f"activation={activation!r}: give one of {', '.join(ACTIVATIONS)}, or a function."
             )
+        if rows < 1:
+            raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
         capacity_of(capacity, num_experts, num_experts, k)
         self.k, self.noise, self.capacity, self.rows, self.gated = k, noise, capacity, rows, gated
         self.activation: Activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
@@ -200,7 +297,12 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the experts of each token make of it: (..., M), as ``x``."""
-        tokens = x.reshape(-1, x.shape[-1])
+        dim = self.router.in_features
+        if not x.dim() or x.shape[-1] != dim:
+            raise TightropeError(
+                f"x has shape {tuple(x.shape)}. The layer takes tokens of {dim} numbers: (..., {dim})."
+            )
+        tokens = x.reshape(-1, dim)
         chosen, gates = self.route(tokens)
         biases = (self.up_bias, self.down_bias)
         act = self._gated if self.gated else self.activation

@@ -79,10 +79,6 @@ def _added(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
         total.addmm_(left, right)
 
 
-def _ones(like: Tensor, rows: int) -> Tensor:
-    return like.new_ones(min(rows, len(like)))
-
-
 def _weight(weights: Tensor, expert: int, transposed: bool) -> Tensor:
     """Return a weight as (inputs, outputs)."""
     return weights[expert] if transposed else weights[expert].t()
@@ -135,7 +131,8 @@ def spread_backward(
     routing = _routed(chosen, len(weights))
     of_x, of_weights = torch.zeros_like(x), routing.clear(torch.empty_like(weights))
     of_bias = weights.new_zeros((len(weights), grad.shape[1]) if biased else (0,))
-    space, ones = x.new_empty(min(rows, chosen.numel()), x.shape[1]), _ones(grad, rows)
+    space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
+    ones = grad.new_ones(min(rows, chosen.numel()))
     for expert, at, count, first in routing.rounds(rows):
         tokens, came = routing.tokens[at : at + count], grad[at : at + count]
         given = torch.index_select(x, 0, tokens, out=space[:count])
@@ -233,7 +230,7 @@ def gather_backward(
     of_bias = torch.zeros_like(bias) if bias is not None else weights.new_empty(0)
     space = grad.new_empty(min(rows, chosen.numel()), grad.shape[1])
     product = hidden.new_empty(min(rows, chosen.numel()), hidden.shape[1])
-    dots, ones = hidden.new_zeros(chosen.numel()), _ones(grad, rows)
+    dots, ones = hidden.new_zeros(chosen.numel()), grad.new_ones(min(rows, chosen.numel()))
     sorted_gates = gates.t().reshape(-1)[routing.rows].to(hidden.dtype).unsqueeze(1)
     for expert, at, count, first in routing.rounds(rows):
         here, weight = slice(at, at + count), _weight(weights, expert, transposed)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.units import round_up
 
-_INT64 = 8
+_INT64, _MOST = 8, 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class ExpertSizes:
 
     def __post_init__(self) -> None:
         for name in ("tokens", "dim", "hidden", "experts", "k", "itemsize", "rows", "ranks"):
-            if getattr(self, name) < 1:
-                raise TightropeError(f"{name}={getattr(self, name)}: give a whole number of at least 1.")
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise TightropeError(f"{name}={getattr(self, name)}: give a whole number from 1 to 2**40.")
         if self.k > self.experts:
             raise TightropeError(f"k={self.k}: a token chooses at most {self.experts} experts.")
         if self.experts % self.ranks:
