@@ -45,3 +45,21 @@ def test_a_limit_that_grows_with_the_shapes_is_announced(capsys: pytest.CaptureF
     assert "rose" not in capsys.readouterr().err
     train(model, 640)
     assert re.search(r"budget 97% rose from .* to .*: the unplanned step needs", capsys.readouterr().err)
+
+
+def test_a_percentage_is_of_the_loop_where_gradients_are_added_up() -> None:
+    wide = [nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128)) for _ in range(2)]
+    model, x = nn.Sequential(*wide), torch.randn(32, 128)
+    right = [nn.Parameter(one.detach().clone()) for one in model.parameters()]
+    for _ in range(3):
+        given = dict(zip(dict(model.named_parameters()), right, strict=True))
+        out = torch.func.functional_call(model, given, x)
+        out.square().mean().backward()
+    expected = [one.grad.double().sum().item() for one in right if one.grad is not None]
+    del right, given, out
+    tightrope.compile(model, budget="100%", progress=False)
+    for _ in range(3):
+        model(x).square().mean().backward()
+    assert [one.grad.double().sum().item() for one in model.parameters() if one.grad is not None] == expected
+    report = tightrope.report(model)
+    assert report.observed_total <= report.budget

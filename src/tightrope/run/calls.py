@@ -151,7 +151,7 @@ class Calls:
             turns,
             lambda held: self.prospects.room(unit, held, updates=trains and not waiting),
             self._expected_need,
-            give_up=lambda: self._give_up(but),
+            give_up=lambda: self._give_up(but) or self.prospects.grown(self.captured[turns[0].graph]),
             ready=self.when_fits,
             heap=bool(self.note),
         )

@@ -85,6 +85,22 @@ class Prospects:
             self.budget, self.whole = budget, whole
         self.raised()
 
+    def grown(self, call: Captured) -> bool:
+        """Raise a budget in percent to its share of a step that begins with what is held now.
+
+        Args:
+            call: the forward that does not fit.
+
+        Returns:
+            Whether it rose.
+        """
+        if not callable(self._share) or self._last is None:
+            return False
+        before, (_, room) = self.budget, self._last
+        self._held = max(self._held, room.held + room.hidden + call.headroom.tangents)
+        self.raise_share([call], waiting=True)
+        return self.budget > before
+
     def undoing(self) -> Callable[[], None]:
         """Return what lowers a budget in percent to what it is now."""
         before = self.budget, self.whole, self._held

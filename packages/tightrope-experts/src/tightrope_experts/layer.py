@@ -122,9 +122,7 @@ def check_activation(activation: Activation, *, before: tuple[int, int], like: T
             f"{first.dtype}. It must return rows of {before[1]} numbers in the same type."
         )
     elif not torch.equal(first, second):
-        said = (
-            "It is random, and the backward computes it again. Put dropout in front of the experts or behind."
-        )
+        said = "It is random, and the backward computes it again. Put dropout before or after the experts."
     if said:
         raise TightropeError(
             f"The activation {getattr(activation, '__name__', activation)!s} does not fit. {said}"
@@ -188,7 +186,7 @@ def mix(
     for name, bias, width in zip(("up", "down"), biases, (wide, result), strict=True):
         if bias is not None and bias.shape != (len(up), width):
             raise TightropeError(
-                f"The bias of {name} has shape {tuple(bias.shape)}. Give rows of experts: ({len(up)}, {width})."
+                f"The bias of {name} has shape {tuple(bias.shape)}. Give ({len(up)}, {width})."
             )
     if rows < 1:
         raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
