@@ -16,10 +16,10 @@ SLOW_END = 300.0
 """Seconds that a rank takes to end after it answered: far more than the test may."""
 
 
-def summed(rank: int, num_ranks: int, more: float) -> float:
+def summed(rank: int, num_ranks: int, more: float) -> tuple[float, torch.Tensor]:
     value = torch.tensor(rank + more)
     dist.all_reduce(value)
-    return float(value) + rank / num_ranks
+    return float(value) + rank / num_ranks, torch.full((1000,), rank)
 
 
 def killed(rank: int, num_ranks: int) -> None:
@@ -31,7 +31,10 @@ def killed(rank: int, num_ranks: int) -> None:
 
 @pytest.mark.slow
 def test_what_ranks_return_comes_in_order() -> None:
-    assert run_ranks(summed, 2, 0.25) == [1.5, 2.0]
+    (first, zeros), (second, ones) = run_ranks(summed, 2, 0.25)
+    assert (first, second) == (1.5, 2.0)
+    assert not zeros.any()
+    assert bool((ones == 1).all())
 
 
 @pytest.mark.slow

@@ -37,10 +37,12 @@ def run_ranks(
     """
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        answers = context.SimpleQueue()
+        answers, taken = context.SimpleQueue(), context.Event()
         processes: list[BaseProcess] = [
             context.Process(
-                target=_rank, args=(what, rank, num_ranks, folder, silence, answers, arguments), daemon=True
+                target=_rank,
+                args=(what, rank, num_ranks, folder, silence, (answers, taken), arguments),
+                daemon=True,
             )
             for rank in range(num_ranks)
         ]
@@ -59,6 +61,7 @@ def run_ranks(
                 else:
                     time.sleep(0.01)
         finally:
+            taken.set()
             last = time.monotonic() + 1.0
             for rank, process in enumerate(processes):
                 rest = 1.0 if len(found) == num_ranks else last - time.monotonic()
@@ -82,9 +85,10 @@ def _rank(
     num_ranks: int,
     folder: str,
     silence: float,
-    answers: Any,
+    ways: tuple[Any, Any],
     arguments: tuple[Any, ...],
 ) -> None:
+    answers, taken = ways
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
@@ -99,5 +103,6 @@ def _rank(
         dist.barrier()
         dist.destroy_process_group()
         answers.put((rank, True, value))
+        taken.wait(silence)  # tensors are handed over by whoever made them
     except Exception as error:  # whatever it is, the caller is told by which rank
         answers.put((rank, False, f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"))
