@@ -89,6 +89,7 @@ def test_devices_without_a_link_are_refused() -> None:
         StageWork((StageCost(1, 1, saved=1, half=2),), (0,), 1),
         StageWork((StageCost(1, 1, output=2), StageCost(1, 1)), (0, 0), 1),
         StageWork((StageCost(-1, 1),), (0,), 1),
+        StageWork((StageCost(1, 1),), (0,), 1, dtypes=("float32",) * 3),
     ],
 )
 def test_work_that_does_not_fit_together_is_refused(work: StageWork) -> None:

@@ -16,7 +16,7 @@ from tightrope_ranks.values.ranks import StageWork
 
 _STEP: Final = 1
 _EVALUATION: Final = 2
-Given = Sequence[torch.Tensor | None] | None
+Given = Sequence[Any] | None
 """What a rank was given; None where it is not asked for."""
 
 
@@ -24,7 +24,7 @@ class Agreement:
     """What the ranks of a plan agree on before they run.
 
     Args:
-        work: whose shapes a batch has.
+        work: whose shapes and dtypes a batch has.
         group: of the ranks.
         device: of the messages.
     """
@@ -41,7 +41,9 @@ class Agreement:
 
     def on_evaluation(self, inputs: Given, target: Given) -> int:
         """Refuse likewise what cannot be evaluated; return the number of micro-batches."""
-        said = "" if inputs is None or _rows(inputs) > 0 else "no input was given; give a batch"
+        said = self._unusable("input", inputs, 0)
+        if not said and target and target[0] is not None:
+            said = self._unusable("target", target, 1)
         rows, wanted = self._agree(_EVALUATION, said, inputs, target)
         count = min(self.count, rows)
         if wanted not in (-1, rows) and (rows % count or wanted % count):
@@ -53,10 +55,9 @@ class Agreement:
 
     def _divides(self, name: str, given: Given, which: int) -> str:
         """Say why a batch does not divide into micro-batches of the planned shape."""
-        if given is None:
-            return ""
-        if not given or given[0] is None:
-            return f"no {name} was given; give a batch"
+        said = self._unusable(name, given, which)
+        if said or given is None:
+            return said
         shape, count = tuple(given[0].shape), self.count
         planned = self.work.shapes[which] if len(self.work.shapes) > which else ()
         wanted = (planned[0] * count, *planned[1:]) if planned else shape
@@ -65,9 +66,25 @@ class Agreement:
                 f"the {name} has shape {shape}; {count} micro-batches of the planned {planned} make "
                 f"{wanted}. Drop or fill a last batch, or plan anew"
             )
-        rows = [one.shape[0] if one is not None and one.dim() else 0 for one in given]
-        if any(not one or one % count for one in rows):
+        rows = [one.shape[0] for one in given]
+        if any(one % count for one in rows):
             return f"the {name} has {rows} rows, which do not divide into {count} micro-batches"
+        return ""
+
+    def _unusable(self, name: str, given: Given, which: int) -> str:
+        """Say why what was given is no batch: not tensors with rows, or of another dtype than planned."""
+        if given is None:
+            return ""
+        if not given or given[0] is None:
+            return f"no {name} was given; give a batch"
+        for one in given:
+            if not isinstance(one, torch.Tensor):
+                return f"the {name} is of type {type(one).__name__}; give a tensor"
+            if not one.dim() or not one.shape[0]:
+                return f"the {name} has shape {tuple(one.shape)}; give 1 row or more"
+        planned = self.work.dtypes[which] if len(self.work.dtypes) > which else ""
+        if planned and dtype_name(given[0]) != planned:
+            return f"the {name} is {dtype_name(given[0])}, planned was {planned}; convert it, or plan anew"
         return ""
 
     def _agree(self, call: int, said: str, inputs: Given, target: Given) -> tuple[int, int]:
@@ -86,4 +103,13 @@ class Agreement:
 
 def _rows(given: Given) -> int:
     """Count rows; -1 where there are none."""
-    return given[0].shape[0] if given and given[0] is not None and given[0].dim() else -1
+    return given[0].shape[0] if given and isinstance(given[0], torch.Tensor) and given[0].dim() else -1
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Name a dtype as plans do.
+
+    >>> dtype_name(torch.zeros(1))
+    'float32'
+    """
+    return str(tensor.dtype).removeprefix("torch.")

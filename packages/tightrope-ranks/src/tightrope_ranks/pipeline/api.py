@@ -9,6 +9,7 @@ import torch
 from tightrope.core import DeviceLink, Machine, TightropeError, parse_bytes
 from tightrope.core.units import shown
 from tightrope_ranks.judge.ranks import judge_ranks
+from tightrope_ranks.pipeline.agreement import dtype_name
 from tightrope_ranks.pipeline.measure import Loss, measure_layers, shape_layers
 from tightrope_ranks.pipeline.search import PipelineOptions, PipelineTask, plan_pipeline, smallest, staged
 from tightrope_ranks.pipeline.tied import TiedParameters, buffers_unshared, tied_parameters
@@ -78,6 +79,7 @@ def plan(
             costs = shape_layers(layers, example, machine, states=optimizer_states)
         else:
             costs = measure_layers(layers, example, target, loss, states=optimizer_states)
+    known = (example,) if target is None else (example, target)
     task = PipelineTask(
         costs,
         machine,
@@ -87,7 +89,8 @@ def plan(
         sharded=sharded,
         frozen=next((k for k, one in enumerate(costs) if one.backward or one.weight), 0),
         tied=tied,
-        shapes=(tuple(example.shape), *([] if target is None else [tuple(target.shape)])),
+        shapes=tuple(tuple(one.shape) for one in known),
+        dtypes=tuple(dtype_name(one) for one in known),
     )
     if budget is not None:
         whole = staged(task, (0,) * 1).held(0) if isinstance(budget, str) and "%" in budget else None

@@ -7,8 +7,10 @@ Guarantee   Nothing runs that the judge refused. No rank's allocator goes above 
             order of the micro-batches add gradients up as one process does, to the bit: one that divides
             every loss by their number, and adds to the gradients that are there. Gradients of parameters
             that several stages share are within rounding of that. All ranks refuse a batch of other shapes
-            before anything runs. What another rank's end causes is a `RankError`.
+            or dtypes before anything runs. What another rank's end causes is a `RankError`.
 Gaps        The limit counts what torch's CPU allocator hands out; buffers of the transport are not torch's.
+            Where a layer or the loss raises on one rank and the error is caught, the others wait until that
+            process ends, or for the time-out of the transport.
 """
 
 import contextlib
@@ -110,7 +112,7 @@ class PipelineRun:
 
         Raises:
             TightropeError: on every rank, before anything runs: the batch does not divide into micro-batches
-                of the planned shapes, or a rank gives no input, target or loss where it has to.
+                of the planned shapes and dtypes, or a rank gives no input, target or loss where it has to.
             RankError: another rank ended or left.
             tightrope.OutOfBudgetError: this rank's limit does not hold what it does; it is a
                 `torch.OutOfMemoryError`.
@@ -137,7 +139,8 @@ class PipelineRun:
             else nothing. There are fewer micro-batches than planned where there are fewer rows.
 
         Raises:
-            TightropeError: on every rank, before anything runs: inputs or rows of the target are missing.
+            TightropeError: on every rank, before anything runs: inputs or rows are missing, or dtypes are
+                not the planned ones.
             RankError: another rank ended or left.
             tightrope.OutOfBudgetError: see `step`.
         """

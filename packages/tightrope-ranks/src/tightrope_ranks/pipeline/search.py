@@ -83,6 +83,7 @@ class PipelineTask:
         frozen: first layers without anything to train.
         tied: parameters that several layers use.
         shapes: see `StageWork`.
+        dtypes: likewise.
     """
 
     layers: tuple[StageCost, ...]
@@ -96,6 +97,7 @@ class PipelineTask:
     frozen: int = 0
     tied: TiedParameters = NOTHING_TIED
     shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,17 @@ def staged(task: PipelineTask, owners: tuple[int, ...], cuts: Sequence[int] = ()
         for k in range(num)
     )
     frozen = sum(cut <= task.frozen for cut in cuts[1:])
-    return StageWork(stages, owners, task.num_micro, task.replicas, task.sharded, frozen, ties, task.shapes)
+    return StageWork(
+        stages,
+        owners,
+        task.num_micro,
+        task.replicas,
+        task.sharded,
+        frozen,
+        ties,
+        task.shapes,
+        task.dtypes,
+    )
 
 
 def cuts_of(task: PipelineTask, num: int) -> tuple[tuple[int, ...], ...]:

@@ -97,6 +97,7 @@ class StageWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             the stage behind them hand a gradient back.
         ties: parameters that several stages use.
         shapes: of one micro-batch's input and target, as far as they are known.
+        dtypes: of the same, by torch's names, for instance ``float32``.
     """
 
     stages: tuple[StageCost, ...]
@@ -107,6 +108,7 @@ class StageWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frozen: int = 0
     ties: tuple[Tie, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -227,6 +229,7 @@ def _check_parts(work: StageWork, where: str) -> None:
         if len(tie.places) != len(stages) or any(not 0 <= place < 2**31 for place in tie.places):
             refuse(f"{where}.ties[{position}].places", tie.places, "one place per stage")
     few(work.shapes, f"{where}.shapes", most=2)
+    few(work.dtypes, f"{where}.dtypes", most=2)
 
 
 def check_joint(plan: JointPlan) -> None:
