@@ -87,7 +87,7 @@ def check_fit(
         JudgeError: its plan breaks a limit, or claims a wrong figure.
     """
     for name, rest in residuals.items():
-        if not _is_dense(rest) or rest.shape != (counts.get(name),):
+        if not _is_plain(rest) or rest.shape != (counts.get(name),):
             raise PlanFileError(
                 f"The state has a residual of {name!r} that fits no gradient of this model. Load the "
                 "state of the same model."
@@ -140,6 +140,7 @@ def rested(problem: ExchangeProblem, plan: ExchangePlan) -> list[str]:
     ]
 
 
-def _is_dense(rest: object) -> bool:
-    dense = type(rest) is Tensor and rest.layout == torch.strided and rest.device.type == "cpu"
-    return dense and rest.dtype == torch.float32
+def _is_plain(rest: object) -> bool:
+    if type(rest) is not Tensor or rest.layout != torch.strided:
+        return False
+    return rest.device.type == "cpu" and rest.dtype == torch.float32
