@@ -1,5 +1,7 @@
 """Models whose gradients cannot be sent are refused at the call, on every rank, before anything runs."""
 
+import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,6 +63,37 @@ def test_a_model_that_is_not_wrapped_or_an_error_that_is_none_is_refused() -> No
         compress_gradients(plain)
     with pytest.raises(TightropeError, match=r"error=-0\.5: give"):
         compress_gradients(DistributedDataParallel(nn.Linear(4, 4)), error=-0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("error", True),
+        ("error", "x"),
+        ("error", math.nan),
+        ("seconds", math.nan),
+        ("seconds", 0),
+        ("seconds", -1.5),
+        ("sent", -1),
+        ("sent", 1.5),
+        ("trials", -1),
+        ("trials", 1.5),
+        ("trials", True),
+        ("timeout", -1),
+        ("timeout", math.nan),
+        ("timeout", math.inf),
+        ("timeout", None),
+        ("codecs", [["a"]]),
+        ("codecs", [None]),
+        ("codecs", []),
+        ("codecs", 5),
+    ],
+)
+def test_an_argument_out_of_its_range_is_refused_at_the_call(name: str, value: Any) -> None:
+    threads = threading.active_count()
+    with pytest.raises(TightropeError, match=f"^{re.escape(f'{name}={value!r}')}: "):
+        compress_gradients(DistributedDataParallel(nn.Linear(4, 4)), **{name: value})
+    assert threading.active_count() == threads
 
 
 def test_frozen_parts_may_be_of_any_kind() -> None:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.compress.problems import random_problem
 from tightrope.core import InfeasibleError, JudgeError, TightropeError
-from tightrope_ranks.compress import Link, compress_gradients, hook, plan_exchange
+from tightrope_ranks.compress import Link, accepts, compress_gradients, hook, plan_exchange
 from tightrope_ranks.compress.calibrate import relative_errors
 from tightrope_ranks.compress.codecs import CODECS, DEFAULT_CODECS, MOST_ERROR, Encoded
 from tightrope_ranks.compress.queue import MessageQueue
@@ -97,11 +97,28 @@ def _nine_tenths(encoded: Encoded, tensors: Sequence[Tensor], ranks: int) -> Non
         one.mul_(0.9)
 
 
+def _refused_on_one(rank: int) -> None:
+    model: Any = DistributedDataParallel(net(), bucket_cap_mb=0.02)
+    for wrong, says in (
+        ({"timeout": -1}, "timeout=-1"),
+        ({"codecs": [["a"]]}, r"codecs=\[\['a'\]\]"),
+        ({}, "mixed_precision"),
+    ):
+        whole, given = model.mixed_precision, wrong if rank == 1 else {}
+        model.mixed_precision = object() if rank == 1 and not wrong else whole
+        with pytest.raises(TightropeError, match=says if rank == 1 else "Another rank refused its model"):
+            compress_gradients(model, **given)
+        model.mixed_precision = whole
+    exchange = compress_gradients(model, codecs=("none",))  # nothing is left of the calls that were refused
+    train(model, 1, rank)
+    exchange.close()
+
+
 def _planted(rank: int, folder: str) -> None:
     join(rank, folder, 2)
     codecs: Any = CODECS
     codecs["rough"] = with_changes(CODECS["bits8"], name="rough", decode=_nine_tenths)
-    planted: Any = hook
+    planted: Any = accepts
     for defaults, limit, chosen in (
         (("none", "rough"), None, "none"),
         (("none", "rough"), 0.2, "rough"),
@@ -127,6 +144,7 @@ def _planted(rank: int, folder: str) -> None:
         exchange.close()
     with pytest.raises(TightropeError, match="different models or arguments"):
         compress_gradients(DistributedDataParallel(net()), trials=rank)
+    _refused_on_one(rank)
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -1,6 +1,8 @@
 """An exchange goes on in other processes to the bit; a state that does not fit is refused."""
 
+import copy
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,11 @@ def _interrupted(rank: int, folder: str) -> None:
     mine["exchange"] = json.dumps(text | {"step": text["step"] + (rank == 1)})
     with pytest.raises(PlanFileError, match="different steps"):
         without.exchange.load_state_dict(mine)
+    mine["exchange"] = json.dumps(text | {"step": -1 if rank == 1 else text["step"]})
+    with pytest.raises(PlanFileError, match="contradict" if rank == 1 else "Another rank refused its state"):
+        without.exchange.load_state_dict(mine)
+    mine["exchange"] = json.dumps(text)
+    without.exchange.load_state_dict(mine)  # the queue goes on
     for one in (whole, again, without):
         one.exchange.close()
     distributed.destroy_process_group()
@@ -155,6 +162,16 @@ def _claimed(text: str) -> str:
     return json.dumps(raw)
 
 
+def _resting(change: Callable[[Tensor], Any]) -> Callable[[dict[str, Any]], Any]:
+    """Change the last residual; what is before it must not be loaded alone."""
+
+    def spoil(one: dict[str, Any]) -> dict[str, Any]:
+        *_, (name, rest) = one["residuals"].items()
+        return one | {"residuals": one["residuals"] | {name: change(rest)}}
+
+    return spoil
+
+
 def _renamed(text: str) -> str:
     return text.replace('"sign"', '"zip"')
 
@@ -166,6 +183,8 @@ def _renamed(text: str) -> str:
         (lambda one: {"exchange": one["exchange"]}, "has the keys"),
         (lambda one: one | {"exchange": 5}, "must have a text"),
         (lambda one: one | {"exchange": "{"}, "exchange state"),
+        (lambda one: one | {"exchange": one["exchange"] + "\ud800"}, r"has '\\ud800', which is no character"),
+        (lambda one: one | {"exchange": one["exchange"].replace("sign", "\\ud800")}, "exchange state"),
         (
             lambda one: one | {"exchange": changed(one["exchange"], schema=9)},
             "schema 9; this version reads 1",
@@ -190,6 +209,13 @@ def _renamed(text: str) -> str:
         (lambda one: one | {"residuals": {"other": torch.zeros(3)}}, "residual of 'other'"),
         (lambda one: one | {"residuals": {"last.bias": torch.zeros(4).double()}}, "residual of 'last.bias'"),
         (lambda one: one | {"residuals": {"last.bias": 4}}, "residual of 'last.bias'"),
+        (_resting(lambda rest: rest * math.nan), "residual of .* is not finite"),
+        (_resting(lambda rest: rest + math.inf), "residual of .* is not finite"),
+        (_resting(lambda rest: rest.to("meta")), "fits no gradient"),
+        (_resting(lambda rest: rest.to_sparse()), "fits no gradient"),
+        (_resting(lambda rest: rest[None]), "fits no gradient"),
+        (lambda one: one | {"residuals": {}}, "has no residual of"),
+        (lambda one: one | {"residuals": dict(list(one["residuals"].items())[1:])}, "has no residual of"),
     ],
 )
 def test_a_state_that_misfits_is_refused_and_changes_nothing(
@@ -209,6 +235,24 @@ def test_residuals_are_refused_where_they_would_be_ignored(training: Training) -
     with pytest.raises(PlanFileError, match="feedback=False ignores"):
         other.load_state_dict(training.exchange.state_dict())
     other.close()
+
+
+def test_a_state_saved_before_its_plan_ran_has_residuals_of_zeros(training: Training) -> None:
+    whole, again = Training(), Training()
+    step = 0
+    while whole.exchange.plan is None:
+        whole.run(step, step + 1)
+        step += 1
+    assert not whole.exchange.residuals
+    saved = copy.deepcopy(whole.save())
+    assert saved["exchange"]["residuals"]
+    again.load(saved)
+    for one in (whole, again):
+        one.run(step, step + 3)
+    assert all(torch.equal(one, other) for one, other in zip(whole.bits(), again.bits(), strict=True))
+    assert any(one.any() for one in again.exchange.residuals.values())
+    for one in (whole, again):
+        one.exchange.close()
 
 
 def test_a_state_without_a_plan_goes_on_watching(training: Training) -> None:

@@ -6,10 +6,11 @@ Every function here is called by all ranks at the same place, through their queu
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 from tightrope.core import TightropeError
 from tightrope.price.select import Selector
@@ -23,6 +24,7 @@ from tightrope_ranks.values.exchange import (
     load_exchange,
 )
 
+_Checked = TypeVar("_Checked")
 _DOUBT: Final = 0.15
 """Of forecasts, relative, before plans are compared."""
 _NOISE: Final = 0.1
@@ -48,6 +50,50 @@ def own_group(group: Group) -> Group:
     mine = distributed.PrefixStore(f"tightrope/exchange/{number}", store)  # type: ignore[attr-defined]
     found: Any = distributed.ProcessGroupGloo(mine, rank, ranks, _CONNECT)
     return cast("Group", found)
+
+
+def checked_on_all(
+    check: Callable[[], _Checked], otherwise: TightropeError, queue: MessageQueue, group: Group
+) -> _Checked:
+    """Return what a check returns on this rank, where no rank refuses.
+
+    Args:
+        check: raises where this rank refuses; what it raises is raised once the others are told.
+        otherwise: raised where only other ranks refuse.
+        queue: of this rank.
+        group: of the model.
+    """
+    refusal: Exception | None = None
+    try:
+        found = check()
+    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+        refusal = error
+    most = torch.tensor([refusal is not None], dtype=torch.uint8)
+    wait(queue, lambda: distributed.all_reduce(most, distributed.ReduceOp.MAX, group), "a refusal")
+    if refusal is not None:
+        raise refusal
+    if int(most):
+        raise otherwise
+    return found
+
+
+def met(model: DistributedDataParallel, check: Callable[[], _Checked]) -> tuple[_Checked, Group]:
+    """Connect the ranks of a model where none refuses the call, and return what the check returned.
+
+    Args:
+        model: of this call; the check refuses one that is not wrapped.
+        check: of this rank's model and arguments.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        check()  # raises: there are no ranks to tell
+    group, queue = own_group(model.process_group), MessageQueue()
+    others = TightropeError(
+        "Another rank refused its model or arguments of compress_gradients. See the message of that rank."
+    )
+    try:
+        return checked_on_all(check, others, queue, group), group
+    finally:
+        queue.close()
 
 
 def equal_on_all(value: str, queue: MessageQueue, group: Group) -> bool:

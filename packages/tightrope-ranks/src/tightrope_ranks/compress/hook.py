@@ -33,12 +33,12 @@ from torch.nn.parallel import DistributedDataParallel
 from tightrope.core import PlanFileError, TightropeError
 from tightrope.core.work import WorkEvent, WorkTrace
 from tightrope_ranks.compress import agree
-from tightrope_ranks.compress.accepts import accepted
+from tightrope_ranks.compress.accepts import accepted, check_arguments
 from tightrope_ranks.compress.calibrate import calibrate, relative_errors
-from tightrope_ranks.compress.codecs import CODECS, DEFAULT_CODECS, MOST_ERROR, Encoded, exchange
+from tightrope_ranks.compress.codecs import CODECS, MOST_ERROR, Encoded, Group, exchange
 from tightrope_ranks.compress.queue import Link, MessageQueue, Ticket
 from tightrope_ranks.compress.refine import Rehearsal, StepSeen, compared, rehearsed
-from tightrope_ranks.compress.resume import check_fit, read_state
+from tightrope_ranks.compress.resume import check_fit, read_state, rested
 from tightrope_ranks.compress.search import plan_exchange
 from tightrope_ranks.judge.compress import check_exchange
 from tightrope_ranks.values.exchange import (
@@ -102,6 +102,7 @@ class GradientExchange:
     def __init__(
         self,
         model: DistributedDataParallel,
+        group: Group,
         *,
         codecs: Sequence[str],
         limits: ExchangeLimits,
@@ -124,8 +125,7 @@ class GradientExchange:
         named = list(model.module.named_parameters())
         self._names = {id(parameter): name for name, parameter in named}
         self._number = {name: number for number, (name, _) in enumerate(named)}
-        self._group = agree.own_group(model.process_group)
-        self._ranks = distributed.get_world_size(self._group)
+        self._group, self._ranks = group, group.size()
         said = repr((self.codecs, limits, feedback, trials, list(self._counts.items())))
         if not agree.equal_on_all(said, queue, self._group):
             queue.close()
@@ -163,14 +163,11 @@ class GradientExchange:
         Returns:
             ``exchange``, a JSON text, and ``residuals``: one float32 tensor per gradient, by name.
         """
-        done = self.plan is not None and not self.trying
-        state = ExchangeState(
-            self._group.rank(),
-            self._ranks,
-            self._step,
-            self.problem if done else None,
-            self.plan if done else None,
-        )
+        problem, plan = (None, None) if self.trying else (self.problem, self.plan)
+        if problem is not None and plan is not None and self.feedback:
+            for name in rested(problem, plan):
+                self._residual(name)  # zeros, where no step with this plan has run
+        state = ExchangeState(self._group.rank(), self._ranks, self._step, problem, plan)
         return {"exchange": dump_state(state).decode(), "residuals": dict(self.residuals)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -183,20 +180,25 @@ class GradientExchange:
             state: of `state_dict`, of this rank.
 
         Raises:
-            PlanFileError: it is no state, or one of another model, rank, step or set of codecs.
+            PlanFileError: it is no state, or one of another model, rank, step or set of codecs; or another
+                rank refused its own.
             JudgeError: its plan breaks a limit of this exchange.
         """
-        found, residuals = read_state(state, self._group.rank(), self._ranks)
-        found = check_fit(found, residuals, self._counts, self.codecs, self.limits)
-        if residuals and not self.feedback:
-            raise PlanFileError("The state has residuals, which feedback=False ignores. Use feedback=True.")
+
+        def read() -> tuple[ExchangeState, dict[str, Tensor]]:
+            found, rests = read_state(state, self._group.rank(), self._ranks)
+            limits, feedback = self.limits, self.feedback
+            return check_fit(found, rests, self._counts, self.codecs, limits, feedback=feedback), rests
+
+        others = PlanFileError("Another rank refused its state, so no rank loaded one. See its message.")
+        found, residuals = agree.checked_on_all(read, others, self.queue, self._group)
         shared = dump_state(replace(found, rank=0)).decode()
         if not agree.equal_on_all(shared, self.queue, self._group):
             raise PlanFileError(
                 "The ranks loaded states of different steps. Load one checkpoint on all ranks."
             )
         self._step, self.problem, self.plan = found.step, found.problem, found.plan
-        self.residuals = {name: rest.clone() for name, rest in residuals.items()}
+        self.residuals = {name: rest.detach().clone() for name, rest in residuals.items()}
         self._rehearsal = self._contest = None
         self._watched.clear()
         self.seconds.clear()
@@ -286,7 +288,7 @@ class GradientExchange:
         begun = time.perf_counter()
         rests = None
         if self.feedback and codec.feedback:
-            rests = [self._residual(*one) for one in zip(names, tensors, strict=True)]
+            rests = [self._residual(name) for name in names]
         ids = [self._number[name] for name in names]
         encoded = codec.encode(tensors, rests, ids, self._step, self._ranks)
         ended = time.perf_counter()
@@ -295,9 +297,9 @@ class GradientExchange:
         ticket = self.queue.put(lambda: exchange(encoded, self._group), what, sent)
         now.sent.append(_Sent(message, tensors, encoded, ticket, (begun, ended)))
 
-    def _residual(self, name: str, tensor: Tensor) -> Tensor:
+    def _residual(self, name: str) -> Tensor:
         if name not in self.residuals:
-            self.residuals[name] = torch.zeros_like(tensor)
+            self.residuals[name] = torch.zeros(self._counts[name])
         return self.residuals[name]
 
     def _finish(self) -> None:
@@ -448,8 +450,9 @@ def compress_gradients(
         What watches and sends, with a report.
 
     Raises:
-        TightropeError: a codec that there is not, ranks that differ, or a model with sparse gradients, mixed
-            precision, or parameters that are not float32 on the CPU.
+        TightropeError: a codec that there is not, a value out of its range, ranks that differ, a model with
+            sparse gradients, mixed precision, or parameters that are not float32 on the CPU; or another rank
+            refused its own.
         InfeasibleError: in the step in which the ranks plan: no plan keeps the limits.
         RankError: in a backward: another rank ended.
 
@@ -461,15 +464,18 @@ def compress_gradients(
 
     Source: `tightrope_ranks.compress.search`.
     """
-    names = DEFAULT_CODECS if codecs is None else tuple(codecs)
-    unknown = next((name for name in names if name not in CODECS), None)
-    if unknown is not None or not names:
-        raise TightropeError(f"codecs={codecs!r}: {unknown!r} is no codec; there are {', '.join(CODECS)}.")
-    if error is not None and not error >= 0:
-        raise TightropeError(f"error={error!r}: give a relative error of 0 or more, as 0.01.")
-    accepted(model)
+
+    def check() -> tuple[str, ...]:
+        names = check_arguments(
+            codecs, error=error, seconds=seconds, sent=sent, trials=trials, timeout=timeout
+        )
+        accepted(model)
+        return names
+
+    names, group = agree.met(model, check)
     state = GradientExchange(
         model,
+        group,
         codecs=names,
         limits=ExchangeLimits(seconds, sent, MOST_ERROR if codecs is None and error is None else error),
         queue=MessageQueue(link=link, timeout=timeout),
