@@ -12,6 +12,7 @@ from tightrope_ranks.fabric import basic
 from tightrope_ranks.fabric.letters import changed
 from tightrope_ranks.fabric.references import References, RemoteTensor
 from tightrope_ranks.fabric.registry import function_of
+from tightrope_ranks.fabric.reply import failed
 
 
 class LocalFabric:
@@ -48,8 +49,10 @@ class LocalFabric:
         ]
         try:
             found = function_of(name)(*given)
-        except Exception as error:  # as from another process
-            raise RankError(f"node {node}: {name!r} raised {type(error).__name__}: {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as from another process
+            raise RankError(f"node {node}: {failed(name, error)}") from error
         return tuple(found) if isinstance(found, Sequence) and not isinstance(found, str | bytes) else found
 
     def call_each(
