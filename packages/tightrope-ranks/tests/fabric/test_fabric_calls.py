@@ -126,7 +126,10 @@ def test_what_this_node_raises_comes_as_it_is(fabric: SharedFabric) -> None:
         fabric.call_each((1,), "test.fail")
 
 
-@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), "5", [1], -1, -1e-9, 1e300, 10**400])
+_HUGE = pytest.param(10**400, id="huge")
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), "5", [1], -1, -1e-9, 1e300, _HUGE])
 def test_a_time_out_that_is_no_number_is_refused(fabric: SharedFabric, timeout: Any) -> None:
     for ask in (
         lambda: fabric.call(1, "tightrope.ping", timeout=timeout),
@@ -183,9 +186,10 @@ def test_caller_and_function_write_into_what_each_alone_has(drop: bool) -> None:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_every_node_its_own_included_gets_and_returns_copies(node: int) -> None:
+@pytest.mark.parametrize("kind", [SharedFabric, LocalFabric])
+def test_every_node_its_own_included_gets_and_returns_copies(kind: Any, node: int) -> None:
     fabric_functions._GIVEN.clear()
-    with SharedFabric(2, modules=["fabric_functions"]) as fabric:
+    with kind(2, modules=["fabric_functions"]) if kind is SharedFabric else kind(2) as fabric:
         one = torch.arange(3000.0)
         before = one.clone()
         first, second = fabric.call(node, "test.zero_and_keep", one, one, [one])
