@@ -137,7 +137,8 @@ def encode(letter: Letter) -> bytes:
     try:
         return _encoder.encode(letter)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _unsendable(f"{letter.name!r}: {shown(letter.items)}", error) from error
+        values = [getattr(one, "value", one) for one in letter.items]
+        raise _unsendable(shown([*filter(None, [letter.name]), *values]), error) from error
 
 
 def divided(value: Any, leaves: tuple[type, ...]) -> tuple[msgspec.Raw, list[Any]]:

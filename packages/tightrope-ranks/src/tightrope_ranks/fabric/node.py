@@ -404,7 +404,7 @@ class FabricNode:
             case LetterKind.COUNT:
                 key, holder, change = (item.value for item in letter.items if isinstance(item, PlainItem))
                 if not all(type(one) is int for one in (key, holder, change)):
-                    raise TightropeError(f"node {peer.number} counts what is no number.")
+                    raise TightropeError(f"node {peer.number} sent a count that is not a number.")
                 if holder == self.number or self.peers[holder].alive:  # the handles of others are forgotten
                     self.references.count(key, holder, change)
             case LetterKind.STOP:
