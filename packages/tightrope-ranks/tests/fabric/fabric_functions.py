@@ -1,6 +1,10 @@
 """Functions that nodes of the tests serve."""
 
+import os
+import sys
 import time
+import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,46 @@ def both(one: Tensor) -> tuple[Tensor, Tensor, dict[str, int]]:
 @register("test.fail")
 def fail() -> None:
     raise ValueError("no such thing")
+
+
+def nested_tensor() -> Tensor:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "lone surrogate": lambda: os.fsdecode(b"\xff"),
+    "surrogate inside": lambda: [torch.ones(2000), {"a": ["\ud800"]}],
+    "surrogate key": lambda: {"\ud800": 1},
+    "surrogate in an error": lambda: raised(ValueError("no \ud800")),
+    "error without text": lambda: raised(SilentError()),
+    "exit": lambda: sys.exit(3),
+    "generator exit": lambda: raised(GeneratorExit()),
+    "set": lambda: {1, 2},
+    "nested tensor": lambda: nested_tensor(),
+}
+
+
+def raised(error: BaseException) -> None:
+    raise error
+
+
+@register("test.fault")
+def fault(kind: str) -> Any:
+    return FAULTS[kind]()
+
+
+@register("test.zero_and_keep")
+def zero_and_keep(one: Tensor, other: Tensor, inside: list[Tensor]) -> tuple[Tensor, Tensor]:
+    _GIVEN.append(other)
+    one.zero_()
+    inside[0].zero_()
+    return other, other
 
 
 @register("test.sleep")

@@ -126,13 +126,17 @@ def test_what_this_node_raises_comes_as_it_is(fabric: SharedFabric) -> None:
         fabric.call_each((1,), "test.fail")
 
 
-@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), "5", [1]])
+_HUGE = pytest.param(10**400, id="huge")
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), "5", [1], -1, -1e-9, 1e300, _HUGE])
 def test_a_time_out_that_is_no_number_is_refused(fabric: SharedFabric, timeout: Any) -> None:
     for ask in (
         lambda: fabric.call(1, "tightrope.ping", timeout=timeout),
         lambda: fabric.remote(1, "test.add", torch.ones(2), 1.0, timeout=timeout),
         lambda: fabric.call_each((1, 2), "tightrope.ping", timeout=timeout),
         lambda: fabric.call_async(1, "tightrope.ping").wait(timeout),
+        lambda: SharedFabric(2, timeout=timeout),
     ):
         with pytest.raises(TightropeError, match=r"timeout=.*number of seconds"):
             ask()
@@ -179,6 +183,25 @@ def test_caller_and_function_write_into_what_each_alone_has(drop: bool) -> None:
         assert torch.equal(fabric.fetch(handle), before)
         del came, handle, rest, start
         assert shared_bytes(fabric) == ([0, 0] if drop else [3 * 20032, 0])
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("kind", [SharedFabric, LocalFabric])
+def test_every_node_its_own_included_gets_and_returns_copies(kind: Any, node: int) -> None:
+    fabric_functions._GIVEN.clear()
+    with kind(2, modules=["fabric_functions"]) if kind is SharedFabric else kind(2) as fabric:
+        one = torch.arange(3000.0)
+        before = one.clone()
+        first, second = fabric.call(node, "test.zero_and_keep", one, one, [one])
+        assert all(torch.equal(value, before) for value in (one, first, second))
+        first.zero_()
+        assert torch.equal(second, before)
+        assert list(fabric.call(node, "test.given")) == [float(before.sum())]
+        handle = fabric.remote(node, "tightrope.echo", one)
+        one.zero_()
+        assert torch.equal(fabric.fetch(handle), before)
+        assert torch.equal(fabric.call(node, "tightrope.echo", [handle])[0], before)
+    fabric_functions._GIVEN.clear()
 
 
 def test_random_calls_give_what_copies_would_and_leave_no_memory() -> None:

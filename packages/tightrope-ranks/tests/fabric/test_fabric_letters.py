@@ -4,16 +4,20 @@ import fcntl
 import os
 import random
 import socket
+import uuid
 from array import array
 from collections.abc import Iterator, Sequence
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
+import fabric_functions
 import msgspec
 import pytest
 import torch
 
-from tightrope.core import RankError
-from tightrope_ranks.fabric import SharedFabric
+from tightrope.core import RankError, TightropeError
+from tightrope_ranks.fabric import LocalFabric, SharedFabric
 from tightrope_ranks.fabric.letters import (
     HandleItem,
     InlineItem,
@@ -199,3 +203,57 @@ def test_mutated_letters_end_no_node(num: int) -> None:
         assert fabric.call(1, "test.refused")[0] > num / 4
         assert len(os.listdir(folder)) == before
         os.close(memory)
+
+
+SAID = {
+    "lone surrogate": r"'test.fault' raised TightropeError: .*cannot be sent",
+    "surrogate inside": r"'test.fault' raised TightropeError: .*cannot be sent",
+    "surrogate key": r"'test.fault' raised TightropeError: .*cannot be sent",
+    "surrogate in an error": r"'test.fault' raised ValueError: no \\ud800",
+    "error without text": r"'test.fault' raised SilentError: it has no text",
+    "exit": r"'test.fault' raised SystemExit: 3",
+    "generator exit": r"'test.fault' raised GeneratorExit",
+    "set": r"'test.fault' raised TightropeError: .*\(of type set\)",
+    "nested tensor": r"'test.fault' raised TightropeError: a nested tensor .*Give dense ones",
+}
+
+
+def test_whatever_a_function_does_its_node_lives_and_its_caller_gets_an_error(fabric: SharedFabric) -> None:
+    assert SAID.keys() == fabric_functions.FAULTS.keys()
+    before = [one.pid for one in fabric.processes]
+    for kind, said in SAID.items():
+        with pytest.raises(RankError, match=said):
+            fabric.call(1, "test.fault", kind)
+        assert fabric.call(1, "tightrope.ping") == before[0]
+    with pytest.raises(RankError, match=r"raised SystemExit: 3"):
+        LocalFabric(2).call(1, "test.fault", "exit")
+
+
+REFUSED = {
+    "text": "a\ud800",
+    "text inside": [torch.ones(2000), {"a": ["\ud800"]}],
+    "key": {"\udcff": 1},
+    "nested tensor": fabric_functions.nested_tensor(),
+    "own mark": [torch.ones(2), msgspec.msgpack.Ext(1, b"\x00\x00\x00\x00")],
+    "own mark alone": msgspec.msgpack.Ext(1, b"\x00\x00\x00\x00"),
+    "raw bytes": [msgspec.Raw(b"\x01")],
+    "tensor as a key": {torch.ones(2): 1},
+    "set": {1, 2},
+    "set as a key": {frozenset((1,)): 2},
+    "time": {"when": [datetime(2020, 1, 1)]},
+    "decimal": (1, Decimal("1.5")),
+    "identifier": [uuid.UUID(int=1)],
+    "kind": [LetterKind.CALL],
+}
+
+
+@pytest.mark.parametrize("given", REFUSED.values(), ids=REFUSED)
+def test_what_would_not_arrive_as_it_is_is_refused_at_the_call(fabric: SharedFabric, given: Any) -> None:
+    for arguments in ((given,), (torch.ones(2000), given)):
+        with pytest.raises(TightropeError, match=r"cannot be sent") as told:
+            fabric.call(1, "tightrope.echo", *arguments)
+        assert not isinstance(told.value, RankError)
+    kept = {"a": [1, -2.5, None, True, "\u00e9", b"\xff"], 3: {(1, "b"): 2**63}}
+    assert fabric.call(1, "tightrope.echo", kept) == kept
+    with pytest.raises(TightropeError, match=r"cannot be sent"):
+        fabric.call(1, "\ud800")

@@ -20,9 +20,12 @@ from tightrope_ranks.fabric.letters import (
     PlaceItem,
     PlainItem,
     decode,
+    divided,
     encode,
 )
+from tightrope_ranks.fabric.peer import check_tensor
 from tightrope_ranks.fabric.registry import function_of
+from tightrope_ranks.fabric.reply import failed
 
 _MOST = 2**20
 
@@ -49,8 +52,9 @@ class GlooFabric:
             raise TightropeError(
                 f"rank {self.number} calls node {node}: rank 0 calls nodes 1 to {self.num - 1}."
             )
+        packed = _packed(LetterKind.CALL, name, arguments)
         try:
-            self._put(node, LetterKind.CALL, name, arguments)
+            self._put(node, *packed)
             letter, values = self._take(node)
         except RuntimeError as error:
             said = str(error).strip().partition("\n")[0]
@@ -67,33 +71,20 @@ class GlooFabric:
                 return
             try:
                 found = function_of(letter.name)(*values)
-            except Exception as error:  # the caller gets it
-                said = f"{letter.name!r} raised {type(error).__name__}: {error}"
-                self._put(0, LetterKind.ERROR, said[:2000], ())
-                continue
-            many = isinstance(found, tuple | list)
-            self._put(0, LetterKind.RESULT, letter.name, found if many else (found,), single=not many)
+                many = isinstance(found, tuple | list)
+                packed = _packed(LetterKind.RESULT, letter.name, found if many else (found,), single=not many)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the caller gets it, `sys.exit` included
+                packed = _packed(LetterKind.ERROR, failed(letter.name, error), ())
+            self._put(0, *packed)
 
     def close(self) -> None:
         """Let the others return from `serve`."""
         for node in range(1, self.num) if self.number == 0 else ():
-            self._put(node, LetterKind.STOP, "", ())
+            self._put(node, *_packed(LetterKind.STOP, "", ()))
 
-    def _put(
-        self, node: int, kind: LetterKind, name: str, values: Sequence[Any], *, single: bool = False
-    ) -> None:
-        items: list[PlaceItem | PlainItem] = []
-        tensors = []
-        for value in values:
-            if isinstance(value, Tensor):
-                one = value.detach().contiguous()
-                items.append(PlaceItem(False, 0, 0, 0, NAMES[one.dtype], tuple(one.shape)))
-                tensors.append(one)
-            else:
-                items.append(PlainItem(value))
-        data = encode(Letter(kind, 0, name, tuple(items), single))
-        if len(data) > _MOST:
-            raise TightropeError(f"{name!r}: {len(data)} bytes of plain values; at most {_MOST}.")
+    def _put(self, node: int, data: bytes, tensors: Sequence[Tensor]) -> None:
         distributed.send(torch.tensor([len(data)]), node, self._group)
         distributed.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), node, self._group)
         for one in tensors:
@@ -118,3 +109,23 @@ class GlooFabric:
             elif isinstance(item, PlainItem):
                 values.append(item.value)
         return letter, values
+
+
+def _packed(
+    kind: LetterKind, name: str, values: Sequence[Any], *, single: bool = False
+) -> tuple[bytes, list[Tensor]]:
+    """Return a letter, and the tensors that follow it."""
+    items: list[PlaceItem | PlainItem] = []
+    tensors = []
+    for value in values:
+        if isinstance(value, Tensor):
+            check_tensor(value)
+            one = value.detach().resolve_conj().resolve_neg().contiguous()
+            items.append(PlaceItem(False, 0, 0, 0, NAMES[one.dtype], tuple(one.shape)))
+            tensors.append(one)
+        else:
+            items.append(PlainItem(divided(value, ())[0]))
+    data = encode(Letter(kind, 0, name, tuple(items), single))
+    if len(data) > _MOST:
+        raise TightropeError(f"{name!r}: {len(data)} bytes of plain values; at most {_MOST}.")
+    return data, tensors

@@ -1,7 +1,7 @@
 """Nodes that are all in this process: for tests, and for programs that may grow."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +12,7 @@ from tightrope_ranks.fabric import basic
 from tightrope_ranks.fabric.letters import changed
 from tightrope_ranks.fabric.references import References, RemoteTensor
 from tightrope_ranks.fabric.registry import function_of
+from tightrope_ranks.fabric.reply import failed
 
 
 class LocalFabric:
@@ -42,15 +43,20 @@ class LocalFabric:
         self._let_go()
         if not 0 <= node < self.num:
             raise TightropeError(f"there is no node {node}; there are {list(range(self.num))}.")
-        given = [
-            changed(one, lambda value: self.fetch(value) if isinstance(value, RemoteTensor) else value)
-            for one in arguments
-        ]
+
+        def own(value: Any) -> Any:
+            if isinstance(value, RemoteTensor):
+                return self.fetch(value)
+            return value.detach().clone() if isinstance(value, Tensor) else value
+
         try:
-            found = function_of(name)(*given)
-        except Exception as error:  # as from another process
-            raise RankError(f"node {node}: {name!r} raised {type(error).__name__}: {error}") from error
-        return tuple(found) if isinstance(found, Sequence) and not isinstance(found, str | bytes) else found
+            found = function_of(name)(*changed(arguments, own))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as from another process
+            raise RankError(f"node {node}: {failed(name, error)}") from error
+        came = changed(found, own)
+        return tuple(came) if isinstance(came, list) else came
 
     def call_each(
         self, nodes: Iterable[int], name: str, *arguments: Any, timeout: float | None = None

@@ -123,6 +123,8 @@ DTYPES: Final = {
 }  # fmt: skip
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
+SIMPLE: Final = frozenset((type(None), bool, int, float, str, bytes))
+"""Classes of values that arrive as they are."""
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Letter)
 
 
@@ -134,11 +136,9 @@ def encode(letter: Letter) -> bytes:
     """
     try:
         return _encoder.encode(letter)
-    except (TypeError, OverflowError, RecursionError) as error:
-        raise TightropeError(
-            f"{shown(letter.items)} cannot be sent ({error}): give tensors, handles, numbers, text, bytes, "
-            "lists or dicts of these values."
-        ) from error
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        values = [getattr(one, "value", one) for one in letter.items]
+        raise _unsendable(shown([*filter(None, [letter.name]), *values]), error) from error
 
 
 def divided(value: Any, leaves: tuple[type, ...]) -> tuple[msgspec.Raw, list[Any]]:
@@ -156,12 +156,31 @@ def divided(value: Any, leaves: tuple[type, ...]) -> tuple[msgspec.Raw, list[Any
         return msgspec.msgpack.Ext(_MARK, (len(found) - 1).to_bytes(4, "big"))
 
     try:
+        _check(value, leaves)
         return msgspec.Raw(msgspec.msgpack.Encoder(enc_hook=mark).encode(value)), found
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise TightropeError(
-            f"{shown(value)} cannot be sent ({error}): give tensors, handles, numbers, text, bytes, lists or "
-            "dicts of these values."
-        ) from error
+        raise _unsendable(shown(value), error) from error
+
+
+def _unsendable(what: str, error: Exception) -> TightropeError:
+    return TightropeError(
+        f"{what} cannot be sent ({error}): give tensors, handles, numbers, text, bytes, lists or dicts of "
+        "these values."
+    )
+
+
+def _check(value: Any, leaves: tuple[type, ...]) -> None:
+    """Refuse what MessagePack would write as a value of another class, or as a mark."""
+    if type(value) in SIMPLE or isinstance(value, leaves):
+        return
+    if isinstance(value, dict):
+        _check(tuple(value), ())
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        raise TypeError(f"of type {type(value).__name__}")
+    for one in value:
+        if type(one) not in SIMPLE:
+            _check(one, leaves)
 
 
 def joined(value: Any, leaves: Sequence[Any]) -> Any:

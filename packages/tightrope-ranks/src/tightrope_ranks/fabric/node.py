@@ -14,7 +14,6 @@ Gaps        A function that never returns blocks its thread; its callers end by 
 """
 
 import itertools
-import math
 import os
 import select
 import socket
@@ -43,7 +42,7 @@ from tightrope_ranks.fabric.packing import ItemPacking
 from tightrope_ranks.fabric.peer import Peer
 from tightrope_ranks.fabric.references import References, RemoteTensor
 from tightrope_ranks.fabric.registry import function_of
-from tightrope_ranks.fabric.reply import Reply, late
+from tightrope_ranks.fabric.reply import Reply, checked, failed, late
 from tightrope_ranks.fabric.turns import SocketTurns
 from tightrope_ranks.fabric.window import SharedWindow
 
@@ -113,7 +112,7 @@ class FabricNode:
 
         Where too much waits to be sent, this serves others until there is room, or the time is over.
         """
-        return self._begin(LetterKind.CALL, node, name, arguments, self.timeout)
+        return self._begin(LetterKind.CALL, node, name, arguments, self.seconds(None))
 
     def call_each(
         self, nodes: Iterable[int], name: str, *arguments: Any, timeout: float | None = None
@@ -193,8 +192,12 @@ class FabricNode:
         """Begin a call; ``limit`` are the seconds to wait for room, None = do without."""
         if node == self.number:
             reply = Reply(self, node, name)
-            found = function_of(name)(*arguments)
-            reply.end(self._handle(found) if kind == LetterKind.KEEP else found, None)
+            found = function_of(name)(*self._packing.inside(arguments))
+            if kind == LetterKind.KEEP:
+                reply.end(self._handle(found) if isinstance(found, Tensor) else None, None)
+            else:
+                own = self._packing.inside(found)
+                reply.end(tuple(own) if isinstance(found, tuple | list) else own, None)
             return reply
         peer = self._living(node)
         deadline = time.monotonic() + (limit or 0.0)
@@ -237,10 +240,7 @@ class FabricNode:
         Raises:
             TightropeError: it is no number of seconds.
         """
-        limit = self.timeout if timeout is None else timeout
-        if not isinstance(limit, int | float) or not math.isfinite(limit):
-            raise TightropeError(f"timeout={limit!r}: give a number of seconds, as in timeout=5.")
-        return limit
+        return checked(self.timeout if timeout is None else timeout)
 
     def _handle(self, value: Tensor) -> RemoteTensor:
         with self._turns.lock:
@@ -423,8 +423,10 @@ class FabricNode:
                         return
                     settled = self._packing.settle(peer, items)
                 result = Letter(LetterKind.RESULT, letter.number, items=settled, single=single)
-            except Exception as error:  # the caller gets it, whatever it is; this node goes on
-                result = _failed(letter, error)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the caller gets it, `sys.exit` included; this node goes on
+                result = _failure(letter, error)
         finally:
             self._thread.depth -= 1
         with self._turns.lock:
@@ -434,7 +436,7 @@ class FabricNode:
                 self.send(peer, result)
             except TightropeError as error:
                 self._packing.undo(peer, result.items)
-                self.send(peer, _failed(letter, error))
+                self.send(peer, _failure(letter, error))
 
     def _answer(self, call: IncomingCall) -> tuple[tuple[Item, ...], bool]:
         """Run the function; when this returns, nothing here has what it was given and returned."""
@@ -494,6 +496,5 @@ class FabricNode:
                     peer.close()
 
 
-def _failed(letter: Letter, error: Exception) -> Letter:
-    said = f"{letter.name!r} raised {type(error).__name__}: {error}"
-    return Letter(LetterKind.ERROR, letter.number, said[:2000])
+def _failure(letter: Letter, error: BaseException) -> Letter:
+    return Letter(LetterKind.ERROR, letter.number, failed(letter.name, error))

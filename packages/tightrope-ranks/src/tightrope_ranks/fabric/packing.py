@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tightrope.core import TightropeError
 from tightrope_ranks.fabric.letters import (
+    SIMPLE,
     HandleItem,
     InlineItem,
     Item,
@@ -22,6 +23,7 @@ from tightrope_ranks.fabric.letters import (
     PlaceItem,
     PlainItem,
     SingleItem,
+    changed,
     divided,
     flat,
     joined,
@@ -31,7 +33,6 @@ from tightrope_ranks.fabric.references import References, RemoteTensor
 from tightrope_ranks.fabric.window import SharedWindow
 
 _LEAVES: Final = (Tensor, RemoteTensor, SharedWindow)
-_SIMPLE: Final = frozenset((type(None), bool, int, float, str, bytes))
 
 
 class ItemPacking:
@@ -103,6 +104,16 @@ class ItemPacking:
             raise TightropeError(f"node {peer.number} sent a value that cannot be: {wrong[0]}")
         return found
 
+    def inside(self, value: Any) -> Any:
+        """Return a value of a call within this node as another one would get it: its tensors are copies."""
+
+        def given(one: Any) -> Any:
+            if isinstance(one, RemoteTensor) and one.owner == self._number:
+                return self._references.get(one.key)
+            return one.detach().clone() if isinstance(one, Tensor) else one
+
+        return changed(value, given)
+
     def _undo_handles(self, peer: Peer, items: Iterable[Item]) -> None:
         for item in flat(items):
             if isinstance(item, HandleItem) and item.owner != peer.number:
@@ -111,7 +122,7 @@ class ItemPacking:
     def _packed(self, peer: Peer, value: Any, result: bool) -> Item:
         if isinstance(value, _LEAVES):
             return self._single(peer, value, result)
-        if type(value) in _SIMPLE:
+        if type(value) in SIMPLE:
             return PlainItem(value)
         raw, leaves = divided(value, _LEAVES)
         if not leaves:

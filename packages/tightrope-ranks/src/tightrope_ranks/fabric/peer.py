@@ -198,7 +198,7 @@ class Peer:
             TightropeError: it is none that can be sent.
             PagingError: more is shared with the peer than may be.
         """
-        _check(value)
+        check_tensor(value)
         one = value.detach().resolve_conj().resolve_neg().contiguous()
         size, dtype, shape = one.nbytes, NAMES[one.dtype], tuple(one.shape)
         if size <= _SMALL:
@@ -208,7 +208,7 @@ class Peer:
 
     def packed_result(self, value: Tensor) -> PlaceItem | InlineItem:
         """As `packed`, but leave a tensor where it is that lies in the memory of the peer; see `settled`."""
-        _check(value)
+        check_tensor(value)
         if value.nbytes > _SMALL and value.is_contiguous() and not (value.is_neg() or value.is_conj()):
             data, storage = value.data_ptr(), value.untyped_storage().data_ptr()
             for number, arena in self.theirs.items():
@@ -302,11 +302,18 @@ class Peer:
         return TightropeError(f"node {self.number} sent a tensor that cannot be: {shown(item)}.")
 
 
-def _check(value: Tensor) -> None:
-    if value.device.type != "cpu" or value.dtype not in NAMES or value.layout != torch.strided:
+def check_tensor(value: Tensor) -> None:
+    """Refuse a tensor that cannot be sent.
+
+    Raises:
+        TightropeError: it is none on the CPU, or not dense, or of another dtype.
+    """
+    fits = value.device.type == "cpu" and value.dtype in NAMES and value.layout == torch.strided
+    if not fits or value.is_nested:
+        kind = "nested tensor" if value.is_nested else "tensor"
         raise TightropeError(
-            f"a tensor of {value.dtype}, {value.layout}, on {value.device} cannot be sent; make it dense and "
-            "move it to cpu."
+            f"a {kind} of {value.dtype}, {value.layout}, on {value.device} cannot be sent. "
+            f"Give dense ones on cpu, of {', '.join(DTYPES)}."
         )
 
 

@@ -2,9 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from tightrope.core import RankError
+from tightrope.core import RankError, TightropeError
+from tightrope.core.units import shown
+
+_LONGEST: Final = 2_000_000
+"""Seconds of a time-out, at most: the kernel counts milliseconds in 31 bits."""
 
 
 class ReplyNode(Protocol):
@@ -49,6 +53,29 @@ class Reply:
     def end(self, value: Any, error: RankError | None, *, lost: bool = False) -> None:
         """Set how it ended."""
         self.value, self.error, self.lost, self.done = value, error, lost, True
+
+
+def checked(timeout: float) -> float:
+    """Return a time-out in seconds.
+
+    Raises:
+        TightropeError: it is none.
+    """
+    if not isinstance(timeout, int | float) or not 0 <= timeout <= _LONGEST:
+        raise TightropeError(
+            f"timeout={shown(timeout)}: give a number of seconds from 0 to {_LONGEST:,}, as in timeout=5."
+        )
+    return timeout
+
+
+def failed(name: str, error: BaseException) -> str:
+    """Return what a call says that raised, as text that can be sent whatever the error's own text is."""
+    try:
+        own = str(error)
+    except Exception:  # a class of users may write no text of itself
+        own = "it has no text of its own"
+    said = f"{name!r} raised {type(error).__name__}: {own}"
+    return said[:2000].encode("utf-8", "backslashreplace").decode()
 
 
 def late(name: str, node: int, limit: float) -> RankError:

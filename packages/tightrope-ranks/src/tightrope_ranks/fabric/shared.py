@@ -20,7 +20,7 @@ from tightrope.core import Bytes, RankError, TightropeError
 from tightrope_ranks.fabric import basic, current
 from tightrope_ranks.fabric.node import SHARED, FabricNode
 from tightrope_ranks.fabric.references import RemoteTensor
-from tightrope_ranks.fabric.reply import Reply
+from tightrope_ranks.fabric.reply import Reply, checked
 from tightrope_ranks.fabric.window import SharedWindow
 
 _PACKAGE = Path(__file__).parents[3]
@@ -56,6 +56,7 @@ class SharedFabric:
     def __init__(
         self, num: int, *, modules: Sequence[str] = (), timeout: float = 60.0, shared: Bytes = SHARED
     ) -> None:
+        checked(timeout)
         if not 1 <= num <= 64:
             raise TightropeError(f"num={num}: give between 1 and 64 nodes.")
         ends: dict[tuple[int, int], socket.socket] = {}
