@@ -34,7 +34,7 @@ demo: native
 	$(BIN)/tightrope demo
 
 test: native
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: native
 	$(BIN)/python -m pytest -n 2

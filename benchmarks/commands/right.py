@@ -38,6 +38,7 @@ RIGHT: Final[Mapping[str, Mapping[str, str]]] = {
     "doctor": {},
     "estimate": {"target": "@train.py:build"},
     "explain": {"plan": "@step.plan.json", "graph": "@step.graph.json"},
+    "experts": {"tokens": "64", "dim": "8", "hidden": "8", "experts": "4"},
     "fleet": {"profile": "@fleet.toml"},
     "jobs": {"file": "@jobs.csv", "capacity": "64"},
     "judge": {"plan": "@step.plan.json", "graph": "@step.graph.json"},

@@ -1,6 +1,6 @@
 """E4: forecasts of steps whose times others published, beside these; parameters divided, nothing else.
 
-Source: torchtitan, docs/performance.md of 2024: Llama 2 and 3 on 64 A100 of 80 GB by FSDP2 alone, layers
+Source: torchtitan's page on performance of 2024: Llama 2 and 3 on 64 A100 of 80 GB by FSDP2 alone, layers
 computed again all or none. The network between those nodes is not said there: 25 GB/s per device are assumed.
 """
 

@@ -149,5 +149,6 @@ def _planted(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_planted_rough_codec_is_excluded_and_an_exact_one_is_chosen(tmp_path: Path) -> None:
     start(_planted, tmp_path, 2)
