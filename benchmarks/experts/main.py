@@ -10,6 +10,7 @@ import json
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,34 +19,30 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks._measure import Ratio, paired_ratio
+from benchmarks._measure import paired_ratio
 from tightrope_experts import MoE, capacity_of, limited, places_of
-from tightrope_experts.products import ROWS, gather, gather_backward, spread, spread_backward
+from tightrope_experts.products import gather, gather_backward, spread, spread_backward
+from tightrope_experts.sizes import ROWS
 
 _TOKENS, _EXPERTS, _DIM, _HIDDEN = 4096, 16, 256, 1024
 _LOADS: Final = {"even": 0.0, "max/mean 2": 0.13, "max/mean 4": 0.28, "one expert": 100.0}
 """Name of a load, and how fast the share of an expert falls with its number."""
 
 
+@dataclass(frozen=True, slots=True)
 class _Timed:
     """A call that is timed; see `benchmarks._measure.paired_ratio`."""
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self.run = run
-
-    def step(self) -> torch.Tensor:
-        """Run it; the result is not looked at."""
-        self.run()
-        return torch.zeros(())
+    run: Callable[[], object]
 
     def seconds(self) -> float:
-        """Thread-CPU time of a call."""
+        """Return the thread-CPU seconds of a call."""
         start = time.thread_time()
         self.run()
         return time.thread_time() - start
 
     def clear(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a call leaves nothing behind."""
 
 
 class _Products:
@@ -109,10 +106,6 @@ def _chosen(fall: float) -> Tensor:
     return torch.multinomial(share, _TOKENS, replacement=True, generator=draw)[:, None]
 
 
-def _row(ratio: Ratio) -> dict[str, float]:
-    return {"median": ratio.median, "low": ratio.low, "high": ratio.high}
-
-
 def products(console: Console, num_pairs: int) -> list[dict[str, Any]]:
     """M2: print a row per load."""
     console.print(f"{'load':<12}{'max/mean':>9}{'own / dense':>24}{'grouped / own':>24}{'padded / own':>24}")
@@ -130,9 +123,9 @@ def products(console: Console, num_pairs: int) -> list[dict[str, Any]]:
             {
                 "load": name,
                 "skew": skew,
-                "own/dense": _row(dense),
-                "grouped/own": _row(grouped),
-                "padded/own": _row(padded),
+                "own/dense": asdict(dense),
+                "grouped/own": asdict(grouped),
+                "padded/own": asdict(padded),
             }
         )
     return rows
@@ -168,7 +161,7 @@ def dispatch(console: Console, num_pairs: int) -> dict[str, Any]:
     assert torch.allclose(sparse(), einsum(), atol=1e-5)
     ratio = paired_ratio(_Timed(einsum), _Timed(sparse), num_pairs=max(3, num_pairs // 3))
     console.print(f"one-hot products over sent rows, T = {_TOKENS}, E = {experts}: {ratio} of the time")
-    return {"einsum/sparse": _row(ratio)}
+    return {"einsum/sparse": asdict(ratio)}
 
 
 class _Padded(MoE):
@@ -180,7 +173,7 @@ class _Padded(MoE):
         places = places_of(chosen, experts + 1)
         at = (chosen * most + places).masked_fill(chosen == experts, experts * most).reshape(-1)
         sent = x.new_zeros(experts * most + 1, x.shape[1]).index_copy(0, at, x.repeat_interleave(self.k, 0))
-        hidden = self._gated(torch.bmm(sent[:-1].view(experts, most, -1), self.up.transpose(1, 2)))
+        hidden = self._act(torch.bmm(sent[:-1].view(experts, most, -1), self.up.transpose(1, 2)))
         made = torch.bmm(hidden, self.down.transpose(1, 2)).view(experts * most, -1)
         made = torch.cat((made, made.new_zeros(1, made.shape[1])))
         return (made[at].view(len(x), self.k, -1) * gates[..., None]).sum(1)

@@ -232,6 +232,11 @@ def test_models_of_transformers_train_as_with_their_own_experts(family: str) -> 
         (lambda: register(rows=0), "rows=0"),
         (lambda: MoE(8, 8, num_experts=2, rows=0), "rows=0"),
         (lambda: MoE(0, 8, num_experts=2), "dim=0"),
+        (lambda: MoE(8, 8, num_experts=2, activation=functional.dropout), "It is random"),
+        (
+            lambda: MoE(8, 8, num_experts=2, gated=False, activation=nn.SiLU(inplace=True)),
+            "writes over its input",
+        ),
         (lambda: given(activation=lambda t: functional.dropout(glu(t), 0.5)), "It is random"),
         (lambda: given(activation=lambda t: glu(t).float().double()), "in the same type"),
         (lambda: given(activation=lambda t: t.tanh_()), "writes over its input"),

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tightrope_experts.capacity import capacity_of, limited, load_of, places_of
     from tightrope_experts.interface import register
     from tightrope_experts.layer import ACTIVATIONS, Activation, MoE, mix
-    from tightrope_experts.products import ROWS
+    from tightrope_experts.sizes import ROWS
 
 __getattr__ = lazily(
     __name__,
@@ -16,7 +16,7 @@ __getattr__ = lazily(
         "ACTIVATIONS": "layer",
         "Activation": "layer",
         "MoE": "layer",
-        "ROWS": "products",
+        "ROWS": "sizes",
         "capacity_of": "capacity",
         "limited": "capacity",
         "load_of": "capacity",

@@ -1,8 +1,4 @@
-"""Experts of models of transformers: ``experts_implementation="tightrope"``.
-
-tightrope_experts.register()
-model = AutoModelForCausalLM.from_config(config, experts_implementation="tightrope")
-"""
+"""Experts of models of transformers: ``register()``, then ``experts_implementation="tightrope"``."""
 
 from typing import Any, Final
 
@@ -10,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tightrope.core import TightropeError
-from tightrope_experts.layer import mix
-from tightrope_experts.products import ROWS
+from tightrope_experts.layer import check_rows, mix
+from tightrope_experts.sizes import ROWS
 
 NAME: Final = "tightrope"
 
@@ -31,8 +27,7 @@ def register(rows: int = ROWS) -> None:
         raise TightropeError(
             "transformers with an interface for experts is not installed: pip install 'transformers>=5'."
         ) from error
-    if rows < 1:
-        raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
+    check_rows(rows)
 
     def forward(experts: torch.nn.Module, x: Tensor, chosen: Tensor, gates: Tensor) -> Tensor:
         return _forward(experts, x, chosen, gates, rows)

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from tightrope.core import TightropeError
 from tightrope_experts.capacity import capacity_of, limited
-from tightrope_experts.products import ROWS, gather, gather_backward, spread, spread_backward
+from tightrope_experts.products import gather, gather_backward, spread, spread_backward
+from tightrope_experts.sizes import ROWS
 
 Activation = Callable[[Tensor], Tensor]
 """Takes (rows, W) and returns (rows, H), row by row."""
@@ -78,6 +79,16 @@ def sizes_of(up: Tensor, down: Tensor, *, transposed: bool) -> tuple[int, int, i
         )
     rows, columns = (2, 1) if transposed else (1, 2)
     return up.shape[columns], up.shape[rows], down.shape[columns], down.shape[rows]
+
+
+def check_rows(rows: int) -> None:
+    """Refuse rounds without rows.
+
+    Raises:
+        TightropeError: quotes the number.
+    """
+    if rows < 1:
+        raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
 
 
 _CHECKED: "weakref.WeakKeyDictionary[Any, set[Any]]" = weakref.WeakKeyDictionary()
@@ -151,7 +162,8 @@ def mix(
         up: (E, W, M), or (E, M, W) where ``transposed``.
         down: (E, M, H), or (E, H, M) where ``transposed``.
         activation: from (rows, W) to (rows, H), row by row, without parameters or randomness. It runs
-            outside of autocast, and once more in the backward.
+            outside of autocast, and once more in the backward. It is tried on a few rows when it is first
+            seen, but not while a compiler traces: `MoE` tries its own when it is made.
         biases: of ``up`` (E, W) and ``down`` (E, M).
         rows: multiplied at once, at most: less takes fewer bytes and more rounds.
         transposed: see there.
@@ -188,8 +200,7 @@ def mix(
             raise TightropeError(
                 f"The bias of {name} has shape {tuple(bias.shape)}. Give ({len(up)}, {width})."
             )
-    if rows < 1:
-        raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
+    check_rows(rows)
     up_bias, down_bias = biases
     if torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, up.dtype, down.dtype):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -267,8 +278,7 @@ class MoE(nn.Module):
             raise TightropeError(
                 f"activation={activation!r}: give one of {', '.join(ACTIVATIONS)}, or a function."
             )
-        if rows < 1:
-            raise TightropeError(f"rows={rows}: give a whole number of at least 1.")
+        check_rows(rows)
         capacity_of(capacity, num_experts, num_experts, k)
         self.k, self.noise, self.capacity, self.rows, self.gated = k, noise, capacity, rows, gated
         self.activation: Activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
@@ -278,6 +288,7 @@ class MoE(nn.Module):
         self.down = nn.Parameter(torch.empty(num_experts, dim, hidden).uniform_(-1, 1) * hidden**-0.5)
         self.up_bias = nn.Parameter(torch.zeros(num_experts, wide)) if bias else None
         self.down_bias = nn.Parameter(torch.zeros(num_experts, dim)) if bias else None
+        check_activation(self._act, before=(wide, hidden), like=self.up)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Choose experts of tokens (T, M).
@@ -303,9 +314,11 @@ class MoE(nn.Module):
         tokens = x.reshape(-1, dim)
         chosen, gates = self.route(tokens)
         biases = (self.up_bias, self.down_bias)
-        act = self._gated if self.gated else self.activation
-        return mix(tokens, chosen, gates, self.up, self.down, act, biases=biases, rows=self.rows).view_as(x)
+        made = mix(tokens, chosen, gates, self.up, self.down, self._act, biases=biases, rows=self.rows)
+        return made.view_as(x)
 
-    def _gated(self, before: Tensor) -> Tensor:
+    def _act(self, before: Tensor) -> Tensor:
+        if not self.gated:
+            return self.activation(before)
         gate, value = before.chunk(2, dim=-1)
         return self.activation(gate) * value

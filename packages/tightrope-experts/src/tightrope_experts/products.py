@@ -14,15 +14,12 @@ Source      dropless products of MegaBlocks (MLSys 2023); gradients of gates wit
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tightrope.core import TightropeError
-
-ROWS: Final = 1024
-"""Rows that are multiplied at once, by default."""
 
 
 class _Routing(NamedTuple):
@@ -79,6 +76,11 @@ def _added(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
         total.addmm_(left, right)
 
 
+def _width(weights: Tensor, transposed: bool) -> int:
+    """Return the numbers of a row behind the product."""
+    return weights.shape[2 if transposed else 1]
+
+
 def _weight(weights: Tensor, expert: int, transposed: bool) -> Tensor:
     """Return a weight as (inputs, outputs)."""
     return weights[expert] if transposed else weights[expert].t()
@@ -105,7 +107,7 @@ def spread(
         TightropeError: a token chose an expert that there is not.
     """
     routing = _routed(chosen, len(weights))
-    made = x.new_empty(chosen.numel(), weights.shape[2 if transposed else 1])
+    made = x.new_empty(chosen.numel(), _width(weights, transposed))
     space = x.new_empty(min(rows, chosen.numel()), x.shape[1])
     end = 0
     for expert, at, count, _ in routing.rounds(rows):
@@ -120,7 +122,7 @@ def spread(
 
 @spread.register_fake
 def _(x: Tensor, chosen: Tensor, weights: Tensor, bias: Tensor | None, rows: int, transposed: bool) -> Tensor:
-    return x.new_empty(chosen.numel(), weights.shape[2 if transposed else 1])
+    return x.new_empty(chosen.numel(), _width(weights, transposed))
 
 
 @torch.library.custom_op("tightrope_experts::spread_backward", mutates_args=())
@@ -182,7 +184,7 @@ def gather(
     if not bool(torch.isfinite(gates).all()):
         raise TightropeError("A gate is NaN or infinite. Look at the router's inputs and weights.")
     routing = _routed(chosen, len(weights))
-    width = weights.shape[2 if transposed else 1]
+    width = _width(weights, transposed)
     made = hidden.new_zeros(len(chosen), width)
     space = hidden.new_empty(min(rows, chosen.numel()), width)
     sorted_gates = gates.t().reshape(-1)[routing.rows].to(hidden.dtype).unsqueeze(1)
@@ -206,7 +208,7 @@ def _(
     rows: int,
     transposed: bool,
 ) -> Tensor:
-    return hidden.new_empty(len(chosen), weights.shape[2 if transposed else 1])
+    return hidden.new_empty(len(chosen), _width(weights, transposed))
 
 
 @torch.library.custom_op("tightrope_experts::gather_backward", mutates_args=())

@@ -6,11 +6,14 @@ Gaps        Of several ranks, rows that arrive are counted and exchanges are not
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.units import round_up
 
 _INT64, _MOST = 8, 2**40
+ROWS: Final = 1024
+"""Rows that are multiplied at once, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class ExpertSizes:
     k: int = 1
     gated: bool = True
     itemsize: int = 4
-    rows: int = 1024
+    rows: int = ROWS
     ranks: int = 1
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What layers of many families keep, told from shapes, beside what the allocator counts when they run."""
+"""What layers of many families keep, told from shapes, against what the allocator counts when they run."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -62,7 +62,7 @@ class Experts(nn.Module):
 
 
 class Lora(nn.Module):
-    """A frozen layer with a trained one of low rank beside it."""
+    """A frozen layer with a trained one of low rank added to it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ import typer
 
 from tightrope.cli.output import console, emit_json
 from tightrope.core import format_bytes
+from tightrope_experts.sizes import ROWS, ExpertSizes
 
 _EXAMPLES: Final = """\b
 Examples:
@@ -25,7 +26,7 @@ def experts(
     experts: Annotated[int, typer.Option(min=1, help="Experts of all ranks.")],
     k: Annotated[int, typer.Option(min=1, help="Experts of a token.")] = 1,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks that divide the experts.")] = 1,
-    rows: Annotated[int, typer.Option(min=1, help="Rows multiplied at once.")] = 1024,
+    rows: Annotated[int, typer.Option(min=1, help="Rows multiplied at once.")] = ROWS,
     plain: Annotated[bool, typer.Option("--plain", help="Experts without a gate.")] = False,
     bf16: Annotated[bool, typer.Option("--bf16", help="Numbers of 2 bytes, not 4.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -34,22 +35,18 @@ def experts(
 
     In the worst case every token chooses one expert. Exit code 0: done; 2: error.
     """
-    from tightrope_experts.sizes import ExpertSizes
-
-    sizes = ExpertSizes(
-        tokens, dim, hidden, experts, k, not plain, 2 if bf16 else 4, rows, ranks
-    )  # fmt: skip
-    found = {
-        "weights": sizes.weights,
-        "kept": sizes.kept,
-        "kept_by_autograd": sizes.kept_by_autograd,
-        "even": {"rows": sizes.rows_of_a_rank(worst=False), "rounds": sizes.rounds(worst=False),
-                 "arrived": sizes.arrived(worst=False)},
-        "worst": {"rows": sizes.rows_of_a_rank(worst=True), "rounds": sizes.rounds(worst=True),
-                  "arrived": sizes.arrived(worst=True)},
-    }  # fmt: skip
+    sizes = ExpertSizes(tokens, dim, hidden, experts, k, not plain, 2 if bf16 else 4, rows, ranks)
+    loads = {
+        name: {
+            "rows": sizes.rows_of_a_rank(worst=worst),
+            "rounds": sizes.rounds(worst=worst),
+            "arrived": sizes.arrived(worst=worst),
+        }
+        for name, worst in (("even", False), ("worst", True))
+    }
     if json:
-        emit_json(found)
+        kept = {"kept": sizes.kept, "kept_by_autograd": sizes.kept_by_autograd}
+        emit_json({"weights": sizes.weights, **kept, **loads})
         return
     out = console()
     saved = 1 - sizes.kept / sizes.kept_by_autograd
@@ -58,10 +55,8 @@ def experts(
         f"kept for the backward   {format_bytes(sizes.kept):>12}, with any routing "
         f"({saved:.0%} less than grouped products with autograd)"
     )
-    for name, worst in (("even load", False), ("all at one expert", True)):
-        line = (
-            f"{name:<23} {sizes.rows_of_a_rank(worst=worst):>12,} rows, {sizes.rounds(worst=worst):,} rounds"
-        )
+    for name, load in (("even load", loads["even"]), ("all at one expert", loads["worst"])):
+        line = f"{name:<23} {load['rows']:>12,} rows, {load['rounds']:,} rounds"
         if ranks > 1:
-            line += f", {format_bytes(sizes.arrived(worst=worst))} of rows from all ranks"
+            line += f", {format_bytes(load['arrived'])} of rows from all ranks"
         out.print(line)

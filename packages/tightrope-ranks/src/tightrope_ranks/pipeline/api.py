@@ -42,7 +42,8 @@ def plan(
         target: for the loss; without it and ``loss``, costs are told from shapes.
         loss: of output and target.
         ranks: of the pipeline.
-        budget: bytes per rank for parameters, gradients, optimizer state, activations and messages.
+        budget: bytes per rank for parameters, gradients, optimizer state, activations and messages; a
+            percentage is of what one rank holds that has all layers, activations left out.
         micro_batches: that a batch is cut into; None = twice the ranks.
         machine: with links; None = this host. With rates (``flops``) costs are told from shapes, else layers
             are measured here.

@@ -2,7 +2,7 @@
 
 Idea        A layer that is computed again keeps its input alone, and runs its forward once more before its
             backward. A layer whose parameters are divided gathers them before each of its passes, lets go of
-            them afterwards, and hands out its gradients; that goes on beside the layers' computing.
+            them afterwards, and hands out its gradients; that goes on while layers compute.
 Source      Chen et al. 2016 (a checkpoint per layer); Rajbhandari et al. 2020 (ZeRO-3), as FSDP2 runs it.
 Guarantee   What comes out are costs of layers, as those that go in: planner and judge see nothing new.
 Complexity  Linear in the layers.

@@ -222,7 +222,7 @@ class LayoutSearch:
             self.best = layout, found
 
     def _fewest(self, layout: RankLayout) -> tuple[RankLayout, Bytes | None]:
-        """Find how few layers have to be computed again by published orders, or the least bytes of these."""
+        """Find how few layers have to be computed again by published orders, or the fewest bytes of these."""
         high = num_keeping(self.cut.costs) if self.options.again else 0
         quick = replace(
             self.options, again=False, seconds=0.0, fold=False, shipped=False, listing=False, exact=False

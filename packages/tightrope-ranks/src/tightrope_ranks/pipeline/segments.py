@@ -12,7 +12,7 @@ Gaps        Times are those of `prices`, kernels those of `kernels`; a backward 
             each) are not seen. Work space is told from the largest tensor and the parameters. Recurrent
             layers, products with vectors, Fourier transforms and ops from outside of torch have no count of
             operations; they are noted. A layer that is checkpointed counts as one that is not: its tensors
-            are kept, and computed once. A second list of layers, such as that of an encoder beside a
+            are kept, and computed once. A second list of layers, such as that of an encoder with a
             decoder, is not cut: it counts as before, or after, the layers. All that a frozen segment leaves
             out is the gradients of its weights. A tensor that passes over several segments counts between
             each of them, a parameter of several segments in each, and the exchange of its gradients is not
