@@ -205,6 +205,15 @@ def test_mutated_letters_end_no_node(num: int) -> None:
         os.close(memory)
 
 
+def test_a_block_that_was_not_lent_leaves_the_rest_of_its_letter(fabric: SharedFabric) -> None:
+    one = torch.randn(5000)
+    assert torch.equal(fabric.call(1, "test.add", one, 1.0), one + 1.0)
+    before = fabric.call(1, "test.refused")[0]
+    fabric.node.peers[1].freed[0].append(1 << 20)
+    assert torch.equal(fabric.call(1, "test.add", one, 2.0), one + 2.0)
+    assert fabric.call(1, "test.refused")[0] == before + 1
+
+
 SAID = {
     "lone surrogate": r"'test.fault' raised TightropeError: .*cannot be sent",
     "surrogate inside": r"'test.fault' raised TightropeError: .*cannot be sent",
