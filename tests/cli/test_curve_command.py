@@ -15,7 +15,11 @@ def test_a_function_and_a_graph_file_have_a_curve(net: Path, files: tuple[Path, 
         assert head.split()[:3] == ["budget", "bytes", "step"]
         assert rows[0].split()[:2] == ["100.0", "%"]
         assert len(rows) > 3
-    assert "planning for a curve of budgets" in done.err
+
+
+def test_planning_that_takes_longer_is_announced(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tightrope.run.status._PATIENCE", 0.01)
+    assert "planning for a curve of budgets" in run("curve", files[1], "--seconds", "3").err
 
 
 def test_json_has_points_whose_time_never_rises_with_the_budget(files: tuple[Path, Path]) -> None:
