@@ -1,4 +1,4 @@
-"""What experts cost: ``python -m benchmarks experts [--pairs 11] [--quick] [--json FILE]``.
+"""What experts cost: ``python -m benchmarks experts [--pairs 11] [--quick] [--ranks] [--json FILE]``.
 
 M2  the products of a step, forward and backward, over those of one dense layer with the same operations, of
     groups (``grouped_mm``) and of experts padded to the fullest, in interleaved pairs of thread-CPU time
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks._measure import paired_ratio
+from benchmarks.experts.ranks import tables
 from tightrope_experts import MoE, capacity_of, limited, places_of
 from tightrope_experts.products import gather, gather_backward, spread, spread_backward
 from tightrope_experts.sizes import ROWS
@@ -217,15 +218,23 @@ def run(arguments: Sequence[str], console: Console) -> int:
     parser = ArgumentParser(prog="python -m benchmarks experts")
     parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--quick", action="store_true", help="3 pairs and 20 steps")
+    parser.add_argument("--ranks", action="store_true", help="experts over ranks, modelled and run")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if options.ranks:
+        _write(options.json, tables(console))
+        return 0
     pairs, steps = (3, 20) if options.quick else (options.pairs, 200)
     found = {
         "products": products(console, pairs),
         "dispatch": dispatch(console, pairs),
         "quality": quality(console, steps),
     }
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    _write(options.json, found)
     return 0
+
+
+def _write(file: Path | None, found: dict[str, Any]) -> None:
+    if file:
+        file.write_text(json.dumps(found, indent=1) + "\n")

@@ -65,7 +65,7 @@ def test_the_command_says_bytes_and_rounds() -> None:
     ("options", "said"),
     [
         (["--k", "17"], "k=17: a token chooses at most 16 experts"),
-        (["--ranks", "5"], "5 ranks do not divide 16 experts"),
+        (["--ranks", "5"], "16 experts do not divide over 5 ranks"),
         (["--rows", "0"], "greater than or equal to 1"),
     ],
 )

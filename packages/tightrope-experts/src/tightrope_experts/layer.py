@@ -300,7 +300,7 @@ class MoE(nn.Module):
         if self.noise and self.training:
             scores = scores + self.noise * torch.randn_like(scores)
         gates, chosen = torch.topk(scores.softmax(-1), self.k)
-        num_experts = len(self.up)
+        num_experts = self.router.out_features
         most = capacity_of(self.capacity, len(tokens), num_experts, self.k)
         return limited(chosen, num_experts, most)[0], gates / gates.sum(-1, keepdim=True)
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.units import round_up
+from tightrope_experts.ranks.layout import Layout
 
 _INT64, _MOST = 8, 2**40
 ROWS: Final = 1024
@@ -32,7 +33,8 @@ class ExpertSizes:
         ranks: that divide the experts.
 
     Raises:
-        TightropeError: a size is below 1, k is above the experts, or ranks do not divide them.
+        TightropeError: a size is below 1, k is above the experts, or neither ranks nor experts divide
+            the others.
     """
 
     tokens: int
@@ -51,10 +53,7 @@ class ExpertSizes:
                 raise TightropeError(f"{name}={getattr(self, name)}: give a whole number from 1 to 2**40.")
         if self.k > self.experts:
             raise TightropeError(f"k={self.k}: a token chooses at most {self.experts} experts.")
-        if self.experts % self.ranks:
-            raise TightropeError(
-                f"{self.ranks} ranks do not divide {self.experts} experts. Give a divisor of {self.experts}."
-            )
+        Layout(self.ranks, self.experts)
 
     @property
     def wide(self) -> int:
@@ -64,8 +63,8 @@ class ExpertSizes:
     @property
     def weights(self) -> Bytes:
         """Bytes of the weights of one rank's experts; their gradients take as many."""
-        local = self.experts // self.ranks
-        return sum(round_up(local * self.dim * width * self.itemsize) for width in (self.wide, self.hidden))
+        numbers = (self.experts * self.dim * width // self.ranks for width in (self.wide, self.hidden))
+        return sum(round_up(number * self.itemsize) for number in numbers)
 
     @property
     def kept(self) -> Bytes:
@@ -98,7 +97,7 @@ class ExpertSizes:
 
     def rounds(self, *, worst: bool) -> int:
         """Rounds of rows in a product on one rank, under an even load or with all rows at one expert."""
-        arrive, local = self.rows_of_a_rank(worst=worst), self.experts // self.ranks
+        arrive, local = self.rows_of_a_rank(worst=worst), max(self.experts // self.ranks, 1)
         share = arrive if worst else -(-arrive // local)
         return -(-share // self.rows) * (1 if worst else local)
 

@@ -1,0 +1,150 @@
+"""One of four ranks behind a slow link: see `benchmarks.experts.ranks`. Prints one line of JSON."""
+
+import itertools
+import json
+import statistics
+import time
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks.experts.ranks import BITS, drift
+from tightrope.core import DeviceLink
+from tightrope_experts import MoE
+from tightrope_experts.ranks import MoEAcross, Ways
+from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
+from tightrope_experts.ranks.layout import Counts
+from tightrope_experts.sizes import ExpertSizes
+
+_STEPS: Final = 16
+
+
+class _Told(MoEAcross):
+    """Experts whose routing is given."""
+
+    chosen: Tensor
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return self.chosen, torch.ones(len(tokens), 1)
+
+
+def _step(layer: _Told, x: Tensor) -> float:
+    """Return the wall seconds of a forward and backward, those of the slowest rank."""
+    layer.zero_grad()
+    dist.barrier()
+    start = time.perf_counter()
+    layer(x).sum().backward()
+    spent = torch.tensor([time.perf_counter() - start])
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return spent.item()
+
+
+def _layer(sizes: ExpertSizes) -> _Told:
+    torch.manual_seed(0)
+    return _Told(MoE(sizes.dim, sizes.hidden, num_experts=sizes.experts, k=1, gated=sizes.gated))
+
+
+def _told(layer: _Told, load: Counts, rank: int) -> None:
+    layer.chosen = torch.from_numpy(load[rank].nonzero()[0].repeat(load[rank][load[rank] > 0]))[:, None]
+
+
+def _speed(layer: _Told, sizes: ExpertSizes) -> float:
+    """Measure operations per second of products, while all ranks multiply."""
+    weights = layer.up.detach()[0]
+    rows = torch.randn(512, sizes.dim)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(20):
+        rows @ weights.t()
+    found = torch.tensor([20 * 2 * rows.numel() * len(weights) / (time.perf_counter() - start)])
+    dist.all_reduce(found, dist.ReduceOp.MIN)
+    return found.item()
+
+
+def _trace(rank: int) -> dict[str, float]:
+    sizes = ExpertSizes(2048, 256, 176, 8, 1, gated=False, ranks=4)
+    layer, x = _layer(sizes), torch.randn(sizes.tokens, sizes.dim)
+    slow = DeviceLink("slow", 5e-4, BITS / 8)
+    chooser = Chooser(sizes, Speeds(_speed(layer, sizes), slow, slow), 1 << 40)
+    loads, fixed = list(drift(sizes, _STEPS)), {}
+    for degree, parts in ((0, 1), (1, 1), (1, 2), (1, 4)):
+        layer.ways, spent = Ways(degree, parts), 0.0
+        for load in loads:
+            _told(layer, load, rank)
+            spent += _step(layer, x)
+        fixed[degree, parts] = spent
+    spent, used = 0.0, set()
+    for load in loads:
+        _told(layer, load, rank)
+        layer.ways = chooser.choose(load).ways
+        used.add((layer.ways.degree, layer.ways.parts))
+        spent += _step(layer, x)
+    return {
+        "trace: best fixed / chosen": min(fixed.values()) / spent,
+        **{f"trace: degree {d}, parts {p}, s": seconds for (d, p), seconds in fixed.items()},
+        "trace: chosen, s": spent,
+        "trace: ways chosen": float(len(used)),
+    }
+
+
+def _overlap(rank: int) -> dict[str, float]:
+    sizes = ExpertSizes(1024, 192, 1536, 4, 1, gated=False, ranks=4)
+    layer, x = _layer(sizes), torch.randn(sizes.tokens, sizes.dim)
+    load = next(iter(drift(sizes, 1)))
+    _told(layer, load, rank)
+    times: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
+    for _ in range(7):
+        for parts, spent in times.items():
+            layer.ways = Ways(1, parts)
+            spent.append(_step(layer, x))
+    found = {parts: statistics.median(spent) for parts, spent in times.items()}
+    best = min(found, key=lambda parts: found[parts])
+    return {"overlap: one round / best parts": found[1] / found[best], "overlap: best parts": float(best)}
+
+
+def _rounds(rank: int) -> dict[str, float]:
+    """Compare what rounds cost with what the price says: all tokens at one expert."""
+    sizes = ExpertSizes(1024, 256, 256, 4, 1, gated=False, ranks=4)
+    layer, x = _layer(sizes), torch.randn(sizes.tokens, sizes.dim)
+    slow = DeviceLink("slow", 5e-4, BITS / 8)
+    speeds = Speeds(_speed(layer, sizes), slow, slow)
+    load = next(iter(drift(sizes, 1))) * 0
+    load[:, 1] = sizes.tokens
+    _told(layer, load, rank)
+    free, tight = Ways(), Ways(most=512, keep=1024)
+    spent: dict[Ways, list[float]] = {free: [], tight: []}
+    for _, (ways, times) in itertools.product(range(5), spent.items()):
+        layer.ways = ways
+        times.append(_step(layer, x))
+    took = statistics.median(spent[tight]) / statistics.median(spent[free])
+    told = price_of(tight, 1, load, sizes, speeds).seconds / price_of(free, 1, load, sizes, speeds).seconds
+    return {"rounds: slower by": took, "rounds: price says": told}
+
+
+def main() -> None:
+    """Run as a rank."""
+    parser = ArgumentParser()
+    for name in ("--rank", "--ranks", "--meet"):
+        parser.add_argument(name, required=True)
+    given = parser.parse_args()
+    rank = int(given.rank)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{given.meet}",
+        rank=rank,
+        world_size=int(given.ranks),
+        timeout=timedelta(seconds=120),
+    )
+    found = {**_trace(rank), **_overlap(rank), **_rounds(rank)}
+    if not rank:
+        print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Which degree, how many parts and how many levels a load is sent with, under bytes and time of a rank.
+
+Idea        The rounds of a load are known exactly, so each way is priced by its busiest rank: exchanges by
+            links, products by operations. Two neighbouring rounds overlap. Ways above the bytes are left
+            out. Loads alike share an answer: a bucket is a load's rows and imbalance, in steps of a tenth.
+Guarantee   An answer is within the bytes for every load, since rounds bound what arrives. Within a bucket,
+            the way with the smallest price for the load that opened it is taken.
+Complexity  One `Traffic` a way and bucket.
+Gaps        Prices are of the model: links are full duplex and do not disturb each other.
+Source      Tutel (MLSys 2023), which measures ways by capacity instead
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from tightrope.core import Bytes, DeviceLink, InfeasibleError
+from tightrope_experts.ranks.layer import WAYS, Ways
+from tightrope_experts.ranks.layout import Counts, Layout, Traffic
+from tightrope_experts.sizes import ExpertSizes
+
+PARTS: Final = (1, 2, 4, 8)
+_BUCKET: Final = 10
+_BACK: Final = 2
+"""Products of a backward, in those of a forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """A cluster of equal ranks.
+
+    Attributes:
+        flops: operations per second of a rank.
+        between: link between nodes.
+        inside: link within a node.
+        node: ranks of a node.
+    """
+
+    flops: float
+    between: DeviceLink
+    inside: DeviceLink
+    node: int = 1
+
+    def exchange(self, matrix: Counts, size: Bytes, *, levels: int = 1) -> float:
+        """Return the seconds of an exchange of rows of ``size`` bytes: (from, to) rows of all ranks."""
+        ranks, node = len(matrix), self.node
+        inner = np.kron(np.eye(ranks // node, dtype=np.int64), np.ones((node, node), np.int64))
+        if levels == 1:
+            far, near = matrix * (1 - inner), matrix * (inner - np.eye(ranks, dtype=np.int64))
+            return self._took(self.between, far, size) + self._took(self.inside, near, size)
+        cube = matrix.reshape(ranks // node, node, ranks // node, node)
+        first = cube.sum(2)  # node, place of the sender, place of the receiver
+        within = max(self._took(self.inside, one * (1 - np.eye(node, dtype=np.int64)), size) for one in first)
+        second = cube.sum(1)  # node of the sender, node and place of the receiver
+        across = (second[:, :, place] * (1 - np.eye(ranks // node, dtype=np.int64)) for place in range(node))
+        return within + max(self._took(self.between, one, size) for one in across)
+
+    def _took(self, link: DeviceLink, rows: Counts, size: Bytes) -> float:
+        messages = max(int((rows > 0).sum(axis).max(initial=0)) for axis in (0, 1))
+        busiest = max(int(rows.sum(axis).max(initial=0)) for axis in (0, 1))
+        return messages * link.latency + busiest * size / link.bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class WayPrice:
+    """What a way costs for a load.
+
+    Attributes:
+        ways: see there.
+        levels: of exchanges.
+        seconds: of the layer's forward and backward.
+        held: bytes of the busiest rank above its parameters: rows, and gathered weights.
+        rounds: in which rows travel.
+    """
+
+    ways: Ways
+    levels: int
+    seconds: float
+    held: Bytes
+    rounds: int
+
+
+def price_of(ways: Ways, levels: int, counts: Counts, sizes: ExpertSizes, speeds: Speeds) -> WayPrice:
+    """Price one way for a load: (W, E) rows of each rank by expert."""
+    layout = Layout(sizes.ranks, sizes.experts)
+    per_row, row = 2 * sizes.dim * (sizes.wide + sizes.hidden), sizes.dim * sizes.itemsize
+    gathered, weights = _weights(layout, ways.degree, sizes, speeds)
+    if not ways.degree:
+        rows = int(counts.sum(1).max())
+        seconds = 2 * gathered + gathered + (1 + _BACK) * rows * per_row / speeds.flops
+        return WayPrice(ways, levels, seconds, 2 * weights + rows * sizes.wide * sizes.itemsize, 1)
+    traffic = Traffic(layout, ways.degree, counts, ways.parts, ways.most, ways.keep)
+    share = per_row / ways.degree / speeds.flops
+    there = [speeds.exchange(one, row, levels=levels) for one in traffic.matrices]
+    back = [speeds.exchange(one.T, row, levels=levels) for one in traffic.matrices]
+    again = [speeds.exchange(traffic.sent_again(at), row, levels=levels) for at in range(traffic.rounds)]
+    work = [share * int(one.sum(0).max()) for one in traffic.matrices]
+    more = [share / 2 * int(traffic.sent_again(at).sum(0).max()) for at in range(traffic.rounds)]
+    forward = _pipelined(there, work, back)
+    backward = _pipelined(
+        [a + b for a, b in zip(there, again, strict=True)],
+        [_BACK * a + b for a, b in zip(work, more, strict=True)],
+        back,
+    )
+    arrive = traffic.matrices.sum(1)
+    kept = int((arrive * traffic.kept).sum(0).max())
+    flying = int(arrive.max())
+    held = kept * (sizes.dim + sizes.wide // ways.degree) * sizes.itemsize
+    held += 2 * flying * 2 * row + flying * (sizes.wide + sizes.hidden) // ways.degree * sizes.itemsize
+    return WayPrice(ways, levels, 3 * gathered + forward + backward, held + 2 * weights, traffic.rounds)
+
+
+def _weights(layout: Layout, degree: int, sizes: ExpertSizes, speeds: Speeds) -> tuple[float, Bytes]:
+    """Seconds of gathering what a rank multiplies with, once, and its bytes where it is more than its own."""
+    peers = layout.peers(0, degree)
+    if len(peers) == 1:
+        return 0.0, 0
+    own = sizes.experts * sizes.dim * (sizes.wide + sizes.hidden) * sizes.itemsize // sizes.ranks
+    matrix = np.zeros((sizes.ranks, sizes.ranks), np.int64)
+    for start in range(0, sizes.ranks, len(peers)):
+        matrix[start : start + len(peers), start : start + len(peers)] = 1
+    return speeds.exchange(matrix, own), own * len(peers)
+
+
+def _pipelined(there: Sequence[float], work: Sequence[float], back: Sequence[float]) -> float:
+    """Return when the last of several rounds is back: one link each way, products in order."""
+    sent = worked = returned = 0.0
+    for a, b, c in zip(there, work, back, strict=True):
+        sent += a
+        worked = max(sent, worked) + b
+        returned = max(worked, returned) + c
+    return returned
+
+
+class Chooser:
+    """Choose how a load travels, once for loads alike; state of the runtime, equal on all ranks.
+
+    Args:
+        sizes: of the layer.
+        speeds: of the cluster.
+        limit: bytes of a rank above its parameters.
+        most, keep: see `Ways`.
+        levels: numbers of levels that exchanges may have.
+    """
+
+    def __init__(
+        self,
+        sizes: ExpertSizes,
+        speeds: Speeds,
+        limit: Bytes,
+        *,
+        ways: Ways = WAYS,
+        levels: Iterable[int] = (1,),
+    ) -> None:
+        self.sizes, self.speeds, self.limit = sizes, speeds, limit
+        degrees = Layout(sizes.ranks, sizes.experts).degrees
+        self._every = [
+            (replace(ways, degree=degree, parts=parts), level)
+            for degree, parts, level in product(degrees, PARTS, levels)
+            if degree or (parts, level) == (1, 1)
+        ]
+        self._known: dict[tuple[int, int], tuple[Ways, int]] = {}
+
+    def best(self, counts: Counts) -> WayPrice:
+        """Return the fastest way for a load that stays within the limit.
+
+        Raises:
+            InfeasibleError: none does; names the smallest bytes found.
+        """
+        prices = [price_of(ways, level, counts, self.sizes, self.speeds) for ways, level in self._every]
+        fitting = [one for one in prices if one.held <= self.limit]
+        if not fitting:
+            smallest = min(one.held for one in prices)
+            raise InfeasibleError(
+                "No way of sending this load fits.", asked=self.limit, smallest_found=smallest, lower_bound=0
+            )
+        return min(fitting, key=lambda one: one.seconds)
+
+    def choose(self, counts: Counts) -> WayPrice:
+        """Return the way of a load's bucket, priced for the load; it is chosen where the bucket is new."""
+        arrive = counts.sum(0)
+        mean = max(float(arrive.mean()), 1.0)
+        bucket = tuple(round(_BUCKET * math.log2(max(x, 1.0))) for x in (mean, float(arrive.max()) / mean))
+        known = self._known.get((bucket[0], bucket[1]))
+        if known is not None:
+            priced = price_of(*known, counts, self.sizes, self.speeds)
+            if priced.held <= self.limit:
+                return priced
+        found = self.best(counts)
+        self._known[bucket[0], bucket[1]] = (found.ways, found.levels)
+        return found

@@ -1,0 +1,192 @@
+"""What ranks of tests run: functions at the top of a module, and how they are started."""
+
+import copy
+import itertools
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+import tightrope
+from benchmarks._measure import HighWater
+from tightrope.core import TightropeError
+from tightrope.native.hook.allocator import allocator
+from tightrope_experts import MoE
+from tightrope_experts.ranks import MoEAcross, Ways
+from tightrope_experts.ranks.exchange import Mesh
+
+TOKENS = (13, 40, 1, 7, 22, 5, 0, 31)
+DIM, HIDDEN = 16, 32
+
+
+def _rank(rank: int, what: Callable[..., Any], world: int, folder: str, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meet",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+    torch.save(what(rank, world, *arguments), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def started(what: Callable[..., Any], world: int, *arguments: Any) -> list[Any]:
+    """Run a function on ranks, and return what each returned."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (what, world, folder, arguments), nprocs=world)  # type: ignore[no-untyped-call]
+        return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(world)]
+
+
+def tokens_of(rank: int) -> Tensor:
+    return torch.randn(TOKENS[rank % 8], DIM, generator=torch.Generator().manual_seed(7 + rank))
+
+
+def full_layer(experts: int) -> MoE:
+    torch.manual_seed(0)
+    layer = MoE(DIM, HIDDEN, num_experts=experts, k=min(2, experts), bias=experts >= 4)
+    for bias in (layer.up_bias, layer.down_bias):
+        if bias is not None:
+            nn.init.normal_(bias)
+    return layer
+
+
+def loss_of(out: Tensor) -> Tensor:
+    return out.square().sum()
+
+
+def own_part(across: MoEAcross, name: str, whole: Tensor) -> Tensor:
+    """Cut what a rank holds out of something of all experts; written apart from the layer."""
+    ranks, rank, num = across.mesh.ranks, across.mesh.rank, len(whole)
+    if num >= ranks:
+        return whole[rank * (num // ranks) : (rank + 1) * (num // ranks)]
+    slices = ranks // num
+    expert, part, size = rank // slices, rank % slices, HIDDEN // slices
+    columns = range(part * size, (part + 1) * size)
+    if name == "down":
+        return whole[expert : expert + 1, :, columns]
+    return whole[expert : expert + 1, [*columns, *(HIDDEN + c for c in columns)]]
+
+
+def worst_difference(rank: int, world: int, experts: int, ways: list[Ways], node: int) -> list[float]:
+    """Compare outputs and gradients of a step with those of one process, for each way.
+
+    The last numbers: whether a parameter moved, and rows that were sent again.
+    """
+    one = full_layer(experts)
+    across = MoEAcross(copy.deepcopy(one), node=node)
+    given = [tokens_of(r).requires_grad_() for r in range(world)]
+    outs = [one(x) for x in given]
+    torch.stack([loss_of(out) for out in outs]).sum().backward()  # type: ignore[no-untyped-call]
+    places = [p.data_ptr() for p in across.parameters()]
+    worst, again = 0.0, 0
+    for across.ways in ways:
+        across.zero_grad()
+        x = tokens_of(rank).requires_grad_()
+        out = across(x)
+        loss_of(out).backward()  # type: ignore[no-untyped-call]
+        dist.all_reduce(across.router.weight.grad)
+        pairs = [(out, outs[rank]), (x.grad, given[rank].grad)]
+        pairs.append((across.router.weight.grad, one.router.weight.grad))
+        for name, parameter in across.named_parameters(recurse=False):
+            whole = getattr(one, name).grad
+            pairs.append((world * parameter.grad, own_part(across, name, whole)))
+        for got, right in pairs:
+            if right.numel():
+                scale = max(1.0, right.abs().max().item())
+                worst = max(worst, (got - right).abs().max().item() / scale)
+        again += across.seen.again if across.seen else 0
+    moved = places != [p.data_ptr() for p in across.parameters()]
+    return [worst, float(moved), float(again)]
+
+
+def every_way(degrees: tuple[int, ...], world: int) -> list[Ways]:
+    many = itertools.product(degrees, (1, 2, 4), (1 << 16, 8 * world), (1 << 16, 0, 20))
+    return [Ways(*one, rows=16) for one in many]
+
+
+def differences(rank: int, world: int, experts: int, degrees: tuple[int, ...], node: int) -> list[float]:
+    return worst_difference(rank, world, experts, every_way(degrees, world), node)
+
+
+def two_levels_equal(rank: int, world: int, node: int) -> bool:
+    """Compare both ways of an uneven exchange, to the bit."""
+    draw = np.random.default_rng(0)
+    one, two = Mesh(), Mesh(node=node)
+    same = True
+    for most in (0, 1, 9):
+        matrix = draw.integers(0, most + 1, (world, world))
+        rows = torch.randn(int(matrix[rank].sum()), 3)
+        same &= torch.equal(one.post(rows, matrix)(), two.post(rows, matrix)())
+    return same
+
+
+def refusals(rank: int, world: int) -> list[str]:
+    """Return what a rank says where another one's gates are NaN, and where ways differ."""
+    across = MoEAcross(full_layer(4))
+    said = []
+    for nan in (True, False):
+        x = tokens_of(rank)
+        if nan and rank == 1:
+            x[:] = torch.nan
+        across.ways = Ways(parts=1 if nan else 1 + rank)
+        try:
+            across(x)
+            said.append("")
+        except TightropeError as error:
+            said.append(str(error))
+    across.ways = Ways()
+    said.append(str(tuple(across(tokens_of(rank)).shape)))  # the ranks still understand each other
+    return said
+
+
+class PushedAcross(MoEAcross):
+    """Experts of all ranks whose router can be pushed to one of them."""
+
+    push = torch.zeros(4)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        gates, chosen = torch.topk((self.router(tokens) + self.push).softmax(-1), self.k)
+        return chosen, gates / gates.sum(-1, keepdim=True)
+
+
+class Block(nn.Module):
+    """A product, and experts with a skip connection."""
+
+    def __init__(self, ways: Ways) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(48, 48), nn.LayerNorm(48)
+        self.experts = PushedAcross(MoE(48, 64, num_experts=4, k=1), ways=ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.experts(self.norm(torch.tanh(self.first(x))))
+
+
+def adversarial(rank: int, world: int, budget: int, ways: Ways, steps: int) -> dict[str, Any]:
+    """Train while all tokens go to one expert, to another one, and everywhere."""
+    model = Block(ways)
+    if budget:
+        tightrope.compile(model, budget=budget, progress=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses, arrived = [], []
+    with HighWater(allocator()) as counter:
+        for step in range(steps):
+            x = torch.randn(96, 48, generator=torch.Generator().manual_seed(100 * step + rank))
+            model.experts.push = torch.zeros(4)
+            model.experts.push[step // 2 % 4] = 100.0 * (step % 3 > 0)
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            arrived.append(int(model.experts.seen.arrived.max()) if model.experts.seen else 0)
+    return {"losses": losses, "bytes": counter.bytes, "arrived": arrived}
