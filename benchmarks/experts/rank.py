@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.experts.ranks import BITS, drift
 from tightrope.core import DeviceLink
 from tightrope_experts import MoE
-from tightrope_experts.ranks import MoEAcross, Ways
+from tightrope_experts.ranks import MoEAcross, Sending
 from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
 from tightrope_experts.ranks.layout import Counts
 from tightrope_experts.sizes import ExpertSizes
@@ -72,7 +72,7 @@ def _trace(rank: int) -> dict[str, float]:
     chooser = Chooser(sizes, Speeds(_speed(layer, sizes), slow, slow), 1 << 40)
     loads, fixed = list(drift(sizes, _STEPS)), {}
     for degree, parts in ((0, 1), (1, 1), (1, 2), (1, 4)):
-        layer.ways, spent = Ways(degree, parts), 0.0
+        layer.sending, spent = Sending(degree, parts), 0.0
         for load in loads:
             _told(layer, load, rank)
             spent += _step(layer, x)
@@ -80,14 +80,14 @@ def _trace(rank: int) -> dict[str, float]:
     spent, used = 0.0, set()
     for load in loads:
         _told(layer, load, rank)
-        layer.ways = chooser.choose(load).ways
-        used.add((layer.ways.degree, layer.ways.parts))
+        layer.sending = chooser.choose(load).sending
+        used.add((layer.sending.degree, layer.sending.parts))
         spent += _step(layer, x)
     return {
         "trace: best fixed / chosen": min(fixed.values()) / spent,
         **{f"trace: degree {d}, parts {p}, s": seconds for (d, p), seconds in fixed.items()},
         "trace: chosen, s": spent,
-        "trace: ways chosen": float(len(used)),
+        "trace: different choices": float(len(used)),
     }
 
 
@@ -99,7 +99,7 @@ def _overlap(rank: int) -> dict[str, float]:
     times: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
     for _ in range(7):
         for parts, spent in times.items():
-            layer.ways = Ways(1, parts)
+            layer.sending = Sending(1, parts)
             spent.append(_step(layer, x))
     found = {parts: statistics.median(spent) for parts, spent in times.items()}
     best = min(found, key=lambda parts: found[parts])
@@ -115,10 +115,10 @@ def _rounds(rank: int) -> dict[str, float]:
     load = next(iter(drift(sizes, 1))) * 0
     load[:, 1] = sizes.tokens
     _told(layer, load, rank)
-    free, tight = Ways(), Ways(most=512, keep=1024)
-    spent: dict[Ways, list[float]] = {free: [], tight: []}
-    for _, (ways, times) in itertools.product(range(5), spent.items()):
-        layer.ways = ways
+    free, tight = Sending(), Sending(most=512, keep=1024)
+    spent: dict[Sending, list[float]] = {free: [], tight: []}
+    for _, (sending, times) in itertools.product(range(5), spent.items()):
+        layer.sending = sending
         times.append(_step(layer, x))
     took = statistics.median(spent[tight]) / statistics.median(spent[free])
     told = price_of(tight, 1, load, sizes, speeds).seconds / price_of(free, 1, load, sizes, speeds).seconds

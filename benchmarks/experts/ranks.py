@@ -1,8 +1,8 @@
 """Experts over ranks: ``python -m benchmarks experts --ranks [--json FILE]``.
 
-M7  a trace whose largest expert drifts from 1 to 8 times the mean: ways chosen by bucket against the best of
-    every step and the best that never changes, modelled on three clusters, and run on four ranks behind
-    200 Mbit/s each (root and ``tc``); and rounds that overlap against one round
+M7  a trace whose largest expert drifts from 1 to 8 times the mean: choices by bucket against the best of every
+    step and the best that never changes, modelled on three clusters, and run on four ranks behind 200 Mbit/s
+    each (root and ``tc``); and rounds that overlap against one round
 M8  an exchange in two levels against one, modelled on 2,048 ranks
 M6  what rounds cost, against what the price says, on the same four ranks
 """
@@ -17,9 +17,9 @@ from rich.console import Console
 
 from benchmarks.compress.cluster import cluster, refusal, run_ranks
 from tightrope.core import DeviceLink
-from tightrope_experts.ranks import Ways
+from tightrope_experts.ranks import Sending
 from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
-from tightrope_experts.ranks.layout import Counts, Layout
+from tightrope_experts.ranks.layout import Counts, ExpertLayout
 from tightrope_experts.sizes import ExpertSizes
 
 _NEAR: Final = DeviceLink("inside a node", 2e-6, 200e9)
@@ -58,12 +58,12 @@ def modelled(console: Console) -> list[dict[str, Any]]:
     for name, (sizes, speeds) in _CLUSTERS.items():
         levels = (1, 2) if speeds.node > 1 else (1,)
         chooser = Chooser(sizes, speeds, 1 << 50, levels=levels)
-        degrees, parts = Layout(sizes.ranks, sizes.experts).degrees, (1, 2, 4, 8)
+        degrees, parts = ExpertLayout(sizes.ranks, sizes.experts).degrees, (1, 2, 4, 8)
         fixed = dict.fromkeys(itertools.product(degrees, parts, levels), 0.0)
         best = chosen = 0.0
         for load in drift(sizes, _STEPS):
             prices = {
-                way: price_of(Ways(way[0], way[1]), way[2], load, sizes, speeds).seconds for way in fixed
+                way: price_of(Sending(way[0], way[1]), way[2], load, sizes, speeds).seconds for way in fixed
             }
             for way, seconds in prices.items():
                 fixed[way] += seconds

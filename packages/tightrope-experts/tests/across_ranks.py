@@ -19,7 +19,7 @@ from benchmarks._measure import HighWater
 from tightrope.core import TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope_experts import MoE
-from tightrope_experts.ranks import MoEAcross, Ways
+from tightrope_experts.ranks import MoEAcross, Sending
 from tightrope_experts.ranks.exchange import Mesh
 
 TOKENS = (13, 40, 1, 7, 22, 5, 0, 31)
@@ -76,7 +76,7 @@ def own_part(across: MoEAcross, name: str, whole: Tensor) -> Tensor:
     return whole[expert : expert + 1, [*columns, *(HIDDEN + c for c in columns)]]
 
 
-def worst_difference(rank: int, world: int, experts: int, ways: list[Ways], node: int) -> list[float]:
+def worst_difference(rank: int, world: int, experts: int, sending: list[Sending], node: int) -> list[float]:
     """Compare outputs and gradients of a step with those of one process, for each way.
 
     The last numbers: whether a parameter moved, and rows that were sent again.
@@ -88,7 +88,7 @@ def worst_difference(rank: int, world: int, experts: int, ways: list[Ways], node
     torch.stack([loss_of(out) for out in outs]).sum().backward()  # type: ignore[no-untyped-call]
     places = [p.data_ptr() for p in across.parameters()]
     worst, again = 0.0, 0
-    for across.ways in ways:
+    for across.sending in sending:
         across.zero_grad()
         x = tokens_of(rank).requires_grad_()
         out = across(x)
@@ -108,9 +108,9 @@ def worst_difference(rank: int, world: int, experts: int, ways: list[Ways], node
     return [worst, float(moved), float(again)]
 
 
-def every_way(degrees: tuple[int, ...], world: int) -> list[Ways]:
+def every_way(degrees: tuple[int, ...], world: int) -> list[Sending]:
     many = itertools.product(degrees, (1, 2, 4), (1 << 16, 8 * world), (1 << 16, 0, 20))
-    return [Ways(*one, rows=16) for one in many]
+    return [Sending(*one, rows=16) for one in many]
 
 
 def differences(rank: int, world: int, experts: int, degrees: tuple[int, ...], node: int) -> list[float]:
@@ -118,7 +118,7 @@ def differences(rank: int, world: int, experts: int, degrees: tuple[int, ...], n
 
 
 def two_levels_equal(rank: int, world: int, node: int) -> bool:
-    """Compare both ways of an uneven exchange, to the bit."""
+    """Compare both levels of an uneven exchange, to the bit."""
     draw = np.random.default_rng(0)
     one, two = Mesh(), Mesh(node=node)
     same = True
@@ -130,20 +130,20 @@ def two_levels_equal(rank: int, world: int, node: int) -> bool:
 
 
 def refusals(rank: int, world: int) -> list[str]:
-    """Return what a rank says where another one's gates are NaN, and where ways differ."""
+    """Return what a rank says where another one's gates are NaN, and where settings differ."""
     across = MoEAcross(full_layer(4))
     said = []
     for nan in (True, False):
         x = tokens_of(rank)
         if nan and rank == 1:
             x[:] = torch.nan
-        across.ways = Ways(parts=1 if nan else 1 + rank)
+        across.sending = Sending(parts=1 if nan else 1 + rank)
         try:
             across(x)
             said.append("")
         except TightropeError as error:
             said.append(str(error))
-    across.ways = Ways()
+    across.sending = Sending()
     said.append(str(tuple(across(tokens_of(rank)).shape)))  # the ranks still understand each other
     return said
 
@@ -161,19 +161,19 @@ class PushedAcross(MoEAcross):
 class Block(nn.Module):
     """A product, and experts with a skip connection."""
 
-    def __init__(self, ways: Ways) -> None:
+    def __init__(self, sending: Sending) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first, self.norm = nn.Linear(48, 48), nn.LayerNorm(48)
-        self.experts = PushedAcross(MoE(48, 64, num_experts=4, k=1), ways=ways)
+        self.experts = PushedAcross(MoE(48, 64, num_experts=4, k=1), sending=sending)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.experts(self.norm(torch.tanh(self.first(x))))
 
 
-def adversarial(rank: int, world: int, budget: int, ways: Ways, steps: int) -> dict[str, Any]:
+def adversarial(rank: int, world: int, budget: int, sending: Sending, steps: int) -> dict[str, Any]:
     """Train while all tokens go to one expert, to another one, and everywhere."""
-    model = Block(ways)
+    model = Block(sending)
     if budget:
         tightrope.compile(model, budget=budget, progress=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -15,7 +15,7 @@ from across_ranks import (
 
 from tightrope.core import DeviceLink, InfeasibleError, JudgeError, TightropeError
 from tightrope.native import compiler
-from tightrope_experts.ranks import Layout, Traffic, Ways
+from tightrope_experts.ranks import ExpertLayout, Sending, Traffic
 from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
 from tightrope_experts.ranks.judge import check_traffic
 from tightrope_experts.sizes import ExpertSizes
@@ -25,7 +25,7 @@ def drawn(seed: int) -> Traffic:
     """Draw a layout, a degree and a load."""
     draw = random.Random(seed)
     ranks, experts = draw.choice([(1, 3), (2, 6), (4, 4), (4, 2), (6, 2), (8, 1), (8, 4), (4, 8)])
-    layout = Layout(ranks, experts)
+    layout = ExpertLayout(ranks, experts)
     high = draw.choice([0, 2, 30])
     counts = np.array([[draw.randint(0, high) for _ in range(experts)] for _ in range(ranks)])
     if draw.random() < 0.3:  # all at one expert
@@ -105,7 +105,7 @@ def test_damaged_traffic_is_refused() -> None:
 
 
 def test_a_round_above_the_limit_is_refused() -> None:
-    traffic = Traffic(Layout(2, 2), 1, np.array([[5, 1], [3, 0]]), 1, 100, 100)
+    traffic = Traffic(ExpertLayout(2, 2), 1, np.array([[5, 1], [3, 0]]), 1, 100, 100)
     with pytest.raises(JudgeError, match="rank 0 receives 8 rows of at most 7"):
         check_traffic(
             traffic.counts.tolist(), sends_of(traffic), degree=1, most=7, keep=100, kept=traffic.kept.tolist()
@@ -115,17 +115,17 @@ def test_a_round_above_the_limit_is_refused() -> None:
 @pytest.mark.parametrize(("ranks", "experts"), [(4, 6), (6, 4), (0, 4), (3, 0)])
 def test_ranks_that_own_no_expert_are_refused(ranks: int, experts: int) -> None:
     with pytest.raises(TightropeError, match=f"{experts} experts"):
-        Layout(ranks, experts)
+        ExpertLayout(ranks, experts)
 
 
 def test_a_degree_that_there_is_not_and_a_round_that_is_too_small_are_refused() -> None:
     with pytest.raises(TightropeError, match="degree=3: 2 experts on 8 ranks have the degrees 0, 1, 2, 4"):
-        Layout(8, 2).check(3)
+        ExpertLayout(8, 2).check(3)
     with pytest.raises(TightropeError, match="most=3: a round has up to a row of each rank"):
-        _ = Traffic(Layout(4, 4), 1, np.full((4, 4), 9), 1, 3, 0).rounds
+        _ = Traffic(ExpertLayout(4, 4), 1, np.full((4, 4), 9), 1, 3, 0).rounds
     for wrong in ({"parts": 0}, {"most": 0}, {"keep": -1}, {"rows": 0}):
         with pytest.raises(TightropeError, match=next(iter(wrong))):
-            Ways(**wrong)
+            Sending(**wrong)
 
 
 def test_two_ranks_have_the_results_of_one_process() -> None:
@@ -158,18 +158,18 @@ def test_two_levels_deliver_equal_bits(ranks: int, node: int) -> None:
 
 
 def test_an_error_of_one_rank_is_raised_on_all() -> None:
-    for rank, (nan, ways, after) in enumerate(started(refusals, 2)):
+    for rank, (nan, sending, after) in enumerate(started(refusals, 2)):
         assert nan == "A gate is NaN or infinite, or an expert is unknown, on rank 1."
-        assert ways == "Ways differ between ranks. Give every rank the same."
+        assert sending == "Settings differ between ranks. Give every rank the same."
         assert after == f"({(13, 40)[rank]}, 16)"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="bytes are counted by the allocator hook")
 def test_all_tokens_at_one_expert_of_four_ranks_train_within_the_budget() -> None:
-    budget, ways = 700_000, Ways(most=64, keep=64, rows=32)
-    right = started(adversarial, 4, 0, Ways(), 30)
-    found = started(adversarial, 4, budget, ways, 30)
+    budget, sending = 700_000, Sending(most=64, keep=64, rows=32)
+    right = started(adversarial, 4, 0, Sending(), 30)
+    found = started(adversarial, 4, budget, sending, 30)
     assert max(one["bytes"] for one in right) > 1.5 * budget
     for one, other in zip(found, right, strict=True):
         assert max(one["arrived"]) == 4 * 96
@@ -197,12 +197,12 @@ def test_the_way_that_is_chosen_is_within_the_bytes_and_the_fastest() -> None:
     for load in loads:
         best = ample.best(load)
         assert all(
-            best.seconds <= price_of(Ways(degree, parts), level, load, sizes, speeds).seconds
+            best.seconds <= price_of(Sending(degree, parts), level, load, sizes, speeds).seconds
             for degree in (0, 1, 2, 4) for parts in (1, 4) for level in (1, 2)
             if degree or (parts, level) == (1, 1)
         )  # fmt: skip
     need = ample.best(loads[-1]).held
-    tight = Chooser(sizes, speeds, need - 1, ways=Ways(most=256, keep=0), levels=(1, 2))
+    tight = Chooser(sizes, speeds, need - 1, sending=Sending(most=256, keep=0), levels=(1, 2))
     assert tight.choose(loads[-1]).held < need
     with pytest.raises(InfeasibleError) as caught:
         Chooser(sizes, speeds, 1000).best(loads[0])

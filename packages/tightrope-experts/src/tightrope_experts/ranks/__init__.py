@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from tightrope.core.lazy import lazily
 
 if TYPE_CHECKING:
-    from tightrope_experts.ranks.layer import MoEAcross, Ways
-    from tightrope_experts.ranks.layout import Layout, Traffic
+    from tightrope_experts.ranks.layer import MoEAcross, Sending
+    from tightrope_experts.ranks.layout import ExpertLayout, Traffic
 
 __getattr__ = lazily(
-    __name__, {"Layout": "layout", "MoEAcross": "layer", "Traffic": "layout", "Ways": "layer"}
+    __name__, {"ExpertLayout": "layout", "MoEAcross": "layer", "Traffic": "layout", "Sending": "layer"}
 )
 
-__all__ = ["Layout", "MoEAcross", "Traffic", "Ways"]
+__all__ = ["ExpertLayout", "MoEAcross", "Sending", "Traffic"]

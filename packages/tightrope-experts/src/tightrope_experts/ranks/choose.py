@@ -1,13 +1,13 @@
 """Which degree, how many parts and how many levels a load is sent with, under bytes and time of a rank.
 
 Idea        The rounds of a load are known exactly, so each way is priced by its busiest rank: exchanges by
-            links, products by operations. Two neighbouring rounds overlap. Ways above the bytes are left
+            links, products by operations. Two neighbouring rounds overlap. Sending above the bytes are left
             out. Loads alike share an answer: a bucket is a load's rows and imbalance, in steps of a tenth.
 Guarantee   An answer is within the bytes for every load, since rounds bound what arrives. Within a bucket,
             the way with the smallest price for the load that opened it is taken.
 Complexity  One `Traffic` a way and bucket.
 Gaps        Prices are of the model: links are full duplex and do not disturb each other.
-Source      Tutel (MLSys 2023), which measures ways by capacity instead
+Source      Tutel (MLSys 2023), which measures by capacity instead
 """
 
 import math
@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 
 from tightrope.core import Bytes, DeviceLink, InfeasibleError
-from tightrope_experts.ranks.layer import WAYS, Ways
-from tightrope_experts.ranks.layout import Counts, Layout, Traffic
+from tightrope_experts.ranks.layer import SENDING, Sending
+from tightrope_experts.ranks.layout import Counts, ExpertLayout, Traffic
 from tightrope_experts.sizes import ExpertSizes
 
 PARTS: Final = (1, 2, 4, 8)
@@ -70,31 +70,31 @@ class WayPrice:
     """What a way costs for a load.
 
     Attributes:
-        ways: see there.
+        sending: how rows travel.
         levels: of exchanges.
         seconds: of the layer's forward and backward.
         held: bytes of the busiest rank above its parameters: rows, and gathered weights.
         rounds: in which rows travel.
     """
 
-    ways: Ways
+    sending: Sending
     levels: int
     seconds: float
     held: Bytes
     rounds: int
 
 
-def price_of(ways: Ways, levels: int, counts: Counts, sizes: ExpertSizes, speeds: Speeds) -> WayPrice:
+def price_of(sending: Sending, levels: int, counts: Counts, sizes: ExpertSizes, speeds: Speeds) -> WayPrice:
     """Price one way for a load: (W, E) rows of each rank by expert."""
-    layout = Layout(sizes.ranks, sizes.experts)
+    layout = ExpertLayout(sizes.ranks, sizes.experts)
     per_row, row = 2 * sizes.dim * (sizes.wide + sizes.hidden), sizes.dim * sizes.itemsize
-    gathered, weights = _weights(layout, ways.degree, sizes, speeds)
-    if not ways.degree:
+    gathered, weights = _weights(layout, sending.degree, sizes, speeds)
+    if not sending.degree:
         rows = int(counts.sum(1).max())
         seconds = 2 * gathered + gathered + (1 + _BACK) * rows * per_row / speeds.flops
-        return WayPrice(ways, levels, seconds, 2 * weights + rows * sizes.wide * sizes.itemsize, 1)
-    traffic = Traffic(layout, ways.degree, counts, ways.parts, ways.most, ways.keep)
-    share = per_row / ways.degree / speeds.flops
+        return WayPrice(sending, levels, seconds, 2 * weights + rows * sizes.wide * sizes.itemsize, 1)
+    traffic = Traffic(layout, sending.degree, counts, sending.parts, sending.most, sending.keep)
+    share = per_row / sending.degree / speeds.flops
     there = [speeds.exchange(one, row, levels=levels) for one in traffic.matrices]
     back = [speeds.exchange(one.T, row, levels=levels) for one in traffic.matrices]
     again = [speeds.exchange(traffic.sent_again(at), row, levels=levels) for at in range(traffic.rounds)]
@@ -109,12 +109,12 @@ def price_of(ways: Ways, levels: int, counts: Counts, sizes: ExpertSizes, speeds
     arrive = traffic.matrices.sum(1)
     kept = int((arrive * traffic.kept).sum(0).max())
     flying = int(arrive.max())
-    held = kept * (sizes.dim + sizes.wide // ways.degree) * sizes.itemsize
-    held += 2 * flying * 2 * row + flying * (sizes.wide + sizes.hidden) // ways.degree * sizes.itemsize
-    return WayPrice(ways, levels, 3 * gathered + forward + backward, held + 2 * weights, traffic.rounds)
+    held = kept * (sizes.dim + sizes.wide // sending.degree) * sizes.itemsize
+    held += 2 * flying * 2 * row + flying * (sizes.wide + sizes.hidden) // sending.degree * sizes.itemsize
+    return WayPrice(sending, levels, 3 * gathered + forward + backward, held + 2 * weights, traffic.rounds)
 
 
-def _weights(layout: Layout, degree: int, sizes: ExpertSizes, speeds: Speeds) -> tuple[float, Bytes]:
+def _weights(layout: ExpertLayout, degree: int, sizes: ExpertSizes, speeds: Speeds) -> tuple[float, Bytes]:
     """Seconds of gathering what a rank multiplies with, once, and its bytes where it is more than its own."""
     peers = layout.peers(0, degree)
     if len(peers) == 1:
@@ -143,7 +143,7 @@ class Chooser:
         sizes: of the layer.
         speeds: of the cluster.
         limit: bytes of a rank above its parameters.
-        most, keep: see `Ways`.
+        most, keep: see `Sending`.
         levels: numbers of levels that exchanges may have.
     """
 
@@ -153,17 +153,17 @@ class Chooser:
         speeds: Speeds,
         limit: Bytes,
         *,
-        ways: Ways = WAYS,
+        sending: Sending = SENDING,
         levels: Iterable[int] = (1,),
     ) -> None:
         self.sizes, self.speeds, self.limit = sizes, speeds, limit
-        degrees = Layout(sizes.ranks, sizes.experts).degrees
+        degrees = ExpertLayout(sizes.ranks, sizes.experts).degrees
         self._every = [
-            (replace(ways, degree=degree, parts=parts), level)
+            (replace(sending, degree=degree, parts=parts), level)
             for degree, parts, level in product(degrees, PARTS, levels)
             if degree or (parts, level) == (1, 1)
         ]
-        self._known: dict[tuple[int, int], tuple[Ways, int]] = {}
+        self._known: dict[tuple[int, int], tuple[Sending, int]] = {}
 
     def best(self, counts: Counts) -> WayPrice:
         """Return the fastest way for a load that stays within the limit.
@@ -171,7 +171,7 @@ class Chooser:
         Raises:
             InfeasibleError: none does; names the smallest bytes found.
         """
-        prices = [price_of(ways, level, counts, self.sizes, self.speeds) for ways, level in self._every]
+        prices = [price_of(sending, level, counts, self.sizes, self.speeds) for sending, level in self._every]
         fitting = [one for one in prices if one.held <= self.limit]
         if not fitting:
             smallest = min(one.held for one in prices)
@@ -191,5 +191,5 @@ class Chooser:
             if priced.held <= self.limit:
                 return priced
         found = self.best(counts)
-        self._known[bucket[0], bucket[1]] = (found.ways, found.levels)
+        self._known[bucket[0], bucket[1]] = (found.sending, found.levels)
         return found

@@ -3,7 +3,7 @@
 Idea        All ranks know how many rows go from each to each, so a message is rows alone. In two levels, rows
             first go to the rank of the own node with the destination's number in its node, and from there to
             the other nodes: messages between nodes are larger, and fewer.
-Guarantee   Both ways deliver equal bits in equal order.
+Guarantee   Both deliver equal bits in equal order.
 Complexity  One level: ``W - 1`` messages a rank. Two, with nodes of ``m``: ``m - 1`` and ``W / m - 1``.
 Gaps        The first of two levels is waited for; only the second runs while products do.
 Source      two-dimensional hierarchical exchange of Tutel (MLSys 2023)

@@ -22,11 +22,11 @@ from tightrope.core import TightropeError
 from tightrope_experts.layer import Activation, MoE, check_rows
 from tightrope_experts.products import gather, gather_backward, spread, spread_backward
 from tightrope_experts.ranks.exchange import Coming, Mesh
-from tightrope_experts.ranks.layout import Counts, Layout, Traffic
+from tightrope_experts.ranks.layout import Counts, ExpertLayout, Traffic
 
 
 @dataclass(frozen=True)
-class Ways:
+class Sending:
     """How rows travel and are multiplied; every rank gives the same.
 
     Attributes:
@@ -52,7 +52,7 @@ class Ways:
         check_rows(self.rows)
 
 
-WAYS: Final = Ways()
+SENDING: Final = Sending()
 
 
 class Seen(NamedTuple):
@@ -206,14 +206,14 @@ class _Across(torch.autograd.Function):
     def forward(
         ctx: Any, layer: "MoEAcross", x: Tensor, chosen: Tensor, gates: Tensor, *own: Tensor
     ) -> Tensor:
-        ctx.layer, ctx.ways = layer, layer.ways
-        step, local = layer.begin(chosen, gates, ctx.ways)
-        weights = layer.gathered(own, ctx.ways.degree)
+        ctx.layer, ctx.sending = layer, layer.sending
+        step, local = layer.begin(chosen, gates, ctx.sending)
+        weights = layer.gathered(own, ctx.sending.degree)
         ctx.step, ctx.local = step, local
         ctx.save_for_backward(x, chosen, gates, *own)
         if step is not None:
             return step.forward(x, gates, weights)
-        act, rows = layer.sliced(ctx.ways.degree), ctx.ways.rows
+        act, rows = layer.sliced(ctx.sending.degree), ctx.sending.rows
         before = spread(x, local, weights.up, weights.up_bias, rows, False)
         ctx.before = before
         made: Tensor = gather(act(before), local, gates, weights.down, weights.down_bias, rows, False)
@@ -223,11 +223,11 @@ class _Across(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, _, gates, *own = ctx.saved_tensors
         layer, grad = ctx.layer, grad.contiguous()
-        weights = layer.gathered(own, ctx.ways.degree)
+        weights = layer.gathered(own, ctx.sending.degree)
         if ctx.step is not None:
             of_x, of_gates, sums = ctx.step.backward(grad, x, gates, weights)
         else:
-            act, rows, before = layer.sliced(ctx.ways.degree), ctx.ways.rows, ctx.before
+            act, rows, before = layer.sliced(ctx.sending.degree), ctx.sending.rows, ctx.before
             taken: Any = torch.func.vjp(act, before)
             hidden, pull = taken
             of_hidden, of_gates, of_down, of_down_bias = gather_backward(
@@ -239,7 +239,7 @@ class _Across(torch.autograd.Function):
                 of_before.contiguous(), x, ctx.local, weights.up, rows, False, biased
             )
             sums = [of_up, of_down, *((of_up_bias, of_down_bias) if biased else ())]
-        return None, of_x, None, of_gates, *layer.reduced(sums, ctx.ways.degree)
+        return None, of_x, None, of_gates, *layer.reduced(sums, ctx.sending.degree)
 
 
 class MoEAcross(MoE):
@@ -251,7 +251,7 @@ class MoEAcross(MoE):
     Args:
         layer: with all experts; equal on all ranks.
         group: of torch; None = all ranks.
-        ways: how rows travel; may be changed between steps, on all ranks at once.
+        sending: how rows travel; may be changed between steps, on all ranks at once.
         node: ranks of a node, for exchanges in two levels; 0 = one level.
 
     Attributes:
@@ -263,7 +263,7 @@ class MoEAcross(MoE):
         TightropeError: ranks do not divide the experts, or biases would have to be cut.
 
     Example:
-        >>> layer = MoEAcross(MoE(64, 128, num_experts=8, k=2), ways=Ways(parts=2))  # doctest: +SKIP
+        >>> layer = MoEAcross(MoE(64, 128, num_experts=8, k=2), sending=Sending(parts=2))  # doctest: +SKIP
 
     Source: Tutel (MLSys 2023).
     """
@@ -273,14 +273,14 @@ class MoEAcross(MoE):
         layer: MoE,
         group: dist.ProcessGroup | None = None,
         *,
-        ways: Ways = WAYS,
+        sending: Sending = SENDING,
         node: int = 0,
     ) -> None:
         nn.Module.__init__(self)  # it has no experts of its own
         self.mesh = Mesh(group, node)
         self.seen: Seen | None = None
-        self.layout, self.ways = Layout(self.mesh.ranks, len(layer.up)), ways
-        self.layout.check(ways.degree)
+        self.layout, self.sending = ExpertLayout(self.mesh.ranks, len(layer.up)), sending
+        self.layout.check(sending.degree)
         slices, rank = self.layout.slices, self.mesh.rank
         wide, hidden = layer.up.shape[1], layer.down.shape[2]
         if hidden % slices:
@@ -290,7 +290,7 @@ class MoEAcross(MoE):
                 f"An expert is cut into {slices} slices, and its bias cannot be. Use bias=False."
             )
         self.router, self.activation, self.gated = layer.router, layer.activation, layer.gated
-        self.k, self.noise, self.capacity, self.rows = layer.k, layer.noise, layer.capacity, ways.rows
+        self.k, self.noise, self.capacity, self.rows = layer.k, layer.noise, layer.capacity, sending.rows
         first, part = rank * self.layout.local if slices == 1 else rank // slices, rank % slices
         held = slice(first, first + self.layout.local)
         up, down, dim = layer.up.detach()[held], layer.down.detach()[held], layer.down.shape[1]
@@ -303,13 +303,13 @@ class MoEAcross(MoE):
             self.up_bias = nn.Parameter(layer.up_bias.detach()[held].clone())
             self.down_bias = nn.Parameter(layer.down_bias.detach()[held].clone())
 
-    def begin(self, chosen: Tensor, gates: Tensor, ways: Ways) -> tuple[_Step | None, Tensor]:
+    def begin(self, chosen: Tensor, gates: Tensor, sending: Sending) -> tuple[_Step | None, Tensor]:
         """Agree on a step with all ranks; None where rows stay.
 
         Raises:
-            TightropeError: on every rank, where the routing of one is wrong, or ways differ.
+            TightropeError: on every rank, where the routing of one is wrong, or settings differ.
         """
-        self.layout.check(ways.degree)
+        self.layout.check(sending.degree)
         num = self.layout.experts
         bad = not bool(torch.isfinite(gates).all()) or (
             chosen.numel() > 0 and not 0 <= int(chosen.min()) <= int(chosen.max()) <= num
@@ -317,22 +317,22 @@ class MoEAcross(MoE):
         counts = torch.bincount(chosen.reshape(-1).clamp(0, num), minlength=num + 1)
         counts[num] = bad
         every = self.mesh.counts(
-            torch.cat([counts, torch.tensor([ways.degree, ways.parts, ways.most, ways.keep])])
+            torch.cat([counts, torch.tensor([sending.degree, sending.parts, sending.most, sending.keep])])
         )
         if every[:, num].any():
             wrong = ", ".join(str(rank) for rank in every[:, num].nonzero()[0])
             raise TightropeError(f"A gate is NaN or infinite, or an expert is unknown, on rank {wrong}.")
         if (every[:, num + 1 :] != every[0, num + 1 :]).any():
-            raise TightropeError("Ways differ between ranks. Give every rank the same.")
+            raise TightropeError("Settings differ between ranks. Give every rank the same.")
         every = every[:, :num]
-        if not ways.degree:
+        if not sending.degree:
             arrived = every.sum(1)
             self.seen = Seen(every, arrived, 1, 0)
             return None, chosen
-        traffic = Traffic(self.layout, ways.degree, every, ways.parts, ways.most, ways.keep)
+        traffic = Traffic(self.layout, sending.degree, every, sending.parts, sending.most, sending.keep)
         again = sum(int(traffic.sent_again(at).sum()) for at in range(traffic.rounds))
         self.seen = Seen(every, traffic.matrices.sum((0, 1)), traffic.rounds, again)
-        return _Step(self.mesh, traffic, chosen, self.sliced(ways.degree), ways.rows), chosen
+        return _Step(self.mesh, traffic, chosen, self.sliced(sending.degree), sending.rows), chosen
 
     def sliced(self, degree: int) -> Activation:
         """Return the activation for rows that are several slices, one behind the other."""

@@ -25,7 +25,7 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ExpertLayout:
     """Experts over ranks.
 
     Args:
@@ -36,7 +36,7 @@ class Layout:
         TightropeError: neither number divides the other.
 
     Example:
-        >>> Layout(8, 2).degrees, Layout(2, 8).degrees
+        >>> ExpertLayout(8, 2).degrees, ExpertLayout(2, 8).degrees
         ((0, 1, 2, 4), (0, 1))
     """
 
@@ -112,7 +112,7 @@ class Traffic:
         keep: rows that a rank keeps for the backward, at most; others are sent again.
     """
 
-    layout: Layout
+    layout: ExpertLayout
     degree: int
     counts: Counts
     parts: int
