@@ -1,6 +1,6 @@
 """Experts over ranks: ``python -m benchmarks experts --ranks [--json FILE]``.
 
-M7  a trace whose largest expert drifts from 1 to 8 times the mean: choices by bucket against the best of every
+M7  a trace whose largest expert drifts from 1 to 8 times the mean: choices by bucket against the best of each
     step and the best that never changes, modelled on three clusters, and run on four ranks behind 200 Mbit/s
     each (root and ``tc``); and rounds that overlap against one round
 M8  an exchange in two levels against one, modelled on 2,048 ranks
