@@ -416,3 +416,25 @@ def test_a_layer_may_get_its_state_in_a_later_step() -> None:
     tightrope.compile(model, budget=budget, fallback="evict", progress=False)
     with pytest.warns(UserWarning, match="level E"):
         assert losses(model) == wanted
+
+
+@SAID
+def test_a_step_that_begins_inside_of_torch_func_is_limited_and_said() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    parameters, rows = dict(net.named_parameters()), torch.randn(6, 8)
+
+    def per_sample(model: nn.Module) -> dict[str, torch.Tensor]:
+        def loss(given: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = torch.func.functional_call(model, given, (row,))
+            return out.square().sum()
+
+        return torch.func.vmap(torch.func.jacrev(loss), (None, 0))(parameters, rows)
+
+    right = per_sample(net)
+    with pytest.warns(UserWarning, match=r"inside of a transform of torch\.func: the limit alone holds"):
+        found = per_sample(tightrope.compile(net, budget="64MiB", fallback="evict", progress=False))
+    assert all(torch.equal(found[name], right[name]) for name in right)
+    loss = net(rows).square().mean()  # a step outside of it is evicted again
+    loss.backward()
+    assert net[0].weight.grad is not None

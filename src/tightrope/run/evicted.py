@@ -25,6 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tightrope.capture._eager import innermost_mode, tensors_in
+from tightrope.capture._guards import is_transformed
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.ledger import Ledger, Row
 from tightrope.run.accounts import Accounts
@@ -115,6 +116,9 @@ class EvictedSteps:
                 self._warn(f"that begins inside of {type(mode).__name__}")
             return call(*args, **kwargs)
         given = list(tensors_in((args, kwargs)))
+        if serving is None and any(map(is_transformed, given)):
+            self._warn("that begins inside of a transform of torch.func")
+            return call(*args, **kwargs)
         if serving is None:
             self._other_inputs = sum(_size(one) for one in given) if threading.active_count() > 1 else 0
             self._begin([one for one in given if is_foreign(one)])
