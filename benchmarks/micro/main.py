@@ -39,6 +39,8 @@ T1: choosing what a step updates, beside updating all, see `benchmarks.micro.tra
 
 T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
 
+M2: int8 nets of MLPerf Tiny, see `benchmarks.micro.cmsis`; with ``--cmsis``, beside CMSIS-NN.
+
 K5: whole nets in integers, and K4 of one, see `benchmarks.micro.whole`; with ``--onnx``, an interpreter of an
 environment with onnxruntime, beside its static int8.
 """
@@ -54,6 +56,7 @@ from rich.console import Console
 
 from benchmarks.micro.adamw import d1
 from benchmarks.micro.beside import p2, p3, p7
+from benchmarks.micro.cmsis import m2
 from benchmarks.micro.energy import p5
 from benchmarks.micro.forms import k2
 from benchmarks.micro.inference import t2
@@ -79,13 +82,16 @@ _LOSS_EQUAL = 1e-5
 def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
-    parser.add_argument("--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,T1,T2", help="bars to run")
+    parser.add_argument(
+        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M2,T1,T2", help="bars to run"
+    )
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
     parser.add_argument("--onnx", default="", help="a Python interpreter that has torch and onnxruntime")
     parser.add_argument("--tflm", default="", help="a Python interpreter that has tflite-micro")
+    parser.add_argument("--cmsis", default="", help="a checkout of CMSIS-NN")
     parser.add_argument("--tflm-source", default="", help="a checkout of tflite-micro with its downloads")
     parser.add_argument(
         "--fit",
@@ -115,6 +121,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "E2": lambda: e2(asked.tflm, asked.tflm_source),
         "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),
+        "M2": lambda: m2(console, asked.cmsis),
     }
     rows: list[Row] = []
     for bar in wanted:

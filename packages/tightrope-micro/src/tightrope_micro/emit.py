@@ -107,7 +107,8 @@ def emit(tiled: TiledGraph, executable: Executable, net: NetText | None = None) 
     texts = {
         "tightrope_micro.h": _header(arena, storage, held, entry, net),
         "support.h": resource("support.h"),
-        "kernels.h": _prototypes(kernels),
+        **({} if net is None else {"products.h": resource("products.h")}),
+        "kernels.h": _prototypes(kernels, net),
         "kernels.c": _kernels(kernels),
         "step.c": _step(graph, executable, allocs, held, entry),
         "host_main.c": resource("host_main.c" if net is None else "net_main.c"),
@@ -223,9 +224,12 @@ void tr_storage_write(uint32_t offset, const void *from, uint32_t bytes);
 """
 
 
-def _prototypes(kernels: Iterable[str]) -> str:
+def _prototypes(kernels: Iterable[str], net: NetText | None) -> str:
     lines = [re.sub(r"\s+", " ", _text(name).split("{")[0].split("*/")[1]).strip() + ";" for name in kernels]
-    return '#include "support.h"\n\n' + "\n".join(lines) + "\n"
+    shared = '#include "support.h"\n'
+    if net is not None:
+        shared = f'#define TR_COLUMNS {net.columns}\n#include "products.h"\n'
+    return f"{shared}\n" + "\n".join(lines) + "\n"
 
 
 def _kernels(kernels: Iterable[str]) -> str:

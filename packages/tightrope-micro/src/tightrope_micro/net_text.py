@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tightrope.core import Bytes
 from tightrope_micro.integer.emit import HEADER, emitted
 from tightrope_micro.integer.floats import FloatRows, float_section
 from tightrope_micro.integer.forms import RowKernel
@@ -20,12 +21,14 @@ class NetText:
         programs: kernels made for the net.
         returned: what the function returns, in words.
         header: lines for the header: formats, and how many bytes are returned.
+        columns: bytes of the stack that a layer may take for the windows that it multiplies.
     """
 
     constants: bytes
     programs: Sequence[RowKernel]
     returned: str
     header: str
+    columns: Bytes
 
 
 def net_texts(net: NetText) -> Mapping[str, str]:

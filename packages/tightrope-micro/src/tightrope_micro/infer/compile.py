@@ -31,8 +31,8 @@ from tightrope_micro.paging.resident import floor_bytes
 from tightrope_micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, num_macs, plan_step
 
 Net = FloatNet | IntegerNet
-_FRAMES: Final[Bytes] = 700
-"""Bytes of stack for the bench and the frames of kernels, at most 500 on the emulated board."""
+_FRAMES: Final[Bytes] = 800
+"""Bytes of stack for the bench and the frames of kernels, at most 740 on the emulated board."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def compile_net(
     text = NetText(
         bytes(net.constants.data), programs,
         f"{prod(returned.shape)} numbers of {output.dtype}, in units of {output.scale:.9g}",
-        _header(inputs, num_bytes),
+        _header(inputs, num_bytes), stack - _FRAMES,
     )  # fmt: skip
     source = emit(planned.tiled, planned.executable, text)
     forecast = planned.plan.forecast

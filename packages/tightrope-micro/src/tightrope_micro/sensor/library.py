@@ -99,7 +99,7 @@ def library(
         **{name: resource(path).encode() for name, path in KERNELS.items()},
     }
     if whole:
-        more = resource("sensor/integers.c") + resource("kernels/q_linear.c")
+        more = resource("sensor/integers.c") + resource("sensor/dense.c")
         code["sensor_kernels.c"] += more.encode()
     texts = {
         **code,

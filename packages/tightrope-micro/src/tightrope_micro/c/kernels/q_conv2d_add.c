@@ -3,16 +3,7 @@ void k_q_conv2d_add(const int16_t *stream, const int8_t *x, const int8_t *w, con
                     int16_t *y, int n, int ci, int h, int wi, int co, int oh, int ow, int kh, int kw, int sh,
                     int sw, int ph, int pw, int groups, int pre, int shift, int low, int high)
 {
-    const int cig = ci / groups, cog = co / groups;
-    int at = 0;
-    for (int i = 0; i < n; i++)
-        for (int o = 0; o < co; o++) {
-            const int8_t *in = x + (i * ci + o / cog * cig) * h * wi, *f = w + o * cig * kh * kw;
-            for (int oy = 0; oy < oh; oy++)
-                for (int ox = 0; ox < ow; ox++, at++) {
-                    const int32_t sum = tr_window(in, f, b[o], cig, h, wi, kh, kw, oy * sh - ph, ox * sw - pw);
-                    const int32_t value = tr_requantize(sum, m[o], pre, shift, INT16_MIN, INT16_MAX);
-                    y[at] = (int16_t)tr_clamp(stream[at] + value, low, high);
-                }
-        }
+    const tr_results results = {b, m, stream, y, 1, pre, shift, low, high};
+    const tr_shape shape = {n, ci, h, wi, co, oh, ow, kh, kw, sh, sw, ph, pw, groups};
+    tr_conv(x, w, &results, &shape);
 }
