@@ -15,9 +15,9 @@ from torch import Tensor
 from benchmarks.experts.ranks import BITS, drift
 from tightrope.core import DeviceLink
 from tightrope_experts import MoE
+from tightrope_experts.layout import Counts
 from tightrope_experts.ranks import MoEAcross, Sending
 from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
-from tightrope_experts.ranks.layout import Counts
 from tightrope_experts.sizes import ExpertSizes
 
 _STEPS: Final = 16

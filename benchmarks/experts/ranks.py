@@ -17,9 +17,9 @@ from rich.console import Console
 
 from benchmarks.compress.cluster import cluster, refusal, run_ranks
 from tightrope.core import DeviceLink
+from tightrope_experts.layout import Counts, ExpertLayout
 from tightrope_experts.ranks import Sending
 from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
-from tightrope_experts.ranks.layout import Counts, ExpertLayout
 from tightrope_experts.sizes import ExpertSizes
 
 _NEAR: Final = DeviceLink("inside a node", 2e-6, 200e9)

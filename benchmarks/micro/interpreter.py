@@ -38,8 +38,8 @@ from tightrope_micro.translator import whole_numbers
 
 _NUM_SAMPLES, _ROOM, _STACK = 60, 200_000, 8192
 _RAM, _FLASH, _STEP = 0.75, 0.90, 64
-_RESERVE: Final = 700
-"""Bytes of its limit that our plan leaves for the stack, the least that `compile_net` takes."""
+_RESERVE: Final = 1024
+"""Bytes of its limit that our plan leaves for the stack."""
 _ADDS: Final = {
     "conv": "AddConv2D", "depth": "AddDepthwiseConv2D", "linear": "AddFullyConnected", "pool": "AddMaxPool2D",
 }  # fmt: skip

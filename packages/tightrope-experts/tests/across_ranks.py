@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 import tightrope
 from benchmarks._measure import HighWater
-from tightrope.core import TightropeError
+from tightrope.core import DeviceLink, TightropeError
 from tightrope.native.hook.allocator import allocator
 from tightrope_experts import MoE
 from tightrope_experts.ranks import MoEAcross, Sending
+from tightrope_experts.ranks.choose import Speeds, price_of
 from tightrope_experts.ranks.exchange import Mesh
+from tightrope_experts.sizes import ExpertSizes
 
 TOKENS = (13, 40, 1, 7, 22, 5, 0, 31)
 DIM, HIDDEN = 16, 32
@@ -146,6 +148,25 @@ def refusals(rank: int, world: int) -> list[str]:
     across.sending = Sending()
     said.append(str(tuple(across(tokens_of(rank)).shape)))  # the ranks still understand each other
     return said
+
+
+def bytes_held(rank: int, world: int, experts: int, ways: list[Sending]) -> list[tuple[int, int]]:
+    """Return the most bytes of a step above what was there, and the bound that is told, for each way."""
+    torch.manual_seed(0)
+    across = MoEAcross(MoE(32, 64, num_experts=experts, k=1))
+    x = torch.randn(200, 32, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+    link, found = DeviceLink("any", 0.0, 1e9), []
+    sizes = ExpertSizes(200, 32, 64, experts, 1, ranks=world)
+    for across.sending in (ways[0], *ways):
+        across.zero_grad()
+        x.grad = None
+        before = allocator().stats().charged
+        with HighWater(allocator()) as counter:
+            across(x).sum().backward()
+        assert across.seen is not None
+        told = price_of(across.sending, 1, across.seen.counts, sizes, Speeds(1e9, link, link))
+        found.append((counter.bytes - before, told.held))
+    return found[1:]
 
 
 class PushedAcross(MoEAcross):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from across_ranks import (
     adversarial,
+    bytes_held,
     differences,
     refusals,
     started,
@@ -15,7 +16,8 @@ from across_ranks import (
 
 from tightrope.core import DeviceLink, InfeasibleError, JudgeError, TightropeError
 from tightrope.native import compiler
-from tightrope_experts.ranks import ExpertLayout, Sending, Traffic
+from tightrope_experts.layout import ExpertLayout, Traffic
+from tightrope_experts.ranks import Sending
 from tightrope_experts.ranks.choose import Chooser, Speeds, price_of
 from tightrope_experts.ranks.judge import check_traffic
 from tightrope_experts.sizes import ExpertSizes
@@ -162,6 +164,18 @@ def test_an_error_of_one_rank_is_raised_on_all() -> None:
         assert nan == "A gate is NaN or infinite, or an expert is unknown, on rank 1."
         assert sending == "Settings differ between ranks. Give every rank the same."
         assert after == f"({(13, 40)[rank]}, 16)"
+
+
+@pytest.mark.skipif(compiler() is None, reason="bytes are counted by the allocator hook")
+@pytest.mark.parametrize(("experts", "degrees"), [(4, (0, 1)), (1, (0, 1, 2))])
+def test_no_way_holds_more_than_its_price_says(experts: int, degrees: tuple[int, ...]) -> None:
+    ways = [
+        Sending(degree, parts, most, keep, 64)
+        for degree in degrees for parts in (1, 4) for most in (1000, 80) for keep in (1000, 50, 0)
+    ]  # fmt: skip
+    for found in started(bytes_held, 2, experts, ways):
+        for way, (most, told) in zip(ways, found, strict=True):
+            assert 0.3 * told < most <= told, way
 
 
 @pytest.mark.slow

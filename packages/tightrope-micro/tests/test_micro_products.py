@@ -54,6 +54,8 @@ def compared(seed: int, folder: Path, *, board: bool = False) -> None:
     numbers = as_numbers(samples[1][0], whole.inputs[0])
     right = NetEvaluator(whole.graph, whole.constants, whole.programs)([numbers]).ravel()
     for stack in STACKS:
+        fast = compile_net(whole, find_machine("stm32h743"), ram=64 * 1024, stack=8192).fast_stack
+        assert 800 < fast < 8192
         compiled = compile_net(whole, find_machine("stm32h743"), ram=64 * 1024, stack=stack)
         out = compiled.write(folder / f"{seed}-{stack}-{board}")
         sample = compiled.sample(*samples[1])

@@ -10,7 +10,7 @@ from typing import Final
 
 from tightrope.core import Bytes, TightropeError
 from tightrope.core.units import round_up
-from tightrope_experts.ranks.layout import ExpertLayout
+from tightrope_experts.layout import ExpertLayout
 
 _INT64, _MOST = 8, 2**40
 ROWS: Final = 1024
@@ -53,7 +53,7 @@ class ExpertSizes:
                 raise TightropeError(f"{name}={getattr(self, name)}: give a whole number from 1 to 2**40.")
         if self.k > self.experts:
             raise TightropeError(f"k={self.k}: a token chooses at most {self.experts} experts.")
-        ExpertLayout(self.ranks, self.experts)
+        ExpertLayout(self.ranks, self.experts)  # which refuses what does not divide
 
     @property
     def wide(self) -> int:

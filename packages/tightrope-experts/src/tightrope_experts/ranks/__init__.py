@@ -6,10 +6,7 @@ from tightrope.core.lazy import lazily
 
 if TYPE_CHECKING:
     from tightrope_experts.ranks.layer import MoEAcross, Sending
-    from tightrope_experts.ranks.layout import ExpertLayout, Traffic
 
-__getattr__ = lazily(
-    __name__, {"ExpertLayout": "layout", "MoEAcross": "layer", "Traffic": "layout", "Sending": "layer"}
-)
+__getattr__ = lazily(__name__, {"MoEAcross": "layer", "Sending": "layer"})
 
-__all__ = ["ExpertLayout", "MoEAcross", "Sending", "Traffic"]
+__all__ = ["MoEAcross", "Sending"]

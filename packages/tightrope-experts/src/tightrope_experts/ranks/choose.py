@@ -1,7 +1,7 @@
 """Which degree, how many parts and how many levels a load is sent with, under bytes and time of a rank.
 
 Idea        The rounds of a load are known exactly, so each way is priced by its busiest rank: exchanges by
-            links, products by operations. Two neighbouring rounds overlap. Sending above the bytes are left
+            links, products by operations. Two neighbouring rounds overlap. What takes more bytes is left
             out. Loads alike share an answer: a bucket is a load's rows and imbalance, in steps of a tenth.
 Guarantee   An answer is within the bytes for every load, since rounds bound what arrives. Within a bucket,
             the way with the smallest price for the load that opened it is taken.
@@ -19,12 +19,14 @@ from typing import Final
 import numpy as np
 
 from tightrope.core import Bytes, DeviceLink, InfeasibleError
+from tightrope_experts.layout import Counts, ExpertLayout, Traffic
 from tightrope_experts.ranks.layer import SENDING, Sending
-from tightrope_experts.ranks.layout import Counts, ExpertLayout, Traffic
 from tightrope_experts.sizes import ExpertSizes
 
 PARTS: Final = (1, 2, 4, 8)
 _BUCKET: Final = 10
+_INDICES: Final = 6
+"""Whole numbers of 8 bytes that go with a row."""
 _BACK: Final = 2
 """Products of a backward, in those of a forward."""
 
@@ -73,7 +75,7 @@ class WayPrice:
         sending: how rows travel.
         levels: of exchanges.
         seconds: of the layer's forward and backward.
-        held: bytes of the busiest rank above its parameters: rows, and gathered weights.
+        held: bound on the bytes of the busiest rank above its parameters and what it is given.
         rounds: in which rows travel.
     """
 
@@ -88,11 +90,12 @@ def price_of(sending: Sending, levels: int, counts: Counts, sizes: ExpertSizes, 
     """Price one way for a load: (W, E) rows of each rank by expert."""
     layout = ExpertLayout(sizes.ranks, sizes.experts)
     per_row, row = 2 * sizes.dim * (sizes.wide + sizes.hidden), sizes.dim * sizes.itemsize
-    gathered, weights = _weights(layout, sending.degree, sizes, speeds)
+    gathered, weights, copies = _weights(layout, sending.degree, sizes, speeds)
     if not sending.degree:
         rows = int(counts.sum(1).max())
-        seconds = 2 * gathered + gathered + (1 + _BACK) * rows * per_row / speeds.flops
-        return WayPrice(sending, levels, seconds, 2 * weights + rows * sizes.wide * sizes.itemsize, 1)
+        seconds = 3 * gathered + (1 + _BACK) * rows * per_row / speeds.flops
+        held = _held(sizes, 1, (rows, rows, rows)) + copies * weights
+        return WayPrice(sending, levels, seconds, held, 1)
     traffic = Traffic(layout, sending.degree, counts, sending.parts, sending.most, sending.keep)
     share = per_row / sending.degree / speeds.flops
     there = [speeds.exchange(one, row, levels=levels) for one in traffic.matrices]
@@ -108,22 +111,39 @@ def price_of(sending: Sending, levels: int, counts: Counts, sizes: ExpertSizes, 
     )
     arrive = traffic.matrices.sum(1)
     kept = int((arrive * traffic.kept).sum(0).max())
-    flying = int(arrive.max())
-    held = kept * (sizes.dim + sizes.wide // sending.degree) * sizes.itemsize
-    held += 2 * flying * 2 * row + flying * (sizes.wide + sizes.hidden) // sending.degree * sizes.itemsize
-    return WayPrice(sending, levels, 3 * gathered + forward + backward, held + 2 * weights, traffic.rounds)
+    flying, sent = int(arrive.max()), int(traffic.matrices.sum(2).max())
+    held = _held(sizes, sending.degree, (kept, flying, sent)) + copies * weights
+    return WayPrice(sending, levels, 3 * gathered + forward + backward, held, traffic.rounds)
 
 
-def _weights(layout: ExpertLayout, degree: int, sizes: ExpertSizes, speeds: Speeds) -> tuple[float, Bytes]:
-    """Seconds of gathering what a rank multiplies with, once, and its bytes where it is more than its own."""
+def _held(sizes: ExpertSizes, degree: int, rows: tuple[int, int, int]) -> Bytes:
+    """Bound what a rank holds of rows: those kept, in the products of a round, and on their way from it.
+
+    Neighbouring rounds overlap, so that rows arrive while others are multiplied and leave.
+    """
+    kept, flying, sent = rows
+    row, wide, hidden = sizes.dim, sizes.wide // degree, sizes.hidden // degree
+    numbers = kept * (row + wide) + flying * (8 * row + 4 * wide + 8 * hidden) + 6 * sent * row
+    return (numbers + 2 * sizes.tokens * row) * sizes.itemsize + 8 * _INDICES * (
+        sizes.tokens * sizes.k + flying
+    )
+
+
+def _weights(
+    layout: ExpertLayout, degree: int, sizes: ExpertSizes, speeds: Speeds
+) -> tuple[float, Bytes, int]:
+    """Price what a rank multiplies with: seconds of gathering it once, its bytes, its copies.
+
+    Its gradient is summed over rounds. Gathered weights are sent, received and laid out in expert order.
+    """
     peers = layout.peers(0, degree)
-    if len(peers) == 1:
-        return 0.0, 0
     own = sizes.experts * sizes.dim * (sizes.wide + sizes.hidden) * sizes.itemsize // sizes.ranks
+    if len(peers) == 1:
+        return 0.0, own, 2
     matrix = np.zeros((sizes.ranks, sizes.ranks), np.int64)
     for start in range(0, sizes.ranks, len(peers)):
         matrix[start : start + len(peers), start : start + len(peers)] = 1
-    return speeds.exchange(matrix, own), own * len(peers)
+    return speeds.exchange(matrix, own), own * len(peers), 5
 
 
 def _pipelined(there: Sequence[float], work: Sequence[float], back: Sequence[float]) -> float:
@@ -143,8 +163,8 @@ class Chooser:
         sizes: of the layer.
         speeds: of the cluster.
         limit: bytes of a rank above its parameters.
-        most, keep: see `Sending`.
-        levels: numbers of levels that exchanges may have.
+        sending: its limits of rows hold for every way.
+        levels: numbers of levels that exchanges may have; a layer has the one that it was made with.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tightrope.core import TightropeError
-from tightrope_experts.ranks.layout import Counts
+from tightrope_experts.layout import Counts
 
 Coming = Callable[[], Tensor]
 """Waits for rows, and returns them."""

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from tightrope.core import TightropeError
 from tightrope_experts.layer import Activation, MoE, check_rows
+from tightrope_experts.layout import Counts, ExpertLayout, Traffic
 from tightrope_experts.products import gather, gather_backward, spread, spread_backward
 from tightrope_experts.ranks.exchange import Coming, Mesh
-from tightrope_experts.ranks.layout import Counts, ExpertLayout, Traffic
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Sending:
     """How rows travel and are multiplied; every rank gives the same.
 
     Attributes:
-        degree: see `tightrope_experts.ranks.layout`; all of them give the same results.
+        degree: see `tightrope_experts.layout`; all of them give the same results.
         parts: rounds at least.
         most: rows that a rank receives in a round, at most.
         keep: rows that a rank keeps for the backward, at most.

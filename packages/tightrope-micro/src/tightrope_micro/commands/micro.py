@@ -256,6 +256,7 @@ def profile_command(
 
 def _promises(compiled: "CompiledStep | CompiledNet") -> dict[str, Any]:
     manifest = compiled.manifest
+    stack = getattr(compiled, "fast_stack", 0)
     net, forms = manifest.net, getattr(getattr(compiled, "net", None), "forms", {})
     return {
         "machine": manifest.machine,
@@ -274,6 +275,7 @@ def _promises(compiled: "CompiledStep | CompiledNet") -> dict[str, Any]:
         "seconds_modelled": round(manifest.seconds, 6),
         "joules_modelled": round(manifest.joules, 6),
         **({"updated": ", ".join(manifest.updated)} if manifest.updated else {}),
+        **({"stack_for_speed": stack} if stack else {}),
         **({} if net is None else {"constants": net.constants, "output": f"{net.output.dtype}"}),
         **({"forms": {op: str(form) for op, form in forms.items()}} if forms else {}),
     }

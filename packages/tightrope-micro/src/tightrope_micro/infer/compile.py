@@ -22,7 +22,7 @@ from tightrope_micro.compile import MANIFEST, Manifest, NetPromise, NumberFormat
 from tightrope_micro.emit import CSource, emit
 from tightrope_micro.infer.bands import BandedGraph, banded_forms
 from tightrope_micro.infer.capture import FloatNet
-from tightrope_micro.integer.forms import rows_on_stack
+from tightrope_micro.integer.forms import rows_on_stack, windows_on_stack
 from tightrope_micro.integer.net_proof import prove_net
 from tightrope_micro.integer.quantize import Format, IntegerNet
 from tightrope_micro.net_text import NetText
@@ -31,8 +31,10 @@ from tightrope_micro.paging.resident import floor_bytes
 from tightrope_micro.planning import STACK_RESERVE, STATIC_BYTES, MicroPlan, num_macs, plan_step
 
 Net = FloatNet | IntegerNet
-_FRAMES: Final[Bytes] = 800
-"""Bytes of stack for the bench and the frames of kernels, at most 740 on the emulated board."""
+_FRAMES: Final[Bytes] = 700
+"""Bytes of stack for the bench and the frames of kernels, at most 500 on the emulated board."""
+_FRAMES_OF_CONVOLUTIONS: Final[Bytes] = 800
+"""The same with convolutions of integers, at most 740."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class CompiledNet:
         source: the texts.
         manifest: what they promise.
         machine: that it was planned for.
+        fast_stack: bytes of stack with which all convolutions of integers take their fast form; 0 = none.
     """
 
     net: Net
@@ -52,6 +55,7 @@ class CompiledNet:
     source: CSource
     manifest: Manifest
     machine: Machine
+    fast_stack: Bytes = 0
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
         """Write everything to a folder: all of it, or nothing.
@@ -124,10 +128,12 @@ def compile_net(
         )
     programs = net.programs if isinstance(net, IntegerNet) else ()
     kept = max((rows_on_stack(one) for one in programs), default=0)
-    if kept + _FRAMES > stack:
+    windows = windows_on_stack(net.graph)
+    frames = _FRAMES_OF_CONVOLUTIONS if windows else _FRAMES
+    if kept + frames > stack:
         raise TightropeError(
             f"the stack has {stack} B; rows of a softmax or layer norm take {kept} B, and calls "
-            f"{_FRAMES} B. Ask for a stack of {kept + _FRAMES} B."
+            f"{frames} B. Ask for a stack of {kept + frames} B."
         )
     try:
         planned = _planned(net.graph, machine, ram, stack, pages=pages)
@@ -143,7 +149,7 @@ def compile_net(
     text = NetText(
         bytes(net.constants.data), programs,
         f"{prod(returned.shape)} numbers of {output.dtype}, in units of {output.scale:.9g}",
-        _header(inputs, num_bytes), stack - _FRAMES,
+        _header(inputs, num_bytes), stack - frames,
     )  # fmt: skip
     source = emit(planned.tiled, planned.executable, text)
     forecast = planned.plan.forecast
@@ -153,7 +159,7 @@ def compile_net(
         source.pages, source.held, forecast.joules, forecast.ns / 1e9, planned.executable.num_runs,
         planned.executable.fingerprint, net=promise,
     )  # fmt: skip
-    return CompiledNet(net, planned, source, manifest, machine)
+    return CompiledNet(net, planned, source, manifest, machine, windows + frames if windows else 0)
 
 
 def _planned(graph: Graph, machine: Machine, ram: Bytes, stack: Bytes, *, pages: bool) -> MicroPlan:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tightrope.core import Bytes, TightropeError
+from tightrope.core import Bytes, Graph, Op, TightropeError, View
 from tightrope_micro.integer.costs import CORES, KernelForm, RowOp, check_core, chosen
 from tightrope_micro.integer.emit import stack_bytes
 from tightrope_micro.integer.floats import FloatRows
 from tightrope_micro.integer.kernels import gelu, gelu_polynomial, layer_norm, softmax
 from tightrope_micro.integer.program import RowProgram
+from tightrope_micro.translator import whole_numbers
 
 RowKernel = RowProgram | FloatRows
 _Made = Mapping[KernelForm, Callable[[], RowKernel]]
@@ -95,6 +96,25 @@ def rows_on_stack(kernel: RowKernel) -> Bytes:
     if isinstance(kernel, RowProgram):
         return stack_bytes(kernel)
     return 4 * kernel.length if kernel.op is RowOp.SOFTMAX else 0
+
+
+def windows_on_stack(graph: Graph) -> Bytes:
+    """Bytes of the windows that convolutions of integers lay out, two at a time; see ``c/products.h``.
+
+    With less, a layer lays out one window at a time, or none, which takes more instructions.
+    """
+    return max((_windows(op) for op in graph.ops if op.target.startswith("micro.q_conv2d")), default=0)
+
+
+def _windows(op: Op) -> Bytes:
+    at = int("_add" in op.target)
+    weight, strides, groups = (op.arguments[at + k] for k in (1, 4, 6))
+    assert isinstance(weight, View)
+    _, planes, height, width = weight.shape
+    if planes > 1 or groups == 1:
+        return 2 * planes * height * width
+    row = (op.results[0].view.shape[3] - 1) * whole_numbers(strides)[1] + width
+    return height * ((row + 3) // 4 * 4 + 8)
 
 
 def softmax_forms(scale: float, length: int) -> _Made:

@@ -178,6 +178,8 @@ __attribute__((used)) static void start(void)
     REG(0xE000E014) = 0xFFFFFF;
     REG(0xE000E018) = 0;
     REG(0xE000E010) = 7;
+    while (!REG(0xE000E018)) /* 0 until the first tick loads it: a count from there would miss a period */
+        ;
 #ifdef TR_PROBE
     REG(TR_PROBE) = 1;
 #endif
