@@ -175,7 +175,7 @@ def test_no_way_holds_more_than_its_price_says(experts: int, degrees: tuple[int,
     ]  # fmt: skip
     for found in started(bytes_held, 2, experts, ways):
         for way, (most, told) in zip(ways, found, strict=True):
-            assert 0.3 * told < most <= told, way
+            assert 0.2 * told < most <= told, way  # about 0.34; buffers of the step before may go late
 
 
 @pytest.mark.slow

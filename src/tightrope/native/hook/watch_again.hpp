@@ -34,6 +34,9 @@ auto locked(Act act) {
   return act();
 }
 
+// Nanoseconds that a shorter step counts as: another process that holds the core for a moment would be most of its time.
+constexpr int64_t kShort = 50'000'000;
+
 class Again {
  public:
   int64_t num_calls = 0, ns = 0;
@@ -156,7 +159,7 @@ class Again {
     const int64_t runs = num_calls - since_;
     TORCH_CHECK_WITH(OutOfMemoryError, runs <= runs_per_record * num_versions + least_runs, "evict: ", runs,
                      " ops ran again for what one op reads, and it is not there: at this budget they evict each other.");
-    const int64_t base = evicting_.arena().base();
+    const int64_t base = std::max<int64_t>(evicting_.arena().base(), kShort);
     if (most_again < 0 || static_cast<double>(ns) <= most_again * static_cast<double>(base)) return;
     TORCH_CHECK_WITH(OutOfMemoryError, false, "evict: what ran again took ", ns, " ns, and the ops themselves ", base,
                      " ns: more than most_again=", most_again, " times.");

@@ -9,7 +9,10 @@ Gaps        The first of two levels is waited for; only the second runs while pr
 Source      two-dimensional hierarchical exchange of Tutel (MLSys 2023)
 """
 
+import threading
+import weakref
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from tightrope_experts.layout import Counts
 
 Coming = Callable[[], Tensor]
 """Waits for rows, and returns them."""
+_LETS_GO: Final = 1.0
+"""Seconds; what a group holds for longer is charged for longer."""
 
 
 class Mesh:
@@ -103,15 +108,18 @@ def _group_of(lines: list[list[int]], rank: int) -> dist.ProcessGroup:
 
 def _sent(rows: Tensor, out: Counts, into: Counts, group: dist.ProcessGroup | None) -> Coming:
     came = rows.new_empty(int(into.sum()), *rows.shape[1:])
-    rows = rows.contiguous()
-    for one in (came, rows):
+    lent = [came.detach(), rows.contiguous().detach()]
+    left = [threading.Event() for _ in lent]
+    for one, event in zip(lent, left, strict=True):
         one.data_ptr()  # eviction leaves bytes in memory whose address was handed out
-    work = dist.all_to_all_single(came, rows, into.tolist(), out.tolist(), group=group, async_op=True)
-    held = [rows]  # until it has left
+        weakref.finalize(one, event.set)
+    work = [dist.all_to_all_single(*lent, into.tolist(), out.tolist(), group=group, async_op=True)]
+    lent.clear()
 
     def wait() -> Tensor:
-        work.wait()
-        held.clear()
+        work.pop().wait()
+        for event in left:  # the group's thread lets go of what it was lent after it has said that it is done
+            event.wait(_LETS_GO)
         return came
 
     return wait
