@@ -97,7 +97,7 @@ def test_a_page_shows_every_rank_of_the_pipeline(here: tuple[str, list[str]], tm
     assert done.code == 0, done.err
     found, text = json.loads(done.out), page.read_text()
     assert [f'<g data-rank="{rank}">' in text for rank in range(3)] == [True, True, False]
-    assert "on 4 ranks: a pipeline of 2 times 2 replicas" in text
+    assert "on 4 ranks: a pipeline of 2 and 2 replicas" in text
     for one in found["per_rank"]:
         assert f"rank {one['rank']}: at most {format_bytes(one['peak_bytes'])} of 1.00 GiB" in text
     page.unlink()
@@ -173,6 +173,9 @@ def test_too_few_bytes_leave_with_three(here: tuple[str, list[str]]) -> None:
         ("build", ["8"], "has devices = 4"),
         ("build", ["2", "--batch", "1,2"], "No such option"),
         ("build", ["2", "--optimizer", "best"], "no optimizer 'best'"),
+        ("build", ["4", "--context", "2"], "no layer has attention"),
+        ("build", ["2", "--tensor", "two"], "--tensor 'two': give a number from 1 to 1024, or any"),
+        ("build", ["2", "--tensor", "0"], "--tensor '0': give a number"),
         ("build", ["2", "--precision", "fp8"], "precision='fp8': give one of model, fp32, bf16"),
     ],
 )
@@ -197,8 +200,9 @@ def test_help_shows_examples_that_are_parsed(here: tuple[str, list[str]], tmp_pa
     file, on = here
     shown = run("ranks", "--help").out
     lines = [line.split()[1:] for line in shown.splitlines() if line.startswith("    tightrope ranks ")]
-    assert len(lines) == 3
+    assert len(lines) == 4
     given = {"layers.py:build": f"{file}:build", "cluster.toml": on[1], "64": "4", "8": "2"}
+    given |= {"train.py:build": f"{file}:build", "512": "4"}
     given["ranks.html"] = str(tmp_path / "ranks.html")
     for words in lines:
         done = run(*(given.get(word, word) for word in words))

@@ -113,8 +113,9 @@ def _sent(rows: Tensor, out: Counts, into: Counts, group: dist.ProcessGroup | No
     for one, event in zip(lent, left, strict=True):
         one.data_ptr()  # eviction leaves bytes in memory whose address was handed out
         weakref.finalize(one, event.set)
-    work = [dist.all_to_all_single(*lent, into.tolist(), out.tolist(), group=group, async_op=True)]
-    lent.clear()
+    to, of = lent
+    work = [dist.all_to_all_single(to, of, into.tolist(), out.tolist(), group=group, async_op=True)]
+    del lent, to, of, one
 
     def wait() -> Tensor:
         work.pop().wait()

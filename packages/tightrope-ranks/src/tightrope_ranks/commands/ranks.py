@@ -22,9 +22,11 @@ _EXAMPLES: Final = """\b
 Examples:
   tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --budget 40GiB
   tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --pipeline 8 --sharded --json
-  tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --page ranks.html"""
+  tightrope ranks layers.py:build --ranks 64 --machine cluster.toml --page ranks.html
+  tightrope ranks train.py:build --ranks 512 --machine cluster.toml --tensor any --torchtitan run.toml"""
 _EIGHT_BIT: Final = {"adam8bit": "adam", "adamw8bit": "adamw"}
 """Optimizers that keep a byte per element of each state."""
+DIMENSIONS: Final = "pipeline x replicas x context x tensor"
 NOTE: Final = (
     "times are modelled and not measured: the profile's rates, or the shares of them that its efficiency "
     "says, a backward twice its forward; gradients of replicas are summed in one ring per layer, over the "
@@ -47,6 +49,9 @@ class AskedRanks:
     sharded: bool
     page: Path | None = None
     precision: str = "model"
+    tensor: int | None = 1
+    context: int | None = 1
+    torchtitan: Path | None = None
 
 
 def register(app: typer.Typer) -> None:
@@ -75,11 +80,20 @@ def ranks(
     pipeline: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Of the ranks for stages; the rest: replicas.")
     ] = None,
+    tensor: Annotated[
+        str, typer.Option(help="Ranks that divide every layer, as 8; any: what is fastest in a node.")
+    ] = "1",
+    context: Annotated[
+        str, typer.Option(help="Ranks that divide the sequence, as 2; any: what is fastest.")
+    ] = "1",
     micro_batches: Annotated[
         int | None, typer.Option(min=1, max=2**20, help="Of a step, over all replicas.")
     ] = None,
     sharded: Annotated[bool, typer.Option("--sharded", help="Replicas divide parameters and state.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write a page of the ranks here.")] = None,
+    torchtitan: Annotated[
+        Path | None, typer.Option(help="Write settings of torchtitan here, as layout.toml.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell whether a training step fits on many ranks: layout, schedule, bytes and time of each.
@@ -90,13 +104,34 @@ def ranks(
     """
     from tightrope.cli.machines import find_machine
 
-    check_outputs([page])
+    check_outputs([page, torchtitan])
     check_asked(budget, _EIGHT_BIT.get(optimizer, optimizer))
     profile = find_machine(machine) if machine is not None else None
+    inner = (_ways("tensor", tensor), _ways("context", context))
     asked = AskedRanks(
-        target, ranks, profile, budget, optimizer, pipeline, micro_batches, sharded, page, precision
+        target,
+        ranks,
+        profile,
+        budget,
+        optimizer,
+        pipeline,
+        micro_batches,
+        sharded,
+        page,
+        precision,
+        *inner,
+        torchtitan,
     )
     answer_ranks(asked, json=json)
+
+
+def _ways(name: str, asked: str) -> int | None:
+    """Read a number of ranks; None where any will do."""
+    if asked == "any":
+        return None
+    if not asked.isascii() or not asked.isdigit() or not 1 <= int(asked[:8]) <= 1024 or len(asked) > 4:
+        raise TightropeError(f"--{name} {shown(asked)}: give a number from 1 to 1024, or any.")
+    return int(asked)
 
 
 def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
@@ -122,6 +157,10 @@ def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
         raise typer.Exit(DOES_NOT_FIT) from error
     if asked.page is not None:
         write_page(found, asked.page, asked.target)
+    if asked.torchtitan is not None:
+        from tightrope_ranks.pipeline.titan import write_titan
+
+        write_titan(found, asked.torchtitan)
     if json:
         emit_json(described(found))
     else:
@@ -130,16 +169,17 @@ def answer_ranks(asked: AskedRanks, *, json: bool) -> None:
 
 def write_page(found: "RanksEstimate", path: Path, name: str) -> None:
     """Write the page with the ranks of one replica side by side."""
+    from tightrope_ranks.pipeline.layouts import layout_said
     from tightrope_ranks.pipeline.trace import ranks_trace
     from tightrope_ranks.view import ranks_page
 
     layout = found.layout
-    title = f"{name} on {found.ranks} ranks: a pipeline of {layout.pipeline} times {layout.replicas} replicas"
+    title = f"{name} on {found.ranks} ranks: {layout_said(layout)}"
     write_whole(path, ranks_page(ranks_trace(found.plan, name=name), title=title))
 
 
 def _estimated(asked: AskedRanks) -> "RanksEstimate":
-    check_outputs([asked.page], [Path(asked.target.partition(":")[0])])
+    check_outputs([asked.page, asked.torchtitan], [Path(asked.target.partition(":")[0])])
     if asked.machine is None:
         raise TightropeError(
             "--ranks needs --machine: a TOML profile with devices, [[links]] and [flops], to compute times "
@@ -166,6 +206,8 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
             machine=asked.machine,
             budget=asked.budget,
             pipeline=asked.pipeline,
+            tensor=asked.tensor,
+            context=asked.context,
             micro_batches=asked.micro_batches,
             optimizer_states=STATES[optimizer],
             precision=policy,
@@ -187,6 +229,8 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
         "limit_bytes": found.limit,
         "pipeline_ranks": layout.pipeline,
         "replicas": layout.replicas,
+        "tensor_ranks": layout.tensor,
+        "context_ranks": layout.context,
         "sharded": plan.work.sharded or layout.by_layer,
         "gathered_by_layer": layout.by_layer,
         "layers_computed_again": layout.again,
@@ -202,7 +246,7 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
         "per_rank": [
             {
                 "rank": one.rank,
-                "devices": [one.rank * layout.replicas, (one.rank + 1) * layout.replicas - 1],
+                "devices": list(layout.devices(one.rank)),
                 "stages": list(one.stages),
                 "layers": [list(some) for some in one.layers],
                 "peak_bytes": one.peak,
@@ -217,6 +261,8 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
             {
                 "pipeline_ranks": one.layout.pipeline,
                 "replicas": one.layout.replicas,
+                "tensor_ranks": one.layout.tensor,
+                "context_ranks": one.layout.context,
                 "micro_batches_per_replica": one.layout.micro_batches,
                 "fits": one.ns is not None,
                 "estimated_seconds": None if one.ns is None else one.ns / 1e9,
@@ -232,13 +278,15 @@ def described(found: "RanksEstimate") -> dict[str, Any]:
 
 
 def _print(found: "RanksEstimate") -> None:
+    from tightrope_ranks.pipeline.layouts import layout_said
+
     target, layout, plan = console(), found.layout, found.plan
     divided = ", parameters, gradients and state divided among them" if plan.work.sharded else ""
     if layout.by_layer:
         divided = ", parameters, gradients and state divided among them and gathered layer by layer"
     lines = (
-        f"fits: {found.ranks} ranks as a pipeline of {layout.pipeline} times {layout.replicas} replicas"
-        f"{divided}; limit {format_bytes(found.limit)} per rank on {plan.machine.name}",
+        f"fits: {found.ranks} ranks as {layout_said(layout)}{divided}; limit {format_bytes(found.limit)} per "
+        f"rank on {plan.machine.name}",
         f"schedule: {plan.method}, {len(plan.work.stages)} stages, {layout.micro_batches} micro-batches per "
         f"replica, {layout.again} of {len(found.names)} layers computed again inside of their stages",
         f"time of a step: {format_time(plan.ns)}; with these stages none takes less than "
@@ -249,7 +297,7 @@ def _print(found: "RanksEstimate") -> None:
     cells = [
         (
             str(one.rank),
-            f"{one.rank * layout.replicas}-{(one.rank + 1) * layout.replicas - 1}",
+            "{}-{}".format(*layout.devices(one.rank)),
             _named(found.names, one.layers),
             format_bytes(one.peak),
             format_bytes(one.held),
@@ -263,14 +311,14 @@ def _print(found: "RanksEstimate") -> None:
     show.rows(target, heads, cells)
     tried = [
         (
-            f"{one.layout.pipeline} x {one.layout.replicas}",
+            " x ".join(str(number) for number in one.layout.sizes),
             "no" if one.ns is None else format_time(one.ns),
             "" if one.peak is None else format_bytes(one.peak),
             one.said,
         )
         for one in found.tried
     ]
-    show.rows(target, ("pipeline x replicas", "time", "bytes per rank", "how"), tried)
+    show.rows(target, (DIMENSIONS, "time", "bytes per rank", "how"), tried)
     if found.shared:
         target.print(
             f"parameters of several layers are held by each, and their gradients not summed between stages "

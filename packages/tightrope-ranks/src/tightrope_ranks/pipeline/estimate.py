@@ -1,10 +1,10 @@
 """What a step on many ranks takes, told from shapes: layout, schedule, bytes and time of every rank.
 
-Idea        N ranks are P ranks of a pipeline times R = N / P replicas of it. For every P that divides N, the
-            layers' costs follow from shapes and a machine's rates, the sum of gradients over the replicas
-            from its links, and the planner of pipelines finds a schedule; the fastest that fits is taken.
-            Any other module is cut at its longest list of layers (`segments`), stages of about equal times
-            or bytes.
+Idea        N ranks are P ranks of a pipeline times R replicas of it, where T divide every layer, and C the
+            sequence. For every P that divides N / (T C), the layers' costs follow from shapes and a machine's
+            rates, the sum of gradients over the replicas from its links, and the planner of pipelines finds a
+            schedule; the fastest that fits is taken. Any other module is cut at its longest list of layers
+            (`segments`), stages of about equal times or bytes.
 Guarantee   The answer is a plan of all ranks of one replica that the judge accepted. Nothing is computed, no
             process is started, and no memory is taken for a model on the meta device.
 Complexity  One search per divisor of N; `WIDEST` keeps out pipelines that are too long to try.
@@ -13,26 +13,39 @@ Gaps        Times are modelled. Replicas are alike and on time; their sums are r
             parameters are left out of sums of gradients; a backward through frozen layers alone is timed.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
+from tightrope.capture._eager import tensors_in
 from tightrope.core import Machine, TightropeError, parse_bytes
 from tightrope.core.units import Bytes, Nanoseconds, shown
 from tightrope_ranks.judge.ranks import judge_ranks
 from tightrope_ranks.pipeline.emit import emitted
-from tightrope_ranks.pipeline.layouts import LayoutSearch, LayoutTried, RankLayout, layouts
+from tightrope_ranks.pipeline.layouts import (
+    LayoutSearch,
+    LayoutTried,
+    RankLayout,
+    by_published,
+    layout_said,
+    layouts,
+)
 from tightrope_ranks.pipeline.measure import shape_layers, trained_bytes
 from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision, precision_of
 from tightrope_ranks.pipeline.search import PipelineOptions
 from tightrope_ranks.pipeline.segments import Segments, notes_on, segment_costs
+from tightrope_ranks.pipeline.together import LayerInside
 from tightrope_ranks.values.ranks import JointPlan
 
 MOST_RANKS: Final = 1024
 SECONDS: Final = 2.0
 """Of search, per layout."""
+TRIED: Final = 6.0
+REFINED: Final = 6.0
+"""Seconds of search over all layouts, by published orders and beyond, where layers are divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,8 @@ class RanksEstimate:
         shared: parameters of several layers; each layer holds them here, and sums of their gradients between
             stages are not timed.
         notes: on what is not as one would think.
+        batch: shape of a micro-batch, its first tensor.
+        computes: type that layers compute in, by torch's names.
     """
 
     ranks: int
@@ -87,6 +102,8 @@ class RanksEstimate:
     names: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    batch: tuple[int, ...] = ()
+    computes: str = ""
 
 
 def is_sequence(model: object) -> bool:
@@ -134,12 +151,13 @@ def cut_model(
                 )
             names = tuple(f"layer {number}" for number in range(len(layers)))
             unpriced: set[str] = set()
+            inside: list[LayerInside] = []
             costs = shape_layers(
-                layers, example, machine, states=states, unpriced=unpriced, precision=precision
+                layers, example, machine, states=states, unpriced=unpriced, precision=precision, inside=inside
             )
             trained = tuple(trained_bytes(one, precision) for one in layers)
             notes = notes_on(unpriced, alone=not any(trained))
-            return Segments(names, costs, _tied(layers), trained, notes)
+            return Segments(names, costs, _tied(layers), trained, notes, tuple(inside))
     raise TightropeError(
         f"a model of class {type(model).__name__} is no sequence of layers, so it cannot be cut into stages. "
         "Give a torch.nn.Module, or a list of at least one, each taking what the one before returns."
@@ -164,6 +182,8 @@ def estimate_ranks(
     machine: Machine,
     budget: str | int | None = None,
     pipeline: int | None = None,
+    tensor: int | None = 1,
+    context: int | None = 1,
     micro_batches: int | None = None,
     optimizer_states: float = 0.0,
     precision: str | Precision = "model",
@@ -182,6 +202,8 @@ def estimate_ranks(
         machine: a cluster: ``devices``, ``[[links]]`` and rates (``flops.matmul``).
         budget: bytes per rank, or a share of a device's memory; None = all of it.
         pipeline: ranks that stages live on; None = what is fastest.
+        tensor: ranks that divide every layer, neighbours; None = what is fastest within a node.
+        context: ranks that divide the sequence of attention; None = what is fastest.
         micro_batches: of a step, over all replicas; None = twice the ranks.
         optimizer_states: how many states the optimizer keeps per parameter: 2 for Adam.
         precision: types that layers compute in and of what is held: ``model`` (as it is), ``fp32``, ``bf16``
@@ -208,16 +230,25 @@ def estimate_ranks(
     """
     count = _checked(ranks, machine, micro_batches)
     limit = machine.tiers[0].bytes if budget is None else parse_bytes(budget, whole=machine.tiers[0].bytes)
-    cut = cut_model(
-        model, example, kwargs, machine, states=optimizer_states, precision=precision_of(precision)
-    )
-    wanted = layouts(ranks, len(cut.costs), count, pipeline)
+    policy = precision_of(precision)
+    cut = cut_model(model, example, kwargs, machine, states=optimizer_states, precision=policy)
     options = options or PipelineOptions(ascending=True, split=False, seconds=SECONDS)
     search = LayoutSearch(cut, machine, limit, sharded, options, balance=not is_sequence(model))
+    ways = _ways(search, ranks, tensor, context)
+    wanted = layouts(ranks, len(cut.costs), count, pipeline, ways)
+    if len(ways) > 1:
+        search.few, search.options = False, by_published(options)
+        wanted = search.by_promise(wanted)
+    end = time.process_time() + TRIED
     for number, layout in enumerate(wanted):
         if progress is not None:
-            progress(number, len(wanted), f"{layout.pipeline} x {layout.replicas}")
-        search.look(layout)
+            progress(number, len(wanted), layout_said(layout))
+        if len(ways) == 1 or search.best is None or time.process_time() < end:
+            search.look(layout)
+        else:
+            search.leave(layout)
+    if len(ways) > 1:
+        search.refine(options, REFINED)
     search.search_smallest()
     if search.best is None:
         raise search.refusal(ranks)
@@ -225,8 +256,44 @@ def estimate_ranks(
     judge_ranks(plan)
     cuts = search.cuts(layout, plan)
     takes = tuple(_takes(plan, rank, cuts) for rank in range(layout.pipeline))
-    tried = tuple(search.tried)
-    return RanksEstimate(ranks, limit, layout, plan, takes, tried, cut.names, cut.shared, cut.notes)
+    tried = search.once() if len(ways) > 1 else tuple(search.tried)
+    batch = next((tuple(one.shape) for one in tensors_in((example, kwargs))), ())
+    computes = _computes(model, policy)
+    return RanksEstimate(
+        ranks, limit, layout, plan, takes, tried, cut.names, cut.shared, cut.notes, batch, computes
+    )
+
+
+def _computes(model: object, policy: Precision) -> str:
+    layers = [model] if isinstance(model, torch.nn.Module) else model
+    assert isinstance(layers, list | tuple)
+    first = next((p.dtype for layer in layers for p in layer.parameters()), torch.float32)
+    return str(policy.autocast or policy.compute or first).removeprefix("torch.")
+
+
+def _ways(search: LayoutSearch, ranks: int, tensor: int | None, context: int | None) -> list[tuple[int, int]]:
+    """List the (tensor, context) ranks to try; what the caller gave is not left out where it cannot be."""
+    inner = (search.machine.links[0].span if search.machine.links else 1) or ranks
+    tensors, contexts = [tensor or 1], [context or 1]
+    if tensor is None:
+        tensors = [number for number in range(1, min(ranks, inner) + 1) if ranks % number == 0]
+    if context is None:
+        contexts = [number for number in (1, 2, 4, 8, 16, 32) if ranks % number == 0]
+    for name, number in (("tensor", tensor), ("context", context)):
+        if number is not None and (number < 1 or ranks % number):
+            raise TightropeError(f"{name}={number} does not divide {ranks} ranks: give a divisor.")
+    found = []
+    for one in ((t, c) for t in tensors for c in contexts if ranks % (t * c) == 0):
+        try:
+            search.inside(*one)
+        except TightropeError:
+            if (tensor is not None or one[0] == 1) and (context is not None or one[1] == 1):
+                raise
+            continue
+        found.append(one)
+    if not found:
+        raise TightropeError(f"tensor={tensor} times context={context} does not divide {ranks} ranks.")
+    return found
 
 
 def _checked(ranks: object, machine: Machine, micro_batches: object) -> int:

@@ -8,6 +8,8 @@ Complexity  One search per divisor, and log2(layers) short ones for each that do
 Gaps        Fewer layers than halving finds may suffice, with another schedule.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -28,10 +30,20 @@ from tightrope_ranks.pipeline.search import (
     staged,
 )
 from tightrope_ranks.pipeline.segments import Segments
+from tightrope_ranks.pipeline.together import (
+    check_sequence,
+    check_tensors,
+    grouped,
+    of_a_rank,
+    shared_sequence,
+    shared_tensors,
+)
 from tightrope_ranks.values.ranks import JointPlan, StageCost
 
 WIDEST: Final = 16_384
 """Pipeline ranks times micro-batches of one replica that are tried."""
+GLANCES: Final = 10
+"""Layouts that are planned once before any is searched."""
 THOROUGH: Final = 128
 """As many are searched in every way, even where published orders do not fit."""
 
@@ -42,12 +54,14 @@ class RankLayout:
 
     Attributes:
         pipeline: P, ranks that stages live on.
-        replicas: R, ranks that do the same on other data; rank p of the pipeline is devices p R to
-            p R + R - 1.
+        replicas: R, ranks that do the same on other data.
         micro_batches: of a step, per replica.
         again: layers that are computed again in the backward, inside of their stages.
         by_layer: whether divided parameters are gathered layer by layer, whenever a layer runs, and not once
             per step and stage.
+        tensor: T, ranks that divide every layer.
+        context: C, ranks that divide the sequence. Rank p of the pipeline is devices p R C T to
+            (p + 1) R C T - 1; ranks of one tensor group are neighbours, then those of one sequence.
     """
 
     pipeline: int
@@ -55,6 +69,27 @@ class RankLayout:
     micro_batches: int
     again: int = 0
     by_layer: bool = False
+    tensor: int = 1
+    context: int = 1
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Pipeline, replicas, context and tensor; the last are neighbours."""
+        return self.pipeline, self.replicas, self.context, self.tensor
+
+    @property
+    def alike(self) -> int:
+        """Ranks that hold the same parameters, and may divide them."""
+        return self.replicas * self.context
+
+    def devices(self, rank: int) -> tuple[int, int]:
+        """Return the first and the last device of a rank of the pipeline.
+
+        >>> RankLayout(2, 2, 1, tensor=4).devices(1)
+        (8, 15)
+        """
+        size = self.alike * self.tensor
+        return rank * size, (rank + 1) * size - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +109,21 @@ class LayoutTried:
     said: str
 
 
-def layouts(ranks: int, num_layers: int, micro_batches: int, pipeline: int | None) -> list[RankLayout]:
+def layouts(
+    ranks: int,
+    num_layers: int,
+    micro_batches: int,
+    pipeline: int | None,
+    ways: Sequence[tuple[int, int]] = ((1, 1),),
+) -> list[RankLayout]:
     """List the layouts of so many ranks.
+
+    Args:
+        ranks: in all.
+        num_layers: that stages are made of.
+        micro_batches: of a step, over all replicas.
+        pipeline: ranks that stages live on; None = every number.
+        ways: (tensor, context) ranks to try inside of a layer.
 
     Raises:
         TightropeError: there is none; says why, and what there is.
@@ -94,23 +142,33 @@ def layouts(ranks: int, num_layers: int, micro_batches: int, pipeline: int | Non
             raise TightropeError(
                 f"pipeline={pipeline} does not divide {ranks} ranks: give one of {divisors}."
             )
-    chosen = range(1, min(ranks, num_layers) + 1) if pipeline is None else (pipeline,)
-    found = [
-        RankLayout(p, ranks // p, micro_batches * p // ranks)
-        for p in chosen
-        if ranks % p == 0 and micro_batches % (ranks // p) == 0
-    ]
+    found = []
+    for tensor, context in ways:
+        groups, rest = divmod(ranks, tensor * context)
+        for p in range(1, min(groups, num_layers) + 1) if pipeline is None else (pipeline,):
+            replicas, over = divmod(groups, p)
+            if replicas and not rest and not over and micro_batches % replicas == 0:
+                each = micro_batches // replicas
+                found.append(RankLayout(p, replicas, each, tensor=tensor, context=context))
     if not found:
         raise TightropeError(
             f"micro_batches={micro_batches} cannot be divided among the replicas of {ranks} ranks of "
-            f"{num_layers} layers: give a multiple of {ranks}."
+            f"{num_layers} layers: give a multiple of {ranks}{_inner_said(ranks, ways)}."
         )
     return found
 
 
+def _inner_said(ranks: int, ways: Sequence[tuple[int, int]]) -> str:
+    """Say what else may be wrong where layers are divided."""
+    if any(ranks % (tensor * context) == 0 for tensor, context in ways):
+        return ""
+    tensor, context = ways[0]
+    return f", and tensor={tensor} and context={context} whose product divides {ranks}"
+
+
 def slowest(machine: Machine, layout: RankLayout) -> DeviceLink:
-    """Find the slowest link that a group of replicas spans."""
-    size = layout.replicas
+    """Find the slowest link that ranks of equal parameters span; ``machine`` is one of tensor groups."""
+    size = layout.alike
     return machine.links[max(machine.link(p * size, p * size + size - 1) for p in range(layout.pipeline))]
 
 
@@ -128,7 +186,7 @@ def exchanged(
     """
     if trained is None:
         trained = [cost.parameters for cost in costs]
-    size = layout.replicas
+    size = layout.alike
     if size == 1:
         return tuple(costs)
     link, rounds = slowest(machine, layout), 1 if sharded else 2
@@ -142,10 +200,55 @@ def exchanged(
     )
 
 
+def by_published(options: PipelineOptions) -> PipelineOptions:
+    """Leave only what is tried at once, published orders, of what a search may do."""
+    return replace(
+        options,
+        again=False,
+        seconds=0.0,
+        fold=False,
+        shipped=False,
+        listing=False,
+        exact=False,
+        improve=False,
+    )
+
+
+def layout_said(layout: RankLayout) -> str:
+    """Name a layout for people.
+
+    >>> layout_said(RankLayout(2, 4, 8, tensor=8))
+    'a pipeline of 2 and 4 replicas, of 8 tensor ranks each'
+    """
+    inner = [f"{layout.tensor} tensor"] * (layout.tensor > 1) + [f"{layout.context} context"] * (
+        layout.context > 1
+    )
+    more = f", of {' and '.join(inner)} ranks each" if inner else ""
+    return f"a pipeline of {layout.pipeline} and {layout.replicas} replicas{more}"
+
+
+def _divided(cut: Segments, machine: Machine, tensor: int, context: int) -> tuple[Segments, Machine]:
+    """Divide layers among tensor ranks, then their sequence among context ranks."""
+    costs, inside, trained = cut.costs, cut.inside, cut.trained
+    groups = grouped(machine, tensor)
+    if tensor > 1:
+        check_tensors(cut.names, inside, tensor)
+        link = machine.links[machine.link(0, tensor - 1)]
+        parts = shared_tensors(costs, inside, link, tensor)
+        inside, trained = of_a_rank(inside, trained, costs, tensor)
+        costs = parts
+    if context > 1:
+        check_sequence(cut.names, inside, context)
+        link = groups.links[groups.link(0, context - 1)]
+        costs = shared_sequence(costs, inside, trained, link, context)
+    return replace(cut, costs=costs, inside=inside, trained=trained), groups
+
+
 class LayoutSearch:
     """The best layout so far.
 
     Attributes:
+        few: whether short pipelines are searched even where none can be the fastest.
         tried: every layout, in order.
         best: the fastest that fits, and its plan.
     """
@@ -162,9 +265,11 @@ class LayoutSearch:
     ) -> None:
         self.balance = balance
         self.cut, self.machine, self.limit = cut, machine, limit
-        self.sharded, self.options = sharded, options
+        self.sharded, self.options, self.again = sharded, options, options.again
         self.tried: list[LayoutTried] = []
         self.best: tuple[RankLayout, JointPlan] | None = None
+        self.few = True
+        self._divided: dict[tuple[int, int], tuple[Segments, Machine]] = {}
 
     def look(self, layout: RankLayout) -> None:
         """Search for a plan of a layout: with parameters gathered by stage, and by layer."""
@@ -173,9 +278,8 @@ class LayoutSearch:
             said = f"not tried: {layout.pipeline} ranks times {layout.micro_batches} micro-batches > {WIDEST}"
             self.tried.append(LayoutTried(layout, None, None, said))
             return
-        ways = (True, False) if self.sharded and layout.replicas > 1 else (False,)
-        for by_layer in ways:
-            self._look(replace(layout, by_layer=by_layer))
+        for way in self._ways(layout):
+            self._look(way)
 
     def _look(self, layout: RankLayout) -> None:
         """Compute no layer again, or as few as the bytes allow; else stages again."""
@@ -190,20 +294,79 @@ class LayoutSearch:
             return
         self._search(layout)
 
-    def _is_slower(self, layout: RankLayout) -> bool:
-        """Tell whether no plan of a wide layout can be faster than the best; note it if so."""
-        if self.best is None or layout.pipeline * layout.micro_batches <= THOROUGH:
-            return False
-        task = self._task(layout)
-        least = min(
-            bound(staged(task, owners, cuts), self.machine)
+    def by_promise(self, wanted: Sequence[RankLayout]) -> list[RankLayout]:
+        """Sort layouts by a bound on their time, given the layers again that bytes call for; plan a few."""
+        ways = {one: [self._promised(way) for way in self._ways(one)] for one in wanted}
+        order = sorted(wanted, key=lambda one: min(ways[one])[:2])
+        for layout in order[:GLANCES]:
+            for _, ns, _, again in sorted(ways[layout], key=lambda one: one[:3]):
+                if self.best is None or ns < self.best[1].ns:
+                    self._search(again)
+        return order
+
+    def _ways(self, layout: RankLayout) -> list[RankLayout]:
+        ways = (True, False) if self.sharded and layout.alike > 1 else (False,)
+        return [replace(layout, by_layer=way) for way in ways]
+
+    def _promised(self, layout: RankLayout) -> tuple[bool, Nanoseconds, bool, RankLayout]:
+        task, ranks = self._task(layout), layout.pipeline
+        parts = layout.alike if task.sharded else 1
+        held = sum((one.parameters + one.state) // parts for one in task.layers)
+        gathered = sum(one.parameters for one in task.layers) if task.sharded else 0
+        kept = sum(one.saved + one.output for one in task.layers) * min(layout.micro_batches, ranks)
+        room = self.limit - max(one.work for one in task.layers) - (held + gathered) // ranks
+        share = min(1.0, max(0.0, 1 - room * ranks / kept)) if kept else 0.0
+        again = replace(layout, again=math.ceil(share * num_keeping(task.layers)))
+        long = ranks * layout.micro_batches > 8 * THOROUGH
+        return room < 0 or long, self._least(self._task(again)), layout.by_layer, again
+
+    def leave(self, layout: RankLayout) -> None:
+        """Note that there was no time for a layout."""
+        if not self._is_slower(layout):
+            said = "not tried: no time was left; give pipeline, tensor or context"
+            self.tried.append(LayoutTried(layout, None, None, said))
+
+    def _least(self, task: PipelineTask) -> Nanoseconds:
+        return min(
+            bound(staged(task, owners, cuts), task.machine)
             for owners in placements(task, self.options)
             for cuts in cuts_of(task, len(owners))
         )
+
+    def _is_slower(self, layout: RankLayout) -> bool:
+        """Tell whether no plan of a layout can be faster than the best; note it if so."""
+        if self.best is None or (self.few and layout.pipeline * layout.micro_batches <= THOROUGH):
+            return False
+        least = self._least(self._task(layout))
         if least >= self.best[1].ns:
             said = f"not searched further: no plan takes less than {format_time(least)}"
             self.tried.append(LayoutTried(layout, None, None, said))
         return least >= self.best[1].ns
+
+    def refine(self, options: PipelineOptions, seconds: float) -> None:
+        """Search layouts further, the fastest first, as long as they may be faster than the best."""
+        end = time.process_time() + seconds
+        self.options = options
+        found = [(one.ns, place) for place, one in enumerate(self.tried) if one.ns is not None]
+        for _, place in sorted(found):
+            layout = self.tried[place].layout
+            if self.best is None or self._least(self._task(layout)) >= self.best[1].ns:
+                continue
+            if time.process_time() > end:
+                return
+            self._search(layout)
+            again = self.tried.pop()
+            if again.ns is not None and again.ns < (self.tried[place].ns or again.ns + 1):
+                self.tried[place] = again
+
+    def once(self) -> tuple[LayoutTried, ...]:
+        """Return what was found for every layout, once."""
+        found: dict[tuple[object, ...], LayoutTried] = {}
+        for one in self.tried:
+            key = (one.layout.sizes, one.layout.by_layer)
+            if key not in found or (one.ns or 1 << 62) < (found[key].ns or 1 << 62):
+                found[key] = one
+        return tuple(found.values())
 
     def search_smallest(self) -> None:
         """Search the layout whose published orders take fewest bytes, where nothing else fits."""
@@ -223,15 +386,15 @@ class LayoutSearch:
 
     def _fewest(self, layout: RankLayout) -> tuple[RankLayout, Bytes | None]:
         """Find how few layers have to be computed again by published orders, or the fewest bytes of these."""
-        high = num_keeping(self.cut.costs) if self.options.again else 0
-        quick = replace(
-            self.options, again=False, seconds=0.0, fold=False, shipped=False, listing=False, exact=False
-        )
+        high = num_keeping(self.cut.costs) if self.again else 0
+        quick = by_published(self.options)
         if not high or isinstance(self.planned(layout, quick), JointPlan):
             return layout, None
-        found = self.planned(replace(layout, again=high), quick)
+        most = self._most_worth(layout, high)
+        found = self.planned(replace(layout, again=most), quick)
         if isinstance(found, InfeasibleError):
-            return layout, found.smallest_found
+            return (layout, found.smallest_found) if most == high else (replace(layout, again=most + 1), None)
+        high = most
         quick = replace(quick, per_rank=(len(found.work.stages) // layout.pipeline,))
         low = 0
         while low + 1 < high:
@@ -239,6 +402,17 @@ class LayoutSearch:
             fits = isinstance(self.planned(replace(layout, again=middle), quick), JointPlan)
             low, high = (low, middle) if fits else (middle, high)
         return replace(layout, again=high), None
+
+    def _most_worth(self, layout: RankLayout, high: int) -> int:
+        """Find how many layers may be computed again in a plan that is faster than the best, at most."""
+        if self.few or self.best is None:
+            return high
+        low = 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            worth = self._least(self._task(replace(layout, again=middle))) < self.best[1].ns
+            low, high = (middle, high) if worth else (low, middle - 1)
+        return low
 
     def planned(self, layout: RankLayout, options: PipelineOptions) -> JointPlan | InfeasibleError:
         """Plan one layout as it is, or say why there is no plan."""
@@ -248,23 +422,34 @@ class LayoutSearch:
             return error
 
     def _task(self, layout: RankLayout) -> PipelineTask:
-        costs = self.cut.costs
+        cut, machine = self.inside(layout.tensor, layout.context)
+        costs = cut.costs
         if layout.again:
             costs = computed_again(costs, layout.again)
         if layout.by_layer:
-            costs = divided(costs, slowest(self.machine, layout), layout.replicas, self.cut.trained)
+            costs = divided(costs, slowest(machine, layout), layout.alike, cut.trained)
         else:
-            costs = exchanged(costs, self.machine, layout, sharded=self.sharded, trained=self.cut.trained)
+            costs = exchanged(costs, machine, layout, sharded=self.sharded, trained=cut.trained)
         return PipelineTask(
             costs,
-            self.machine,
+            machine,
             layout.pipeline,
             layout.micro_batches,
             self.limit,
-            layout.replicas,
-            self.sharded and layout.replicas > 1 and not layout.by_layer,
+            layout.alike,
+            self.sharded and layout.alike > 1 and not layout.by_layer,
             self.balance,
         )
+
+    def inside(self, tensor: int, context: int) -> tuple[Segments, Machine]:
+        """Return the layers of one rank where so many divide them, and the machine of such groups.
+
+        Raises:
+            TightropeError: they cannot.
+        """
+        if (tensor, context) not in self._divided:
+            self._divided[tensor, context] = _divided(self.cut, self.machine, tensor, context)
+        return self._divided[tensor, context]
 
     def cuts(self, layout: RankLayout, plan: JointPlan) -> tuple[int, ...]:
         """Say where the stages of a plan begin, and the number of layers."""
@@ -283,9 +468,9 @@ class LayoutSearch:
         least, layout = min(found, key=lambda one: one[0])
         return InfeasibleError(
             f"{format_bytes(self.limit)} per rank is too little for {ranks} ranks: the smallest plan found "
-            f"takes {format_bytes(least)} per rank ({least} bytes), with a pipeline of {layout.pipeline} and "
-            f"{layout.replicas} replicas. Give that much, more layers to divide, smaller micro-batches, or "
-            "divide parameters among replicas (sharded).",
+            f"takes {format_bytes(least)} per rank ({least} bytes), with {layout_said(layout)}. Give that "
+            "much, more layers to divide, smaller micro-batches, divide parameters among replicas (sharded), "
+            "or layers among ranks (tensor).",
             asked=self.limit,
             smallest_found=least,
         )

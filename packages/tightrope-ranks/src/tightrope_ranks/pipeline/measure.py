@@ -27,6 +27,7 @@ from tightrope.native.hook.allocator import allocator
 from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
 from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
 from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
+from tightrope_ranks.pipeline.together import InsideSeen, LayerInside, flat_bytes
 from tightrope_ranks.values.ranks import StageCost
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -185,6 +186,7 @@ def shape_layers(
     states: float = 0.0,
     unpriced: set[str] | None = None,
     precision: Precision = AS_GIVEN,
+    inside: list[LayerInside] | None = None,
 ) -> tuple[StageCost, ...]:
     """Tell what layers take from shapes alone; nothing is computed, and no memory is taken.
 
@@ -195,6 +197,7 @@ def shape_layers(
         states: what the optimizer keeps, in multiples of the parameters' bytes.
         unpriced: gets the names of ops that may be heavy and are taken to take no time.
         precision: types that layers compute in, and of what is held.
+        inside: gets what each layer is made of.
 
     Raises:
         TightropeError: the machine has no rates.
@@ -210,7 +213,12 @@ def shape_layers(
                 x.requires_grad or (alone and position > 0 and _differentiable(x))
             )
             with left_alone(layer), autocast_to(precision.autocast):
-                cost, x = _shaped(layer, given, position, _Target(machine, precision, fake, names, alone))
+                seen = InsideSeen()
+                target = _Target(machine, precision, fake, names, alone, seen)
+                cost, x = _shaped(layer, given, position, target)
+            if inside is not None:
+                sizes = ((one, precision.parameter_bytes(one)) for one in layer.parameters())
+                inside.append(seen.found(flat_bytes(sizes)))
             last = position + 1 == len(layers)
             found.append(_with_state(cost, layer, states, precision, first=position == 0, last=last))
     return tuple(found)
@@ -223,6 +231,7 @@ class _Target:
     Attributes:
         fake: takes the values out of tensors.
         alone: whether no layer trains, so that each is taken to have a backward.
+        inside: sees the layer's ops.
     """
 
     machine: Machine
@@ -230,6 +239,7 @@ class _Target:
     fake: Callable[[Any], Any]
     unpriced: set[str]
     alone: bool
+    inside: InsideSeen
 
 
 def _shaped(
@@ -244,7 +254,9 @@ def _shaped(
 
     def see(op: Any, args: Any, result: Any) -> None:
         nonlocal seconds, largest
-        seconds += op_seconds(target.machine, op, args, result)
+        taken = op_seconds(target.machine, op, args, result)
+        seconds += taken
+        target.inside.see(op, args, taken)
         made.update(map(storage_key, tensors_in(result)))
         largest = max([largest, *map(_size, tensors_in(result))])
         if is_unpriced(op):
@@ -261,7 +273,8 @@ def _shaped(
     saved, ns = sum(size for key, size in kept.items() if key in made), max(1, round(1e9 * seconds))
     work = 2 * largest + trained_bytes(layer, target.precision)
     back = ns if output.requires_grad or target.alone else 0
-    return StageCost(ns, back, back, _size(given), _size(output), saved, saved, work), output
+    more = target.inside.backward_more_ns if back else 0
+    return StageCost(ns, back + more, back, _size(given), _size(output), saved, saved, work), output
 
 
 def _called(

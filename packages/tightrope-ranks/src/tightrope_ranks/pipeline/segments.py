@@ -35,6 +35,7 @@ from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
 from tightrope_ranks.pipeline.measure import left_alone
 from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
 from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
+from tightrope_ranks.pipeline.together import InsideSeen, LayerInside, flat_bytes
 from tightrope_ranks.values.ranks import StageCost
 
 _GIVEN: Final = -1
@@ -57,6 +58,7 @@ class Segments:
         shared: names of parameters that several segments use.
         trained: bytes of parameters that get gradients, per segment.
         notes: on what is not as one would think.
+        inside: of the segments.
     """
 
     names: tuple[str, ...]
@@ -64,6 +66,7 @@ class Segments:
     shared: tuple[str, ...] = ()
     trained: tuple[Bytes, ...] = ()
     notes: tuple[str, ...] = ()
+    inside: tuple[LayerInside, ...] = ()
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class _Segment:
     saved: set[int] = field(default_factory=set)
     largest: Bytes = 0
     ops: int = 0
+    inside: InsideSeen = field(default_factory=InsideSeen)
 
 
 def list_of_layers(model: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:
@@ -250,7 +254,9 @@ class _Watch:
         if new or op._schema.is_mutable:  # not a view
             mine.ops += 1
             mine.largest = max([mine.largest, *map(_size, new.values())])
-            mine.seconds += op_seconds(self.machine, op, given, result)
+            seconds = op_seconds(self.machine, op, given, result)
+            mine.seconds += seconds
+            mine.inside.see(op, given, seconds)
             if is_unpriced(op):
                 self.unpriced.add(str(op))
 
@@ -286,7 +292,14 @@ class _Watch:
         costs = tuple(self._cost(k, handed, states, precision) for k in runs)
         trained = tuple(self._trained(k, precision) for k in runs)
         notes = notes_on(self.unpriced, alone=alone)
-        return Segments(tuple(names[k] for k in runs), costs, shared, trained, notes)
+        inside = tuple(self._inside(k) for k in runs)
+        return Segments(tuple(names[k] for k in runs), costs, shared, trained, notes, inside)
+
+    def _inside(self, k: int) -> LayerInside:
+        mine = self.segments[k]
+        return mine.inside.found(
+            flat_bytes((self.weights[key], mine.used[key]) for key in self._parameters(k))
+        )
 
     def _trained(self, k: int, precision: Precision) -> Bytes:
         return sum(precision.gradient_bytes(self.weights[key]) for key in self._parameters(k))
@@ -300,12 +313,13 @@ class _Watch:
             self.bytes[key] for key in mine.saved if self.maker[key] == k and self.last.get(key, k) == k
         )
         ns: Nanoseconds = max(1, round(1e9 * mine.seconds))
+        more = mine.inside.backward_more_ns
         held = sum(mine.used[key] for key in self._parameters(k))
         trained = self._trained(k, precision)
         state = sum(precision.state_bytes(self.weights[key], states) for key in self._parameters(k))
         return StageCost(
             forward=ns,
-            backward=ns,
+            backward=ns + more,
             weight=ns if trained or not held else 0,
             input=handed[k],
             output=handed[k + 1],

@@ -1,0 +1,131 @@
+"""A layout written for torchtitan, which then runs it.
+
+Idea        Degrees, types, recomputation and parts of the model are its settings; the order of computations
+            is a schedule in torch's own form, a file next to the settings.
+Source      torchtitan 0.2, whose settings are TOML; 0.3 takes the same names as arguments.
+Guarantee   What is written has the degrees, micro-batches, stages and orders of the plan.
+Complexity  Linear in the computations.
+Gaps        Every n-th layer is computed again there, so it may be more of them than the plan says. The part
+            of a model that lies before, or behind, the layers goes by torchtitan's names for Llama.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tightrope.core import TightropeError
+from tightrope.core.writing import write_whole
+from tightrope_ranks.pipeline.emit import emitted, orders_of
+from tightrope_ranks.pipeline.language import write_csv
+from tightrope_ranks.pipeline.starts import bare
+
+if TYPE_CHECKING:
+    from tightrope_ranks.pipeline.estimate import RanksEstimate
+
+_LAYER: Final = re.compile(r"(?:.*\.)?(\d+)")
+BEFORE, AFTER = ("tok_embeddings",), ("norm", "output")
+"""What torchtitan calls the rest of a Llama."""
+
+Settings = dict[str, dict[str, Any]]
+
+
+def titan_settings(found: "RanksEstimate", schedule: str = "") -> Settings:
+    """Return the sections of torchtitan's settings for a layout.
+
+    Args:
+        found: what was estimated, from a micro-batch of (rows, tokens).
+        schedule: file of the order of computations; needed for pipelines.
+
+    Raises:
+        TightropeError: torchtitan cannot run the plan.
+    """
+    if len(found.batch) < 2:
+        raise TightropeError("torchtitan trains on rows of tokens: give a micro-batch of (rows, tokens).")
+    layout, plan, (rows, length) = found.layout, found.plan, found.batch[:2]
+    divided = plan.work.sharded or layout.by_layer
+    if any(emitted(plan.work, rank).again for rank in plan.ranks):
+        raise TightropeError(
+            "The plan computes whole stages again, and torchtitan cannot: give more bytes, or ranks."
+        )
+    count = layout.micro_batches
+    parallelism: dict[str, Any] = {
+        "data_parallel_replicate_degree": 1 if divided else layout.replicas,
+        "data_parallel_shard_degree": layout.replicas if divided else 1,
+        "fsdp_reshard_after_forward": "always" if layout.by_layer else "never",
+        "tensor_parallel_degree": layout.tensor,
+        "context_parallel_degree": layout.context,
+        "pipeline_parallel_degree": layout.pipeline,
+    }
+    training: dict[str, Any] = {"seq_len": length, "dtype": "float32"}
+    training["mixed_precision_param"] = "bfloat16" if found.computes == "bfloat16" else "float32"
+    if layout.pipeline == 1:
+        training |= {"local_batch_size": rows, "global_batch_size": rows * count * layout.replicas}
+    else:
+        training["local_batch_size"] = rows * count
+        parallelism |= {
+            "pipeline_parallel_schedule": "PipelineScheduleMulti",
+            "pipeline_parallel_schedule_csv": schedule,
+            "pipeline_parallel_microbatch_size": rows,
+            "module_fqns_per_model_part": _parts(found),
+        }
+    return {
+        "training": training,
+        "parallelism": parallelism,
+        "activation_checkpoint": _again(found),
+    }
+
+
+def write_titan(found: "RanksEstimate", path: Path) -> list[Path]:
+    """Write settings, and for a pipeline the schedule next to them; return the files.
+
+    Raises:
+        TightropeError: see `titan_settings`.
+    """
+    schedule = path.with_suffix(".csv")
+    several = found.layout.pipeline > 1
+    settings = titan_settings(found, str(schedule) if several else "")
+    text = "# For torchtitan 0.2; model, optimizer and data are to be added.\n"
+    for section, values in settings.items():
+        text += f"\n[{section}]\n" + "".join(f"{name} = {_toml(one)}\n" for name, one in values.items())
+    if several:
+        write_whole(schedule, write_csv(bare(orders_of(found.plan))))
+    write_whole(path, text)
+    return [path, schedule] if several else [path]
+
+
+def _again(found: "RanksEstimate") -> dict[str, Any]:
+    """Compute at least as many layers again as the plan does."""
+    again, layers = found.layout.again, _layers(found)
+    if not again:
+        return {"mode": "none"}
+    every = max(1, len(layers) // again)
+    return {"mode": "full"} if every == 1 else {"mode": "selective", "selective_ac_option": str(every)}
+
+
+def _layers(found: "RanksEstimate") -> list[str]:
+    return [name for name in found.names if _LAYER.fullmatch(name.removeprefix("layer "))]
+
+
+def _parts(found: "RanksEstimate") -> list[list[str]]:
+    """Name what lies in each stage, as torchtitan finds it in the model."""
+    stages: dict[int, list[str]] = {}
+    for take in found.takes:
+        for stage, (first, end) in zip(take.stages, take.layers, strict=True):
+            stages[stage] = [part for name in found.names[first:end] for part in _named(name)]
+    return [stages[stage] for stage in sorted(stages)]
+
+
+def _named(name: str) -> tuple[str, ...]:
+    if name.startswith("layer "):
+        return (name.removeprefix("layer "),)  # of a Sequential
+    layer = _LAYER.fullmatch(name)
+    if layer:
+        return (f"layers.{layer[1]}",)
+    return BEFORE if name.startswith("before") else AFTER
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return str(value) if isinstance(value, int) else json.dumps(str(value))
