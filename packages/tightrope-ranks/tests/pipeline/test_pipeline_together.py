@@ -133,6 +133,14 @@ def test_what_cannot_be_divided_is_refused(given: dict[str, int], message: str) 
         told(**given)
 
 
+def test_a_parameter_that_cannot_be_cut_is_named() -> None:
+    plain = [nn.Linear(6, 6, device="meta") for _ in range(2)]
+    with pytest.raises(
+        TightropeError, match=r"divides no side of a parameter of 'layer 0', of shape \[6, 6\]"
+    ):
+        estimate_ranks(plain, torch.empty(4, 6), ranks=4, tensor=4, machine=cluster(), options=QUICK)
+
+
 def test_a_model_without_attention_has_no_sequence() -> None:
     plain = [nn.Linear(8, 8, device="meta") for _ in range(2)]
     with pytest.raises(TightropeError, match="no layer has attention"):

@@ -29,9 +29,10 @@ _EIGHT_BIT: Final = {"adam8bit": "adam", "adamw8bit": "adamw"}
 DIMENSIONS: Final = "pipeline x replicas x context x tensor"
 NOTE: Final = (
     "times are modelled and not measured: the profile's rates, or the shares of them that its efficiency "
-    "says, a backward twice its forward; gradients of replicas are summed in one ring per layer, over the "
-    "slowest link that a group spans, once a step, or per micro-batch where layers are gathered; kept "
-    "tensors are exact, the kernels' own work space, a loss outside the model and the update are not included"
+    "says, a backward twice its forward, of fused attention 2.5 times; gradients of replicas are summed in "
+    "one ring per layer, over the slowest link that a group spans, once a step, or per micro-batch where "
+    "layers are gathered; kept tensors are exact, the kernels' own work space, a loss outside the model and "
+    "the update are not included"
 )
 
 

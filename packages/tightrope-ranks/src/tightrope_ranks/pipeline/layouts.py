@@ -37,6 +37,7 @@ from tightrope_ranks.pipeline.together import (
     of_a_rank,
     shared_sequence,
     shared_tensors,
+    slowest_within,
 )
 from tightrope_ranks.values.ranks import JointPlan, StageCost
 
@@ -233,13 +234,13 @@ def _divided(cut: Segments, machine: Machine, tensor: int, context: int) -> tupl
     groups = grouped(machine, tensor)
     if tensor > 1:
         check_tensors(cut.names, inside, tensor)
-        link = machine.links[machine.link(0, tensor - 1)]
+        link = slowest_within(machine, tensor)
         parts = shared_tensors(costs, inside, link, tensor)
         inside, trained = of_a_rank(inside, trained, costs, tensor)
         costs = parts
     if context > 1:
         check_sequence(cut.names, inside, context)
-        link = groups.links[groups.link(0, context - 1)]
+        link = slowest_within(groups, context)
         costs = shared_sequence(costs, inside, trained, link, context)
     return replace(cut, costs=costs, inside=inside, trained=trained), groups
 
@@ -316,7 +317,7 @@ class LayoutSearch:
         kept = sum(one.saved + one.output for one in task.layers) * min(layout.micro_batches, ranks)
         room = self.limit - max(one.work for one in task.layers) - (held + gathered) // ranks
         share = min(1.0, max(0.0, 1 - room * ranks / kept)) if kept else 0.0
-        again = replace(layout, again=math.ceil(share * num_keeping(task.layers)))
+        again = replace(layout, again=math.ceil(share * num_keeping(task.layers)) if self.again else 0)
         long = ranks * layout.micro_batches > 8 * THOROUGH
         return room < 0 or long, self._least(self._task(again)), layout.by_layer, again
 

@@ -27,7 +27,7 @@ from tightrope.native.hook.allocator import allocator
 from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
 from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
 from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
-from tightrope_ranks.pipeline.together import InsideSeen, LayerInside, flat_bytes
+from tightrope_ranks.pipeline.together import InsideSeen, LayerInside
 from tightrope_ranks.values.ranks import StageCost
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -218,7 +218,7 @@ def shape_layers(
                 cost, x = _shaped(layer, given, position, target)
             if inside is not None:
                 sizes = ((one, precision.parameter_bytes(one)) for one in layer.parameters())
-                inside.append(seen.found(flat_bytes(sizes)))
+                inside.append(seen.found(sizes))
             last = position + 1 == len(layers)
             found.append(_with_state(cost, layer, states, precision, first=position == 0, last=last))
     return tuple(found)

@@ -35,7 +35,7 @@ from tightrope_ranks.pipeline.kernels import autocast_to, kernels_of, twin
 from tightrope_ranks.pipeline.measure import left_alone
 from tightrope_ranks.pipeline.precision import AS_GIVEN, Precision
 from tightrope_ranks.pipeline.prices import is_unpriced, matmul_rate, op_seconds
-from tightrope_ranks.pipeline.together import InsideSeen, LayerInside, flat_bytes
+from tightrope_ranks.pipeline.together import InsideSeen, LayerInside
 from tightrope_ranks.values.ranks import StageCost
 
 _GIVEN: Final = -1
@@ -297,9 +297,7 @@ class _Watch:
 
     def _inside(self, k: int) -> LayerInside:
         mine = self.segments[k]
-        return mine.inside.found(
-            flat_bytes((self.weights[key], mine.used[key]) for key in self._parameters(k))
-        )
+        return mine.inside.found((self.weights[key], mine.used[key]) for key in self._parameters(k))
 
     def _trained(self, k: int, precision: Precision) -> Bytes:
         return sum(precision.gradient_bytes(self.weights[key]) for key in self._parameters(k))

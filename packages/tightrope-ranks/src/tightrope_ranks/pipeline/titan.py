@@ -3,7 +3,7 @@
 Idea        Degrees, types, recomputation and parts of the model are its settings; the order of computations
             is a schedule in torch's own form, a file next to the settings.
 Source      torchtitan 0.2, whose settings are TOML; 0.3 takes the same names as arguments.
-Guarantee   What is written has the degrees, micro-batches, stages and orders of the plan.
+Guarantee   What is written has the degrees and micro-batches of the plan, and a pipeline's stages and orders.
 Complexity  Linear in the computations.
 Gaps        Every n-th layer is computed again there, so it may be more of them than the plan says. The part
             of a model that lies before, or behind, the layers goes by torchtitan's names for Llama.

@@ -40,6 +40,7 @@ class LayerInside:
         attention_ns: time of its fused attention, forward.
         keys: bytes of the keys and values of it.
         unfused: whether attention of several ops was seen.
+        shapes: of parameters of two dimensions or more.
     """
 
     flat: Bytes = 0
@@ -47,6 +48,7 @@ class LayerInside:
     attention_ns: Nanoseconds = 0
     keys: Bytes = 0
     unfused: bool = False
+    shapes: frozenset[tuple[int, ...]] = frozenset()
 
     @property
     def num_parts(self) -> int:
@@ -76,19 +78,13 @@ class InsideSeen:
         """Time above twice the forward: the backward of fused attention makes five products of its two."""
         return math.ceil(0.5e9 * self.seconds)
 
-    def found(self, flat: Bytes) -> LayerInside:
-        """Put together what was seen."""
+    def found(self, parameters: Iterable[tuple[torch.Tensor, Bytes]]) -> LayerInside:
+        """Put together what was seen, and the layer's parameters with their bytes."""
+        pairs = list(parameters)
+        flat = sum(size for one, size in pairs if one.dim() < 2)
+        shapes = frozenset(tuple(one.shape) for one, _ in pairs if one.dim() > 1)
         ns = math.ceil(1e9 * self.seconds)
-        return LayerInside(flat, tuple(sorted(self.heads)), ns, self.keys, self.unfused)
-
-
-def flat_bytes(parameters: Iterable[tuple[torch.Tensor, Bytes]]) -> Bytes:
-    """Sum the bytes of parameters of fewer than two dimensions.
-
-    >>> flat_bytes([(torch.empty(2, 2), 16), (torch.empty(2), 8)])
-    8
-    """
-    return sum(size for one, size in parameters if one.dim() < 2)
+        return LayerInside(flat, tuple(sorted(self.heads)), ns, self.keys, self.unfused, shapes)
 
 
 def grouped(machine: Machine, size: int) -> Machine:
@@ -105,6 +101,17 @@ def grouped(machine: Machine, size: int) -> Machine:
     )
     number, links = machine.devices // size, links or machine.links[-1:]
     return msgspec.structs.replace(machine, devices=number, links=links)
+
+
+def slowest_within(machine: Machine, size: int) -> DeviceLink:
+    """Find the slowest link that a group of so many neighbours spans.
+
+    >>> links = (DeviceLink("inside", span=8), DeviceLink("between", level=1))
+    >>> [slowest_within(Machine("m", (), devices=24, links=links), size).name for size in (4, 6)]
+    ['inside', 'between']
+    """
+    groups = range(machine.devices // size)
+    return machine.links[max(machine.link(group * size, group * size + size - 1) for group in groups)]
 
 
 def shared_tensors(
@@ -193,9 +200,15 @@ def check_tensors(names: Sequence[str], inside: Sequence[LayerInside], ways: int
     """Check that so many ranks can divide the layers.
 
     Raises:
-        TightropeError: they do not divide the heads; says what does.
+        TightropeError: they do not divide the heads, or a parameter; says what does.
     """
     for name, one in zip(names, inside, strict=True):
+        for shape in one.shapes:
+            if all(side % ways for side in shape):
+                raise TightropeError(
+                    f"tensor={ways} divides no side of a parameter of {name!r}, of shape {list(shape)}: give "
+                    "a divisor of its sides."
+                )
         for heads in one.heads:
             if heads % ways:
                 fitting = [number for number in range(1, heads + 1) if heads % number == 0]
