@@ -235,33 +235,41 @@ def estimate_ranks(
     options = options or PipelineOptions(ascending=True, split=False, seconds=SECONDS)
     search = LayoutSearch(cut, machine, limit, sharded, options, balance=not is_sequence(model))
     ways = _ways(search, ranks, tensor, context)
-    wanted = layouts(ranks, len(cut.costs), count, pipeline, ways)
-    if len(ways) > 1:
-        search.few, search.options = False, by_published(options)
-        wanted = search.by_promise(wanted)
-    end = time.process_time() + TRIED
-    for number, layout in enumerate(wanted):
-        if progress is not None:
-            progress(number, len(wanted), layout_said(layout))
-        if len(ways) == 1 or search.best is None or time.process_time() < end:
-            search.look(layout)
-        else:
-            search.leave(layout)
-    if len(ways) > 1:
-        search.refine(options, REFINED)
-    search.search_smallest()
+    search.few = len(ways) == 1
+    _search(search, layouts(ranks, len(cut.costs), count, pipeline, ways), progress)
     if search.best is None:
         raise search.refusal(ranks)
     layout, plan = search.best
     judge_ranks(plan)
     cuts = search.cuts(layout, plan)
     takes = tuple(_takes(plan, rank, cuts) for rank in range(layout.pipeline))
-    tried = search.once() if len(ways) > 1 else tuple(search.tried)
+    tried = tuple(search.tried) if search.few else search.once()
     batch = next((tuple(one.shape) for one in tensors_in((example, kwargs))), ())
     computes = _computes(model, policy)
     return RanksEstimate(
         ranks, limit, layout, plan, takes, tried, cut.names, cut.shared, cut.notes, batch, computes
     )
+
+
+def _search(
+    search: LayoutSearch, wanted: list[RankLayout], progress: Callable[[int, int, str], None] | None
+) -> None:
+    """Search layouts: few of them in every way; of many, the promising ones first, and for a time."""
+    options = search.options
+    if not search.few:
+        search.options = by_published(options)
+        wanted = search.by_promise(wanted)
+    end = time.process_time() + TRIED
+    for number, layout in enumerate(wanted):
+        if progress is not None:
+            progress(number, len(wanted), layout_said(layout))
+        if search.few or search.best is None or time.process_time() < end:
+            search.look(layout)
+        else:
+            search.leave(layout)
+    if not search.few:
+        search.refine(options, REFINED)
+    search.search_smallest()
 
 
 def _computes(model: object, policy: Precision) -> str:
