@@ -25,13 +25,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what docs/compat.md names, for `-m smoke`, and as slow most cases of what is marked `few`."""
     wanted = set(named())
     cases: dict[str, list[pytest.Item]] = {}
+    named_ones: dict[str, int] = {}
     for item in items:
-        if item.get_closest_marker("few") and item.nodeid not in wanted:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for those in cases.values():
+        if item.get_closest_marker("few"):
+            function = item.nodeid.partition("[")[0]
+            named_ones[function] = named_ones.get(function, 0) + (item.nodeid in wanted)
+            if item.nodeid not in wanted:
+                cases.setdefault(function, []).append(item)
+    for function, those in cases.items():
         mark = those[0].get_closest_marker("few")
         assert mark is not None
-        kept = {at * len(those) // mark.args[0] for at in range(mark.args[0])}
+        num = max(0, mark.args[0] - named_ones[function])
+        kept = {at * len(those) // num for at in range(num)}
         for item in (one for at, one in enumerate(those) if at not in kept):
             item.add_marker("slow")
     for item in items:

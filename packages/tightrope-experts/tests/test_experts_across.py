@@ -167,7 +167,8 @@ def test_an_error_of_one_rank_is_raised_on_all() -> None:
 
 
 @pytest.mark.skipif(compiler() is None, reason="bytes are counted by the allocator hook")
-@pytest.mark.parametrize(("experts", "degrees"), [(4, (0, 1)), (1, (0, 1, 2))])
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("experts", "degrees"), [(1, (0, 1, 2)), (4, (0, 1))])
 def test_no_way_holds_more_than_its_price_says(experts: int, degrees: tuple[int, ...]) -> None:
     ways = [
         Sending(degree, parts, most, keep, 64)
