@@ -7,6 +7,8 @@ import pytest
 
 from tests.cli.command import run
 from tightrope.core import format_bytes
+from tightrope_ranks.commands.ranks import PRECISION_NAMES
+from tightrope_ranks.pipeline.precision import PRECISIONS
 
 LAYERS = """
 import torch
@@ -186,6 +188,10 @@ def test_errors_leave_with_two(
     done = run("ranks", f"{file}:{function}", *on, *options)
     assert done.code == 2
     assert message in " ".join(done.err.split())
+
+
+def test_the_names_of_types_are_those_that_there_are() -> None:
+    assert tuple(PRECISIONS) == PRECISION_NAMES
 
 
 def test_ranks_need_their_number_and_a_machine(here: tuple[str, list[str]]) -> None:

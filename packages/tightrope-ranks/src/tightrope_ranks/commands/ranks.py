@@ -26,6 +26,8 @@ Examples:
   tightrope ranks train.py:build --ranks 512 --machine cluster.toml --tensor any --torchtitan run.toml"""
 _EIGHT_BIT: Final = {"adam8bit": "adam", "adamw8bit": "adamw"}
 """Optimizers that keep a byte per element of each state."""
+PRECISION_NAMES: Final = ("model", "fp32", "bf16", "bf16-fp32-gradients", "autocast")
+"""Read before torch is imported."""
 DIMENSIONS: Final = "pipeline x replicas x context x tensor"
 NOTE: Final = (
     "times are modelled and not measured: the profile's rates, or the shares of them that its efficiency "
@@ -186,14 +188,16 @@ def _estimated(asked: AskedRanks) -> "RanksEstimate":
             "--ranks needs --machine: a TOML profile with devices, [[links]] and [flops], to compute times "
             "and messages."
         )
+    if asked.precision not in PRECISION_NAMES:
+        raise TightropeError(f"precision={shown(asked.precision)}: give one of {', '.join(PRECISION_NAMES)}.")
     from tightrope.cli.target import build
     from tightrope.run.status import StatusLine
-    from tightrope_ranks.pipeline.precision import precision_of
 
     status = StatusLine(lines=True)
     with StatusLine().slow(f"building the model of {shown(asked.target)}"):
         built = build(asked.target)
     from tightrope_ranks.pipeline.estimate import estimate_ranks
+    from tightrope_ranks.pipeline.precision import precision_of
 
     policy, optimizer = precision_of(asked.precision), asked.optimizer
     if optimizer in _EIGHT_BIT:
