@@ -9,10 +9,7 @@ Gaps        The first of two levels is waited for; only the second runs while pr
 Source      two-dimensional hierarchical exchange of Tutel (MLSys 2023)
 """
 
-import threading
-import weakref
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 import torch
@@ -20,12 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tightrope.core import TightropeError
+from tightrope.native.hook.lending import Lent
 from tightrope_experts.layout import Counts
 
 Coming = Callable[[], Tensor]
 """Waits for rows, and returns them."""
-_LETS_GO: Final = 1.0
-"""Seconds; what a group holds for longer is charged for longer."""
 
 
 class Mesh:
@@ -108,19 +104,14 @@ def _group_of(lines: list[list[int]], rank: int) -> dist.ProcessGroup:
 
 def _sent(rows: Tensor, out: Counts, into: Counts, group: dist.ProcessGroup | None) -> Coming:
     came = rows.new_empty(int(into.sum()), *rows.shape[1:])
-    lent = [came.detach(), rows.contiguous().detach()]
-    left = [threading.Event() for _ in lent]
-    for one, event in zip(lent, left, strict=True):
-        one.data_ptr()  # eviction leaves bytes in memory whose address was handed out
-        weakref.finalize(one, event.set)
-    to, of = lent
+    lent = Lent(came, rows.contiguous())
+    to, of = lent.take()
     work = [dist.all_to_all_single(to, of, into.tolist(), out.tolist(), group=group, async_op=True)]
-    del lent, to, of, one
+    del to, of
 
     def wait() -> Tensor:
         work.pop().wait()
-        for event in left:  # the group's thread lets go of what it was lent after it has said that it is done
-            event.wait(_LETS_GO)
+        lent.back()
         return came
 
     return wait

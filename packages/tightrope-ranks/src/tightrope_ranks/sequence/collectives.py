@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from tightrope.core import TightropeError
+from tightrope.native.hook.lending import Lent
 
 NAMESPACE: Final = "tightrope_ranks"
 WORLD: Final = "world"
@@ -96,7 +97,9 @@ def gather(rows: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     full = rows.new_empty((rows.shape[0] * ranks, *rows.shape[1:]))
     if _alone:
         return full.zero_()
-    _gather(full, rows, group=group_named(group, ranks))
+    lent = Lent(full, rows)
+    _gather(*lent.take(), group=group_named(group, ranks))
+    lent.back()
     _count("gather", full, ranks)
     return full
 
@@ -108,7 +111,9 @@ def scatter(term: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     term = term.contiguous()
     if _alone:
         return rows.zero_()
-    _scatter(rows, term, group=group_named(group, ranks))
+    lent = Lent(rows, term)
+    _scatter(*lent.take(), group=group_named(group, ranks))
+    lent.back()
     _count("scatter", rows, ranks)
     return rows
 
@@ -119,7 +124,11 @@ def total(term: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     found = term.clone(memory_format=torch.contiguous_format)
     if _alone:
         return found
-    dist.all_reduce(found, group=group_named(group, ranks))
+    lent = Lent(found)
+    (part,) = lent.take()
+    dist.all_reduce(part, group=group_named(group, ranks))
+    del part
+    lent.back()
     _count("sum", found, ranks)
     return found
 
