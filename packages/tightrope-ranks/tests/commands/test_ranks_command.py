@@ -209,7 +209,7 @@ def test_help_shows_examples_that_are_parsed(here: tuple[str, list[str]], tmp_pa
     assert len(lines) == 4
     given = {"layers.py:build": f"{file}:build", "cluster.toml": on[1], "64": "4", "8": "2"}
     given |= {"train.py:build": f"{file}:build", "512": "4"}
-    given["ranks.html"] = str(tmp_path / "ranks.html")
+    given |= {name: str(tmp_path / name) for name in ("ranks.html", "run.toml")}
     for words in lines:
         done = run(*(given.get(word, word) for word in words))
         assert done.code == 0, done.err

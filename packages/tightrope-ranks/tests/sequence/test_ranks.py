@@ -31,7 +31,7 @@ def test_two_ranks_give_what_one_gives_and_different_plans_do_not_run() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_give_what_one_gives_in_every_mode(ranks: int) -> None:
     gathers = {}
-    for mode in MODES:  # in processes of their own: what a mode leaves behind would end in the next one's step
+    for mode in MODES:  # each in new processes: what a mode leaves behind ends in the next one's step
         for found in on_ranks(ranks, workers.several, ranks, [mode]):
             check(found, (mode,))
             gathers[mode] = found[mode]["counted False"].get("gather", 0)

@@ -4,7 +4,8 @@ Idea        A backend's thread holds what it was given a moment longer than it w
             on, and on a busy machine those bytes count twice. So the thread gets tensors of their own over
             the same memory, and the caller waits until these are gone.
 Guarantee   After `Lent.back` returns, nobody else holds the memory, or `PATIENCE` has passed.
-Gaps        What a backend keeps for good is waited for once each time.
+Gaps        What a backend keeps for good is waited for each time. Memory of other devices is not waited for:
+            their backends hold it until a stream has passed.
 """
 
 import threading
@@ -35,10 +36,12 @@ class Lent:
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self.tensors = [one.detach() for one in tensors]
-        self._gone = [threading.Event() for _ in tensors]
-        for one, gone in zip(self.tensors, self._gone, strict=True):
+        self._gone: list[threading.Event] = []
+        for one in self.tensors:
             one.data_ptr()  # eviction leaves bytes in memory whose address was handed out
-            weakref.finalize(one, gone.set)
+            if one.device.type == "cpu":
+                self._gone.append(threading.Event())
+                weakref.finalize(one, self._gone[-1].set)
 
     def take(self) -> list[torch.Tensor]:
         """Hand the tensors over; they are not kept here."""

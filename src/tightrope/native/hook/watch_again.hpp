@@ -159,10 +159,10 @@ class Again {
     const int64_t runs = num_calls - since_;
     TORCH_CHECK_WITH(OutOfMemoryError, runs <= runs_per_record * num_versions + least_runs, "evict: ", runs,
                      " ops ran again for what one op reads, and it is not there: at this budget they evict each other.");
-    const int64_t base = std::max<int64_t>(evicting_.arena().base(), kShort);
-    if (most_again < 0 || static_cast<double>(ns) <= most_again * static_cast<double>(base)) return;
+    const int64_t base = evicting_.arena().base();
+    if (most_again < 0 || static_cast<double>(ns) <= most_again * static_cast<double>(std::max(base, kShort))) return;
     TORCH_CHECK_WITH(OutOfMemoryError, false, "evict: what ran again took ", ns, " ns, and the ops themselves ", base,
-                     " ns: more than most_again=", most_again, " times.");
+                     " ns: more than most_again=", most_again, " times, of 50 ms at least.");
   }
 
   void run(const std::shared_ptr<Call>& call, const Version& wanted) {

@@ -5,8 +5,8 @@ Idea        Degrees, types, recomputation and parts of the model are its setting
 Source      torchtitan 0.2, whose settings are TOML; 0.3 takes the same names as arguments.
 Guarantee   What is written has the degrees and micro-batches of the plan, and a pipeline's stages and orders.
 Complexity  Linear in the computations.
-Gaps        Every n-th layer is computed again there, so it may be more of them than the plan says. The part
-            of a model that lies before, or behind, the layers goes by torchtitan's names for Llama.
+Gaps        Every n-th layer is computed again there, so it may be more of them than the plan says; what lies
+            before and behind the layers never is. It goes by torchtitan's names for Llama.
 """
 
 import json
@@ -96,15 +96,18 @@ def write_titan(found: "RanksEstimate", path: Path) -> list[Path]:
 
 def _again(found: "RanksEstimate") -> dict[str, Any]:
     """Compute at least as many layers again as the plan does."""
-    again, layers = found.layout.again, _layers(found)
+    again = found.layout.again
     if not again:
         return {"mode": "none"}
-    every = max(1, len(layers) // again)
+    stages = [sum(map(_is_layer, found.names[a:b])) for take in found.takes for a, b in take.layers]
+    every = max(1, sum(stages) // again)
+    while every > 1 and sum(number // every for number in stages) < again:
+        every -= 1
     return {"mode": "full"} if every == 1 else {"mode": "selective", "selective_ac_option": str(every)}
 
 
-def _layers(found: "RanksEstimate") -> list[str]:
-    return [name for name in found.names if _LAYER.fullmatch(name.removeprefix("layer "))]
+def _is_layer(name: str) -> bool:
+    return _LAYER.fullmatch(name.removeprefix("layer ")) is not None
 
 
 def _parts(found: "RanksEstimate") -> list[list[str]]:

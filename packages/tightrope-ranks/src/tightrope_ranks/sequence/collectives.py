@@ -84,6 +84,15 @@ def group_named(name: str, ranks: int) -> dist.ProcessGroup:
     return group
 
 
+def sum_in_place(value: torch.Tensor, ranks: int, group: str) -> None:
+    """Replace a value by its sum over all ranks."""
+    lent = Lent(value)
+    (part,) = lent.take()
+    dist.all_reduce(part, group=group_named(group, ranks))
+    del part
+    lent.back()
+
+
 def _count(kind: str, received: torch.Tensor, ranks: int) -> None:
     _counted[kind] += 1
     share = received.nbytes // ranks if kind == "gather" else received.nbytes
@@ -124,11 +133,7 @@ def total(term: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
     found = term.clone(memory_format=torch.contiguous_format)
     if _alone:
         return found
-    lent = Lent(found)
-    (part,) = lent.take()
-    dist.all_reduce(part, group=group_named(group, ranks))
-    del part
-    lent.back()
+    sum_in_place(found, ranks, group)
     _count("sum", found, ranks)
     return found
 

@@ -27,7 +27,7 @@ from tightrope.run.accounts import accounts
 from tightrope.run.emit import Code
 from tightrope.run.prepared import Prepared, prepare
 from tightrope_ranks.judge.collectives import check_collectives, meetings
-from tightrope_ranks.sequence.collectives import alone, group_named
+from tightrope_ranks.sequence.collectives import alone, group_named, sum_in_place
 from tightrope_ranks.sequence.graph import collectives_again
 from tightrope_ranks.sequence.layers import Stack
 from tightrope_ranks.sequence.policies import gather_again, schedule_of
@@ -205,6 +205,6 @@ def sum_shared_gradients(model: Stack) -> None:
         and parameter.grad is not None
     ]
     flat = torch.cat([grad.reshape(-1) for grad in shared])
-    dist.all_reduce(flat, group=group_named(model.division.group, model.division.ranks))
+    sum_in_place(flat, model.division.ranks, model.division.group)
     for grad, found in zip(shared, torch.split(flat, [grad.numel() for grad in shared]), strict=True):
         grad.copy_(found.view_as(grad))
