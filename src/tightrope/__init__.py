@@ -36,6 +36,7 @@ from tightrope.core import (
     format_bytes,
     parse_bytes,
 )
+from tightrope.core.collector import collector_paused
 from tightrope.core.version import VERSION
 from tightrope.run.drawing import draw_with
 
@@ -74,7 +75,8 @@ _WHERE: Final = {
 
 
 def _found(name: str) -> Any:
-    return getattr(import_module(f"tightrope.{_WHERE[name]}"), name)
+    with collector_paused():
+        return getattr(import_module(f"tightrope.{_WHERE[name]}"), name)
 
 
 class _Surface(ModuleType):

@@ -323,5 +323,5 @@ def test_a_first_build_says_so_in_one_line(
     for _ in range(2):
         status.build_native(status.StatusLine(shown=shown))
     assert asked == [("packer",)]
-    said = "" if shown is False else "tightrope: building the native part (once, 10 to 20 s) ...\n"
+    said = "" if shown is False else "tightrope: building the native part (once, 10 to 30 s) ...\n"
     assert capsys.readouterr().err == said

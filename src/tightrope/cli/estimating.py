@@ -14,6 +14,7 @@ from tightrope.cli.asked import check_asked
 from tightrope.cli.curve import print_curve
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
 from tightrope.core import TightropeError, format_bytes, format_time
+from tightrope.core.collector import collector_paused
 from tightrope.core.units import shown
 
 SHOWN: Final = {
@@ -123,14 +124,9 @@ def _collected_later() -> Iterator[None]:
     Most of a trace stays, and for a step of some thousand ops that takes a fifth of the time. Other sizes are
     traced with the collector on.
     """
-    was = gc.isenabled()
-    gc.disable()
     atexit.register(gc.freeze)
-    try:
+    with collector_paused():
         yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _answer(step: Any, row: dict[str, Any], curve: bool, machines: bool, json: bool) -> bool:

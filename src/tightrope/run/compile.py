@@ -17,6 +17,7 @@ from tightrope.capture.dynamo import Host, Runner
 from tightrope.capture.program import Program
 from tightrope.core import Machine, TightropeError
 from tightrope.core.arguments import check_search
+from tightrope.core.collector import collector_paused
 from tightrope.run.asked import AS_EAGER, check_fallback, check_switches, check_verify, parse_budget
 from tightrope.run.awaited import drain_failed
 from tightrope.run.compiled import CompiledModel
@@ -136,7 +137,8 @@ def compile(
     )
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
     compiled.many_sizes, compiled.name = shapes is not None, type(model).__name__
-    _wrap(model, compiled)
+    with collector_paused():  # the first one imports Dynamo
+        _wrap(model, compiled)
     if example is not None:
         plan_ahead(model, example)
     return model
@@ -170,6 +172,8 @@ def _take_over(model: torch.nn.Module, compiled: CompiledModel) -> None:
     if model in _COMPILED:
         _COMPILED[model].close()
     drain_failed()
+    if not compiled.accounts.budget:
+        return
     gc.collect()  # models that nobody uses any more hold the process to their budgets until then
     compiled.accounts.search()
     if compiled.accounts.budget and isinstance(compiled.settings.budget, int):

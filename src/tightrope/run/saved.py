@@ -9,7 +9,6 @@ Gaps        One call: one part, or a forward and its backward. A kernel gets the
             says: do not run files of people whose programs you would not run.
 """
 
-import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from tightrope.core import (
 )
 from tightrope.core.arguments import check_kind, check_path
 from tightrope.core.bundle import Bundle, Extent, Opened, Role, open_bundle
+from tightrope.core.collector import collector_paused
 from tightrope.core.executable import ARENA
 from tightrope.core.ledger import Ledger, Row
 from tightrope.core.units import shown
@@ -85,25 +85,13 @@ def load(path: str | Path, *, budget: str | int | None = None, verify: str | Non
     check_path(path, "the path of a saved step")
     if not Path(path).is_file():
         raise PlanFileError(f"{str(path)!r} is not a file: give the path of a saved step.")
-    with _collection_paused(), Path(path).open("rb") as file:
+    with collector_paused(), Path(path).open("rb") as file:
         opened = open_bundle(file, str(path))
         state, wanted = opened.bundle.random_state.bytes, torch.get_rng_state().numel()
         if state != wanted:
             raise PlanFileError(f"bundle: $.random_state.bytes = {state}: the generator has {wanted}.")
         size = opened.bundle.budget if budget is None else parse_bytes(budget)
         return SavedStep(opened, budget=size, verify=verify)
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Keep the garbage collector off: each full collection walks all objects of torch, 0.1 s."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass

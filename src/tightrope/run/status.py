@@ -150,5 +150,5 @@ def build_native(status: StatusLine) -> None:
         return
     _BUILT.add(where)
     if names := unbuilt():
-        with status.slow("building the native part (once, 10 to 20 s)"):
+        with status.slow("building the native part (once, 10 to 30 s)"):
             build(names)

@@ -8,7 +8,6 @@ Gaps        Byte code of other interpreters is not read. A ``.pyc`` is parsed by
             execute anything, but may end the process where the file is damaged on purpose.
 """
 
-import gc
 import importlib.util
 import marshal
 import os
@@ -16,7 +15,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
@@ -47,18 +46,6 @@ def _compile(source: bytes, name: str, optimize: int) -> CodeType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return compile(source, name, "exec", dont_inherit=True, optimize=optimize)
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Compile without Python's search for garbage in cycles: compiling makes none, and looking costs 5 %."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType
 
 from tightrope.core import Graph, Plan
+from tightrope.core.collector import collector_paused
 from tightrope.core.provenance import CodeDigest, Provenance
 from tightrope.integrity.environment import Environment, running_environment
 from tightrope.integrity.findings import Finding, FindingKind, Inspection
@@ -33,12 +34,12 @@ from tightrope.integrity.provenance import (
     without_harmless,
     without_provenance,
 )
-from tightrope_verify.codes import Bytecode, codes_in, compiled, without_collections
+from tightrope_verify.codes import Bytecode, codes_in, compiled
 from tightrope_verify.lock import Lock
 from tightrope_verify.verify import startup_files, verify_files
 
 
-@without_collections()
+@collector_paused()
 def check_provenance_of(
     plan: Plan,
     *,

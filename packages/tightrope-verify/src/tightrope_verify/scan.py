@@ -19,9 +19,10 @@ from fnmatch import fnmatch
 from typing import Final, TypeAlias
 
 from tightrope.core import Bytes, TightropeError
+from tightrope.core.collector import collector_paused
 from tightrope.integrity.environment import Distribution, Environment, RecordLine
 from tightrope.integrity.findings import Finding, FindingKind, encode
-from tightrope_verify.codes import Bytecode, is_ours, level_of, without_collections
+from tightrope_verify.codes import Bytecode, is_ours, level_of
 
 Progress: TypeAlias = Callable[[int, Bytes], None]
 """Called now and then with the number of files and bytes read."""
@@ -104,7 +105,7 @@ class _Scanner:
         else:
             self.some(only)
         if bytecode:
-            with without_collections():
+            with collector_paused():
                 self.check_bytecode()
         self.note(bytecode=bytecode)
         self.scan.problems.sort(key=lambda one: (one.path, one.kind))

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tightrope.capture._eager import innermost_mode
 from tightrope.core import Bytes, TightropeError, format_bytes, parse_bytes
+from tightrope.core.collector import collector_paused
 from tightrope.core.units import ALIGNMENT, round_up
 from tightrope.native.hook.allocator import allocator
 from tightrope.native.hook.evicting import EvictionWindow
@@ -32,7 +33,7 @@ from tightrope.run.evict.core import EvictionArena, Statistics, options_block
 from tightrope.run.evict.policies import COOP, Policy
 from tightrope.run.evict.policies import policy as find_policy
 from tightrope.run.evict.reads import watched_reads
-from tightrope.run.evict.watch import OpWatch, storage_of, without_collections
+from tightrope.run.evict.watch import OpWatch, storage_of
 
 _SHOWN = 5
 _LEAST_MORE = 1 << 16
@@ -193,14 +194,14 @@ class Eviction:
         self._operator_ns, self._most_held = watch.arena.base, self.most_held
         self._last = watch.arena.statistics()
         held = 0
-        with without_collections():
+        with collector_paused():
             alive = [one for resident in (True, False) for one in watch.window.held(resident=resident)]
             much = sum(map(watch.window.size, alive)) > self.budget
         if much:
             gc.collect()  # cycles may hold tensors that nobody can reach
         stayed: list[int] = []
         try:
-            with without_collections():
+            with collector_paused():
                 for storage in watch.window.held(resident=True):
                     held += self._move_out(storage)
                     if watch.window.call("is_inside", storage):
@@ -212,7 +213,7 @@ class Eviction:
                     else:
                         self._bring_back(storage)
         finally:  # whatever an op that ran again raised
-            with without_collections():
+            with collector_paused():
                 for storage in watch.window.held(resident=False):
                     self._lose(storage)
                 stayed = [one for one in watch.window.held(resident=True) if not watch.is_exposed(one)]
@@ -288,7 +289,7 @@ class Eviction:
         if self._watch is None:
             return named
         window = self._watch.window
-        with without_collections():
+        with collector_paused():
             every = [one for resident in (True, False) for one in window.held(resident=resident)]
             held = sum(round_up(window.size(one), ALIGNMENT) for one in every)
         named = max(named, self.most_held)

@@ -5,7 +5,6 @@ code that asks for the innermost dispatch mode the block passes for one, and not
 """
 
 import ctypes
-import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -218,15 +217,3 @@ class OpWatch:
         """Forget all records, and end the arena; ``leaving`` move to the heap where that has room."""
         self._counts = self.num_ops, self.num_recomputed, self.recomputed_ns, 0
         self.window.close(leaving)
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Keep Python from freeing tensors in cycles inside a ``with`` block, so that no listed record goes."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
