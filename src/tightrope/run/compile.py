@@ -137,13 +137,13 @@ def compile(
     )
     compiled = CompiledModel(model.parameters(), settings, StatusLine(shown=progress), shapes=buckets)
     compiled.many_sizes, compiled.name = shapes is not None, type(model).__name__
-    with collector_paused():  # the first one imports Dynamo
-        _wrap(model, compiled)
+    _wrap(model, compiled)
     if example is not None:
         plan_ahead(model, example)
     return model
 
 
+@collector_paused()  # the first call imports Dynamo
 def _wrap(model: torch.nn.Module, compiled: CompiledModel) -> None:
     """Make calls of a model those of what belongs to it."""
     if (verify := compiled.settings.verify) in AS_EAGER:
