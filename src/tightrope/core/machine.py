@@ -117,6 +117,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         links: between them, the innermost first.
         groups: that collectives name.
         efficiency: share of a rate that is reached: ``matmul``, ``attention``, ``memory``; 1 by default.
+        flash: bytes for code and constants, of a microcontroller; 0 = any.
 
     Example:
         >>> Machine.parse('''
@@ -135,6 +136,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     links: tuple[DeviceLink, ...] = ()
     groups: tuple[RankGroup, ...] = ()
     efficiency: dict[str, float] = {}
+    flash: Bytes = 0
 
     def link(self, one: int, other: int) -> int:
         """Find the innermost link that joins two devices.
@@ -234,6 +236,8 @@ def _check_rates(machine: Machine) -> None:
     rates = [rate for tier in machine.tiers for rate in (tier.read, tier.write)]
     if not all(0 < rate < math.inf for rate in (*rates, *machine.flops.values())):
         raise TightropeError(f"machine {machine.name!r}: read, write and flops must be finite and > 0.")
+    if not 0 <= machine.flash < 2**62:
+        raise TightropeError(f"machine {machine.name!r}: flash = {machine.flash} must be 0 <= flash < 2^62.")
     if not all(0 < share <= 1 for share in machine.efficiency.values()):
         raise TightropeError(
             f"machine {machine.name!r}: every share in efficiency must be above 0 and at most 1."

@@ -71,6 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         schema: version of this layout.
         net: of inference; None for a training step.
         updated: parameters that a training step updates.
+        flash: limit on code and constants, bytes; 0 = any.
     """
 
     machine: str
@@ -88,6 +89,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: int = 1
     net: NetPromise | None = None
     updated: tuple[str, ...] = ()
+    flash: Bytes = 0
 
     @property
     def total(self) -> Bytes:
@@ -166,7 +168,7 @@ def compile_step(
     manifest = Manifest(
         machine.name, ram, planned.executable.spaces[ARENA].capacity, STATIC_BYTES, stack, source.storage,
         source.pages, source.held, forecast.joules, forecast.ns / 1e9, planned.executable.num_runs,
-        planned.executable.fingerprint, updated=tuple(updates_of(step.graph)),
+        planned.executable.fingerprint, updated=tuple(updates_of(step.graph)), flash=machine.flash,
     )  # fmt: skip
     image = bytearray(source.storage)
     by_name = {name: storage for storage, name in step.names.items()}

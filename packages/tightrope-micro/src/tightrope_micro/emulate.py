@@ -43,6 +43,8 @@ INSTRUCTIONS_PER_TICK: Final = 40
 """One instruction is one nanosecond of the emulated clock, and the timer runs at 25 MHz."""
 RAM_BASE: Final = 0x20000000
 _REGIONS: Final = 7
+_CODE_BYTES: Final[Bytes] = 4 << 20
+"""Of the emulated board."""
 _SMALLEST: Final[Bytes] = 32
 
 
@@ -181,6 +183,7 @@ def build(
     """
     ram, fence = ends
     script = resource("board/link.ld").replace("LENGTH = TR_RAM", f"LENGTH = {ram}")
+    script = script.replace("TR_FLASH", str(min(manifest.flash, _CODE_BYTES) or _CODE_BYTES))
     (here / "link.ld").write_text(script.replace("TR_STACK", str(manifest.stack)))
     (here / "board.c").write_text(resource("board/board.c"))
     program = here / "step.elf"

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from msgspec.structs import replace
 
 from tightrope.cli import show
 from tightrope.cli.output import DOES_NOT_FIT, console, emit_json
-from tightrope.core import TightropeError, parse_bytes
+from tightrope.core import Bytes, Machine, TightropeError, parse_bytes
 from tightrope_micro.commands import sensor
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def compile_command(
     integer: Annotated[
         bool, typer.Option("--integer", help="Inference in integers, quantized after training.")
     ] = False,
-    flash: Annotated[str | None, typer.Option(help="Bytes that constants of inference may take.")] = None,
+    flash: Annotated[
+        str | None, typer.Option(help="Flash for code and constants; default: the machine's.")
+    ] = None,
     pages: Annotated[
         bool,
         typer.Option(
@@ -107,7 +110,7 @@ def compile_command(
     """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
 
     With --infer or --integer: a forward instead of a step. The folder is written whole or not at all. Exit
-    code 3: an op needs more than the limit, or the step more time or energy.
+    code 3: an op needs more than the limit, code and constants more flash, or the step more time or energy.
     """
     asked_of_step = objective != "seconds" or seconds is not None or joules is not None
     _check_options(
@@ -117,15 +120,31 @@ def compile_command(
     _check_sizes(output, ram, stack, flash)
     if infer or integer:
         kernels = (core, floats) if integer else None
-        found = _inference(target, machine, (ram, stack), flash, kernels, pages=pages)
-        found.write(output)
-        return _say(output, found, json)
-    if flash is not None:
-        raise TightropeError("--flash limits the constants of inference: give --infer or --integer with it.")
+        found = _inference(target, _profile(machine, flash), (ram, stack), kernels, pages=pages)
+        return _kept(output, found, json)
     from tightrope_micro.paging.economy import Economy
 
     asked = Economy(objective=objective, seconds=seconds, joules=joules, reruns=recompute, pages=pages)
-    _say(output, _step(target, machine, (ram, stack), asked, output, sparse=sparse), json)
+    _kept(output, _step(target, _profile(machine, flash), (ram, stack), asked, sparse=sparse), json)
+
+
+def _profile(machine: str, flash: str | None) -> Machine:
+    """The machine that is named, with another size of flash where one is."""
+    from tightrope.cli.machines import find_machine
+
+    found = find_machine(machine)
+    return found if flash is None else replace(found, flash=parse_bytes(flash))
+
+
+def _kept(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> None:
+    """Write what fits the flash, and say what it promises."""
+    from tightrope.run.status import StatusLine
+    from tightrope_micro.flash import check_flash
+
+    with StatusLine().slow("linking"):
+        linked = check_flash(compiled)
+    compiled.write(output)
+    _say(output, compiled, linked, json)
 
 
 def _check_sizes(output: Path, *sizes: str | None) -> None:
@@ -165,13 +184,12 @@ def _check_options(
 
 
 def _step(
-    target: str, machine: str, limits: tuple[str, str], economy: "Economy", output: Path, *, sparse: bool
+    target: str, profile: Machine, limits: tuple[str, str], economy: "Economy", *, sparse: bool
 ) -> "CompiledStep":
-    from tightrope.cli.machines import find_machine
     from tightrope.run.status import StatusLine
     from tightrope_micro.commands.target import build_trained
 
-    profile, made = find_machine(machine), build_trained(target)
+    made = build_trained(target)
     from tightrope_micro import capture_step, compile_step
     from tightrope_micro.choose import choose_updates, gains_of
 
@@ -183,34 +201,34 @@ def _step(
             found = choose_updates(step, profile, gains, ram=ram, stack=stack, economy=economy).compiled
         else:
             found = compile_step(step, profile, ram=ram, stack=stack, economy=economy)
-    found.write(output)
     return found
 
 
-def _say(output: Path, compiled: "CompiledStep | CompiledNet", json: bool) -> None:
+def _say(output: Path, compiled: "CompiledStep | CompiledNet", linked: Bytes | None, json: bool) -> None:
+    flash = {"flash_limit": compiled.manifest.flash} if compiled.manifest.flash else {}
+    flash |= {} if linked is None else {"flash": linked}
+    promised = {**_promises(compiled), **flash}
     if json:
-        emit_json({"folder": str(output), **_promises(compiled)})
+        emit_json({"folder": str(output), **promised})
     else:
-        show.rows(console(), ("what", "promised"), [(k, str(v)) for k, v in _promises(compiled).items()])
+        show.rows(console(), ("what", "promised"), [(k, str(v)) for k, v in promised.items()])
 
 
 def _inference(
     target: str,
-    machine: str,
+    profile: Machine,
     limits: tuple[str, str],
-    flash: str | None,
     kernels: tuple[str, bool] | None,
     *,
     pages: bool,
 ) -> "CompiledNet":
-    from tightrope.cli.machines import find_machine
     from tightrope.run.status import StatusLine
     from tightrope_micro.commands.target import build_calibrated
     from tightrope_micro.integer.costs import check_core, core_of
 
     if kernels is not None and kernels[0] not in ("auto", "none"):
         check_core(kernels[0])
-    profile, made = find_machine(machine), build_calibrated(target)
+    made = build_calibrated(target)
     from tightrope_micro.infer import capture_net, compile_net, ranges_of
     from tightrope_micro.integer.quantize import quantize
 
@@ -226,10 +244,9 @@ def _inference(
         core = asked.get(kernels[0], kernels[0])
         with StatusLine().slow("quantizing the net"):
             found = quantize(net, ranges_of(net, made.samples), core=core, floats=kernels[1])
-    limit = None if flash is None else parse_bytes(flash)
     with StatusLine().slow("planning the net"):
         ram, stack = map(parse_bytes, limits)
-        return compile_net(found, profile, ram=ram, stack=stack, flash=limit, pages=pages)
+        return compile_net(found, profile, ram=ram, stack=stack, pages=pages)
 
 
 def profile_command(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tightrope.core import Bytes, Graph, InfeasibleError, Machine, PageOut, TightropeError, View
+from tightrope.core import Bytes, Graph, InfeasibleError, Machine, PageOut, View
 from tightrope.core.codec import dump_graph
 from tightrope.core.executable import ARENA
 from tightrope.core.plan import dump_plan
@@ -101,7 +101,6 @@ def compile_net(
     *,
     ram: Bytes,
     stack: Bytes = STACK_RESERVE,
-    flash: Bytes | None = None,
     bands: bool = True,
     pages: bool = True,
 ) -> CompiledNet:
@@ -112,29 +111,30 @@ def compile_net(
         machine: with a slower tier, from which inputs come, and to which activations go where RAM is short.
         ram: bytes of all RAM: arena, counters and stack.
         stack: bytes of it for the stack.
-        flash: bytes that the constants may take; None = any.
         bands: whether the first layers may be computed in bands of rows where no plan of whole maps fits.
         pages: whether activations may go to the slower tier; if not, bands are tried where they would.
 
     Raises:
-        InfeasibleError: an op needs more RAM, named with its bytes and the next limit to try.
-        TightropeError: the constants take more flash than there is.
+        InfeasibleError: an op needs more RAM, named with its bytes and the next limit to try; or calls need
+            more of the stack, or the constants more flash than the machine has.
     """
     size = len(net.constants.data)
-    if flash is not None and size > flash:
-        raise TightropeError(
-            f"the constants of the net take {size} B of flash; {flash} B are allowed. Ask for {size} B and "
-            "what the code takes, quantize the net, or take a smaller model."
-        )
+    if machine.flash and size > machine.flash:
+        raise InfeasibleError(
+            f"the constants of the net take {size} B of flash; {machine.name!r} has {machine.flash} B for "
+            "them and the code. Quantize the net, take a smaller model, or a machine with more.",
+            asked=machine.flash, lower_bound=size,
+        )  # fmt: skip
     programs = net.programs if isinstance(net, IntegerNet) else ()
     kept = max((rows_on_stack(one) for one in programs), default=0)
     windows = windows_on_stack(net.graph)
     frames = _FRAMES_OF_CONVOLUTIONS if windows else _FRAMES
     if kept + frames > stack:
-        raise TightropeError(
+        raise InfeasibleError(
             f"the stack has {stack} B; rows of a softmax or layer norm take {kept} B, and calls "
-            f"{frames} B. Ask for a stack of {kept + frames} B."
-        )
+            f"{frames} B. Ask for a stack of {kept + frames} B.",
+            asked=stack, smallest_found=kept + frames, lower_bound=kept + frames,
+        )  # fmt: skip
     try:
         planned = _planned(net.graph, machine, ram, stack, pages=pages)
     except InfeasibleError:
@@ -157,7 +157,7 @@ def compile_net(
     manifest = Manifest(
         machine.name, ram, planned.executable.spaces[ARENA].capacity, STATIC_BYTES, stack, source.storage,
         source.pages, source.held, forecast.joules, forecast.ns / 1e9, planned.executable.num_runs,
-        planned.executable.fingerprint, net=promise,
+        planned.executable.fingerprint, net=promise, flash=machine.flash,
     )  # fmt: skip
     return CompiledNet(net, planned, source, manifest, machine, windows + frames if windows else 0)
 
