@@ -39,6 +39,8 @@ T1: choosing what a step updates, beside updating all, see `benchmarks.micro.tra
 
 T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
 
+M3: single ops and drawn nets of them, see `benchmarks.micro.single_ops`; ``--seeds`` says how many nets.
+
 M2: int8 nets of MLPerf Tiny, see `benchmarks.micro.cmsis`; with ``--cmsis``, beside CMSIS-NN.
 
 K5: whole nets in integers, and K4 of one, see `benchmarks.micro.whole`; with ``--onnx``, an interpreter of an
@@ -65,6 +67,7 @@ from benchmarks.micro.interpreter import e2
 from benchmarks.micro.neon import k1
 from benchmarks.micro.nets import normed, residual
 from benchmarks.micro.rows import Row, write
+from benchmarks.micro.single_ops import m3
 from benchmarks.micro.trained import State, samples, train, worst
 from benchmarks.micro.transfer import t1
 from benchmarks.micro.whole import k5
@@ -83,10 +86,11 @@ def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
     parser.add_argument(
-        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M2,T1,T2", help="bars to run"
+        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M2,M3,T1,T2", help="bars to run"
     )
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
+    parser.add_argument("--seeds", type=int, default=60, help="drawn nets of M3")
     parser.add_argument("--solver", type=float, default=60.0, help="seconds per program of P5")
     parser.add_argument("--peer", default="", help="a Python interpreter that has torch and executorch")
     parser.add_argument("--onnx", default="", help="a Python interpreter that has torch and onnxruntime")
@@ -122,6 +126,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),
         "M2": lambda: m2(console, asked.cmsis),
+        "M3": lambda: m3(console, asked.seeds),
     }
     rows: list[Row] = []
     for bar in wanted:

@@ -40,7 +40,9 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
             ("add_rows", 1),
             ("batch_norm", 1),
             ("batch_norm_input", 2),
+            ("blend", 2),
             ("conv2d_add", 1),
+            ("curve", 1),
             ("gelu", 1),
             ("gelu_backward", 2),
             ("layer_norm", 1),
@@ -58,6 +60,7 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
             ("q_table", 1),
             ("relu", 1),
             ("relu_backward", 2),
+            ("softmax", 1),
             ("signs_backward", 1),
         )
     },

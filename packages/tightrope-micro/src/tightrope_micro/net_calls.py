@@ -7,6 +7,7 @@ from typing import Final
 from tightrope.core import View
 from tightrope.core.values import ITEM_BYTES
 from tightrope_micro.given import Given
+from tightrope_micro.names import BLENDS, CURVES, REDUCTIONS
 from tightrope_micro.translator import whole_numbers
 
 _Found = list[str | int | float]
@@ -57,6 +58,12 @@ def _name(a: Given, at: int) -> str:
     return name
 
 
+def _softmax(a: Given) -> _Found:
+    (size,) = _whole(a, 1)
+    rows = prod(a.shape(0)) // size
+    return [*a.at(0), *a.made(0), *a.made(1), _wide(a), rows, size, _name(a, 2)]
+
+
 def _row_sum(a: Given) -> _Found:
     size = prod(a.shape(1))
     return [*a.at(0, 1), *a.made(), prod(a.result()) // size, size, *_whole(a, 2)]
@@ -81,8 +88,70 @@ def _gather(a: Given) -> _Found:
 
 
 def _cat(a: Given) -> _Found:
-    sizes = [prod(a.shape(k)) * ITEM_BYTES[v.dtype] for k in (0, 1) if isinstance(v := a.value(k), View)]
-    return [*a.at(0, 1), *a.made(), *sizes]
+    (outer,) = _whole(a, 2)
+    sizes = [
+        prod(a.shape(k)) * ITEM_BYTES[v.dtype] // outer for k in (0, 1) if isinstance(v := a.value(k), View)
+    ]
+    return [*a.at(0, 1), *a.made(), outer, *sizes]
+
+
+def _place(a: Given, at: int, names: tuple[str, ...]) -> int:
+    """Number of a function in the list that the kernel has."""
+    return names.index(_name(a, at))
+
+
+def _numbers(a: Given, first: int, last: int | None = None) -> list[str | int | float]:
+    """Whole and real numbers among the arguments."""
+    return [v for v in a.run.arguments[first:last] if isinstance(v, int | float)]
+
+
+def _curve(a: Given) -> _Found:
+    return [*a.at(0), *a.made(), prod(a.result()), _place(a, 1, CURVES), *_numbers(a, 2)]
+
+
+def _four(shape: tuple[int, ...]) -> list[int]:
+    return [*[1] * (_DIMENSIONS - len(shape)), *shape]
+
+
+def _blend(a: Given) -> _Found:
+    strides = []
+    for k in (0, 1):
+        sizes = _four(a.shape(k))
+        strides += [0 if size == 1 else prod(sizes[at + 1 :]) for at, size in enumerate(sizes)]
+    return [*a.at(0, 1), *a.made(), _place(a, 2, BLENDS), *_four(a.result()), *strides]
+
+
+def _outer(a: Given, names: tuple[str, ...] = ()) -> _Found:
+    """What goes over `size` numbers that lie `inner` apart."""
+    size, inner, *rest = _whole(a, 1 + bool(names))
+    outer = prod(a.shape(0)) // (size * inner)
+    kind = [_place(a, 1, names)] if names else rest
+    return [*a.at(0), *a.made(), outer, size, inner, *kind]
+
+
+def _pad(a: Given) -> _Found:
+    before = _four(whole_numbers(a.value(1)))
+    before[: _DIMENSIONS - len(a.shape(0))] = [0] * (_DIMENSIONS - len(a.shape(0)))
+    return [*a.at(0), *a.made(), *_numbers(a, 2), *_four(a.shape(0)), *_four(a.result()), *before]
+
+
+def _dilated(a: Given) -> _Found:
+    return [*a.at(0, 1, 2), *a.made(), *_sizes(a, 0), *a.pairs(3, 4, 5), *_whole(a, 6)]
+
+
+def _upsample(a: Given) -> _Found:
+    return [*a.at(0), *a.made(), *_planes(a), int(_name(a, 1) == "bilinear"), *_numbers(a, 2)]
+
+
+def _group_norm(a: Given) -> _Found:
+    n, channels, *rest = a.shape(0)
+    return [*a.at(0, 1, 2), *a.made(), n, channels, prod(rest), *_numbers(a, 3)]
+
+
+def _recurrent(a: Given) -> _Found:
+    made = [one for k in range(4) for one in a.made(k)]
+    steps, n, inputs = a.shape(0)
+    return [*a.at(0, 1, 2, 3, 4, 5, 6), *made, steps, n, inputs, a.result()[2], *_whole(a, 7)]
 
 
 def _put_rows(a: Given) -> _Found:
@@ -95,11 +164,20 @@ def _put_rows(a: Given) -> _Found:
 
 
 NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
+    "adaptive_pool2d": lambda a: [*a.at(0), *a.made(), *_planes(a), int(_name(a, 1) == "amax")],
+    "argmax": _outer,
+    "avg_pool2d_edge": lambda a: [*a.at(0), *a.made(), *_planes(a), *a.pairs(1, 2, 3), *_whole(a, 4)],
+    "blend": _blend,
+    "bmm": lambda a: [*a.at(0, 1), *a.made(), *a.shape(0), a.shape(1)[2]],
     "cat": _cat,
     "conv2d_add": _float_conv_add,
+    "conv2d_dilated": _dilated,
+    "curve": _curve,
     "gather": _gather,
+    "group_norm": _group_norm,
     "linear_add": lambda a: [*a.at(0, 1, 2, 3), *a.made(), *_rows(a, 1)],
     "max_pool2d_only": lambda a: [*a.at(0), *a.made(), *_planes(a), *a.pairs(1, 2, 3)],
+    "pad": _pad,
     "put_rows": _put_rows,
     "q_add": lambda a: [*a.at(0, 1), *a.made(), prod(a.result()), *_whole(a, 2)],
     "q_add_rows": _row_sum,
@@ -116,7 +194,12 @@ NET_CALLS: Final[dict[str, Callable[[Given], _Found]]] = {
     "q_narrow": _elementwise,
     "q_relu_int16": _elementwise,
     "q_relu_int8": _elementwise,
+    "q_softmax": _softmax,
     "q_table": lambda a: [*a.at(0, 1), *a.made(), prod(a.result())],
     "q_widen": _elementwise,
+    "recurrent": _recurrent,
+    "reduce": lambda a: _outer(a, REDUCTIONS),
+    "softmax": _outer,
+    "upsample2d": _upsample,
 }
 """Kernel -> what it is called with."""

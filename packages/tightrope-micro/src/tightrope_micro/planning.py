@@ -279,7 +279,7 @@ def num_macs(graph: Graph, op: Op) -> int:
     if name.startswith(("conv2d", "linear")):  # rows of the weight are one tile, and outputs may be all
         weight = shapes[2 if name.endswith(("sgd", "adamw")) else 1]
         into = dict(op.keywords).get("out")
-        outputs = made[0] if made and name == "conv2d" else shapes[0]
+        outputs = made[0] if made and name in ("conv2d", "conv2d_dilated") else shapes[0]
         if name == "conv2d.into" and isinstance(into, View):
             outputs = into.shape
         macs = outputs[0] * _elements(outputs[2:]) * _elements(weight)
@@ -291,6 +291,10 @@ def num_macs(graph: Graph, op: Op) -> int:
         return (2 if name == "attention" else 5) * _elements(query) * key[1]
     if name in ("embedding_sgd", "embedding_adamw"):
         return max(map(_elements, shapes))
+    if name == "recurrent":  # both products of every step
+        return shapes[0][0] * shapes[0][1] * sum(map(_elements, shapes[1:3]))
+    if name == "bmm":
+        return count * shapes[0][2]
     window = next((value for value in op.arguments if isinstance(value, Items)), None)
     if "pool" in name and window is not None:
         return _elements(shapes[0])

@@ -30,12 +30,21 @@ def _pair(values: tuple[int, int]) -> Items:
     return Items(values)
 
 
-def _conv(t: Translator, op: Op, at: int) -> tuple[Items, Items, int]:
-    """Stride, padding and groups of a convolution whose stride is the argument ``at``."""
+def convolution_numbers(
+    t: Translator, op: Op, at: int
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
+    """Stride, padding, dilation and groups of a convolution whose stride is the argument ``at``."""
     stride, padding, dilation = (_window(t, op, at + k) for k in range(3))
     groups = op.arguments[at + 5]
-    if op.arguments[at + 3] or dilation != (1, 1) or not isinstance(groups, int):
-        t.refuse("is transposed or dilated")
+    if op.arguments[at + 3] or not isinstance(groups, int):
+        t.refuse("is transposed")
+    return stride, padding, dilation, groups
+
+
+def _conv(t: Translator, op: Op, at: int) -> tuple[Items, Items, int]:
+    stride, padding, dilation, groups = convolution_numbers(t, op, at)
+    if dilation != (1, 1):
+        t.refuse("is dilated")
     return _pair(stride), _pair(padding), groups
 
 

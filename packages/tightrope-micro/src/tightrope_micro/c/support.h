@@ -160,6 +160,79 @@ static inline float tr_erf(float x)
     return x < 0.0f ? -p : p;
 }
 
+static inline float tr_tanh(float x)
+{
+    const float a = x < 0.0f ? -x : x, s = a * a;
+    if (a < 0.3f) { /* x * (1 - x^2 / 3 + 2 x^4 / 15 - 17 x^6 / 315 + 62 x^8 / 2835) */
+        const float p = ((62.0f / 2835.0f * s - 17.0f / 315.0f) * s + 2.0f / 15.0f) * s - 1.0f / 3.0f;
+        return x + x * s * p;
+    }
+    const float e = tr_exp(-2.0f * a), y = (1.0f - e) / (1.0f + e);
+    return x < 0.0f ? -y : y;
+}
+
+static inline float tr_sigmoid(float x)
+{
+    const float e = tr_exp(x < 0.0f ? x : -x);
+    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+/* log(1 + exp(x)). */
+static inline float tr_softplus(float x)
+{
+    const float e = tr_exp(x < 0.0f ? x : -x);
+    const float rest = e < 1e-4f ? e : tr_log(1.0f + e);
+    return x < 0.0f ? rest : x + rest;
+}
+
+static inline float tr_clip(float x, float low, float high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+/* The functions of `names.CURVES`. */
+static inline float tr_curve(float x, int kind, float a, float b)
+{
+    switch (kind) {
+    case 0:
+        return a * x + b;
+    case 1:
+        return tr_clip(x, a, b);
+    case 2:
+        return tr_tanh(x);
+    case 3:
+        return tr_sigmoid(x);
+    case 4:
+        return x * tr_sigmoid(x);
+    case 5:
+        return x * tr_clip(x + 3.0f, 0.0f, 6.0f) / 6.0f;
+    case 6:
+        return tr_clip(x + 3.0f, 0.0f, 6.0f) / 6.0f;
+    case 7:
+        return x > 0.0f ? x : a * x;
+    case 8:
+        return x > 0.0f ? x : a * (tr_exp(x) - 1.0f);
+    case 9:
+        return tr_exp(x);
+    case 10:
+        return x < 0.0f ? -x : x;
+    case 11:
+        return tr_sqrt(x);
+    case 12:
+        return 1.0f / tr_sqrt(x);
+    case 13:
+        return 1.0f / x;
+    case 14:
+        return tr_log(x);
+    case 15:
+        return tr_softplus(x);
+    case 16:
+        return x * tr_tanh(tr_softplus(x));
+    default: /* GELU by tanh */
+        return 0.5f * x * (1.0f + tr_tanh(0.797884561f * (x + 0.044715f * x * x * x)));
+    }
+}
+
 static inline float tr_dot(const float *a, const float *b, int n)
 {
     float sum = 0.0f;

@@ -1,24 +1,23 @@
 """Capture inference: a forward in evaluation mode as ops of the C library, weights as constants."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-import numpy as np
 import torch
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from tightrope.capture import capture_program
-from tightrope.core import Argument, CaptureError, Graph, Items, Op, StorageId, View
+from tightrope.core import Argument, CaptureError, Graph, Op, View
 from tightrope.core.values import CONSTANTS, EMPTY
 from tightrope_micro.constants import Constants
+from tightrope_micro.infer.element_rules import curve
 from tightrope_micro.infer.fuse import with_sums_inside
-from tightrope_micro.rules import RULES, max_pool_window
-from tightrope_micro.translator import Translator, is_dense
-
-_MOST_DIMENSIONS: Final = 4
+from tightrope_micro.infer.layer_rules import MORE_RULES
+from tightrope_micro.infer.recurrent import recurrence_as_ops
+from tightrope_micro.infer.writer import NetTranslator
+from tightrope_micro.rules import RULES
+from tightrope_micro.translator import Translator
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ def capture_net(model: torch.nn.Module, args: Sequence[torch.Tensor]) -> FloatNe
     given = [value.detach().clone().contiguous() for value in args]
     was = model.training
     try:
-        with torch.no_grad():
-            program, real = capture_program(model.eval(), given, {})
+        with torch.no_grad(), recurrence_as_ops(model.eval()) as asked:
+            program, real = capture_program(asked, given, {})
     finally:
         model.train(was)
     if program.has_backward:
@@ -105,81 +104,6 @@ def _compact(graph: Graph, constants: Constants) -> tuple[Graph, Constants]:
     return replace(graph, ops=ops, environment=said), kept
 
 
-@dataclass
-class NetTranslator(Translator):
-    """The new graph while it is written; tensors that lie otherwise than their indices are copied.
-
-    Attributes:
-        frozen: captured storage of a weight -> its numbers.
-        flash: constants that the new graph reads.
-    """
-
-    frozen: Mapping[StorageId, NDArray[Any]] = field(default_factory=dict)
-    flash: Constants = field(default_factory=Constants)
-
-    def look(self, value: Argument) -> View:
-        """Look at a tensor: a constant, or a dense one, made so where it is not."""
-        if not isinstance(value, View):
-            self.refuse(f"takes {value!r:.60} where a tensor is expected")
-        if value.base in self.frozen:
-            flat = self.frozen[value.base][value.offset :]
-            strides = tuple(stride * flat.itemsize for stride in value.strides)
-            return self.flash.put(np.lib.stride_tricks.as_strided(flat, value.shape, strides))
-        if value.base not in self.known:
-            self._caller(value)
-        storage = self.storages[self.known[value.base]]
-        whole = not value.offset and prod(value.shape) * 4 == storage.bytes
-        if storage.label.startswith("float32") and not (whole and is_dense(value)):
-            return self.gather(value)
-        return super().look(value)
-
-    def gather(self, value: View) -> View:
-        """Copy what a view shows, in the order of its indices."""
-        if len(value.shape) > _MOST_DIMENSIONS:
-            self.refuse(f"reads a permutation of {len(value.shape)} dimensions; the kernel has 4")
-        source = self.storages[self.known[value.base]]
-        x = self._plain(source.id, "float32", (source.bytes // 4,))
-        arguments = (x, Items(value.shape), Items(value.strides), value.offset)
-        return self.emit("gather", arguments, [("float32", value.shape)])[0]
-
-
-def _batch_norm(t: Translator, op: Op) -> None:
-    """``aten._native_batch_norm_legit_no_training``: into weight and bias of the convolution before it."""
-    assert isinstance(t, NetTranslator)
-    x = t.look(op.arguments[0])
-    weight, bias, mean_, variance = (
-        None if a is None else t.flash.read(t.look(a)).astype(np.float64) for a in op.arguments[1:5]
-    )
-    eps, old = op.arguments[6], t.result(0)
-    at = next((k for k, made in enumerate(t.ops) if x.base in made.creates), None)
-    once = sum(o.reads.count(v.base) for o in t.graph.ops for v in [op.arguments[0]] if isinstance(v, View))
-    if at is None or t.ops[at].target not in ("micro.conv2d", "micro.linear") or once != 1:
-        t.refuse("does not stand behind a convolution or a dense layer of its own")
-    assert isinstance(eps, float)
-    assert mean_ is not None
-    assert variance is not None
-    before = t.ops[at]
-    _, kernel, start, *rest = before.arguments
-    assert isinstance(kernel, View)
-    w = t.flash.read(kernel)
-    scale = (1.0 if weight is None else weight) / np.sqrt(variance + eps)
-    b = 0.0 if not isinstance(start, View) else t.flash.read(start)
-    moved = (b - mean_) * scale + (0.0 if bias is None else bias)
-    folded = (
-        t.flash.put((w * scale.reshape(-1, *(1,) * (w.ndim - 1))).astype(np.float32)),
-        t.flash.put(np.asarray(moved, np.float32)),
-    )
-    t.ops[at] = replace(before, arguments=(before.arguments[0], *folded, *rest))
-    t.bind(old, x)
-
-
-def _max_pool(t: Translator, op: Op) -> None:
-    """``aten.max_pool2d_with_indices`` without positions."""
-    arguments, old = max_pool_window(t, op), t.result(0)
-    assert old is not None
-    t.bind(old, t.emit("max_pool2d_only", arguments, [("float32", old.shape)])[0])
-
-
 def _attention(t: Translator, op: Op) -> None:
     """Softmax attention of heads that lie anyhow."""
     dense = []
@@ -197,35 +121,19 @@ def _attention(t: Translator, op: Op) -> None:
     t.bind(t.result(0), t.emit("attention", (*dense, *numbers), makes)[0])
 
 
-def _cat(t: Translator, op: Op) -> None:
-    """``aten.cat`` of two along the outermost dimension that is not 1: one lies behind the other."""
-    items, old = op.arguments[0], t.result(0)
-    assert isinstance(items, Items)
-    assert old is not None
-    axis = op.arguments[1] if len(op.arguments) > 1 else 0
-    assert isinstance(axis, int)
-    if len(items.items) != 2 or prod(old.shape[: axis % len(old.shape)]) != 1:
-        t.refuse("joins more than two tensors, or along an inner dimension")
-    t.bind(old, t.emit("cat", tuple(t.look(item) for item in items.items), [("float32", old.shape)])[0])
+def _gelu(t: Translator, op: Op) -> None:
+    """``aten.gelu`` by the error function or by tanh."""
+    if dict(op.keywords).get("approximate") == "tanh":
+        curve("gelu_tanh")(t, replace(op, arguments=op.arguments[:1]))
+    else:
+        RULES[op.target](t, op)
 
 
-def _copy(t: Translator, op: Op) -> None:
-    """``aten.clone``: what is looked at is dense."""
-    given = op.arguments[0]
-    assert isinstance(given, View)
-    t.bind(t.result(0), t.look(given))
-
-
-_SHARED = (
-    "add.Tensor", "addmm.default", "avg_pool2d.default", "convolution.default", "gelu.default", "mean.dim",
-    "mm.default", "native_layer_norm.default", "relu.default",
-)  # fmt: skip
+_SHARED = ("addmm.default", "native_layer_norm.default", "relu.default")
 NET_RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {
     **{f"aten.{name}": RULES[f"aten.{name}"] for name in _SHARED},
-    "aten._native_batch_norm_legit_no_training.default": _batch_norm,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
-    "aten.cat.default": _cat,
-    "aten.clone.default": _copy,
-    "aten.max_pool2d_with_indices.default": _max_pool,
+    "aten.gelu.default": _gelu,
+    **MORE_RULES,
 }
 """Captured op -> its rule, of inference."""

@@ -203,7 +203,8 @@ def _in_bands(net: Net, machine: Machine, ram: Bytes, stack: Bytes, *, pages: bo
 def _formats(net: Net) -> tuple[tuple[Format, ...], Format]:
     if isinstance(net, IntegerNet):
         return net.inputs, net.output
-    return tuple(Format("float32", 1.0) for _ in net.inputs), Format("float32", 1.0)
+    (returned,) = (one for one in net.graph.parts[0].outputs if isinstance(one, View))
+    return tuple(Format("float32", 1.0) for _ in net.inputs), Format(returned.dtype, 1.0)
 
 
 def _header(inputs: Sequence[Format], num_bytes: Bytes) -> str:

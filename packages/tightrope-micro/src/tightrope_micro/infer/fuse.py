@@ -41,7 +41,8 @@ def with_sums_inside(graph: Graph) -> Graph:
 
 def _inside(op: Op, maker: Op) -> bool:
     both = [value for value in op.arguments if isinstance(value, View) and value.base != EMPTY]
-    return op.target == "micro.add" and maker.target in _LAYERS and len({v.base for v in both}) == 2
+    alike = maker.target in _LAYERS and op.results[0].view.shape == maker.results[0].view.shape
+    return op.target == "micro.add" and alike and len({v.base for v in both}) == 2
 
 
 def _summed(op: Op, layer: Op) -> Op:

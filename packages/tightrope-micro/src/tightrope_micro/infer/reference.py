@@ -47,7 +47,10 @@ def evaluate_net(net: FloatNet, inputs: Sequence[Tensor], seen: Seen | None = No
         found = _OPS[op.target.removeprefix("micro.")](op, given)
         if op.target == "micro.attention" and seen is not None:
             seen(op, SCORES, _scores(given))
-        values[op.creates[0]] = found.reshape(-1)
+        several = found if isinstance(found, tuple) else (found,)
+        for storage, one in zip(op.creates, several, strict=False):
+            values[storage] = one.reshape(-1)
+        found = several[0]
         if seen is not None:
             seen(op, "", found)
     (out,) = net.graph.parts[0].outputs
@@ -96,9 +99,32 @@ def _attention(_: Op, given: list[Any]) -> Tensor:
     return mixed
 
 
-def _conv(given: list[Any]) -> Tensor:
-    x, w, b, stride, padding, groups = given
-    return F.conv2d(x, w, b, whole_numbers(stride), whole_numbers(padding), 1, groups)
+def convolved(
+    x: Tensor, weight: Tensor, bias: Tensor, geometry: Sequence[Any], made: tuple[int, ...]
+) -> Tensor:
+    """Convolve; windows may end as far outside as the result has elements.
+
+    Args:
+        x: [n][channels][height][width].
+        weight: as for `torch.nn.functional.conv2d`.
+        bias: the same.
+        geometry: stride, padding above and to the left, groups.
+        made: sizes of the result.
+    """
+    stride, before, groups = whole_numbers(geometry[0]), whole_numbers(geometry[1]), geometry[2]
+    ends = [
+        (count - 1) * by + window - size - first
+        for count, by, window, size, first in zip(
+            made[2:], stride, weight.shape[2:], x.shape[2:], before, strict=True
+        )
+    ]
+    wide = F.pad(x, (before[1], ends[1], before[0], ends[0]))
+    return F.conv2d(wide, weight, bias, stride, 0, 1, groups)
+
+
+def _conv(op: Op, given: list[Any]) -> Tensor:
+    x, weight, bias, *geometry = given
+    return convolved(x, weight, bias, geometry, op.results[0].view.shape)
 
 
 def _gather(_: Op, given: list[Any]) -> Tensor:
@@ -121,26 +147,127 @@ def _row_stats(_: Op, given: list[Any]) -> Tensor:
     return torch.stack((mean, (var + eps).rsqrt()))
 
 
-def _max_pool(_: Op, given: list[Any]) -> Tensor:
-    window, stride, padding = map(whole_numbers, given[1:4])
-    return F.max_pool2d(given[0], window, stride, padding)
+def max_pooled(x: Tensor, windows: Sequence[Any], made: tuple[int, ...]) -> Tensor:
+    """Pool by windows of which the last may end outside: as many as the result has elements."""
+    window, stride, padding = map(whole_numbers, windows)
+    found = F.max_pool2d(x, window, stride, padding)
+    return found if found.shape == made else F.max_pool2d(x, window, stride, padding, ceil_mode=True)
 
 
-_OPS: Final[Mapping[str, Callable[[Op, list[Any]], Tensor]]] = {
+def _edges(op: Op, given: list[Any]) -> Tensor:
+    x, *windows, padded, divisor = given
+    window, stride, padding = map(whole_numbers, windows)
+    made = op.results[0].view.shape
+    for ceil in (False, True):
+        found = F.avg_pool2d(x, window, stride, padding, ceil, bool(padded), divisor or None)
+        if found.shape == made:
+            return found
+    raise AssertionError(op)
+
+
+def _dilated(_: Op, given: list[Any]) -> Tensor:
+    x, w, b, stride, padding, dilation, groups = given
+    return F.conv2d(x, w, b, whole_numbers(stride), whole_numbers(padding), whole_numbers(dilation), groups)
+
+
+def curved(x: Tensor, name: str, a: Any, b: Any) -> Tensor:
+    """Compute one of `names.CURVES`."""
+    simple: dict[str, Callable[[], Tensor]] = {
+        "line": lambda: a * x + b, "clamp": lambda: x.clamp(a, b), "silu": lambda: F.silu(x),
+        "hardswish": lambda: F.hardswish(x), "hardsigmoid": lambda: F.hardsigmoid(x),
+        "leaky_relu": lambda: F.leaky_relu(x, a), "elu": lambda: F.elu(x, a),
+        "softplus": lambda: F.softplus(x), "mish": lambda: F.mish(x),
+        "gelu_tanh": lambda: F.gelu(x, approximate="tanh"),
+    }  # fmt: skip
+    found: Tensor = simple[name]() if name in simple else getattr(torch, name)(x)
+    return found
+
+
+def _blend(_: Op, given: list[Any]) -> Tensor:
+    x, y, name = given
+    found: Tensor = torch.where(x > 0, x, x * y) if name == "prelu" else getattr(torch, name)(x, y)
+    return found
+
+
+def _grouped(given: list[Any], at: int) -> Tensor:
+    """Numbers of which a function takes `size` that lie `inner` apart: [outer, size, inner]."""
+    size, inner = given[at : at + 2]
+    found: Tensor = given[0].reshape(-1, size, inner)
+    return found
+
+
+def _reduced(_: Op, given: list[Any]) -> Tensor:
+    found: Tensor = getattr(torch, given[1])(_grouped(given, 2), 1)
+    return found
+
+
+def _padded(op: Op, given: list[Any]) -> Tensor:
+    x, before, value = given
+    found = torch.full(op.results[0].view.shape, value)
+    cut = tuple(slice(max(0, -one), None) for one in whole_numbers(before))
+    x = x[cut]
+    ends = [(max(0, one), size) for one, size in zip(whole_numbers(before), x.shape, strict=True)]
+    part = found[tuple(slice(first, first + size) for first, size in ends)]
+    part.copy_(x[tuple(slice(0, size) for size in part.shape)])
+    return found
+
+
+def _upsampled(op: Op, given: list[Any]) -> Tensor:
+    x, kind, corners, *ratios = given
+    (h, w), (oh, ow) = x.shape[2:], op.results[0].view.shape[2:]
+    if kind == "nearest":
+        rows, columns = (
+            (torch.arange(o, dtype=torch.float32) * r).floor().long().clamp(max=i - 1)
+            for o, r, i in ((oh, ratios[0], h), (ow, ratios[1], w))
+        )
+        nearest: Tensor = x[:, :, rows][:, :, :, columns]
+        return nearest
+    found: Tensor = torch.ops.aten.upsample_bilinear2d(
+        x, [oh, ow], bool(corners), None if corners else 1 / ratios[0], None if corners else 1 / ratios[1]
+    )
+    return found
+
+
+def _adaptive(op: Op, given: list[Any]) -> Tensor:
+    size: Any = op.results[0].view.shape[2:]
+    pool = F.adaptive_max_pool2d if given[1] == "amax" else F.adaptive_avg_pool2d
+    found: Tensor = pool(given[0], size)
+    return found
+
+
+def _recurrent(_: Op, given: list[Any]) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = torch.ops.tightrope_micro.recurrent(*given[:8], bool(given[8]))
+    return found
+
+
+_OPS: Final[Mapping[str, Callable[[Op, list[Any]], Any]]] = {
+    "adaptive_pool2d": _adaptive,
     "add": lambda _, a: a[0] + a[1],
     "add_rows": lambda _, a: a[0] + a[1],
+    "argmax": lambda _, a: _grouped(a, 1).argmax(1).int(),
     "attention": _attention,
     "avg_pool2d": lambda _, a: F.avg_pool2d(a[0], whole_numbers(a[1]), whole_numbers(a[2])),
-    "cat": lambda _, a: torch.cat((a[0].reshape(-1), a[1].reshape(-1))),
-    "conv2d": lambda _, a: _conv(a),
-    "conv2d_add": lambda _, a: a[0] + _conv(a[1:]),
+    "avg_pool2d_edge": _edges,
+    "blend": _blend,
+    "bmm": lambda _, a: torch.bmm(a[0], a[1]),
+    "cat": lambda _, a: torch.cat((a[0].reshape(a[2], -1), a[1].reshape(a[2], -1)), 1),
+    "conv2d": _conv,
+    "conv2d_add": lambda op, a: a[0] + _conv(op, a[1:]),
+    "conv2d_dilated": _dilated,
+    "curve": lambda _, a: curved(*a),
     "gather": _gather,
     "gelu": lambda _, a: F.gelu(a[0]),
+    "group_norm": lambda _, a: F.group_norm(a[0], a[3], a[1], a[2], a[4]),
     "layer_norm": _layer_norm,
     "linear": lambda _, a: F.linear(*a[:3]),
     "linear_add": lambda _, a: a[0].reshape(-1) + F.linear(*a[1:4]).reshape(-1),
-    "max_pool2d_only": _max_pool,
+    "max_pool2d_only": lambda op, a: max_pooled(a[0], a[1:4], op.results[0].view.shape),
     "mean_rows": lambda _, a: a[0].mean(1),
+    "pad": _padded,
+    "recurrent": _recurrent,
+    "reduce": _reduced,
     "relu": lambda _, a: F.relu(a[0]),
     "row_stats": _row_stats,
+    "softmax": lambda _, a: (torch.log_softmax if a[3] else torch.softmax)(_grouped(a, 1), 1),
+    "upsample2d": _upsampled,
 }  # fmt: skip

@@ -4,8 +4,9 @@ x ---- conv ---- relu ----+---- conv (narrow)           wide: read by a sum or a
   16 bits to the sum      +---- add  (wide)             narrow: read by everything else
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tightrope.core import Graph, Op, OpId, StorageId, View
 from tightrope.core.values import EMPTY
@@ -25,12 +26,14 @@ class Demands:
         rectified: result of a ReLU that is a clamp of what comes before it -> that.
         shared: format -> storage -> those that share its unit.
         returned: format of the result.
+        tops: what is rectified -> the number above which it is clamped too.
     """
 
     wanted: Mapping[StorageId, frozenset[str]]
     rectified: Mapping[StorageId, StorageId]
     shared: Mapping[str, Mapping[StorageId, frozenset[StorageId]]]
     returned: str = WIDE
+    tops: Mapping[StorageId, float] = field(default_factory=dict)
 
     def root(self, storage: StorageId) -> StorageId:
         """The value that stands for a storage: what is rectified by its clamp."""
@@ -61,7 +64,10 @@ def demands_of(graph: Graph, returned: str = WIDE) -> Demands:
     for dtype, groups in shared.items():
         for op in graph.ops:
             _join(groups, [root(s) for s in _alike(op, dtype)])
-    return Demands({s: frozenset(found) for s, found in wanted.items()}, rectified, shared, returned)
+    makers = {storage: op for op in graph.ops for storage in op.creates}
+    tops = {before: _top(makers[after]) for after, before in rectified.items()}
+    formats = {s: frozenset(found) for s, found in wanted.items()}
+    return Demands(formats, rectified, shared, returned, tops)
 
 
 def _rectified(graph: Graph) -> dict[StorageId, StorageId]:
@@ -72,11 +78,23 @@ def _rectified(graph: Graph) -> dict[StorageId, StorageId]:
             readers.setdefault(storage, []).append(op.id)
     found = {}
     for op in graph.ops:
-        if op.target == "micro.relu" and readers[op.reads[0]] == [op.id]:
+        if _rectifies(op) and readers[op.reads[0]] == [op.id]:
             maker = makers.get(op.reads[0])
             if maker is not None and maker.target in _CLAMPED:
                 found[op.creates[0]] = op.reads[0]
     return found
+
+
+def _rectifies(op: Op) -> bool:
+    """Whether an op is a ReLU, or one with a number above which it clamps too."""
+    clamp = op.target == "micro.curve" and op.arguments[1:3] == ("clamp", 0.0) and _top(op) > 0
+    return op.target == "micro.relu" or clamp
+
+
+def _top(op: Op) -> float:
+    value = op.arguments[3] if op.target == "micro.curve" else math.inf
+    assert isinstance(value, float)
+    return value
 
 
 def _read(op: Op) -> list[tuple[int, StorageId]]:

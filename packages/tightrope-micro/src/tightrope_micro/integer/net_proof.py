@@ -208,6 +208,13 @@ def _norm(look: _Look) -> int:
     return _row_kernel(look, 1, RowOp.LAYER_NORM, look.view(0).shape[-1], types)
 
 
+def _softmax(look: _Look) -> int:
+    (size,) = look.numbers(1, 2)
+    if look.made.dtype not in ("int8", "int16") or prod(look.made.shape) % max(size, 1):
+        raise JudgeError(f"rows of {size} do not fill {look.made.shape} of {look.made.dtype}.")
+    return max(17, _row_kernel(look, 2, RowOp.SOFTMAX, size, ("int8_t", "uint8_t")))
+
+
 def _gelu(look: _Look) -> int:
     (length,) = look.numbers(2)
     if length < 1 or prod(look.made.shape) % length or look.made.shape != look.view(0).shape:
@@ -243,6 +250,7 @@ _RULES: Final[Mapping[str, Callable[[_Look], int]]] = {
     "micro.q_layer_norm": _norm,
     "micro.q_mean_rows": _average,
     "micro.q_narrow": _convert,
+    "micro.q_softmax": _softmax,
     "micro.q_table": _table,
     "micro.q_widen": _convert,
 }

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from tightrope.core import Graph, Op, StorageId, View
 from tightrope.core.values import EMPTY
 from tightrope_micro.constants import Constants
+from tightrope_micro.infer.reference import convolved, max_pooled
 from tightrope_micro.integer.epilogue import Whole, requantized, wrap32
 from tightrope_micro.integer.evaluate import evaluate
 from tightrope_micro.integer.floats import FloatRows, nearest
@@ -91,10 +92,10 @@ def _whole(value: torch.Tensor) -> Whole:
     return found
 
 
-def _conv(net: NetEvaluator, _: Op, given: list[Any]) -> Whole:
+def _conv(net: NetEvaluator, op: Op, given: list[Any]) -> Whole:
     x, w, b, m, stride, padding, groups, *numbers = given
-    geometry = (whole_numbers(stride), whole_numbers(padding), 1, groups)
-    sums = _whole(F.conv2d(_double(x), _double(w), _double(b), *geometry))
+    geometry = (stride, padding, groups)
+    sums = _whole(convolved(_double(x), _double(w), _double(b), geometry, op.results[0].view.shape))
     return net.to(net.cut(sums), m[:, None, None], numbers)
 
 
@@ -122,6 +123,14 @@ def _attention(net: NetEvaluator, _: Op, given: list[Any]) -> Whole:
     return net.to(net.cut(sums), np.array(m), (pre, shift, -128, 127))
 
 
+def _softmax(net: NetEvaluator, op: Op, given: list[Any]) -> Whole:
+    x, size, name = given
+    shares = net.rows(name, x.reshape(-1, size)).reshape(x.shape)
+    wide = op.results[0].view.dtype == "int16"
+    found: Whole = shares * 128 if wide else np.minimum((shares + 1) // 2, 127)
+    return found
+
+
 def _average(net: NetEvaluator, _: Op, given: list[Any]) -> Whole:
     x, window, stride, m, *numbers = given
     size = whole_numbers(window)
@@ -136,14 +145,13 @@ def _gather(_: NetEvaluator, __: Op, given: list[Any]) -> Whole:
     return found
 
 
-def _max_pool(_: NetEvaluator, __: Op, given: list[Any]) -> Whole:
-    window, stride, padding = map(whole_numbers, given[1:4])
-    return _whole(F.max_pool2d(_double(given[0]), window, stride, padding))
+def _max_pool(_: NetEvaluator, op: Op, given: list[Any]) -> Whole:
+    return _whole(max_pooled(_double(given[0]), given[1:4], op.results[0].view.shape))
 
 
 _Rule = Callable[[NetEvaluator, Op, list[Any]], Whole]
 _OPS: Final[Mapping[str, _Rule]] = {
-    "cat": lambda _, __, a: np.concatenate((a[0].ravel(), a[1].ravel())),
+    "cat": lambda _, __, a: np.concatenate((a[0].reshape(a[2], -1), a[1].reshape(a[2], -1)), axis=1),
     "gather": _gather,
     "q_add": lambda _, __, a: np.clip(a[0] + a[1], a[2], a[3]),
     "q_add_rows": lambda _, __, a: np.clip(a[0] + a[1], a[2], a[3]),
@@ -160,6 +168,7 @@ _OPS: Final[Mapping[str, _Rule]] = {
     "q_narrow": lambda net, _, a: net.to(a[0], np.array(a[1]), a[2:]),
     "q_relu_int16": lambda _, __, a: np.maximum(a[0], 0),
     "q_relu_int8": lambda _, __, a: np.maximum(a[0], 0),
+    "q_softmax": _softmax,
     "q_table": lambda _, __, a: a[1][a[0] + 128],
     "q_widen": lambda net, _, a: net.to(a[0], np.array(a[1]), a[2:]),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from tightrope.core import (
     Argument,
@@ -27,7 +27,6 @@ from tightrope.core import (
     Op,
     Storage,
     StorageId,
-    TightropeError,
     UnsupportedOpError,
     View,
 )
@@ -35,19 +34,21 @@ from tightrope.core.values import CONSTANTS, EMPTY, Part
 from tightrope.lower import with_writes
 from tightrope_micro.constants import Constants, is_constant
 from tightrope_micro.infer.capture import FloatNet
-from tightrope_micro.infer.reference import SCORES
+from tightrope_micro.infer.reference import SCORES, curved
 from tightrope_micro.integer.costs import KernelForm
 from tightrope_micro.integer.demands import Demands, demands_of
-from tightrope_micro.integer.epilogue import LIMITS, MOST_PRE, Rescale, Whole, rescale
+from tightrope_micro.integer.epilogue import LIMITS, MOST_PRE, rescale
 from tightrope_micro.integer.forms import KernelForms, RowKernel, form_of
+from tightrope_micro.integer.misfits import refuse_endless, refuse_far_off
 from tightrope_micro.integer.net_proof import prove_net
 from tightrope_micro.integer.program import RowKind, RowProgram
+from tightrope_micro.names import BLENDS, REDUCTIONS
 from tightrope_micro.translator import HOME, Translator, contiguous
 
 NARROW, WIDE = "int8", "int16"
 _LARGEST_BIAS: Final = 2.0**24
-_MOST_OFF: Final = 1.0
-"""Units of the result by which a channel of a narrow net may be off."""
+_SHARE: Final = {NARROW: 2 / 255, WIDE: 1 / (255 * 128)}
+"""Units of a softmax: of its 8 bits without a sign."""
 
 
 class Format(NamedTuple):
@@ -112,7 +113,7 @@ def quantize(
         TightropeError: no shifts fit an op; or, of a narrow net, one shift does not do for all channels of a
             layer, named with the channel and how far off it would be.
     """
-    _refuse_endless(net, ranges)
+    refuse_endless(net, ranges)
     forms = KernelForms(core, floats)
     makers = (softmax_of or forms.softmax, norm_of or forms.layer_norm, forms.gelu)
     demands = demands_of(net.graph, NARROW if narrow else WIDE)
@@ -143,6 +144,7 @@ class _Quantizer:
         self.formats: dict[StorageId, Format] = {}
         self.inputs: list[Format] = []
         self.most = self._most()
+        self.shares = {op.creates[0] for op in net.graph.ops if op.target == "micro.softmax"}
         self.shapes = {r.view.base: r.view.shape for op in net.graph.ops for r in op.results}
         self.shapes |= {g.view.base: g.view.shape for g in net.graph.parts[0].inputs if g.view is not None}
 
@@ -164,6 +166,8 @@ class _Quantizer:
 
     def _scale(self, storage: StorageId, dtype: str) -> float:
         group = self.demands.group(storage, dtype)
+        if storage in self.shares and len(group) == 1:
+            return _SHARE[dtype]
         return max(self.most[one] for one in group) / LIMITS[dtype][1]
 
     def written(self) -> IntegerNet:
@@ -249,7 +253,10 @@ class _Quantizer:
 
     def _ends(self, made: StorageId, dtype: str) -> tuple[int, int]:
         low, high = LIMITS[dtype]
-        return (0 if made in self.demands.rectified.values() else low), high
+        top = self.demands.tops.get(made, math.inf) / self._scale(made, dtype)
+        return (0 if made in self.demands.rectified.values() else low), min(
+            high, max(1, round(min(top, high)))
+        )
 
     def _layer(self, op: Op) -> None:
         """A convolution or a dense layer, with or without a sum behind it."""
@@ -272,7 +279,7 @@ class _Quantizer:
         what = f"the sums of {op.module or op.name}"
         found = rescale(bounds, ratios, what, most_pre=self.most_pre)
         if not self.most_pre:
-            _refuse_far_off(found, bounds, ratios, LIMITS[dtype][1], op)
+            refuse_far_off(found, bounds, ratios, LIMITS[dtype][1], op)
         constants = (
             self.flash.put(whole.reshape(w.shape).astype(np.int8)),
             self.flash.put(start.astype(np.int32)),
@@ -363,6 +370,29 @@ class _Quantizer:
         table = next(value.numbers for value in program.values if value.kind is RowKind.LOOKUP)
         self._emit("q_table", (given, self.flash.put(np.array(table, np.int8))), made, NARROW)
 
+    def _curve(self, op: Op) -> None:
+        """A function of one number: a table."""
+        given, made = self._read(op.arguments[0], NARROW), op.creates[0]
+        name, *numbers = op.arguments[1:]
+        low, high = LIMITS[NARROW]
+        real = torch.arange(low, high + 1, dtype=torch.float64) * self.formats[given.base].scale
+        found = curved(real, str(name), *numbers).numpy() / self._scale(made, NARROW)
+        whole = np.clip(np.rint(np.nan_to_num(found, nan=0.0)), low, high)
+        self._emit("q_table", (given, self.flash.put(whole.astype(np.int8))), made, NARROW)
+
+    def _softmax(self, op: Op) -> None:
+        _, size, inner, logs = op.arguments
+        assert isinstance(size, int)
+        if inner != 1 or logs or any(len(self.demands.group(op.creates[0], d)) > 1 for d in (NARROW, WIDE)):
+            self._refuse("takes logarithms, goes over an inner dimension, or its result is added or copied")
+        given = self._read(op.arguments[0], NARROW)
+        made, dtype = self._made(op)
+        name = self._program(self.softmax_of(self.formats[given.base].scale, size), "softmax")
+        makes = [(dtype, self.shapes[made]), ("uint8", (size,))]
+        found = self.t.emit("q_softmax", (given, size, name), makes)[0]
+        self.forms[made, dtype] = found
+        self.formats[found.base] = Format(dtype, self._scale(made, dtype))
+
     def _average(self, op: Op) -> None:
         given, made = self._read(op.arguments[0], NARROW), op.creates[0]
         count = math.prod(given.shape) // math.prod(op.results[0].view.shape)
@@ -403,49 +433,11 @@ class _Quantizer:
 
     def _refuse(self, why: str) -> NoReturn:
         assert self.t.here is not None
+        kind = next((str(v) for v in self.t.here.arguments if isinstance(v, str)), "")
         who = self.t.here.describe()
+        if kind in (*BLENDS, *REDUCTIONS):
+            who = who.replace(self.t.here.target, kind)
         raise UnsupportedOpError(f"{who} {why}: compile the net in float32, or replace the op.", op=who)
-
-
-def _refuse_endless(net: FloatNet, ranges: Mapping[str, float]) -> None:
-    """Refuse numbers that no whole one stands for.
-
-    Raises:
-        TightropeError: a weight or a range is not finite; names the op.
-    """
-    for op in net.graph.ops:
-        constants = [net.constants.read(v) for v in op.arguments if isinstance(v, View) and is_constant(v)]
-        if not all(np.isfinite(one).all() for one in constants):
-            raise TightropeError(
-                f"{op.describe()} has a weight that is NaN or infinite: it cannot be quantized. Load weights "
-                "that are finite."
-            )
-    inputs = [storage.module for storage in net.graph.storages if storage.external]
-    for name in (*inputs, *(op.name for op in net.graph.ops)):
-        if not np.isfinite(ranges[name]):
-            raise TightropeError(
-                f"{name} takes values on the samples that are not finite, so that it has no range. Give "
-                "samples without NaN and infinity."
-            )
-
-
-def _refuse_far_off(found: Rescale, bounds: Whole, ratios: NDArray[np.float64], most: int, op: Op) -> None:
-    """Refuse a shift with which a channel is off by more than a unit before it saturates.
-
-    Raises:
-        TightropeError: it is; names the channel, and the one that takes the bits.
-    """
-    share = np.abs(np.array(found.multipliers) * 2.0**-found.shift / ratios - 1)
-    off = share * np.minimum(bounds * ratios, most + 0.5)
-    worst, largest = int(off.argmax()), int(ratios.argmax())
-    if off[worst] > _MOST_OFF:
-        raise TightropeError(
-            f"narrow=True: {op.describe()}: all channels share one shift, and channel {worst} would be off "
-            f"by up to {off[worst]:.3g} of {most} units. Its unit (of its largest weight, or of a large "
-            f"bias) is {ratios[largest] / ratios[worst]:.3g} times smaller than that of channel {largest}. "
-            "Leave narrow out, or scale the channels of that layer to like sizes, and those of the "
-            "next one back."
-        )
 
 
 _Rule = Callable[[_Quantizer, Op], None]
@@ -456,10 +448,12 @@ _RULES: Final[dict[str, _Rule]] = {
     "micro.attention": _Quantizer._attention,
     "micro.avg_pool2d": _Quantizer._average,
     "micro.cat": _Quantizer._copied,
+    "micro.curve": _Quantizer._curve,
     "micro.gather": _Quantizer._copied,
     "micro.gelu": _Quantizer._gelu,
     "micro.layer_norm": _Quantizer._norm,
     "micro.max_pool2d_only": _Quantizer._pool,
     "micro.mean_rows": _Quantizer._average,
     "micro.relu": _Quantizer._relu,
+    "micro.softmax": _Quantizer._softmax,
 }

@@ -1,0 +1,140 @@
+"""Recurrent layers as one op: a forward of many steps is one loop on the device, not one op per step.
+
+Idea        For the time of a capture, `torch.nn.GRU`, `LSTM` and `RNN` inside a model are replaced by a
+            module with their parameters that calls one op per layer and direction. The kernel reads every
+            weight once per step and sample.
+Source      equations of `torch.nn.GRU`, `torch.nn.LSTM` and `torch.nn.RNN`
+Guarantee   The model is as it was afterwards; results are those of PyTorch but for the order of sums.
+Complexity  That of the layer.
+Gaps        No packed sequences, no projections.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from tightrope.core import UnsupportedOpError
+
+KINDS: Final = {"RNN_TANH": 0, "RNN_RELU": 1, "GRU": 2, "LSTM": 3}
+_GATES: Final = (1, 1, 3, 4)
+
+
+@torch.library.custom_op("tightrope_micro::recurrent", mutates_args=())
+def recurrent(
+    x: Tensor,
+    w: Tensor,
+    u: Tensor,
+    b: Tensor | None,
+    c: Tensor | None,
+    h0: Tensor,
+    c0: Tensor | None,
+    kind: int,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute one layer in one direction, step by step.
+
+    Args:
+        x: [steps, batch, inputs].
+        w: [gates * hidden, inputs], of what comes in.
+        u: [gates * hidden, hidden], of the state.
+        b: bias of the first; None = 0.
+        c: bias of the second; None = 0.
+        h0: [batch, hidden], the state before.
+        c0: the same, the cell of an LSTM before.
+        kind: of `KINDS`.
+        backwards: last step first.
+
+    Returns:
+        [steps, batch, hidden], the last state, the last cell.
+    """
+    h, cell = h0.clone(), torch.zeros_like(h0) if c0 is None else c0.clone()
+    made = x.new_empty(*x.shape[:2], u.shape[1])
+    for at in range(len(x))[:: -1 if backwards else 1]:
+        a, s = nn.functional.linear(x[at], w, b), nn.functional.linear(h, u, c)
+        if kind == KINDS["GRU"]:
+            (ar, az, an), (sr, sz, sn) = a.chunk(3, 1), s.chunk(3, 1)
+            z = torch.sigmoid(az + sz)
+            h = (1 - z) * torch.tanh(an + torch.sigmoid(ar + sr) * sn) + z * h
+        elif kind == KINDS["LSTM"]:
+            i, f, g, o = (a + s).chunk(4, 1)
+            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(cell)
+        else:
+            h = torch.relu(a + s) if kind else torch.tanh(a + s)
+        made[at] = h
+    return made, h.clone(), cell
+
+
+@recurrent.register_fake
+def _(
+    x: Tensor, w: Tensor, u: Tensor, b: Any, c: Any, h0: Tensor, c0: Any, kind: int, backwards: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    state = (x.shape[1], u.shape[1])
+    return x.new_empty(*x.shape[:2], u.shape[1]), x.new_empty(state), x.new_empty(state)
+
+
+class _AsOps(nn.Module):
+    """A recurrent layer that calls the op."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        if getattr(layer, "proj_size", 0):
+            raise UnsupportedOpError(
+                f"{type(layer).__name__} with proj_size has no kernel: leave out the projection.",
+                op=type(layer).__name__,
+            )
+        self.layer = layer
+
+    def _named(self, name: str, at: int, back: int) -> Tensor | None:
+        found: Tensor | None = getattr(self.layer, f"{name}_l{at}{'_reverse' if back else ''}", None)
+        return found
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:
+        """Compute as the layer does."""
+        layer, kind = self.layer, KINDS[self.layer.mode]
+        alone = x.dim() == 2
+        if alone:
+            x = x.unsqueeze(1)
+        elif layer.batch_first:
+            x = x.transpose(0, 1)
+        cells = kind == KINDS["LSTM"]
+        first, second = state if cells and state is not None else (state, None)
+        ways, ends, last_cells = 2 if layer.bidirectional else 1, [], []
+        for at in range(layer.num_layers):
+            made = []
+            for back in range(ways):
+                k = at * ways + back
+                zero = x.new_zeros(x.shape[1], layer.hidden_size)
+                start = [zero if one is None else one[k].reshape(zero.shape) for one in (first, second)]
+                b, c = (
+                    self._named(name, at, back) if layer.bias else None for name in ("bias_ih", "bias_hh")
+                )
+                w, u = self._named("weight_ih", at, back), self._named("weight_hh", at, back)
+                y, h, cell = torch.ops.tightrope_micro.recurrent(
+                    x, w, u, b, c, start[0], start[1] if cells else None, kind, bool(back)
+                )
+                made.append(y)
+                ends.append(h)
+                last_cells.append(cell)
+            x = made[0] if ways == 1 else torch.cat(made, -1)
+        y = x.squeeze(1) if alone else x.transpose(0, 1) if layer.batch_first else x
+        h, cell = (torch.cat([one[None] for one in kept]) for kept in (ends, last_cells))
+        h, cell = (one.squeeze(1) for one in (h, cell)) if alone else (h, cell)
+        return (y, (h, cell)) if cells else (y, h)
+
+
+@contextmanager
+def recurrence_as_ops(model: nn.Module) -> Iterator[nn.Module]:
+    """Replace the recurrent layers of a model inside a ``with`` block."""
+    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    swapped = [(p, name, child) for p, name, child in found if isinstance(child, nn.RNNBase)]
+    try:
+        for parent, name, child in swapped:
+            parent._modules[name] = _AsOps(child).train(child.training)
+        yield _AsOps(model).train(model.training) if isinstance(model, nn.RNNBase) else model
+    finally:
+        for parent, name, child in swapped:
+            parent._modules[name] = child

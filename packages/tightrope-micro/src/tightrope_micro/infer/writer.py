@@ -1,0 +1,77 @@
+"""The graph of inference while it is written: weights are constants, everything else is dense."""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightrope.core import Argument, Items, StorageId, View
+from tightrope_micro.constants import Constants
+from tightrope_micro.translator import Translator, is_dense
+
+_MOST_DIMENSIONS: Final = 4
+
+
+def merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Join neighbouring dimensions that are read as one, and leave out those of one element.
+
+    >>> merged((1, 2, 3, 4, 5), (0, 60, 20, 5, 1))
+    ((120,), (1,))
+    >>> merged((2, 3, 4), (4, 8, 1))
+    ((2, 3, 4), (4, 8, 1))
+    """
+    sizes: list[int] = []
+    steps: list[int] = []
+    for size, step in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if sizes and steps[-1] == size * step:
+            sizes[-1], steps[-1] = sizes[-1] * size, step
+        else:
+            sizes.append(size)
+            steps.append(step)
+    return (tuple(sizes), tuple(steps)) if sizes else ((1,), (1,))
+
+
+@dataclass
+class NetTranslator(Translator):
+    """The new graph while it is written; tensors that lie otherwise than their indices are copied.
+
+    Attributes:
+        frozen: captured storage of a weight -> its numbers.
+        flash: constants that the new graph reads.
+        padded: captured storage of a tensor with zeros around -> the one inside, zeros above and left.
+    """
+
+    frozen: MutableMapping[StorageId, NDArray[Any]] = field(default_factory=dict)
+    flash: Constants = field(default_factory=Constants)
+    padded: dict[StorageId, tuple[View, int, int]] = field(default_factory=dict)
+
+    def look(self, value: Argument) -> View:
+        """Look at a tensor: a constant, or a dense one, made so where it is not."""
+        if not isinstance(value, View):
+            self.refuse(f"takes {value!r:.60} where a tensor is expected")
+        if value.base in self.frozen:
+            flat = self.frozen[value.base][value.offset :]
+            strides = tuple(stride * flat.itemsize for stride in value.strides)
+            return self.flash.put(np.lib.stride_tricks.as_strided(flat, value.shape, strides))
+        if value.base not in self.known:
+            self._caller(value)
+        storage = self.storages[self.known[value.base]]
+        whole = not value.offset and prod(value.shape) * 4 == storage.bytes
+        if storage.label.startswith("float32") and not (whole and is_dense(value)):
+            return self.gather(value)
+        return super().look(value)
+
+    def gather(self, value: View) -> View:
+        """Copy what a view shows, in the order of its indices."""
+        shape, strides = merged(value.shape, value.strides)
+        if len(shape) > _MOST_DIMENSIONS:
+            self.refuse(f"reads a permutation of {len(shape)} dimensions; the kernel has {_MOST_DIMENSIONS}")
+        source = self.storages[self.known[value.base]]
+        x = self._plain(source.id, "float32", (source.bytes // 4,))
+        arguments = (x, Items(shape), Items(strides), value.offset)
+        return self.emit("gather", arguments, [("float32", value.shape)])[0]

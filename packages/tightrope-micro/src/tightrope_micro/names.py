@@ -1,0 +1,12 @@
+"""Functions that one kernel has several of, each by its place here."""
+
+from typing import Final
+
+CURVES: Final = (
+    "line", "clamp", "tanh", "sigmoid", "silu", "hardswish", "hardsigmoid", "leaky_relu", "elu", "exp", "abs",
+    "sqrt", "rsqrt", "reciprocal", "log", "softplus", "mish", "gelu_tanh",
+)  # fmt: skip
+"""Functions of one number, in the order of the kernel."""
+BLENDS: Final = ("add", "sub", "mul", "div", "maximum", "minimum", "prelu")
+"""Functions of two numbers, in the order of the kernel."""
+REDUCTIONS: Final = ("sum", "mean", "amax", "amin")
