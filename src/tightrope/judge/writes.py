@@ -43,6 +43,8 @@ _KNOWN: dict[str, tuple[str, str, int]] = {
             ("blend", 2),
             ("conv2d_add", 1),
             ("curve", 1),
+            ("curve_backward", 2),
+            ("dropout_backward", 1),
             ("gelu", 1),
             ("gelu_backward", 2),
             ("layer_norm", 1),

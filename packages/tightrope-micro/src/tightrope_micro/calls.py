@@ -5,6 +5,7 @@ from typing import Final
 
 from tightrope.core import Argument, Run
 from tightrope_micro.given import Given, Pointer, count_of, kernel_name, number
+from tightrope_micro.names import CURVES
 from tightrope_micro.net_calls import NET_CALLS
 
 
@@ -161,6 +162,16 @@ CALLS: Final[dict[str, _Call]] = {
     "conv2d": _conv2d,
     "conv2d_input": _conv2d_input,
     "conv2d_weight_sgd": _conv2d_weight,
+    "curve_backward": lambda a: [
+        *a.at(0, 1), *a.made(), count_of(a.result()), CURVES.index(str(a.value(2))),
+        *(_real(a.value(k)) for k in (3, 4)),
+    ],
+    "dropout": lambda a: [
+        *a.at(0, 1), *a.made(0), *a.made(1), count_of(a.result()), _int(a.value(2)),
+        round(_real(a.value(3)) * (1 << 24)), 1 / (1 - _real(a.value(3))) if _real(a.value(3)) < 1 else 0.0,
+    ],
+    "dropout_backward": lambda a: [*a.at(0, 1), *a.made(), count_of(a.result()), _real(a.value(2))],
+    "dropout_key": lambda a: [*a.at(0), *a.made()],
     "embedding": lambda a: [*a.at(0, 1), *a.made(), count_of(a.shape(1)), *a.shape(0)],
     "embedding_sgd": lambda a: [*a.at(0, 1, 2, 3), count_of(a.shape(1)), *a.shape(2), a.rule()],
     "gelu": lambda a: [*a.at(0), *a.made(), count_of(a.result())],

@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 
 from tightrope.core import Argument, Items, Kind, Op, View
+from tightrope_micro.curve_rules import CURVE_RULES
+from tightrope_micro.pad_rules import as_map, cropped, pad, unpadded
 from tightrope_micro.row_rules import ROW_RULES, mean_rows, mean_rows_backward, spread_rows
 from tightrope_micro.translator import AdamRule, PendingGradient, Translator, is_dense, whole_numbers
 
@@ -38,6 +40,8 @@ def convolution_numbers(
     groups = op.arguments[at + 5]
     if op.arguments[at + 3] or not isinstance(groups, int):
         t.refuse("is transposed")
+    if len(whole_numbers(op.arguments[at])) == 1:  # a row of samples is a map of one row
+        return (1, stride[1]), (0, padding[1]), (1, dilation[1]), groups
     return stride, padding, dilation, groups
 
 
@@ -54,21 +58,36 @@ def _four(t: Translator, view: View) -> View:
     return view
 
 
+def _read(t: Translator, value: Argument) -> tuple[View, tuple[int, int]]:
+    """The input of a convolution as a map, and the zeros above and to the left."""
+    assert isinstance(value, View)
+    given, more = unpadded(t, value)
+    return _four(t, as_map(t.look(given))), more
+
+
+def _wider(padding: Items, more: tuple[int, int]) -> Items:
+    height, width = whole_numbers(padding)
+    return Items((height + more[0], width + more[1]))
+
+
 def convolution(t: Translator, op: Op) -> None:
-    """``aten.convolution``."""
-    x, weight = _four(t, t.look(op.arguments[0])), t.look(op.arguments[1])
+    """``aten.convolution`` of one or two dimensions."""
+    x, more = _read(t, op.arguments[0])
+    weight = as_map(t.look(op.arguments[1]))
     bias = None if op.arguments[2] is None else t.look(op.arguments[2])
-    geometry = _conv(t, op, 3)
+    stride, padding, groups = _conv(t, op, 3)
     old = t.result(0)
     assert old is not None
-    (made,) = t.emit("conv2d", (x, weight, bias, *geometry), [("float32", old.shape)])
+    geometry = (stride, _wider(padding, more), groups)
+    (made,) = t.emit("conv2d", (x, weight, bias, *geometry), [("float32", as_map(old).shape)])
     t.bind(old, made)
 
 
 def convolution_backward(t: Translator, op: Op) -> None:
     """``aten.convolution_backward`` of weight and bias: both are computed in their updates."""
-    g, x, _ = (_four(t, t.look(op.arguments[k])) for k in range(3))
-    geometry = _conv(t, op, 4)
+    g, (x, more) = _four(t, as_map(t.look(op.arguments[0]))), _read(t, op.arguments[1])
+    stride, padding, groups = _conv(t, op, 4)
+    geometry = (stride, _wider(padding, more), groups)
     if (old := t.result(1)) is not None:
         t.pending[old.base] = PendingGradient("conv2d_weight_sgd", (g, x), geometry)
     if (old := t.result(2)) is not None:
@@ -77,11 +96,14 @@ def convolution_backward(t: Translator, op: Op) -> None:
 
 def convolution_input(t: Translator, op: Op) -> None:
     """``tightrope.convolution_input``."""
-    g, weight = (_four(t, t.look(op.arguments[k])) for k in range(2))
+    g, weight = (_four(t, as_map(t.look(op.arguments[k]))) for k in range(2))
     old = t.result(0)
     assert old is not None
-    (made,) = t.emit("conv2d_input", (g, weight, *_conv(t, op, 4)), [("float32", old.shape)])
-    t.bind(old, made)
+    left, more = cropped(t, old)
+    stride, padding, groups = _conv(t, op, 4)
+    arguments = (g, weight, stride, _wider(padding, more), groups)
+    (made,) = t.emit("conv2d_input", arguments, [("float32", as_map(left).shape)])
+    t.bind(left, made)
 
 
 def batch_norm(t: Translator, op: Op) -> None:
@@ -399,7 +421,7 @@ def update(t: Translator, op: Op) -> None:
     if gradient.base not in t.pending:
         t.refuse("has a gradient that is a sum: a weight that is used twice")
     found = t.pending.pop(gradient.base)
-    weight = t.look(parameter)
+    weight = as_map(t.look(parameter))
     if isinstance(numbers, AdamRule):
         first, second = (t.look(one) for one in state)
         behind = (*found.behind, second, t.adam_rates(numbers), *_adamw(numbers))
@@ -427,6 +449,7 @@ RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {
     "aten.addmm.default": addmm,
     "aten.avg_pool2d.default": avg_pool,
     "aten.avg_pool2d_backward.default": avg_pool_backward,
+    "aten.constant_pad_nd.default": pad,
     "aten.convolution.default": convolution,
     "aten.convolution_backward.default": convolution_backward,
     "aten.div.Scalar": divide,
@@ -445,6 +468,7 @@ RULES: Final[dict[str, Callable[[Translator, Op], None]]] = {
     "tightrope.max_pool_input": max_pool_backward,
     "tightrope.norm_backward": batch_norm_backward,
     "tightrope.sgd_": update,
+    **CURVE_RULES,
     **ROW_RULES,
 }
 """Captured op -> its rule."""

@@ -85,6 +85,9 @@ class Translator:
         constants: captured storage -> the one number that it holds.
         inputs: what the caller holds, in the order of first use.
         rates: rate and betas -> the two numbers of this step that updates with them read.
+        padded: captured storage of a tensor with zeros around -> the one inside, zeros above and left.
+        key: what the dropouts of this step draw from; None = there was none yet.
+        draws: dropouts so far.
     """
 
     graph: Graph
@@ -98,6 +101,9 @@ class Translator:
     constants: dict[StorageId, float] = field(default_factory=dict)
     inputs: list[Input] = field(default_factory=list)
     rates: dict[tuple[float, ...], View] = field(default_factory=dict)
+    padded: dict[StorageId, tuple[View, int, int]] = field(default_factory=dict)
+    key: View | None = None
+    draws: int = 0
     here: Op | None = None
 
     def look(self, value: Argument) -> View:
@@ -158,6 +164,14 @@ class Translator:
             step = self._plain(self.held(name, "float32", (1,), Kind.OPTIMIZER_STATE), "float32", (1,))
             (self.rates[key],) = self.emit("adamw_rates", (step, *key), [("float32", (2,))], (step,))
         return self.rates[key]
+
+    def drawn(self) -> tuple[View, int]:
+        """Look at the number that this step's dropouts draw from, and number one more of them."""
+        if self.key is None:
+            step = self._plain(self.held("dropout.step", "int32", (1,), Kind.BUFFER), "int32", (1,))
+            (self.key,) = self.emit("dropout_key", (step,), [("int32", (1,))], (step,))
+        self.draws += 1
+        return self.key, self.draws
 
     def _storage(
         self, dtype: str, shape: tuple[int, ...], kind: Kind = Kind.ACTIVATION, module: str = ""

@@ -185,6 +185,14 @@ static inline float tr_softplus(float x)
     return x < 0.0f ? rest : x + rest;
 }
 
+/* A number whose bits all depend on all bits of another one. */
+static inline uint32_t tr_mixed(uint32_t x)
+{
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
 static inline float tr_clip(float x, float low, float high)
 {
     return x < low ? low : x > high ? high : x;

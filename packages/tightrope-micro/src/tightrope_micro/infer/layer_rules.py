@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tightrope.core import Argument, Items, Op, View
 from tightrope_micro.infer.element_rules import ELEMENT_RULES, Rule, made_by, number_of, write
 from tightrope_micro.infer.writer import NetTranslator, merged
+from tightrope_micro.pad_rules import as_map, inside_convolutions
 from tightrope_micro.rules import RULES, convolution_numbers, max_pool_window
 from tightrope_micro.translator import Translator, contiguous, whole_numbers
 
@@ -29,31 +30,11 @@ def _pad(t: Translator, op: Op) -> None:
     for k in range(len(amounts) // 2):
         before[-1 - k] = amounts[2 * k]
     old = made_by(t)
-    readers = [one for one in t.graph.ops if old.base in one.reads]
-    kept = {v.base for v in t.graph.parts[0].outputs if isinstance(v, View)}
-    spatial = all(one == 0 for one in before[:2]) and len(given.shape) in (3, 4)
-    inside = spatial and not value and min(amounts) >= 0 and len(amounts) <= 2 * (len(given.shape) - 2)
-    if inside and readers and old.base not in kept and all(_plain_conv(one, old) for one in readers):
-        top, left = before[2:] if len(given.shape) == 4 else [0, before[2]]
-        _net(t).padded[old.base] = (given, top, left)
+    if inside_convolutions(t, given, old, amounts, value):
         return
     if len(given.shape) > _MOST_DIMENSIONS:
         t.refuse(f"pads {len(given.shape)} dimensions; the kernel has {_MOST_DIMENSIONS}")
     write(t, "pad", (t.look(given), Items(tuple(before)), value))
-
-
-def _plain_conv(op: Op, x: View) -> bool:
-    first = op.arguments[0]
-    plain = op.target == "aten.convolution.default" and isinstance(first, View)
-    return plain and isinstance(first, View) and first == replace(x) and op.arguments[6] is False
-
-
-def _as_map(view: View) -> View:
-    """A row of samples as a map of one row."""
-    if len(view.shape) != 3:
-        return view
-    (n, c, w), (sn, sc, sw) = view.shape, view.strides
-    return replace(view, shape=(n, c, 1, w), strides=(sn, sc, sc, sw))
 
 
 def _convolution(t: Translator, op: Op) -> None:
@@ -62,20 +43,16 @@ def _convolution(t: Translator, op: Op) -> None:
     assert isinstance(given, View)
     stride, padding, dilation, groups = convolution_numbers(t, op, 3)
     top = left = 0
-    if given.base in _net(t).padded:
-        given, top, left = _net(t).padded[given.base]
+    if given.base in t.padded:
+        given, top, left = t.padded[given.base]
     if len(given.shape) not in (3, 4):
         t.refuse(f"works on {len(given.shape)} dimensions; the kernel has 4")
-    if len(given.shape) == 3:
-        stride, padding, dilation = (
-            (0 if k == 1 else 1, value[-1]) for k, value in enumerate((stride, padding, dilation))
-        )
-    x, w = t.look(_as_map(given)), t.look(weight)
+    x, w = t.look(as_map(given)), t.look(weight)
     w = _net(t).flash.put(_net(t).flash.read(w).reshape(w.shape[0], w.shape[1], -1, w.shape[-1]))
     bias = None if op.arguments[2] is None else t.look(op.arguments[2])
     padding = (padding[0] + top, padding[1] + left)
     old = made_by(t)
-    shape = _as_map(old).shape
+    shape = as_map(old).shape
     if dilation == (1, 1):
         arguments: tuple[Argument, ...] = (x, w, bias, Items(stride), Items(padding), groups)
         (made,) = t.emit("conv2d", arguments, [("float32", shape)])

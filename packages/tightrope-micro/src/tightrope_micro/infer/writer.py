@@ -43,12 +43,10 @@ class NetTranslator(Translator):
     Attributes:
         frozen: captured storage of a weight -> its numbers.
         flash: constants that the new graph reads.
-        padded: captured storage of a tensor with zeros around -> the one inside, zeros above and left.
     """
 
     frozen: MutableMapping[StorageId, NDArray[Any]] = field(default_factory=dict)
     flash: Constants = field(default_factory=Constants)
-    padded: dict[StorageId, tuple[View, int, int]] = field(default_factory=dict)
 
     def look(self, value: Argument) -> View:
         """Look at a tensor: a constant, or a dense one, made so where it is not."""

@@ -297,10 +297,16 @@ class _Geometry:
             for kx in range(weight.shape[3]):
                 yield ky, kx, x[:, ky : ky + (oh - 1) * sh + 1 : sh, kx : kx + (ow - 1) * sw + 1 : sw]
 
-    def padded(self, image: Numbers) -> Numbers:
-        """A map of one image with zeros around it."""
+    def padded(self, image: Numbers, out: Sequence[int], weight: Numbers) -> Numbers:
+        """A map of one image with zeros around it, as far as a window of any element of the result ends."""
+        ends = [
+            max(0, (count - 1) * stride + window - size - before)
+            for count, stride, window, size, before in zip(
+                out, self.stride, weight.shape[2:], image.shape[1:], self.padding, strict=True
+            )
+        ]
         (ph, pw) = self.padding
-        return np.pad(image, ((0, 0), (ph, ph), (pw, pw)))
+        return np.pad(image, ((0, 0), (ph, ends[0]), (pw, ends[1])))
 
 
 def _conv(run: _Run, op: Op, values: list[Any]) -> None:
@@ -311,7 +317,7 @@ def _conv(run: _Run, op: Op, values: list[Any]) -> None:
         here = made[there.rows]
         found = here.copy() if there.added else np.zeros(here.shape, np.int64)
         found += 0 if b is None else b[there.rows][:, None, None]
-        for ky, kx, met in there.windows(there.padded(image), here.shape[1:], w):
+        for ky, kx, met in there.windows(there.padded(image, here.shape[1:], w), here.shape[1:], w):
             found += _product(some[:, :, ky, kx], met.reshape(len(met), -1)).reshape(here.shape)
         here[...] = found % _FIELD
 
@@ -322,7 +328,7 @@ def _conv_input(run: _Run, op: Op, values: list[Any]) -> None:
     some, (ph, pw), (height, width) = w[:, there.skip :], there.padding, out.shape[2:]
     for image, made in zip(g, out, strict=True):
         from_ = image[there.rows].reshape(len(w), -1)
-        whole = there.padded(made if "out" in dict(op.keywords) else np.zeros_like(made))
+        whole = there.padded(made if "out" in dict(op.keywords) else np.zeros_like(made), g.shape[2:], w)
         for ky, kx, met in there.windows(whole, g.shape[2:], w):
             met += _product(some[:, : len(made), ky, kx].T, from_).reshape(met.shape)
         made[...] = whole[:, ph : ph + height, pw : pw + width] % _FIELD
@@ -335,7 +341,7 @@ def _conv_weight(run: _Run, op: Op, values: list[Any]) -> None:
     gradient = np.zeros((len(w), x.shape[1], *w.shape[2:]), np.int64)
     for of, image in zip(g, x, strict=True):
         from_ = of[there.rows].reshape(len(w), -1)
-        for ky, kx, met in there.windows(there.padded(image), g.shape[2:], w):
+        for ky, kx, met in there.windows(there.padded(image, g.shape[2:], w), g.shape[2:], w):
             gradient[:, :, ky, kx] += _product(from_, met.reshape(len(met), -1).T)
     run.update(op, gradient % _FIELD, run.rates_salt(op, values, 4), lambda one: one[:, some])
 
