@@ -39,6 +39,8 @@ T1: choosing what a step updates, beside updating all, see `benchmarks.micro.tra
 
 T2: inference of the residual net, plain and in bands of rows, see `benchmarks.micro.inference`.
 
+M1: the reference nets of MLPerf Tiny as published, in three forms, see `benchmarks.micro.published`.
+
 M3: single ops and drawn nets of them, see `benchmarks.micro.single_ops`; ``--seeds`` says how many nets.
 
 M2: int8 nets of MLPerf Tiny, see `benchmarks.micro.cmsis`; with ``--cmsis``, beside CMSIS-NN.
@@ -66,6 +68,7 @@ from benchmarks.micro.integer import k3, k4
 from benchmarks.micro.interpreter import e2
 from benchmarks.micro.neon import k1
 from benchmarks.micro.nets import normed, residual
+from benchmarks.micro.published import m1
 from benchmarks.micro.rows import Row, write
 from benchmarks.micro.single_ops import m3
 from benchmarks.micro.trained import State, samples, train, worst
@@ -86,7 +89,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
     parser.add_argument(
-        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M2,M3,T1,T2", help="bars to run"
+        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M1,M2,M3,T1,T2", help="bars to run"
     )
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
@@ -125,6 +128,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "E2": lambda: e2(asked.tflm, asked.tflm_source),
         "T2": lambda: t2(asked.peer),
         "K5": lambda: k5(console, asked.onnx),
+        "M1": lambda: m1(console),
         "M2": lambda: m2(console, asked.cmsis),
         "M3": lambda: m3(console, asked.seeds),
     }

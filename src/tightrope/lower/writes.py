@@ -67,13 +67,14 @@ def _forms() -> dict[str, Form]:
 def _c_forms() -> dict[str, Form]:
     forms: dict[str, Form] = {}
     for name in (
-        "add_rows", "batch_norm", "conv2d_add", "curve", "dropout_backward", "gelu", "layer_norm", "linear_add", "log_softmax",
-        "log_softmax_backward", "q_add_rows", "q_conv2d_add", "q_gelu", "q_linear_add", "q_relu_int16",
-        "q_relu_int8", "q_table", "relu", "signs_backward", "softmax",
+        "add_rows", "batch_norm", "conv2d_add", "curve", "dropout_backward", "gelu", "layer_norm",
+        "linear_add", "log_softmax", "log_softmax_backward", "q_add_rows", "q_conv2d_add", "q_gelu",
+        "q_linear_add", "q_relu_int16", "q_relu_int8", "q_table", "relu", "signs_backward", "softmax",
     ):  # fmt: skip
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0,))
     for name in (
-        "add", "batch_norm_input", "blend", "curve_backward", "gelu_backward", "layer_norm_input", "q_add", "relu_backward",
+        "add", "batch_norm_input", "blend", "curve_backward", "gelu_backward", "layer_norm_input", "q_add",
+        "relu_backward",
     ):  # fmt: skip
         forms[f"micro.{name}"] = Form(f"micro.{name}.over", "out", (0, 1))
     return forms

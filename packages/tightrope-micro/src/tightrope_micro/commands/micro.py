@@ -110,7 +110,7 @@ def compile_command(
     """Capture a whole training step, plan it under a limit on all RAM, and write it as a C library.
 
     With --infer or --integer: a forward instead of a step. The folder is written whole or not at all. Exit
-    code 3: an op needs more than the limit, code and constants more flash, or the step more time or energy.
+    code 3: an op needs more than the limit, or the step more flash, time or energy.
     """
     asked_of_step = objective != "seconds" or seconds is not None or joules is not None
     _check_options(
