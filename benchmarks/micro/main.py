@@ -41,6 +41,8 @@ T2: inference of the residual net, plain and in bands of rows, see `benchmarks.m
 
 M1: the reference nets of MLPerf Tiny as published, in three forms, see `benchmarks.micro.published`.
 
+M5: nets that are exported to ONNX, see `benchmarks.micro.exported`; with ``--onnx``, beside onnxruntime.
+
 M3: single ops and drawn nets of them, see `benchmarks.micro.single_ops`; ``--seeds`` says how many nets.
 
 M2: int8 nets of MLPerf Tiny, see `benchmarks.micro.cmsis`; with ``--cmsis``, beside CMSIS-NN.
@@ -62,6 +64,7 @@ from benchmarks.micro.adamw import d1
 from benchmarks.micro.beside import p2, p3, p7
 from benchmarks.micro.cmsis import m2
 from benchmarks.micro.energy import p5
+from benchmarks.micro.exported import m5
 from benchmarks.micro.forms import k2
 from benchmarks.micro.inference import t2
 from benchmarks.micro.integer import k3, k4
@@ -89,7 +92,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks micro")
     parser.add_argument(
-        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M1,M2,M3,T1,T2", help="bars to run"
+        "--only", default="P1,P2,P3,P4,P5,P6,P7,D1,K1,K2,K3,K4,K5,M1,M2,M3,M5,T1,T2", help="bars to run"
     )
     parser.add_argument("--steps", type=int, default=4, help="training steps of P1, P2, P3 and P7")
     parser.add_argument("--trials", type=int, default=100, help="moved addresses of P6")
@@ -131,6 +134,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
         "M1": lambda: m1(console),
         "M2": lambda: m2(console, asked.cmsis),
         "M3": lambda: m3(console, asked.seeds),
+        "M5": lambda: m5(console, asked.onnx),
     }
     rows: list[Row] = []
     for bar in wanted:

@@ -54,7 +54,7 @@ class Same(nn.Module):
         for size, window, stride in zip(
             x.shape[:1:-1], self.conv.kernel_size[::-1], self.conv.stride[::-1], strict=True
         ):
-            more = max(0, (-(-size // stride) - 1) * stride + window - size)
+            more = max(0, (-(-int(size) // stride) - 1) * stride + window - int(size))
             ends += [more // 2, more - more // 2]
         found: Tensor = self.norm(self.conv(functional.pad(x, ends) if any(ends) else x))
         return functional.relu(found) if self.relu else found

@@ -4,7 +4,7 @@ from typing import Final
 
 CURVES: Final = (
     "line", "clamp", "tanh", "sigmoid", "silu", "hardswish", "hardsigmoid", "leaky_relu", "elu", "exp", "abs",
-    "sqrt", "rsqrt", "reciprocal", "log", "softplus", "mish", "gelu_tanh",
+    "sqrt", "rsqrt", "reciprocal", "log", "softplus", "mish", "gelu_tanh", "erf",
 )  # fmt: skip
 """Functions of one number, in the order of the kernel."""
 BLENDS: Final = ("add", "sub", "mul", "div", "maximum", "minimum", "prelu")

@@ -236,6 +236,8 @@ static inline float tr_curve(float x, int kind, float a, float b)
         return tr_softplus(x);
     case 16:
         return x * tr_tanh(tr_softplus(x));
+    case 18:
+        return tr_erf(x);
     default: /* GELU by tanh */
         return 0.5f * x * (1.0f + tr_tanh(0.797884561f * (x + 0.044715f * x * x * x)));
     }

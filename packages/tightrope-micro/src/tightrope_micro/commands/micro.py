@@ -23,6 +23,7 @@ Examples:
   tightrope micro compile step.py:build --ram 240KiB --objective joules --seconds 40 -o OUT/
   tightrope micro compile step.py:build --ram 64KiB --sparse --seconds 8 -o OUT/
   tightrope micro compile net.py:build --infer --ram 128KiB -o OUT/
+  tightrope micro compile net.onnx --infer --ram 128KiB -o OUT/
   tightrope micro compile net.py:build --integer --ram 32KiB --flash 256KiB -o OUT/
   tightrope micro compile net.py:build --integer --core cortex-m3 --ram 32KiB -o OUT/"""
 _PROFILE = """\b
@@ -56,7 +57,7 @@ def compile_command(
         typer.Argument(
             metavar="FILE.py:FUNCTION",
             help="A function that returns (model, inputs, optimizer); with --infer (model, inputs), with "
-            "--integer (model, inputs, samples).",
+            "--integer (model, inputs, samples). With --infer also a net in ONNX.",
         ),
     ],
     ram: Annotated[str, typer.Option(help="All RAM of the step, stack included, such as 240KiB.")],
@@ -238,7 +239,8 @@ def _inference(
         if not made.samples:
             raise TightropeError(
                 f"{target!r} returns no samples to calibrate ranges. Return (model, inputs, "
-                "samples): some hundred inputs like those that the device will get."
+                "samples): some hundred inputs like those that the device will get. For a net in ONNX, the "
+                "first two come from tightrope_micro.onnx_net.load_onnx."
             )
         asked = {"auto": core_of(profile.name), "none": ""}
         core = asked.get(kernels[0], kernels[0])

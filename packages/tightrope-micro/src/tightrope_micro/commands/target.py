@@ -47,11 +47,15 @@ def build_trained(target: str) -> TrainedModel:
 def build_calibrated(target: str) -> CalibratedNet:
     """Import ``FILE.py:FUNCTION`` and call it; it returns (model, inputs) or (model, inputs, samples).
 
-    Samples are a list of inputs like those of the call.
+    Samples are a list of inputs like those of the call. A file in ONNX has a net and no samples.
 
     Raises:
         TightropeError: the target is malformed, absent, fails, or returns something else.
     """
+    if target.endswith(".onnx"):
+        from tightrope_micro.onnx_net import load_onnx
+
+        return CalibratedNet(*load_onnx(target), ())
     made = called(target)
     import torch
 
