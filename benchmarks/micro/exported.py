@@ -1,15 +1,16 @@
 """M5: nets that PyTorch exports to ONNX, read back and compiled, beside ONNX Runtime.
 
 Every single op of M3 that can be exported, the nets of M1 and M2, and a recurrent net for sensors. With
-``--onnx``, onnxruntime of that interpreter computes what is expected; else the reference evaluator of ``onnx``.
+``--onnx``, onnxruntime of that interpreter computes what is expected, else the evaluator of ``onnx``.
 """
 
 import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.micro import published, tiny
 from benchmarks.micro.rows import Row
-from benchmarks.micro.single_ops import SINGLE, Shape, ready
+from benchmarks.micro.single_ops import SINGLE, Case, Shape, ready
 from tightrope.core import TightropeError
 from tightrope_micro.infer import capture_net, evaluate_net
 from tightrope_micro.onnx_net import load_onnx
@@ -53,9 +54,13 @@ class Sensed(nn.Module):
         return found
 
 
+def _single(case: Case) -> tuple[nn.Module, Shape]:
+    return case.make(), case.shape
+
+
 def _nets() -> dict[str, Callable[[], tuple[nn.Module, Shape]]]:
     found: dict[str, Callable[[], tuple[nn.Module, Shape]]] = {
-        name: (lambda case=case: (case.make(), case.shape)) for name, case in SINGLE.items()
+        name: partial(_single, case) for name, case in SINGLE.items()
     }
     found |= {f"{name}, published": make for name, make in published.NETS.items()}
     return {**found, **tiny.NETS, "sensed": lambda: (Sensed(), (1, 3, 32))}
@@ -106,7 +111,8 @@ def _wanted(path: Path, x: Tensor, peer: str) -> NDArray[np.float32]:
 
         session = ReferenceEvaluator(str(path))
         (given,) = session.input_names
-        found: NDArray[np.float32] = session.run(None, {given: x.numpy()})[0]
+        made: Any = session.run(None, {given: x.numpy()})
+        found: NDArray[np.float32] = made[0]
         return found
     here = path.parent
     np.save(here / "x.npy", x.numpy())

@@ -194,8 +194,8 @@ def _tried(function: Callable[[Sequence[Any]], Any], values: Sequence[Any], what
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
         words = " ".join(str(error).split())[:200]
         raise TightropeError(
-            f"{what} fails for the sizes of its inputs: {words}. See that the net runs elsewhere, and export it "
-            "anew."
+            f"{what} fails for the sizes of its inputs: {words}. See that the net runs elsewhere, "
+            "and export it anew."
         ) from error
 
 
